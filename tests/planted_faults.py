@@ -123,16 +123,16 @@ noise_over_the_radius: test_privacy_guards.py test_audit_release.py
 --- secure_apfed/privacy/ledger.py
 row_twice_counts_once: test_privacy_ledger.py
     A batch that holds a row twice passes a budget that it exceeds.
--return int((self.of_row_N[rows] + times).max(initial=0))
-+return int((self.of_row_N[rows] + 1).max(initial=0))
+-return int((self.releases_N[rows] + times).max(initial=0))
++return int((self.releases_N[rows] + 1).max(initial=0))
 free_though_never_charged: test_privacy_guards.py
     Frozen rows whose log was lost are sent without being charged.
--positions = positions[~(repeats.cpu().numpy() & (self._counts.of_row_N[positions] > 0))]
-+positions = positions[~repeats.cpu().numpy()]
+-is_free = repeats.cpu().numpy() & (self._counts.releases_N[positions] > 0)
++is_free = repeats.cpu().numpy()
 checkpoint_refunds: test_privacy_ledger.py
     Going back to an older checkpoint takes releases off the account.
--self.of_row_N = np.maximum(self.of_row_N, counts.numpy())
-+self.of_row_N = counts.numpy().copy()
+-self.releases_N = np.maximum(self.releases_N, counts.numpy())
++self.releases_N = counts.numpy().copy()
 --- secure_apfed/privacy/noise.py
 clip_that_rounds_beyond: test_privacy_guards.py
     Rounded to float32, clipped rows are longer than the bound that is accounted for.
@@ -140,8 +140,8 @@ clip_that_rounds_beyond: test_privacy_guards.py
 +return onto_ball(wide_BD, bound)
 same_noise_for_other_rows: test_privacy_guards.py
     Equal numbers of other people at one step get the same noise.
--context = self._context(step, place, hashlib
-+context = self._context(step, hashlib
+-context = self._bind_context(step, positions, hashlib
++context = self._bind_context(step, hashlib
 --- secure_apfed/privacy/dp_sgd.py
 one_ledger_of_two: test_privacy_dp_sgd.py
     Updates of private training are played beyond the budget of the whole.

@@ -917,7 +917,7 @@ class AnswerLimits:
 
     def _check_answers(self, rows_B: Tensor, sender: str) -> None:
         """Raise RemoteProtocolError if one of these rows was answered as often as agreed."""
-        most_answers = int(self._counts.of_row_N[rows_B.cpu().numpy()].max(initial=0))
+        most_answers = int(self._counts.releases_N[rows_B.cpu().numpy()].max(initial=0))
         if most_answers >= self._max_answers:
             raise RemoteProtocolError(
                 f"{sender} asked {self._me} for a row more than {self._max_answers} times, all "

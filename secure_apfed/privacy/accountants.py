@@ -59,7 +59,10 @@ _EPSILON_MARGIN = 1e-12
 _MU_MARGIN = 1e-9
 # Above it the two terms cancel beyond what float64 holds; the bound that is given is 1e-6 too high.
 _HUGE_MU = 1e6
+# Orders alpha of Rényi DP among which the smallest epsilon is taken.
 _RDP_ORDERS = [1 + step / 100 for step in range(1, 100)] + list(np.geomspace(2, 1e5, 600))
+# Width of a cell of PLD's grid of privacy losses, and log of the tail mass that
+# dp-accounting cuts off (its default).
 _PLD_INTERVAL = 1e-4
 _PLD_LOG_TAIL = -50
 # Measured: about 180 bytes a point, so 0.8 GB at this bound.
@@ -79,6 +82,7 @@ class GaussianRelease:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
+        """Check that the noise multiplier is positive and finite. Raises ConfigError."""
         if not (np.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
             raise ConfigError(f"a noise multiplier is positive, got {self.noise_multiplier}")
 
@@ -88,6 +92,7 @@ class GaussianRelease:
         return 1 / self.noise_multiplier
 
     def epsilon_of(self, releases: int, delta: float) -> float:
+        """Return epsilon at `delta` of `releases` adaptive releases of one row."""
         return EXACT.get_epsilon(self, releases=releases, delta=delta)
 
     def __str__(self) -> str:
@@ -103,6 +108,7 @@ class NoPrivacy:
     noise_multiplier: ClassVar[None] = None
 
     def epsilon_of(self, releases: int, delta: float) -> float:
+        """Return infinity, or 0 for no release."""
         return EXACT.get_epsilon(self, releases=releases, delta=delta)
 
     def __str__(self) -> str:
@@ -131,14 +137,19 @@ def _log_delta(epsilon: float, mu: float) -> float:
     """
     a = epsilon / mu - mu / 2
     b = epsilon / mu + mu / 2
-    first = scipy.special.log_ndtr(-a)
-    second = -a * a / 2 + np.log(scipy.special.erfcx(b / np.sqrt(2)) / 2)
-    return float(first + np.log(-np.expm1(min(second - first, -np.finfo(float).tiny))))
+    log_first = scipy.special.log_ndtr(-a)
+    log_second = -a * a / 2 + np.log(scipy.special.erfcx(b / np.sqrt(2)) / 2)
+    # The second term is the smaller one; rounding must not make their difference 0 or negative.
+    log_ratio = min(log_second - log_first, -np.finfo(float).tiny)
+    return float(log_first + np.log(-np.expm1(log_ratio)))
 
 
 @lru_cache(maxsize=256)
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon for which mu-GDP implies (epsilon, delta)-DP."""
+    """Return the smallest epsilon for which mu-GDP implies (epsilon, delta)-DP.
+
+    Rounded up; infinite for an infinite mu. Raises ConfigError: mu or delta out of range.
+    """
     _check_delta(delta)
     if mu < 0 or np.isnan(mu):
         raise ConfigError(f"mu is at least 0, got {mu}")
@@ -163,7 +174,10 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def gdp_mu(epsilon: float, delta: float) -> float:
-    """Return the largest mu for which mu-GDP implies (epsilon, delta)-DP."""
+    """Return the largest mu for which mu-GDP implies (epsilon, delta)-DP.
+
+    Rounded down. Raises ConfigError: epsilon or delta out of range.
+    """
     _check_delta(delta)
     if not (np.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"a target epsilon is positive and finite, got {epsilon}")
@@ -171,8 +185,10 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     target = float(np.log(delta) - _DELTA_MARGIN)
 
     def compute_excess(log_mu: float) -> float:
+        """Return by how much log delta(epsilon) at this mu exceeds the target; it grows with mu."""
         return _log_delta(epsilon, float(np.exp(log_mu))) - target
 
+    # Bracket the root in log mu, then solve.
     low = high = 0.0
     while compute_excess(low) > 0:
         low -= 1
@@ -211,22 +227,24 @@ class NoFigureError(ConfigError):
 class Accountant:
     """An accountant, which computes epsilon for several releases of a row together.
 
-    `gaussian` maps (noise multiplier, releases, delta) to epsilon with a library that does not
-    cover all values.
+    Args:
+        name: its key in the table `ACCOUNTANTS`.
+        compute_epsilon: (noise multiplier, releases, delta) -> epsilon, for Gaussian releases.
+        library: the package that it imports, which may not cover all values; None: none.
     """
 
     def __init__(
-        self, name: str, gaussian: Callable[[float, int, float], float], library: str | None = None
+        self,
+        name: str,
+        compute_epsilon: Callable[[float, int, float], float],
+        library: str | None = None,
     ) -> None:
-        """Make an accountant of a function (noise multiplier, releases, delta) -> epsilon.
-
-        `gaussian`: the function.
-        """
         self.name = name
-        self._gaussian = gaussian
+        self._compute_epsilon = compute_epsilon
         self._library = library
 
     def is_available(self) -> bool:
+        """Return whether its library is installed, or it needs none."""
         return self._library is None or importlib.util.find_spec(self._library) is not None
 
     def get_epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
@@ -242,28 +260,30 @@ class Accountant:
             return 0.0
         if isinstance(mechanism, NoPrivacy):
             return math.inf
-        # NumPy's small integers would make of it figures of two bytes.
-        epsilon = self._gaussian(mechanism.noise_multiplier, index(releases), delta)
+        # A NumPy integer of 8 or 16 bits would make results of 16-bit floats: convert to int.
+        epsilon = self._compute_epsilon(mechanism.noise_multiplier, index(releases), delta)
         if self._library and not math.isfinite(epsilon):
             raise NoFigureError(f"its numerics end before delta {delta:.2g}: it says {epsilon}")
         # If the RDP bound is below 0, (0, delta) holds, and is the figure.
         return max(0.0, epsilon)
 
 
-def _compute_gdp_epsilon(noise: float, releases: int, delta: float) -> float:
-    return gdp_epsilon(compose_mu(1 / noise, releases), delta)
+def _compute_gdp_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
+    """Return the exact epsilon of `releases` Gaussian releases of one row."""
+    return gdp_epsilon(compose_mu(1 / noise_multiplier, releases), delta)
 
 
-def _compute_rdp_epsilon(noise: float, releases: int, delta: float) -> float:
+def _compute_rdp_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
     """Return epsilon by Rényi DP through Opacus (Mironov 2017): an upper bound.
 
     It lies 5 to 10 % above the exact figure, and several times as high for an epsilon below about
-    1e-3, since Opacus tries orders of Rényi DP only up to a limit.
+    1e-3, since only the orders in `_RDP_ORDERS` are tried.
 
     `releases`: T, how often one row is released.
     """
     accountant = _import_library("opacus.accountants").RDPAccountant()
-    accountant.history = [(noise, 1.0, releases)]
+    sample_rate = 1.0
+    accountant.history = [(noise_multiplier, sample_rate, releases)]
     with warnings.catch_warnings():
         # Where the first or last order of a fixed list is best, a bound is looser, not wrong.
         warnings.filterwarnings("ignore", "Optimal order", UserWarning)
@@ -271,34 +291,41 @@ def _compute_rdp_epsilon(noise: float, releases: int, delta: float) -> float:
 
 
 @lru_cache(maxsize=16)  # half a second; runs of a study that differ in their seeds ask the same
-def _compute_pld_epsilon(noise: float, releases: int, delta: float) -> float:
+def _compute_pld_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
     """Return epsilon by privacy loss distributions through dp-accounting (Doroshenko et al. 2022).
 
-    It is an upper bound to 0.2 % or so, coarser where epsilon is near the interval.
+    It is an upper bound, within about 0.2 %; coarser for an epsilon near `_PLD_INTERVAL`.
 
     `releases`: T, how often one row is released.
+
+    Raises:
+        NoFigureError: its grid would have more than `MAX_GRID_POINTS` points.
     """
     library = _import_library("dp_accounting")
-    points = _count_pld_grid_points(noise, releases)
+    points = _count_pld_grid_points(noise_multiplier, releases)
     if points > MAX_GRID_POINTS:
         raise NoFigureError(f"its grid would take {points:.2g} points (bound {MAX_GRID_POINTS:,})")
     # Under its own replace-one relation it would double the sensitivity, which the noise
     # multiplier already holds doubled.
     relation = library.NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = _import_library("dp_accounting.pld").PLDAccountant(relation, _PLD_INTERVAL)
-    accountant.compose(library.GaussianDpEvent(noise), releases)
+    accountant.compose(library.GaussianDpEvent(noise_multiplier), releases)
     return float(accountant.get_epsilon(delta))
 
 
-def _count_pld_grid_points(noise: float, releases: int) -> float:
-    """Return the number of grid points that dp-accounting would use.
+def _count_pld_grid_points(noise_multiplier: float, releases: int) -> float:
+    """Return how many grid points dp-accounting would use for `releases` Gaussian releases.
 
-    The privacy loss of a Gaussian release is Gaussian, of mean mu^2 / 2 and deviation mu, and the
-    library cuts off tails of exp(-50).
+    Their privacy loss together is normal with mean mu^2 / 2 and standard deviation mu. The library
+    cuts off a mass of exp(-50), half of it in each tail, and lays points `_PLD_INTERVAL` apart
+    from minus to plus the largest loss that remains.
+
+    `noise_multiplier`: of one release, standard deviation over replace-one sensitivity.
     """
-    mu = compose_mu(1 / noise, releases)
-    largest = mu * -float(scipy.special.ndtri(0.5 * math.exp(_PLD_LOG_TAIL))) + mu**2 / 2
-    return 2 * largest / _PLD_INTERVAL
+    mu = compose_mu(1 / noise_multiplier, releases)
+    tail_quantile = -float(scipy.special.ndtri(0.5 * math.exp(_PLD_LOG_TAIL)))
+    largest_loss = mu * tail_quantile + mu**2 / 2
+    return 2 * largest_loss / _PLD_INTERVAL
 
 
 EXACT = Accountant("gdp", _compute_gdp_epsilon)
@@ -315,8 +342,9 @@ ACCOUNTANTS: Mapping[str, Accountant] = {
 
 
 def _import_library(name: str) -> ModuleType:
-    """Import a library at first use: these take seconds to load, and only
-    cross-checks need them.
+    """Import a library at first use: these take seconds to load, and only cross-checks need them.
+
+    Raises ConfigError: it is not installed.
     """
     try:
         return importlib.import_module(name)

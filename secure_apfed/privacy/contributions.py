@@ -39,6 +39,7 @@ __all__ = [
 
 # Relative room for the clip's and the scaling's floating point, far above 1e-15 sqrt(D).
 _ROUNDING = 1 + 1e-9
+# Relative margin that rounds epsilon up.
 _MARGIN = 1 + 1e-9
 
 _STATEMENT = (
@@ -53,26 +54,28 @@ _SEEDED = (
 
 
 def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
-    """Return how far one person can move a party's integers in L2, in fixed-point steps.
+    """Return the L2 sensitivity of a party's contribution to one person, in fixed-point steps.
 
     A clipped row has norm L at most, and rounding moves each of D numbers by half a step: two rows
-    are at most 2 L + sqrt(D) apart. `rows`: how many rows a person's features move: 1 for
-    reconstruction; B where all rows of the batch move, as by negatives of a contrastive loss, and
-    the whole batch moves sqrt(B) times as far.
+    are at most 2 L + sqrt(D) apart.
 
-    `levels`: steps that make a number as long as the clip bound.
+    Args:
+        levels: L, fixed-point steps in the clip bound.
+        columns: D, numbers of a row.
+        rows: how many rows a person's features move: 1 for reconstruction; B where all rows of the
+            batch move, as by negatives of a contrastive loss, which is sqrt(B) times as far.
     """
     return math.sqrt(rows) * (2 * levels * _ROUNDING + math.sqrt(columns))
 
 
 def excess_of_sum(deviation: int, honest: int) -> float:
-    """Return tau, the distance of a sum of discrete Gaussians from one discrete Gaussian.
+    """Return tau, which bounds how far a sum of discrete Gaussians is from one discrete Gaussian.
 
     Kairouz, Liu and Steinke 2021 (The Distributed Discrete Gaussian Mechanism for Federated
     Learning with Secure Aggregation), Theorem 1: 10 sum over k < n of exp(-2 pi^2 s^2 k / (k + 1)).
     0 for one party.
 
-    `deviation`: of each party's noise, in steps. `honest`: parties whose noise counts.
+    `deviation`: s of each party's noise, in steps. `honest`: n, parties whose noise counts.
     """
     k = np.arange(1, honest)
     return float(10 * np.exp(-2 * (np.pi * deviation) ** 2 * k / (k + 1)).sum())
@@ -83,11 +86,13 @@ class SummedRelease:
     """A batch's sum with discrete Gaussian noise from several parties.
 
     Attributes:
-        deviation: s of each party's noise, steps; honest: n, parties whose noise counts.
-        sensitivity: replace-one, L2, steps; numbers: B D, values of one party in a batch.
-        beside_mu: of a Gaussian release that goes with each, such as that of a labeller's weights;
-            mu^2 / 2 of zero-concentrated DP (Bun and Steinke 2016, Proposition 1.6), which adds up.
-        mu: infinite, for no parameter of Gaussian DP is known.
+        deviation: s, standard deviation of each party's noise, in fixed-point steps.
+        honest: n, parties whose noise counts.
+        sensitivity: replace-one, L2, in steps.
+        numbers: B D, values of one party in a batch.
+        beside_mu: Gaussian DP parameter of a release that accompanies each sum, such as that of a
+            labeller's weights; it adds mu^2 / 2 to rho (Bun and Steinke 2016, Proposition 1.6).
+        mu: infinite, since no parameter of Gaussian DP is known.
     """
 
     mu: ClassVar[float] = math.inf
@@ -143,6 +148,8 @@ class SummedRelease:
         rho = releases * self.rho
         cut = releases * self.tail
         epsilon = zcdp_epsilon(rho, delta)
+        # The cut tails' part of delta grows with epsilon, and epsilon as delta's rest shrinks:
+        # repeat until it holds. Beyond 700, exp would overflow.
         for _ in range(8):
             remaining = delta - (1 + math.exp(min(epsilon, 700.0))) * cut
             if remaining <= 0:
@@ -173,11 +180,11 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     log_delta = math.log(delta)
 
     def compute_bound(a: float) -> float:
+        """Return the epsilon that the bound gives at this a > 1; every one is valid."""
         return a * rho + (a * math.log1p(-1 / a) - math.log(a - 1) - log_delta) / (a - 1)
 
-    # Any a > 1 gives a valid bound.
     optimum = scipy.optimize.minimize_scalar(
-        lambda log: compute_bound(1 + math.exp(log)),
+        lambda log_excess: compute_bound(1 + math.exp(log_excess)),
         bounds=(-14, 20),
         method="bounded",
         options={"xatol": 1e-10},
@@ -195,14 +202,13 @@ def calibrate_noise(
     numbers: int,
     asker: str = "secure_sum.noise",
 ) -> int:
-    """Return the smallest deviation, in fixed-point steps, that keeps `releases` within (epsilon,
-    delta).
+    """Return the smallest standard deviation of each party's noise, in fixed-point steps, with
+    which `releases` sums stay within (epsilon, delta).
 
-    Arguments as the attributes of `SummedRelease`. Raises ConfigError, which names the setting
-    `asker`.
+    `honest`, `sensitivity`, `numbers`: as the attributes of `SummedRelease`. `asker`: the setting
+    to name in an error.
 
-    `honest`: parties whose noise counts. `sensitivity`: how far one person moves a contribution,
-    L2, in steps. `numbers`: values of one contribution.
+    Raises ConfigError: no deviation that a sum can carry is enough.
     """
     unit_release = SummedRelease(
         deviation=1, honest=honest, sensitivity=sensitivity, numbers=numbers
@@ -214,15 +220,20 @@ def calibrate_noise(
     )
 
 
-def min_deviation(enough: Callable[[int], bool], subject: str, instead: str) -> int:
-    """Return the smallest deviation in steps for which `enough` is true; it is monotone.
+def min_deviation(is_enough: Callable[[int], bool], subject: str, instead: str) -> int:
+    """Return the smallest standard deviation, in fixed-point steps, for which `is_enough` is true.
 
-    Raises ConfigError: no deviation that a sum can carry is enough; names `subject`, and suggests
-    `instead`.
+    Args:
+        is_enough: false below some deviation and true from there on.
+        subject, instead: for the error: what needs the noise, and what to do instead.
+
+    Raises:
+        ConfigError: no deviation that a sum can carry is enough.
     """
+    # Double an upper bound, then bisect.
     low = 0
     high = 1
-    while not enough(high):
+    while not is_enough(high):
         low = high
         high = 2 * high
         if high > MAX_DEVIATION:
@@ -232,7 +243,10 @@ def min_deviation(enough: Callable[[int], bool], subject: str, instead: str) -> 
             )
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
     return high
 
 

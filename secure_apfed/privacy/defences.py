@@ -36,6 +36,7 @@ from secure_apfed.settings.privacy import (
 )
 
 Pair = tuple[float, float]
+# Keeps variances positive, whose logarithms the solver uses.
 _SMALLEST = 1e-9
 
 
@@ -51,11 +52,10 @@ class Leaving:
 
 
 class GradientDefence(ABC):
-    """A defence that changes a gradient before it leaves its party. `noise`: of the party, for its
-    defences.
+    """A defence that changes a gradient before it leaves its party.
 
     Attributes:
-        name: its key, and `kind` in the configuration.
+        name: its key in `DEFENCES`, and `kind` in the configuration.
         protects: which message it changes; none by default. The party that sends this message runs
             it; a method without this message refuses the defence.
         gives: what it does and does not guarantee, for the report.
@@ -69,12 +69,18 @@ class GradientDefence(ABC):
 
     @abstractmethod
     def __init__(self, settings: Any, *, noise: NoiseSource, classes: int) -> None:
-        """Build the defence from its settings. Raises ConfigError: it does not fit the data."""
+        """Build the defence from its settings.
+
+        `noise`: the party's source of noise for defences. `classes`: K, of the labels.
+
+        Raises ConfigError: it does not fit the data.
+        """
 
     @abstractmethod
     def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
-        """Return the gradient that leaves instead of `gradient_BD`, which has the flat rows of one
-        batch.
+        """Return the gradient to send instead of `gradient_BD`, one flat row for each of the batch.
+
+        `leaving`: step, receiver, and labels if known.
         """
 
 
@@ -96,35 +102,36 @@ class Compression(GradientDefence):
         self._keep = settings.keep
 
     def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
-        """Return the batch with only its ceil(keep * B * D) largest numbers; of equal ones, the
-        first.
-
-        `gradient_BD`: the batch's gradients. `leaving`: step, receiver and labels, not used here.
+        """Return the batch with zeros in place of all but its ceil(keep * B * D) largest
+        magnitudes; of equal ones, the first are kept.
         """
         flat = gradient_BD.flatten()
-        kept_numbers = math.ceil(self._keep * len(flat))
-        if kept_numbers == len(flat):
+        kept_count = math.ceil(self._keep * len(flat))
+        if kept_count == len(flat):
             return gradient_BD
-        order = flat.abs().sort(descending=True, stable=True).indices[:kept_numbers]
+        largest = flat.abs().sort(descending=True, stable=True).indices[:kept_count]
         sparse = flat.new_zeros(len(flat))
-        sparse[order] = flat[order]
+        sparse[largest] = flat[largest]
         return sparse.reshape(gradient_BD.shape)
 
 
 def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -> tuple[Pair, Pair]:
-    """Return the variances of the noise along g1 - g0 and across it, for (negative, positive).
+    """Return the variances of the noise along the difference of the class means, and across it.
 
-    All are in units of |g1 - g0|^2. Where `positive` is the share of positive rows and `spread` the
-    variance of one number within each class, it is the noise of at most this expected squared norm
-    (`power`) with the smallest KL(P1 || P0) + KL(P0 || P1) of the perturbed classes. That is
-    (Li et al. 2022, section 4.2, Theorem 2), in nats, with a = along + spread, c = across + spread:
-    ((d - 1)(c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0) / 2 - d. The best covariance of
-    each class has one variance along the difference of the means and one, no larger, across it.
-    The four numbers solve a geometric programme: in their logarithms it is convex, so a local
-    solver finds the optimum. The best test's AUC is at most 1/2 + sqrt(sumKL) / 2 - sumKL / 8
-    (their Theorem 1).
+    Each is a pair for the (negative, positive) class, in units of |g1 - g0|^2, with g0 and g1 the
+    mean gradients. Of all noise of at most this `power`, it has the smallest
+    KL(P1 || P0) + KL(P0 || P1) of the perturbed classes, which is (Li et al. 2022, section 4.2,
+    Theorem 2), in nats, with a = along + spread and c = across + spread:
+    ((d - 1)(c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0) / 2 - d. The across variance is no
+    larger than the along variance. In the logarithms of the four numbers the problem is convex (a
+    geometric programme), so a local solver finds the optimum. The best test's AUC is at most
+    1/2 + sqrt(sumKL) / 2 - sumKL / 8 (their Theorem 1).
 
-    `dimension`: D, numbers of one gradient.
+    Args:
+        positive: share of positive rows.
+        dimension: d, numbers of one gradient.
+        spread: variance of one number within each class, in the same units.
+        power: bound on the expected squared norm of the noise, in the same units.
     """
     rest = dimension - 1
     spread_4 = np.array([*spread, *spread])
@@ -134,6 +141,7 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
     budget = power + float(weights @ spread_4)
 
     def compute_objective(logs: NDArray[np.float64]) -> float:
+        """Return the divergence but for factor and constant, at the logs of (a0, a1, c0, c1)."""
         a0, a1, c0, c1 = np.exp(logs)
         return float(rest * (c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0)
 
@@ -149,14 +157,18 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
         "fun": lambda logs: budget - weights @ np.exp(logs),
         "jac": lambda logs: -weights * np.exp(logs),
     }
-    order = np.array([[1.0, 0, -1, 0], [0, 1, 0, -1]])
-    longer = {"type": "ineq", "fun": lambda logs: order @ logs, "jac": lambda logs: order}
+    along_minus_across = np.array([[1.0, 0, -1, 0], [0, 1, 0, -1]])
+    along_is_larger = {
+        "type": "ineq",
+        "fun": lambda logs: along_minus_across @ logs,
+        "jac": lambda logs: along_minus_across,
+    }
     solution = scipy.optimize.minimize(
         compute_objective,
         np.log(floor + power / dimension),
         jac=compute_gradient,
         bounds=[(math.log(low), None) for low in floor],
-        constraints=(within_budget, longer),
+        constraints=(within_budget, along_is_larger),
         method="SLSQP",
         options={"ftol": 1e-12, "maxiter": 200},
     )
@@ -201,34 +213,41 @@ class Marvell(GradientDefence):
         """
         if leaving.labels is None:
             raise LocalProtocolError("marvell runs where the labels of a gradient's rows are known")
-        is_one_B = leaving.labels.bool()
-        if bool(is_one_B.all()) or not bool(is_one_B.any()):
+        is_positive_B = leaving.labels.bool()
+        if bool(is_positive_B.all()) or not bool(is_positive_B.any()):
             return gradient_BD * 0
-        of_class = gradient_BD[~is_one_B], gradient_BD[is_one_B]
-        difference_D = of_class[1].mean(0) - of_class[0].mean(0)
-        unit = float(difference_D.square().sum())
-        if unit == 0:
+        class_masks = (~is_positive_B, is_positive_B)
+        negative_BD, positive_BD = (gradient_BD[mask_B] for mask_B in class_masks)
+        difference_D = positive_BD.mean(0) - negative_BD.mean(0)
+        squared_distance = float(difference_D.square().sum())  # the unit of `best_noise`
+        if squared_distance == 0:
             return gradient_BD
-        variances = [float(rows.var(0, correction=0).mean()) / unit for rows in of_class]
-        share = float(is_one_B.double().mean())
-        spread = (variances[0], variances[1])
+        negative_variance, positive_variance = (
+            float(rows.var(0, correction=0).mean()) / squared_distance
+            for rows in (negative_BD, positive_BD)
+        )
         along, across = best_noise(
-            positive=share, dimension=gradient_BD.shape[1], spread=spread, power=self._strength
+            positive=float(is_positive_B.double().mean()),
+            dimension=gradient_BD.shape[1],
+            spread=(negative_variance, positive_variance),
+            power=self._strength,
         )
         use = f"{self.name} {leaving.receiver}"
-        across_BD = self._noise.draw_normals(gradient_BD, use=f"{use} across", step=leaving.step)
-        along_B = self._noise.draw_normals(gradient_BD, use=f"{use} along", step=leaving.step)[:, 0]
+        normals_BD = self._noise.draw_normals(gradient_BD, use=f"{use} across", step=leaving.step)
+        along_BD = self._noise.draw_normals(gradient_BD, use=f"{use} along", step=leaving.step)
         perturbed_BD = gradient_BD.clone()
-        for label, mask_B in enumerate((~is_one_B, is_one_B)):
-            extra_B = math.sqrt(max(along[label] - across[label], 0.0)) * along_B[mask_B]
-            spread_BD = math.sqrt(across[label] * unit) * across_BD[mask_B]
+        for label, mask_B in enumerate(class_masks):
+            # Noise in all directions has the across variance; what `along` is above it is added
+            # in the direction of the difference.
+            extra_B = math.sqrt(max(along[label] - across[label], 0.0)) * along_BD[mask_B, 0]
+            spread_BD = math.sqrt(across[label] * squared_distance) * normals_BD[mask_B]
             perturbed_BD[mask_B] += extra_B[:, None] * difference_D + spread_BD
         return perturbed_BD
 
 
 def _require_defence(candidate: Any, code: str) -> type[GradientDefence]:
     """Check that a class named as `package.module:Name` is a GradientDefence; return it."""
-    del code
+    del code  # the name, which other kinds of plug-ins use
     kind: type[GradientDefence] = require_class(candidate, GradientDefence)
     return kind
 
@@ -241,10 +260,10 @@ DEFENCES: PluginTable[type[GradientDefence]] = PluginTable(
 
 
 def take_defence(choice: DefenceSettings) -> None:
-    """Import a plug-in defence and check its options.
+    """Check that a configured defence exists and that its options are right; import a plug-in's.
 
-    Raises ConfigError: it does not exist, an option is wrong, or another party than this one named
-    it.
+    Raises ConfigError: it does not exist, an option is wrong, or it is a plug-in that another party
+    named and this one does not trust.
     """
     DEFENCES.take_name(choice.kind, key="defences")
     _read_settings(choice)
@@ -274,22 +293,20 @@ _NOT_SENT: Mapping[Released, str] = {
 def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -> None:
     """Refuse defences without effect under a method, and a defence that is given twice.
 
-    `choices`: defences in the settings.
+    `choices`: the settings of the run's defences.
 
-    Raises ValueError: names it, the reason, and which defences apply.
+    Raises ValueError: names the defence, the reason, and which defences apply.
     """
     kinds = [choice.kind for choice in choices]
     for kind in kinds:
         if not describe_runners(kind, method):
-            fits = [name for name in DEFENCES if describe_runners(name, method)]
-            protected = DEFENCES[kind].protects
-            reason = " and ".join(_NOT_SENT[released] for released in protected)
-            reason = (
-                reason or f"{DEFENCES[kind].__name__} says in `protects` nothing that it changes"
-            )
+            applicable = [name for name in DEFENCES if describe_runners(name, method)]
+            reason = " and ".join(_NOT_SENT[released] for released in DEFENCES[kind].protects)
+            if not reason:
+                reason = f"{DEFENCES[kind].__name__} says in `protects` nothing that it changes"
             raise ValueError(
                 f"defences: {kind} does not apply to method {method.name}: {reason}; leave it "
-                f"out, or use one of {', '.join(fits) or 'none'}"
+                f"out, or use one of {', '.join(applicable) or 'none'}"
             )
         if kinds.count(kind) > 1:
             raise ValueError(f"defences: {kind} is given {kinds.count(kind)} times; keep one")
@@ -314,10 +331,13 @@ def describe_defences(choices: Sequence[DefenceSettings], method: MethodSettings
 def gradient_defences(
     choices: Sequence[DefenceSettings], released: Released, *, noise: NoiseSource, classes: int
 ) -> tuple[GradientDefence, ...]:
-    """Return the configured defences for one kind of gradient, in the order of
-    their application.
+    """Build the configured defences that change one kind of gradient, in their configured order.
 
-    `choices`: defences in the settings.
+    Args:
+        choices: the settings of the run's defences.
+        released: the kind of gradient.
+        noise: the party's source of noise for defences.
+        classes: K, of the labels.
     """
     return tuple(
         DEFENCES[choice.kind](_read_settings(choice), noise=noise, classes=classes)

@@ -348,7 +348,7 @@ class WholeTraining:
         self._delta = delta
         self._budget = budget
         for ledger in (releases, updates):
-            ledger.ask_before_charging(self._check_budget)
+            ledger.check_before_charging(self._check_budget)
 
     @property
     def mu(self) -> float:

@@ -30,7 +30,7 @@ from secure_apfed.privacy.noise import (
     check_representations,
     clip_finite_rows,
     clip_rows,
-    grid_of,
+    compute_grid_width,
     require_finite_rows,
 )
 from secure_apfed.settings.plugins import PluginTable, require_class
@@ -49,7 +49,9 @@ __all__ = [
 ]
 
 NoiseKind: TypeAlias = Literal["secret", "reproducible_insecure"]
+# A standard normal exceeds this many deviations with probability 7e-16 (`largest_norm`).
 _RARE_DEVIATIONS = 8.0
+# Shorter released rows are refused by receivers.
 _SMALLEST_NORM = 1e-3
 _ROW_STATEMENT = "row-release guarantee, encoder held fixed"
 _SEED_STATEMENT = (
@@ -78,7 +80,10 @@ class RepresentationGuard(ABC):
     def from_settings(
         cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
     ) -> "RepresentationGuard":
-        """Build the guard from a run's settings; see `make_guard`."""
+        """Build the guard from a run's settings; arguments as `make_guard`.
+
+        This default is for guards without settings.
+        """
         return cls()
 
     @abstractmethod
@@ -190,15 +195,23 @@ def _check_release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
 
 
 def joint_releases_statement(released: str, passives: int) -> str:
-    """Return the guarantee of several passives' guards, which release rows of the same people."""
+    """Return the guarantee of the guards of all passives, which release rows of the same people.
+
+    `released`: the guarantee of one guard. `passives`: how many passives release rows.
+    """
     if passives < 2:
         return released
     return f"{released}; epsilon_x is of one passive's row, and those of one person add up"
 
 
 class ClippedNoise:
-    """The base of guards of rows, or of an example's gradient, of norm `clip` at most, under noise
-    of deviation `sigma`.
+    """The base of guards that clip rows (or examples' gradients) and add Gaussian noise.
+
+    Args:
+        clip: C, the L2 bound of one row or gradient.
+        sigma: standard deviation of the noise on each number, in the unit of the row.
+        key: 32 secret bytes, from which the noise is derived.
+        noise: "secret", or "reproducible_insecure": derived from key and step alone.
 
     Raises:
         ConfigError: clip out of range.
@@ -206,10 +219,7 @@ class ClippedNoise:
     """
 
     def __init__(self, clip: float, sigma: float, key: bytes, noise: NoiseKind) -> None:
-        """Make a guard that clips rows and adds noise from the party's key.
-
-        `sigma`: standard deviation of the noise on each number, in the unit of h.
-        """
+        """Check the clip, and derive the source of noise from the key."""
         if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
             raise ConfigError(f"clip lies in {SMALLEST_CLIP:g}..{LARGEST_CLIP:g}, got {clip}")
         self.clip = float(clip)
@@ -222,7 +232,9 @@ class ClippedNoise:
         return f"{type(self).__name__}({values})"
 
     def sensitivity(self) -> float:
-        """Return 2C: a replaced row moves at most across the ball's diameter."""
+        """Return 2C, the diameter of the ball that clipped rows lie in: how far a replaced one
+        can move.
+        """
         return 2 * self.clip
 
     def mechanism(self) -> GaussianRelease:
@@ -273,10 +285,9 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
     def from_settings(
         cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
     ) -> "GaussianGuard":
-        """Build the guard with the configured sigma, or calibrate sigma to the
-        configured epsilon.
+        """Build the guard with the configured sigma, or calibrate sigma to the configured epsilon.
 
-        `releases`: T, how often one row is released.
+        `delta`, `releases`: for the calibration; T, how often one row is to be released.
         """
         sigma = settings.sigma
         if sigma is None:
@@ -301,11 +312,13 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         (clean_BD,) = fetch_tensors(clipped_BD)
         require_finite_rows(clean_BD)
         noisy_BD = self._noise.add_noise(clean_BD.numpy(), self.sigma, step=step, rows=rows)
-        # On the grid a row of few numbers is zero at times, which has no direction and no place in
-        # the contract: it goes one step along its first number. Privacy knows no such difference.
-        noisy_BD[~noisy_BD.any(axis=1), :1] = grid_of(self.sigma)
-        through_BD = clipped_BD - clipped_BD.detach()  # zeros, with the gradient of the clip
-        return send_tensor(torch.from_numpy(noisy_BD), clipped_BD.device) + through_BD
+        # Rounded to the grid, a row of few numbers can be all zeros, which receivers refuse. Its
+        # first number is moved by one grid step: post-processing, which costs no privacy.
+        is_zero_B = ~noisy_BD.any(axis=1)
+        noisy_BD[is_zero_B, :1] = compute_grid_width(self.sigma)
+        # Zeros in value, which give the result the gradient of the clip (straight-through).
+        clip_gradient_BD = clipped_BD - clipped_BD.detach()
+        return send_tensor(torch.from_numpy(noisy_BD), clipped_BD.device) + clip_gradient_BD
 
     def largest_norm(self, dimension: int) -> float:
         """Return C + sigma (sqrt D + 8).
@@ -323,8 +336,10 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
 
 
 class _FrozenRows:
-    """Rows of numbers by position, in the order in which they came: two arrays that double, so that
-    millions of rows need no Python object each.
+    """A store of released rows by table position: arrays that double in size, since millions of
+    Python objects would be too large.
+
+    F is the number of stored rows; a slot is a row's index in the arrays, in order of arrival.
     """
 
     def __init__(self) -> None:
@@ -334,14 +349,14 @@ class _FrozenRows:
     def clear(self) -> None:
         """Forget all rows."""
         self._count = 0
-        self._rows = torch.empty(0, dtype=torch.int64)
-        self._numbers = torch.empty(0, 0)
-        self._slots = torch.empty(0, dtype=torch.int64)  # of each position, -1: none
+        self._positions = torch.empty(0, dtype=torch.int64)  # by slot
+        self._numbers = torch.empty(0, 0)  # by slot
+        self._slots = torch.empty(0, dtype=torch.int64)  # by position; -1: not stored
 
     @property
     def positions(self) -> torch.Tensor:
         """The positions, (F,)."""
-        return self._rows[: self._count]
+        return self._positions[: self._count]
 
     @property
     def numbers(self) -> torch.Tensor:
@@ -349,39 +364,41 @@ class _FrozenRows:
         return self._numbers[: self._count]
 
     def has_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return a mask (B,) of the positions that are here."""
+        """Return a mask (B,) of the table positions `rows` that are stored."""
         return self._find_slots(rows) >= 0
 
-    def find_new_places(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return where positions that are not here occur first in `rows`, ascending."""
-        places = (~self.has_rows(rows)).nonzero().flatten()
-        if not len(places):
-            return places
-        distinct, which = torch.unique(rows.cpu()[places], return_inverse=True)
-        first = places.new_full((len(distinct),), len(rows))
-        return first.scatter_reduce(0, which, places, "amin").sort().values
+    def find_first_occurrences(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the indices into `rows` (B,) at which a position that is not stored occurs first,
+        ascending.
+        """
+        indices = (~self.has_rows(rows)).nonzero().flatten()
+        if not len(indices):
+            return indices
+        distinct, group = torch.unique(rows.cpu()[indices], return_inverse=True)
+        first = indices.new_full((len(distinct),), len(rows))
+        return first.scatter_reduce(0, group, indices, "amin").sort().values
 
     def take_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of positions that are here, (B, D)."""
+        """Return the stored numbers of these positions, (B, D); all must be stored."""
         return self._numbers[self._find_slots(rows)]
 
     def add_rows(self, rows: torch.Tensor, z_BD: torch.Tensor) -> None:
-        """Add distinct positions that are not here, with their numbers."""
+        """Store these numbers at positions (B,) that are distinct and not stored yet."""
         if not len(rows):
             return
         if not self._count:
             self._numbers = z_BD.new_empty(0, z_BD.shape[1])
         end = self._count + len(rows)
-        self._rows = _grow_array(self._rows, end)
+        self._positions = _grow_array(self._positions, end)
         self._numbers = _grow_array(self._numbers, end)
         self._slots = _grow_array(self._slots, int(rows.max()) + 1, fill=-1)
-        self._rows[self._count : end] = rows
+        self._positions[self._count : end] = rows
         self._numbers[self._count : end] = z_BD
         self._slots[rows] = torch.arange(self._count, end)
         self._count = end
 
     def _find_slots(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the place of each position in the arrays, (B,); -1: it is not here."""
+        """Return the slot of each position, (B,); -1: it is not stored."""
         rows = rows.cpu()
         if not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < len(self._slots):
             return self._slots[rows]
@@ -392,7 +409,9 @@ class _FrozenRows:
 
 
 def _grow_array(array: torch.Tensor, needed: int, *, fill: int = 0) -> torch.Tensor:
-    """Return the array, or a copy of at least twice its length if more rows are needed."""
+    """Return the array if it has `needed` rows, else a copy of at least twice its length whose
+    new rows hold `fill`.
+    """
     if len(array) >= needed:
         return array
     grown = array.new_full((max(needed, 2 * len(array)), *array.shape[1:]), fill)
@@ -436,8 +455,8 @@ class FrozenGaussianGuard(GaussianGuard):
         return _FrozenRows()
 
     def compute_scale(self, dimension: int) -> float:
-        """Return the factor that brings a noisy row of `dimension` numbers back to about the clip
-        norm.
+        """Return 1 / sqrt(1 + D sigma^2 / C^2), which scales a noisy row of D = `dimension` numbers
+        back to about the clip norm.
         """
         return 1 / math.hypot(1, math.sqrt(dimension) * self.sigma / self.clip)
 
@@ -445,10 +464,11 @@ class FrozenGaussianGuard(GaussianGuard):
         return self.compute_scale(dimension) * super().largest_norm(dimension)
 
     def smallest_norm(self) -> float:
-        return super().smallest_norm() * min(1.0, self.clip)  # rows are about as long as the clip
+        # Scaled rows are about as long as the clip.
+        return super().smallest_norm() * min(1.0, self.clip)
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        """Noise rows at their first release, and return the stored numbers ever after.
+        """Return rows with noise of their first release, which is stored and repeated ever after.
 
         The gradient passes to the clipped row as if the noise were constant (straight-through).
         """
@@ -463,11 +483,11 @@ class FrozenGaussianGuard(GaussianGuard):
         clipped_BD = clip_rows(h_BD, self.clip).to(h_BD.dtype)
         if not len(rows):
             return clipped_BD
-        new = self._frozen.find_new_places(rows)
+        new = self._frozen.find_first_occurrences(rows)
         if len(new):
-            fresh_BD = h_BD.detach()[send_tensor(new, h_BD.device)]
+            new_BD = h_BD.detach()[send_tensor(new, h_BD.device)]
             new_rows = rows[new.to(rows.device)]
-            z_BD = super().release(fresh_BD, step=step, rows=new_rows)
+            z_BD = super().release(new_BD, step=step, rows=new_rows)
             z_BD = z_BD * self.compute_scale(h_BD.shape[1])
             self._frozen.add_rows(new_rows.cpu(), z_BD.cpu())
         frozen_BD = send_tensor(self._frozen.take_rows(rows), h_BD.device)
@@ -491,10 +511,9 @@ class FrozenGaussianGuard(GaussianGuard):
         return {"rows": frozen.positions.clone(), "z": frozen.numbers.clone()}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore the frozen rows. Raises CheckpointError: positions repeat, or shapes do not
-        match.
+        """Restore the frozen rows that `tensors` returned.
 
-        `tensors`: from `tensors`.
+        Raises CheckpointError: positions repeat, or shapes do not match.
         """
         rows = tensors.get("rows", torch.zeros(0, dtype=torch.int64))
         z_FD = tensors.get("z", torch.zeros(0, 1))
@@ -519,9 +538,16 @@ def make_guard(
 ) -> RepresentationGuard:
     """Build the configured guard, calibrated for `releases` planned releases of each row.
 
-    `key`: a fresh one, or under "reproducible_insecure" the caller's, who warns. Raises
-    ConfigError: sigma is to be calibrated for fewer than one release; LocalProtocolError: a key of
-    the wrong length.
+    Args:
+        settings: of the guard.
+        delta: at which epsilon is calibrated.
+        releases: T, how often each row is to be released.
+        key: 32 fresh secret bytes; under "reproducible_insecure" derived from the run's seed, of
+            which the caller warns.
+
+    Raises:
+        ConfigError: sigma is to be calibrated for fewer than one release.
+        LocalProtocolError: a key of the wrong length.
     """
     kind = GUARDS[settings.mechanism]
     return kind.from_settings(settings, delta=delta, releases=releases, key=key)
@@ -529,7 +555,7 @@ def make_guard(
 
 def _require_guard(candidate: Any, code: str) -> type[RepresentationGuard]:
     """Check that a class named as `package.module:Name` is a RepresentationGuard; return it."""
-    del code
+    del code  # the name, which other kinds of plug-ins use
     kind: type[RepresentationGuard] = require_class(candidate, RepresentationGuard)
     return kind
 

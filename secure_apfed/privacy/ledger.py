@@ -66,11 +66,11 @@ __all__ = [
 
 _FORMAT = 1
 _CHAIN_BYTES = 16
-_LINE = '{"chain":"'  # the start of each line but the first: keys are sorted
+_LINE_START = b'{"chain":"'  # of each line but the first, since keys are sorted
 _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 NOTHING_RELEASED = "nothing is released"
-_RELEASED: Mapping[ReleaseFigure, str] = {
+_RELEASED_THINGS: Mapping[ReleaseFigure, str] = {
     "epsilon_x": "representation",
     "epsilon_v": "vote",
     "epsilon_c": "contribution",
@@ -95,9 +95,9 @@ class Release:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The fields of a log's line; rows as compressed differences."""
-        steps = np.diff(self.rows, prepend=0).astype("<u4")
-        packed = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode("ascii")
+        """The fields of a log's line; rows as compressed differences of successive positions."""
+        differences = np.diff(self.rows, prepend=0).astype("<u4")
+        packed = base64.b64encode(zlib.compress(differences.tobytes(), 1)).decode("ascii")
         return {
             "step": self.step,
             "digest": self.digest.hex(),
@@ -111,22 +111,26 @@ class Release:
 
         Raises ValueError, OverflowError, KeyError, TypeError, zlib.error: it is no such release.
         """
-        # Compressed rows may stand for a thousand times their size, so they are inflated to
-        # the size of all rows and no further.
-        inflating = zlib.decompressobj()
-        content = inflating.decompress(base64.b64decode(fields["rows"]), 4 * total + 1)
-        steps = np.frombuffer(content, dtype="<u4")
-        if not inflating.eof or len(steps) != fields["count"]:
+        # Compressed bytes may inflate a thousandfold: stop at 4 bytes for each row of the table.
+        decompressor = zlib.decompressobj()
+        content = decompressor.decompress(base64.b64decode(fields["rows"]), 4 * total + 1)
+        differences = np.frombuffer(content, dtype="<u4")
+        if not decompressor.eof or len(differences) != fields["count"]:
             raise ValueError("another number of rows")
-        rows = np.cumsum(steps, dtype="i8")
+        rows = np.cumsum(differences, dtype="i8")
         if len(rows) and rows[-1] >= total:
             raise ValueError("rows that there are not")
         return cls(int(fields["step"]), bytes.fromhex(fields["digest"]), rows)
 
 
 class _Log:
-    """A party's write-ahead log of releases, new or continued; stored releases are replayed,
-    oldest first.
+    """A party's write-ahead log of releases, new or continued.
+
+    Args:
+        path: of the log's file, which is created if missing.
+        header: facts of the run, the first line of the log.
+        total: number of rows of the table.
+        on_release: called with each stored release, oldest first.
 
     Raises:
         CheckpointError: the path is no file or no log, or its log has another header or was
@@ -141,44 +145,27 @@ class _Log:
         total: int,
         on_release: Callable[[Release], None],
     ) -> None:
-        """Open a log of releases and replay its lines into `on_release`; create it with `header` if
-        there is none.
-
-        A last line that a crash cut off is removed; its release was never sent.
-
-        `total`: rows of the table.
+        """Replay the lines of the log; remove a last line that a crash cut off, whose release was
+        never sent.
         """
         self.path = path
-        self._chain = b""
-        self._size = 0
+        self._chain = b""  # running hash over all lines so far
+        self._size = 0  # bytes of the file
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileIO(open_regular(path, create=True), "r+") as file:
             content = file.readall()
-            # A line is one JSON object without objects inside: no mere beginning has a "}".
-            *lines, unfinished = content.split(b"\n")
-            if b"}" in unfinished:
-                lines = [*lines, unfinished]
-                unfinished = b""
+            lines, unfinished = _split_lines(content)
             for number, line in enumerate(lines, start=1):
                 fields = self._parse_line(line, number)
                 if number == 1:
-                    if fields != header:
-                        raise CheckpointError(
-                            f"{path} is the log of another run: it says {fields}, this run is "
-                            f"{header}; continue with the settings it was begun with, or use "
-                            "another folder"
-                        )
+                    self._check_header(fields, header)
                     continue
                 try:
                     release = Release.from_fields(fields, total=total)
                 except (ValueError, OverflowError, TypeError, KeyError, zlib.error) as error:
                     raise self._make_altered_error(number) from error
                 on_release(release)
-            first_line = _LINE if lines else self._make_chained_line(header)[0]
-            if not (
-                first_line.encode().startswith(unfinished)
-                or (lines and unfinished.startswith(_LINE.encode()))
-            ):
+            if not self._may_be_cut_off(unfinished, header, is_first=not lines):
                 raise self._make_altered_error(len(lines) + 1)
             self._size = len(content) - len(unfinished)
             if unfinished:
@@ -188,10 +175,28 @@ class _Log:
         if not lines:
             self.append(header)
 
-    def append(self, fields: Mapping[str, Any]) -> None:
-        """Write one line to the operating system, whole or not at all.
+    def _check_header(self, fields: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+        """Raise CheckpointError unless the log's first line has this run's header."""
+        if fields != header:
+            raise CheckpointError(
+                f"{self.path} is the log of another run: it says {fields}, this run is "
+                f"{header}; continue with the settings it was begun with, or use "
+                "another folder"
+            )
 
-        `fields`: the line's content.
+    def _may_be_cut_off(self, unfinished: bytes, header: dict[str, Any], *, is_first: bool) -> bool:
+        """Return whether these bytes can be the start of the log's next line.
+
+        `is_first`: whether that line is the header; b"" is a start of any line.
+        """
+        if is_first:
+            return self._make_chained_line(header)[0].encode().startswith(unfinished)
+        return _LINE_START.startswith(unfinished) or unfinished.startswith(_LINE_START)
+
+    def append(self, fields: Mapping[str, Any]) -> None:
+        """Write one line with these fields to the operating system, whole or not at all.
+
+        Raises CheckpointError: another process wrote to the file; OSError: the disk refused it.
         """
         line, chain = self._make_chained_line(fields)
         content = f"{line}\n".encode()
@@ -239,11 +244,23 @@ class _Log:
         return dict(fields)
 
     def _make_altered_error(self, number: int) -> CheckpointError:
-        """Return the error for a log that was altered from this line on."""
+        """Return the error for a log that was altered from line `number` on."""
         return CheckpointError(
             f"{self.path} is not as a ledger wrote it from line {number} on, so it is unknown what "
             "was released; restore the file from a copy, or begin a new run in another folder"
         )
+
+
+def _split_lines(content: bytes) -> tuple[list[bytes], bytes]:
+    """Return a log's complete lines, and the start of a last one that was cut off (b"": none).
+
+    A line is one JSON object without objects inside: one with a "}" is complete, with or without
+    its newline.
+    """
+    *lines, last = content.split(b"\n")
+    if b"}" in last:
+        return [*lines, last], b""
+    return lines, last
 
 
 def holds_releases(path: Path) -> bool:
@@ -260,9 +277,15 @@ class ReleaseCounts:
     Without a log the counts are in memory and checkpoints only, so that a rolled-back checkpoint
     forgets what was sent since; for simulations.
 
+    Args:
+        rows: N, number of rows of the table.
+        log: file of the write-ahead log, whose releases are counted; None: none.
+        about: facts of the run in the log's header, such as the noise multiplier.
+
     Attributes:
-        of_row_N: releases of each row, (N,); most: their maximum.
-        steps: that released any row; step_repeated: whether one did so twice.
+        releases_N: releases of each row, (N,); most: their maximum.
+        steps: the steps that released any row.
+        step_repeated: whether one step released rows twice, with different bytes.
 
     Raises:
         ConfigError: a negative number of rows.
@@ -270,12 +293,10 @@ class ReleaseCounts:
     """
 
     def __init__(self, *, rows: int, log: Path | None, about: Mapping[str, Any]) -> None:
-        """Make the count of each row's releases, with those in the log; `about`: the facts in
-        its header.
-        """
+        """Count the releases in the log; without one, start from zero."""
         if rows < 0:
             raise ConfigError(f"a ledger counts at least 0 rows, got {rows}")
-        self.of_row_N = np.zeros(rows, dtype=np.int64)
+        self.releases_N = np.zeros(rows, dtype=np.int64)
         self.most = 0
         self.steps: set[int] = set()
         self.step_repeated = False
@@ -290,12 +311,12 @@ class ReleaseCounts:
         return release.identity in self._counted_releases
 
     def count_most_after(self, release: Release) -> int:
-        """Return the highest count of any row of a release once it is added."""
-        rows = release.rows
+        """Return the highest count of any of a release's rows if it were added."""
+        rows = release.rows  # sorted, so equal positions are adjacent
         times: NDArray[np.int64] | int = 1
         if (rows[1:] == rows[:-1]).any():
             rows, times = np.unique(rows, return_counts=True)
-        return int((self.of_row_N[rows] + times).max(initial=0))
+        return int((self.releases_N[rows] + times).max(initial=0))
 
     def add_release(self, release: Release) -> None:
         """Count a release before it is sent; when this returns, the operating system has the log
@@ -303,9 +324,9 @@ class ReleaseCounts:
 
         Raises LocalProtocolError: it has more rows than the table.
         """
-        if len(release.rows) > len(self.of_row_N):
+        if len(release.rows) > len(self.releases_N):
             raise LocalProtocolError(
-                f"a release names {len(release.rows)} rows of {len(self.of_row_N)}"
+                f"a release names {len(release.rows)} rows of {len(self.releases_N)}"
             )
         if release.identity not in self._counted_releases:
             if self._log:
@@ -323,18 +344,19 @@ class ReleaseCounts:
             return
         self._counted_releases.add(release.identity)
         if len(release.rows):
-            self.step_repeated |= release.step in self.steps
+            if release.step in self.steps:
+                self.step_repeated = True
             self.steps.add(release.step)
-        np.add.at(self.of_row_N, release.rows, 1)
-        self.most = max(self.most, int(self.of_row_N[release.rows].max(initial=0)))
+        np.add.at(self.releases_N, release.rows, 1)
+        self.most = max(self.most, int(self.releases_N[release.rows].max(initial=0)))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return counts (N,), steps, and whether a step repeated, for a checkpoint;
-        sync the log.
+        """Sync the log, and return counts (N,), steps, and whether a step repeated, for a
+        checkpoint.
         """
         self.sync()
         return {
-            "counts": torch.from_numpy(self.of_row_N.copy()),
+            "counts": torch.from_numpy(self.releases_N.copy()),
             "steps": torch.tensor(sorted(self.steps), dtype=torch.int64),
             "repeated": torch.tensor(self.step_repeated),
         }
@@ -348,20 +370,20 @@ class ReleaseCounts:
         lacks.
         """
         counts = state.get("counts")
-        if counts is None or counts.dtype != torch.int64 or counts.shape != self.of_row_N.shape:
+        if counts is None or counts.dtype != torch.int64 or counts.shape != self.releases_N.shape:
             raise CheckpointError(
-                f"the checkpoint does not count {len(self.of_row_N)} rows; it is of another run"
+                f"the checkpoint does not count {len(self.releases_N)} rows; it is of another run"
             )
-        if self._log and bool((counts.numpy() > self.of_row_N).any()):
+        if self._log and bool((counts.numpy() > self.releases_N).any()):
             raise CheckpointError(
                 f"{self._log.path} misses releases that the checkpoint counts; it was deleted "
                 "or replaced: restore it, or begin a new run"
             )
-        self.of_row_N = np.maximum(self.of_row_N, counts.numpy())
-        self.most = int(self.of_row_N.max(initial=0))
-        if "steps" in state:  # a checkpoint of before has none
+        self.releases_N = np.maximum(self.releases_N, counts.numpy())
+        self.most = int(self.releases_N.max(initial=0))
+        if "steps" in state:  # checkpoints of older versions have none
             self.steps.update(state["steps"].tolist())
-            self.step_repeated |= bool(state["repeated"])
+            self.step_repeated = self.step_repeated or bool(state["repeated"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,21 +415,26 @@ class PrivacySpent:
     trace: tuple[str, ...] = ()
 
     def include_labels(self, labels: LabelMechanism) -> "PrivacySpent":
-        """Return the same cost for a run that trained only on answers of this label mechanism."""
+        """Return this cost with epsilon_y of a label mechanism, on whose answers alone the run
+        trained.
+        """
         line = f"labels: {labels.name}, each answered once: epsilon_y {labels.epsilon:.4g}"
         epsilon_y = min(self.epsilon_y, labels.epsilon)
         return replace(self, epsilon_y=epsilon_y, trace=(*self.trace, line))
 
     @classmethod
     def for_no_release(cls, *, delta: float, figure: ReleaseFigure = "epsilon_x") -> "PrivacySpent":
-        """Return the cost of a party that has sent nothing; its model may still reveal labels."""
+        """Return the cost of a party that has sent nothing; its model may still reveal labels.
+
+        `figure`: what its ledger counts, by the name of its epsilon.
+        """
         return cls(
             epsilon_x=0.0,
             delta=delta,
             releases=0,
             mu=0.0,
             accountants={EXACT.name: 0.0},
-            trace=(f"no {_RELEASED[figure]} was sent",),
+            trace=(f"no {_RELEASED_THINGS[figure]} was sent",),
         )
 
 
@@ -448,11 +475,7 @@ class PrivacyLedger:
         seeded: bool = False,
         figure: ReleaseFigure = "epsilon_x",
     ) -> None:
-        """Open a privacy account: check delta and budget, and count the releases in the log.
-
-        `seeded`: whether noise depends on the step alone, as in simulations; then nothing is
-            promised.
-        """
+        """Check delta and budget, and count the releases in the log."""
         if not 0 < delta < 1:
             raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
         if budget is not None and not (math.isfinite(budget) and budget > 0):
@@ -475,14 +498,14 @@ class PrivacyLedger:
         self._seeded = seeded
         self.charges = 0
         self.figure = figure
-        self._ask_others: Callable[..., None] | None = None
+        self._check_charge: Callable[..., None] | None = None
 
-    def ask_before_charging(self, ask: Callable[..., None]) -> None:
-        """Call `ask(ledger, mu=..., step=...)` before each charge; it may raise to refuse it.
+    def check_before_charging(self, check: Callable[..., None]) -> None:
+        """Call `check(ledger, mu=..., step=...)` before each charge; it may raise to refuse it.
 
         `mu`: Gaussian DP parameter of all of this ledger's releases including the new one.
         """
-        self._ask_others = ask
+        self._check_charge = check
 
     def charge(
         self, *, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None = None
@@ -503,27 +526,7 @@ class PrivacyLedger:
         counts = self._counts
         release = self._make_release(step, rows, digest, repeats)
         if not counts.has_release(release):
-            max_releases = max(counts.most, counts.count_most_after(release))
-            is_repeated_step = len(release.rows) > 0 and release.step in counts.steps
-            is_unprotected = self._seeded and (counts.step_repeated or is_repeated_step)
-            if self._budget is not None:
-                epsilon = (
-                    self._mechanism.epsilon_of(max_releases, self._delta)
-                    if not is_unprotected
-                    else math.inf
-                )
-                if epsilon > self._budget:
-                    raise BudgetExhaustedError(
-                        f"step {step} was not sent: release {max_releases} of one row would cost "
-                        f"epsilon {epsilon:.4g}, the budget is {self._budget:.4g} at delta "
-                        f"{self._delta:g}; stop here, or begin a run with more noise, fewer epochs "
-                        "or a larger budget"
-                    )
-            if self._ask_others and len(release.rows):
-                mu = (
-                    compose_mu(self._mechanism.mu, max_releases) if not is_unprotected else math.inf
-                )
-                self._ask_others(self, mu=mu, step=step)
+            self._check_affordable(release)
             counts.add_release(release)
             _LOGGER.debug(
                 "step %d: %d rows charged; the row with most releases has %d",
@@ -532,6 +535,29 @@ class PrivacyLedger:
                 counts.most,
             )
         self.charges += 1
+
+    def _check_affordable(self, release: Release) -> None:
+        """Raise BudgetExhaustedError if this release would exceed the budget, or one that the
+        ledger shares (`check_before_charging`).
+        """
+        counts = self._counts
+        max_releases = max(counts.most, counts.count_most_after(release))
+        is_repeated_step = len(release.rows) > 0 and release.step in counts.steps
+        is_unprotected = self._seeded and (counts.step_repeated or is_repeated_step)
+        if self._budget is not None:
+            epsilon = math.inf
+            if not is_unprotected:
+                epsilon = self._mechanism.epsilon_of(max_releases, self._delta)
+            if epsilon > self._budget:
+                raise BudgetExhaustedError(
+                    f"step {release.step} was not sent: release {max_releases} of one row would "
+                    f"cost epsilon {epsilon:.4g}, the budget is {self._budget:.4g} at delta "
+                    f"{self._delta:g}; stop here, or begin a run with more noise, fewer epochs "
+                    "or a larger budget"
+                )
+        if self._check_charge and len(release.rows):
+            mu = math.inf if is_unprotected else compose_mu(self._mechanism.mu, max_releases)
+            self._check_charge(self, mu=mu, step=release.step)
 
     def sync(self) -> None:
         self._counts.sync()
@@ -558,7 +584,7 @@ class PrivacyLedger:
         )
 
     def summarise_cost(self) -> dict[str, Any]:
-        """Return the cost of all releases so far as plain values, by this ledger's own figure."""
+        """Return the cost of all releases so far as plain values for JSON."""
         spent = self.get_privacy_spent()
         return {
             "figure": self.figure,
@@ -588,9 +614,8 @@ class PrivacyLedger:
     def _make_release(
         self, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None
     ) -> Release:
-        """Check a charge's arguments, and return the release without rows that repeat for free.
-
-        `digest`: of the bytes that are sent.
+        """Check the arguments of `charge`, and return the release without rows that repeat for
+        free. Raises LocalProtocolError.
         """
         if step < 0 or not digest:
             raise LocalProtocolError(f"a release has a step from 0 and a digest, got step {step}")
@@ -604,13 +629,14 @@ class PrivacyLedger:
                 f"got {repeats.dtype} {tuple(repeats.shape)}"
             )
         positions = rows.cpu().numpy()
-        total = len(self._counts.of_row_N)
+        total = len(self._counts.releases_N)
         if len(positions) and not 0 <= positions.min() <= positions.max() < total:
             raise LocalProtocolError(
                 f"row positions lie in 0..{total - 1}, got {positions.min()}..{positions.max()}"
             )
         if repeats is not None:
-            positions = positions[~(repeats.cpu().numpy() & (self._counts.of_row_N[positions] > 0))]
+            is_free = repeats.cpu().numpy() & (self._counts.releases_N[positions] > 0)
+            positions = positions[~is_free]
         return Release(index(step), digest, np.sort(positions))
 
     def would_cost(self, releases: int) -> float:

@@ -46,14 +46,17 @@ __all__ = [
     "keep_random_state",
 ]
 
+# How far outside the data extreme rows lie, in units of the largest magnitude (at least 1).
 _FAR = 1000.0
+# Random halves of the batch that are replaced, besides three single rows.
 _SPLITS = 3
 # What floating point may move, relative to the largest number of a result. Products of matrices of
 # one shape are equal to the bit; networks that sort rows, as packed sequences, are not.
 _SLACK = {torch.float64: 1e-9, torch.float32: 1e-4}
-_HALF_SLACK = 2e-2
-_ABOVE_FLOOR = 10.0
-_SEED = 20261128
+_HALF_PRECISION_SLACK = 2e-2
+# A movement counts only if it is this many times the difference of two equal calls.
+_ABOVE_REPEATED_CALL = 10.0
+_SEED = 20261128  # of all random draws here: every measurement repeats
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,12 @@ def keep_random_state() -> Iterator[None]:
 
 
 def find_moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement | None:
-    """Replace rows of a batch and return a row that moved though it was not replaced; None: none
-    did.
+    """Replace rows of a batch, and return a row of the result that moved though it was not
+    replaced; None: there is none.
 
     Args:
-        call: (B, ...) -> (B, D...), deterministic.
-        values_B: two rows or more.
+        call: the function that is checked, (B, ...) -> (B, D...), deterministic.
+        values_B: its input, two rows or more.
 
     Raises:
         LocalProtocolError: fewer rows, or a result with another number of them.
@@ -118,30 +121,29 @@ def find_moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Moveme
 
 
 def _find_movement(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement | None:
-    """Compare results before and after each replacement; see `find_moved_row`.
+    """Compare results before and after each replacement; arguments and errors as `find_moved_row`.
 
     A row has moved if it changed by more than rounding and the difference of two equal calls
     explain.
-
-    `values_B`: rows that the function gets.
     """
     before_B = _evaluate_repeatably(call, values_B)
     size = _find_largest(before_B)
-    floor = float(_measure_distances(before_B, _evaluate_repeatably(call, values_B)).max())
-    slack = _SLACK.get(before_B.dtype, _HALF_SLACK) * size
-    if not floor <= slack:
+    repeated_B = _evaluate_repeatably(call, values_B)
+    difference = float(_measure_distances(before_B, repeated_B).max())
+    slack = _SLACK.get(before_B.dtype, _HALF_PRECISION_SLACK) * size
+    if not difference <= slack:  # also if it is NaN
         raise PromiseError(
-            f"two calls with the same rows and the same random numbers differ by {floor:.3g} "
+            f"two calls with the same rows and the same random numbers differ by {difference:.3g} "
             f"(largest number {size:.3g}), so whether rows move each other cannot be measured"
         )
-    allowed = slack + _ABOVE_FLOOR * floor
+    allowed = slack + _ABOVE_REPEATED_CALL * difference
     for replaced_B, other_B, must_work in _list_replacements(values_B):
         try:
             after_B = _evaluate_repeatably(call, other_B)
         except (RuntimeError, ValueError, IndexError, ArithmeticError):
             if must_work:
                 raise
-            continue  # an extreme row that the network does not take
+            continue  # the network does not accept an extreme row
         moved_B = _measure_distances(before_B, after_B)
         moved_B[replaced_B] = 0.0
         row = int(moved_B.argmax())
@@ -152,9 +154,9 @@ def _find_movement(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Moveme
 
 
 def _evaluate_repeatably(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Tensor:
-    """Return the result for these rows; random numbers inside repeat at every call.
+    """Return the function's result for these rows, with the same random numbers at every call.
 
-    `values_B`: rows that the function gets.
+    Raises LocalProtocolError: the result has another number of rows.
     """
     random.seed(_SEED)
     np.random.seed(_SEED)  # noqa: NPY002
@@ -172,10 +174,10 @@ def _evaluate_repeatably(call: Callable[[Tensor], Tensor], values_B: Tensor) -> 
 
 
 def _measure_distances(before_B: Tensor, after_B: Tensor) -> Tensor:
-    """Return the largest change of each row's numbers, (B,); infinite where only
-    one of two is NaN.
+    """Return the largest change of each row's numbers between two results, (B,); infinite where
+    only one of two is NaN.
 
-    `before_B`: results before and after.
+    Raises PromiseError: their shapes differ.
     """
     if before_B.shape != after_B.shape:
         raise PromiseError(
@@ -197,33 +199,33 @@ def _find_largest(values_B: Tensor) -> float:
 
 
 def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Yield the mask of replaced rows, the batch with replacements, and whether it must be
-    accepted.
+    """Yield the mask (B,) of replaced rows, the batch with replacements, and whether the network
+    must accept it.
 
-    Rows are replaced by each other, and by extreme ones, which a network may refuse.
-
-    `values_B`: rows that the function gets.
+    Rows are replaced by their neighbours, and by extreme rows, which a network may refuse. Integers
+    have no extreme rows.
     """
     rows = len(values_B)
-    neighbour_B = values_B.roll(1, 0)
-    can_be_far = values_B.is_floating_point()
-    far_values_B = values_B
-    if can_be_far:
-        far_values_B = _FAR * (values_B.abs().max().clamp(min=1) - values_B)
+    neighbours_B = values_B.roll(1, 0)
+    has_extremes = values_B.is_floating_point()
+    extremes_B = values_B
+    if has_extremes:
+        extremes_B = _FAR * (values_B.abs().max().clamp(min=1) - values_B)
     generator = torch.Generator().manual_seed(_SEED)
     singles = [torch.tensor([row]) for row in dict.fromkeys((0, rows // 2, rows - 1))]
-    plans = [(places, is_far) for places in singles for is_far in (False, True)]
+    plans = [(positions, is_extreme) for positions in singles for is_extreme in (False, True)]
     for _ in range(_SPLITS):
         order = torch.randperm(rows, generator=generator, device="cpu")
         plans += [(order[: rows // 2], False), (order[rows // 2 :], True)]
-    for places, is_far in plans:
-        if is_far and not can_be_far:
+    for positions, is_extreme in plans:
+        if is_extreme and not has_extremes:
             continue
         replaced_B = torch.zeros(rows, dtype=torch.bool, device=values_B.device)
-        replaced_B[places.to(values_B.device)] = True
+        replaced_B[positions.to(values_B.device)] = True
         other_B = values_B.clone()
-        other_B[replaced_B] = (far_values_B if is_far else neighbour_B)[replaced_B]
-        yield replaced_B, other_B, not is_far
+        source_B = extremes_B if is_extreme else neighbours_B
+        other_B[replaced_B] = source_B[replaced_B]
+        yield replaced_B, other_B, not is_extreme
 
 
 def check_row_wise(
@@ -270,20 +272,21 @@ def check_row_wise(
     layer = _find_first_mixing_layer(module, x.detach(), training)
     mode = {True: " in training mode", False: " in evaluation mode", None: ""}[training]
     raise PromiseError(
-        f"{owner}{': ' if owner else ''}{_name_of(module)} mixes the rows of a batch{mode}: "
+        f"{owner}{': ' if owner else ''}{_get_name(module)} mixes the rows of a batch{mode}: "
         f"{moved}{layer}. A bound per row needs an encoder that reads each row alone; replace "
         "what reads the batch (batch normalisation by nn.LayerNorm or nn.GroupNorm, attention over "
         "rows by attention within a row)"
     )
 
 
-def _name_of(module: object) -> str:
+def _get_name(module: object) -> str:
+    """Return the name of a function, or of a network's class."""
     name: str = getattr(module, "__name__", type(module).__name__)
     return name
 
 
 def _copy_module(module: Callable[..., Any], training: bool | None) -> Callable[..., Any]:
-    """Return a copy in the requested mode, which may be run and discarded."""
+    """Return a copy of a network or function, in training mode if `training`; None: as it is."""
     copied = copy.deepcopy(module)
     if isinstance(copied, nn.Module) and training is not None:
         copied.train(training)
@@ -291,18 +294,19 @@ def _copy_module(module: Callable[..., Any], training: bool | None) -> Callable[
 
 
 def _find_first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bool | None) -> str:
-    """Return in words the first layer that mixes rows which reach it unmixed; "" for none.
+    """Return in words the first layer whose input rows are unmixed and whose output rows are not;
+    "" for none.
 
-    `module`: network or function, (B, ...) -> (B, ...). `training`: whether modules are in training
-    mode; None: as they stand.
+    `module`, `x`, `training`: as in `check_row_wise`.
     """
     if not isinstance(module, nn.Module):
         return ""
     for name, layer in module.named_modules():
-        if not name or any(True for _ in layer.children()):
+        has_children = any(True for _ in layer.children())
+        if not name or has_children:
             continue
         if _is_mixing_layer(module, name, x, training, of_input=True):
-            return ""  # rows were mixed between layers, in a module's forward
+            return ""  # rows were mixed between two layers, by code in a module's forward
         if _is_mixing_layer(module, name, x, training, of_input=False):
             return f"; the layer that does is {name} ({type(layer).__name__})"
     return ""
@@ -311,16 +315,16 @@ def _find_first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bo
 def _is_mixing_layer(
     module: nn.Module, name: str, x: Tensor, training: bool | None, *, of_input: bool
 ) -> bool:
-    """Return whether rows of a layer's input (`of_input`) or of its output move each other.
+    """Return whether one row of x changes another row of a layer's input or output.
 
-    `training`: whether modules are in training mode; None: as they stand.
+    Args:
+        module, x, training: as in `check_row_wise`.
+        name: dotted path of the layer in the module.
+        of_input: whether its input is looked at; otherwise its output.
     """
 
     def call_layer(values_B: Tensor) -> Tensor:
-        """Return the input or output of the named layer in a fresh copy of the module.
-
-        `values_B`: rows that the module gets.
-        """
+        """Return the input or output of the named layer when a copy of the module is run."""
         copied = _copy_module(module, training)
         assert isinstance(copied, nn.Module)
         captured: list[Any] = []
@@ -371,18 +375,16 @@ def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: 
 def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Movement | None:
     """Return a row of the gradient on z that another row's features move; None: there is none.
 
-    `objective`: (z, features) -> scalar loss.
+    Arguments as `check_objective`.
     """
 
-    def compute_gradient(other_B: Tensor) -> Tensor:
-        """Return each row's gradient of the summed loss on z, with these features.
-
-        `other_B`: the features.
-        """
+    def compute_gradient(other_features_B: Tensor) -> Tensor:
+        """Return each row's gradient of the summed loss on z, with these features."""
         with torch.enable_grad():
             read_BD = z_BD.detach().clone().requires_grad_()
-            loss = _copy_module(objective, True)(read_BD, other_B) * len(read_BD)
-            (gradient_BD,) = torch.autograd.grad(loss, read_BD)
+            mean_loss = _copy_module(objective, True)(read_BD, other_features_B)
+            summed_loss = mean_loss * len(read_BD)
+            (gradient_BD,) = torch.autograd.grad(summed_loss, read_BD)
         gradient: Tensor = gradient_BD
         return gradient
 
@@ -403,56 +405,60 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
     Raises PromiseError: names the class and the change.
     """
 
-    def gradient_of(outputs_BK: Tensor, labelled_B: Tensor) -> Tensor:
-        """Return each row's gradient of the summed loss on its outputs, (B, K).
-
-        `labelled_B`: the labels.
-        """
+    def compute_gradient(given_outputs_BK: Tensor, given_labels_B: Tensor) -> Tensor:
+        """Return each row's gradient of the summed loss on its outputs, (B, K)."""
         with torch.enable_grad():
-            read_BK = outputs_BK.detach().clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(
-                task.compute_loss(read_BK, labelled_B) * len(read_BK), read_BK
-            )
+            read_BK = given_outputs_BK.detach().clone().requires_grad_()
+            summed_loss = task.compute_loss(read_BK, given_labels_B) * len(read_BK)
+            (gradient,) = torch.autograd.grad(summed_loss, read_BK)
         gradient_BK: Tensor = gradient
         return gradient_BK
 
-    def compute_gradient(order_B: Tensor) -> Tensor:
-        return gradient_of(outputs_BK, labels_B[order_B.long()])
+    def compute_with_outputs(other_outputs_BK: Tensor) -> Tensor:
+        return compute_gradient(other_outputs_BK, labels_B)
 
-    for read, call, values_B in (
-        ("outputs", lambda other_BK: gradient_of(other_BK, labels_B), outputs_BK.detach()),
-        ("labels", compute_gradient, torch.arange(len(labels_B), device=labels_B.device)),
+    def compute_with_labels_of(rows_B: Tensor) -> Tensor:
+        """Return the gradient where each row has the label of the row given for it."""
+        return compute_gradient(outputs_BK, labels_B[rows_B.long()])
+
+    every_row_B = torch.arange(len(labels_B), device=labels_B.device)
+    for replaced, call, values_B in (
+        ("outputs", compute_with_outputs, outputs_BK.detach()),
+        ("labels", compute_with_labels_of, every_row_B),
     ):
         moved = find_moved_row(call, values_B)
         if moved is not None:
             raise PromiseError(
                 f"{owner}{': ' if owner else ''}the loss of {type(task).__name__} mixes the rows "
-                f"of a batch: of its gradient, by {read}, {moved}. DP-SGD bounds what a row adds "
-                "to an update only where no other row's gradient reads it; make the loss a mean "
-                "over rows of losses that read one row each, or leave dp_sgd out"
+                f"of a batch: of its gradient, by {replaced}, {moved}. DP-SGD bounds what a row "
+                "adds to an update only where no other row's gradient reads it; make the loss a "
+                "mean over rows of losses that read one row each, or leave dp_sgd out"
             )
 
 
+# Starts of the names of autograd nodes.
 _NORMALISERS = ("NativeBatchNormBackward", "CudnnBatchNormBackward", "MiopenBatchNormBackward")
 _LOOK_UPS = ("EmbeddingBackward",)
 _COMPILED = "CompiledFunction"
+# A larger graph is not checked.
 _MAX_NODES = 20_000
 
 
 def check_graph(h_BD: Tensor) -> bool:
     """Refuse representations whose autograd graph shows that rows of the batch were mixed.
 
-    For callers who see h and not the network. Half of the rows of h get weights, which are
-    propagated backwards; at any layer with a row for each of h they may reach no more rows than
+    For callers who have h and not the network. Random gradients of half of the rows of h are
+    propagated backwards; at any layer with one row for each of h they may reach no more rows than
     that. Batch normalisation in training is found also as the first layer. Not found: operations
     before the first layer with parameters (a subtracted mean of the features), and anything without
-    a graph; `check_row_wise` finds both.
-
-    The graph is unchanged: none of its hooks runs, and it can be used afterwards. A node made by
-    `torch.compile` is skipped: it hides its layers, and may be called once.
+    a graph; `check_row_wise` finds both. The graph is unchanged: none of its hooks runs, and it can
+    be used afterwards.
 
     Returns whether the graph was checked: not without one, with a single row, above 20,000 nodes,
-    or with a compiled node. Raises PromiseError: names the operation.
+    or with a node made by `torch.compile`, which hides its layers and may be called only once.
+
+    Raises:
+        PromiseError: names the operation.
     """
     if h_BD.grad_fn is None or len(h_BD) < 2:
         return False
@@ -472,137 +478,144 @@ def check_graph(h_BD: Tensor) -> bool:
 
 
 def _sort_nodes(root: Any) -> list[Any] | None:
-    """Return a graph's nodes in topological order, outputs first; None: too many.
+    """Return a graph's nodes in topological order, outputs first; None: more than `_MAX_NODES`.
 
     `root`: the output's autograd node.
     """
-    order: list[Any] = []
+    finished: list[Any] = []  # depth first: each node after all that it leads to
     seen: set[Any] = set()
-    waiting: list[tuple[Any, bool]] = [(root, False)]
-    while waiting:
-        node, is_done = waiting.pop()
-        if is_done:
-            order.append(node)
+    stack: list[tuple[Any, bool]] = [(root, False)]
+    while stack:
+        node, is_finished = stack.pop()
+        if is_finished:
+            finished.append(node)
             continue
         if node in seen:
             continue
         seen.add(node)
         if len(seen) > _MAX_NODES:
             return None
-        waiting.append((node, True))
-        waiting += [
+        stack.append((node, True))
+        stack += [
             (successor, False) for successor, _ in node.next_functions if successor is not None
         ]
-    return order[::-1]
+    return finished[::-1]
 
 
 def _find_normaliser(order: list[Any]) -> str | None:
     """Return "batch normalisation in training" if some node uses the batch's statistics, else None.
 
-    Instance normalisation reads one row and is allowed.
+    `order`: the graph's nodes. Instance normalisation calls the same node with one row: allowed.
     """
     for node in order:
         if node.name().startswith(_NORMALISERS) and getattr(node, "_saved_training", True):
-            read = getattr(node, "_saved_input", None)
-            if isinstance(read, Tensor) and len(read) > 1:
+            node_input = getattr(node, "_saved_input", None)
+            if isinstance(node_input, Tensor) and len(node_input) > 1:
                 return "batch normalisation in training"
     return None
 
 
 def _find_data_nodes(order: list[Any]) -> set[Any]:
-    """Return the nodes below which data enters: a result without gradient, not a parameter."""
-    reading: set[Any] = set()
+    """Return the nodes whose result depends on data, that is on an input without gradient.
+
+    `order`: the graph's nodes, outputs first. Other nodes depend on parameters alone.
+    """
+    data_nodes: set[Any] = set()
     for node in reversed(order):
         next_nodes = [successor for successor, _ in node.next_functions]
-        reads = None in next_nodes or node.name().startswith(_LOOK_UPS)
-        if reads or any(successor in reading for successor in next_nodes):
-            reading.add(node)
-    return reading
+        reads_data = None in next_nodes or node.name().startswith(_LOOK_UPS)
+        if reads_data or any(successor in data_nodes for successor in next_nodes):
+            data_nodes.add(node)
+    return data_nodes
 
 
 def _find_mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
     """Return the name of an operation that mixes rows of the batch; None: there is none.
 
-    Random gradients of half of the rows go back through the graph of autograd, node by node. If one
-    arrives at the data of another row, a row's representation depends on others, so that no bound
-    for each row holds.
+    Random gradients of half of the rows of h go back through its graph, node by node. If they reach
+    more rows of the data than they started from, one row's representation depends on others.
+
+    `order`: the graph's nodes, outputs first.
     """
     rows = len(h_BD)
     data_nodes = _find_data_nodes(order)
     generator = torch.Generator().manual_seed(_SEED)
-    weighted_B = torch.randperm(rows, generator=generator, device="cpu") < (rows + 1) // 2
-    weights_BD = torch.randn(h_BD.shape, generator=generator, dtype=torch.float64, device="cpu")
-    weights_BD[~weighted_B] = 0.0
-    start = {h_BD.output_nr: weights_BD.to(h_BD.device, h_BD.dtype)}
-    waiting: dict[Any, dict[int, Tensor]] = {h_BD.grad_fn: start}
-    sent_by: dict[Any, str] = {}
+    started_B = torch.randperm(rows, generator=generator, device="cpu") < (rows + 1) // 2
+    start_BD = torch.randn(h_BD.shape, generator=generator, dtype=torch.float64, device="cpu")
+    start_BD[~started_B] = 0.0
+    start = {h_BD.output_nr: start_BD.to(h_BD.device, h_BD.dtype)}
+    # For each node the gradient by its output, summed over all that came so far.
+    gradients_by_node: dict[Any, dict[int, Tensor]] = {h_BD.grad_fn: start}
+    sender_names: dict[Any, str] = {}
     for node in order:
-        arrived = waiting.pop(node, None)
+        arrived = gradients_by_node.pop(node, None)
         if arrived is None or not node.next_functions:
             continue
-        if node in data_nodes and _reaches_others(arrived, weighted_B):
-            return sent_by.get(node) or "its first operation"
-        for (successor, index), gradient in zip(
-            node.next_functions, _call_node(node, arrived), strict=False
-        ):
-            if successor is not None and gradient is not None:
-                gradients = waiting.setdefault(successor, {})
-                arriving = _sum_broadcast_axes(gradient, successor, index)
-                gradients[index] = gradients[index] + arriving if index in gradients else arriving
-                sent_by[successor] = node.name()
+        if node in data_nodes and _reaches_more_rows(arrived, started_B):
+            return sender_names.get(node) or "its first operation"
+        passed_on = _call_node(node, arrived)
+        for (successor, index), gradient in zip(node.next_functions, passed_on, strict=False):
+            if successor is None or gradient is None:
+                continue
+            gradients = gradients_by_node.setdefault(successor, {})
+            added = _sum_broadcast_axes(gradient, successor, index)
+            gradients[index] = gradients[index] + added if index in gradients else added
+            sender_names[successor] = node.name()
     return None
 
 
 def _call_node(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
-    """Return the gradients that a node passes on; empty if it cannot be called by itself.
+    """Return the gradients that an autograd node passes on; empty if it cannot be called directly.
 
-    `arrived`: gradient by output of the node.
+    `arrived`: gradient by the node's output.
     """
-    results = len(getattr(node, "_input_metadata", (None,)))
+    outputs = len(getattr(node, "_input_metadata", (None,)))
     with torch.no_grad():
         try:
-            gradients = node(*(arrived.get(index) for index in range(results)))
+            gradients = node(*(arrived.get(index) for index in range(outputs)))
         except (RuntimeError, TypeError):
             return ()
     return gradients if isinstance(gradients, tuple) else (gradients,)
 
 
-def _sum_broadcast_axes(weight: Tensor, node: Any, index: int) -> Tensor:
-    """Sum a gradient over the axes along which its input was broadcast, as autograd does.
+def _sum_broadcast_axes(gradient: Tensor, node: Any, index: int) -> Tensor:
+    """Sum a gradient over the axes along which a tensor was broadcast, as autograd does.
 
-    `weight`: the gradient. `node`: that takes it, at input `index`.
+    `node`, `index`: the autograd node whose output `index` is that tensor.
     """
     metadata = getattr(node, "_input_metadata", ())
     if index >= len(metadata):
-        return weight
+        return gradient
     shape = tuple(metadata[index].shape)
-    if weight.shape == shape or len(shape) > weight.dim():
-        return weight
-    return weight.sum_to_size(shape)
+    if gradient.shape == shape or len(shape) > gradient.dim():
+        return gradient
+    return gradient.sum_to_size(shape)
 
 
-def _reaches_others(arrived: dict[int, Tensor], weighted_B: Tensor) -> bool:
-    """Return whether more rows have a weight than were given one.
+def _reaches_more_rows(arrived: dict[int, Tensor], started_B: Tensor) -> bool:
+    """Return whether more rows have a gradient than it started from.
 
-    Only numbers are compared: networks may reorder rows, as packed sequences do.
+    Only their numbers are compared: networks may reorder rows, as packed sequences do.
 
-    `arrived`: gradient by output of the node.
+    `arrived`: gradient by output of a node; those without a row for each of the batch are skipped.
+    `started_B`: mask of the rows from which it started.
     """
-    for weight in arrived.values():
-        if weight.dim() and len(weight) == len(weighted_B):
-            size_B = torch.nan_to_num(weight.detach().abs()).reshape(len(weight), -1).amax(1)
-            reached = size_B > _SLACK[torch.float32] * size_B.max()
-            if int(reached.sum()) > int(weighted_B.sum()):
+    for gradient in arrived.values():
+        if gradient.dim() and len(gradient) == len(started_B):
+            sizes = torch.nan_to_num(gradient.detach().abs()).reshape(len(gradient), -1)
+            size_B = sizes.amax(1)
+            is_reached_B = size_B > _SLACK[torch.float32] * size_B.max()
+            if int(is_reached_B.sum()) > int(started_B.sum()):
                 return True
     return False
 
 
-_EXTREME = 1e6
+_EXTREME = 1e6  # norm of the extreme rows, far above any clip
 _SURE = 6.0  # standard errors: less than once in 10^8 measurements of a guard that keeps its word
-_EXACT = 1e-5
-_FEWEST = 256
-_MOST = 4096
-_NUMBERS = 8
+_ROUNDING = 1e-5  # relative, of exact measurements
+_MIN_ROWS = 256
+_MAX_ROWS = 4096
+_DIMENSION = 8  # D of the synthetic rows
 _KEY = bytes(31) + b"m"  # key for noise that is never sent
 
 
@@ -617,8 +630,7 @@ def check_guard(guard: Any) -> None:
     of its stated deviation is found. Others are measured statistically, over up to 4,096 rows; the
     smaller their mu, the less is found.
 
-    Args:
-        guard: see `RepresentationGuard`; twins or a copy are measured, and its own state stays.
+    `guard`: see `RepresentationGuard`; twins or a copy are measured, and its own state stays.
 
     Raises PromiseError: names the class, the declaration and the measurement.
     """
@@ -634,18 +646,19 @@ def check_guard(guard: Any) -> None:
         )
     for direction_D in _make_directions():
         pair = _make_twin_guards(guard)
-        distance, noise, error = (
-            _measure_from_samples(_copy_guard(guard), direction_D, mechanism.mu)
-            if pair is None
-            else _measure_in_pairs(*pair, _copy_guard(guard), direction_D)
-        )
-        reach = distance / noise if noise > 0 else math.inf
-        if reach - error > mechanism.mu or (pair and distance > _compute_allowance(guard)):
+        single = _copy_guard(guard)
+        if pair is None:
+            distance, noise, error = _measure_from_samples(single, direction_D, mechanism.mu)
+        else:
+            distance, noise, error = _measure_in_pairs(*pair, single, direction_D)
+        measured_mu = distance / noise if noise > 0 else math.inf
+        is_too_far = pair is not None and distance > _compute_allowance(guard)
+        if measured_mu - error > mechanism.mu or is_too_far:
             raise PromiseError(
                 f"{name} says sensitivity() {guard.sensitivity():.4g} and mechanism() {mechanism}, "
                 f"that is mu {mechanism.mu:.4g}, but two rows lie {distance:.4g} apart under noise "
-                f"of deviation {noise:.4g}: mu {reach:.4g}. Clip rows to half of the sensitivity, "
-                "or state the noise that there is"
+                f"of deviation {noise:.4g}: mu {measured_mu:.4g}. Clip rows to half of the "
+                "sensitivity, or state the noise that there is"
             )
     _require_others_unmoved(guard, name)
     _check_repeats(_copy_guard(guard), name)
@@ -653,12 +666,15 @@ def check_guard(guard: Any) -> None:
 
 def _compute_allowance(guard: Any) -> float:
     """Return the sensitivity of a guard with a margin for rounding."""
-    allowed: float = guard.sensitivity() * (1 + _EXACT)
+    allowed: float = guard.sensitivity() * (1 + _ROUNDING)
     return allowed
 
 
 def _copy_guard(guard: Any) -> Any:
-    """Return the same guard with a fresh key."""
+    """Return the same guard with a fresh key, or a copy of it if it has no `twin`.
+
+    Raises PromiseError: it has neither.
+    """
     twin = guard.twin(fresh_key(), repeatable=False)
     if twin is not None:
         return twin
@@ -672,73 +688,82 @@ def _copy_guard(guard: Any) -> Any:
 
 
 def _make_twin_guards(guard: Any) -> tuple[Any, Any] | None:
-    """Return two twins with the same noise at the same step; None: the guard has no such twins."""
-    first, second, probe = (guard.twin(_KEY, repeatable=True) for _ in range(3))
-    if first is None or second is None or probe is None:
+    """Return two twins with the same noise at the same step; None: the guard has no such twins.
+
+    That two further twins release the same numbers is tested, not believed.
+    """
+    first, second, tested = (guard.twin(_KEY, repeatable=True) for _ in range(3))
+    if first is None or second is None or tested is None:
         return None
     rows = torch.arange(2)
-    h_BD = torch.ones(2, _NUMBERS, dtype=torch.float64)
-    repeated = guard.twin(_KEY, repeatable=True).release(h_BD, step=0, rows=rows)
-    is_paired = torch.equal(probe.release(h_BD, step=0, rows=rows), repeated)
-    return (first, second) if is_paired else None
+    h_BD = torch.ones(2, _DIMENSION, dtype=torch.float64)
+    expected = guard.twin(_KEY, repeatable=True).release(h_BD, step=0, rows=rows)
+    noise_repeats = torch.equal(tested.release(h_BD, step=0, rows=rows), expected)
+    return (first, second) if noise_repeats else None
 
 
 def _make_directions() -> tuple[Tensor, Tensor]:
-    """Return two unit directions: one number only, and all numbers equal.
+    """Return two unit vectors (D,): along the first axis, and with all numbers equal.
 
     A guard that bounds each number instead of the row's norm passes the first and fails the second.
     """
-    ones_D = torch.ones(_NUMBERS, dtype=torch.float64)
-    return torch.eye(_NUMBERS, dtype=torch.float64)[0], ones_D / math.sqrt(_NUMBERS)
+    first_axis_D = torch.eye(_DIMENSION, dtype=torch.float64)[0]
+    diagonal_D = torch.ones(_DIMENSION, dtype=torch.float64) / math.sqrt(_DIMENSION)
+    return first_axis_D, diagonal_D
 
 
 def _measure_in_pairs(
     first: Any, second: Any, single: Any, direction_D: Tensor
 ) -> tuple[float, float, float]:
-    """Return the distance of extreme rows, the noise's deviation, and the error of their ratio.
+    """Return the distance of two extreme rows' releases, the standard deviation of the noise, and
+    the error of their ratio.
 
-    The distance is exact, since both twins have the same noise; the deviation is measured on
-    `single`.
+    The distance is exact, since both twins have the same noise.
 
-    `first`: two guards with opposite noise. `direction_D`: unit vector between the extreme rows.
+    Args:
+        first, second: the twins.
+        single: a copy of the guard, on which the noise is measured.
+        direction_D: unit vector; the extreme rows lie far out along it and against it.
     """
-    rows = torch.arange(_FEWEST)
-    h_BD = (_EXTREME * direction_D).expand(_FEWEST, _NUMBERS)
-    difference_BD = first.release(h_BD, step=0, rows=rows) - second.release(
-        -h_BD, step=0, rows=rows
-    )
-    distance = float(difference_BD.double().norm(dim=1).max())
-    sent_BD = single.release(h_BD, step=0, rows=rows).double()
+    rows = torch.arange(_MIN_ROWS)
+    extreme_BD = (_EXTREME * direction_D).expand(_MIN_ROWS, _DIMENSION)
+    first_BD = first.release(extreme_BD, step=0, rows=rows)
+    second_BD = second.release(-extreme_BD, step=0, rows=rows)
+    distance = float((first_BD - second_BD).double().norm(dim=1).max())
+    sent_BD = single.release(extreme_BD, step=0, rows=rows).double()
     noise = float(sent_BD.var(0).mean().sqrt())
-    relative = _SURE / math.sqrt(2 * sent_BD.numel())
-    return distance, noise, (distance / noise * relative if noise > 0 else 0.0)
+    if not noise > 0:
+        return distance, noise, 0.0
+    relative_error = _SURE / math.sqrt(2 * sent_BD.numel())
+    return distance, noise, distance / noise * relative_error
 
 
 def _measure_from_samples(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
-    """Return the same as `_measure_in_pairs` from samples, for a guard without repeatable noise.
+    """Estimate what `_measure_in_pairs` returns, for a guard whose noise cannot be repeated.
 
-    `direction_D`: unit vector between the extreme rows.
+    `mu`: which it states; the smaller, the more rows are measured. `direction_D`: as there.
     """
-    half = min(_MOST, max(_FEWEST, math.ceil((_NUMBERS / mu) ** 2)))
+    half = min(_MAX_ROWS, max(_MIN_ROWS, math.ceil((_DIMENSION / mu) ** 2)))
     signs_B1 = torch.ones(2 * half, 1, dtype=torch.float64)
     signs_B1[half:] = -1
-    sent_BD = guard.release(_EXTREME * signs_B1 * direction_D, step=0, rows=torch.arange(2 * half))
+    extreme_BD = _EXTREME * signs_B1 * direction_D
+    sent_BD = guard.release(extreme_BD, step=0, rows=torch.arange(2 * half))
     along_B = sent_BD.double() @ direction_D.double()
     first_B = along_B[:half]
     second_B = along_B[half:]
     noise = math.sqrt((float(first_B.var()) + float(second_B.var())) / 2)
     distance = abs(float(first_B.mean() - second_B.mean()))
-    reach = distance / noise if noise > 0 else 0.0
-    return distance, noise, _SURE * math.sqrt(2 / half + reach**2 / (4 * half))
+    ratio = distance / noise if noise > 0 else 0.0
+    return distance, noise, _SURE * math.sqrt(2 / half + ratio**2 / (4 * half))
 
 
 def _require_others_unmoved(guard: Any, name: str) -> None:
     """Raise PromiseError if replacing one row moves the others' releases.
 
-    `guard`: measured by copies; its own state stays.
+    `guard`: measured by copies; its own state stays. `name`: of its class, for the message.
     """
-    rows = torch.arange(_FEWEST)
-    usual_BD = torch.ones(_FEWEST, _NUMBERS, dtype=torch.float64) / math.sqrt(_NUMBERS)
+    rows = torch.arange(_MIN_ROWS)
+    usual_BD = torch.ones(_MIN_ROWS, _DIMENSION, dtype=torch.float64) / math.sqrt(_DIMENSION)
     extreme_BD = usual_BD.clone()
     extreme_BD[0] = -_EXTREME * usual_BD[0]
     pair = _make_twin_guards(guard)
@@ -747,8 +772,8 @@ def _require_others_unmoved(guard: Any, name: str) -> None:
     after_B = second.release(extreme_BD, step=1, rows=rows).double()[1:].sum(1)
     noise = math.sqrt((float(before_B.var()) + float(after_B.var())) / 2)
     moved = abs(float((after_B - before_B).mean()))
-    allowed = noise * (_EXACT if pair else _SURE * math.sqrt(2 / len(before_B)))
-    if moved > allowed:
+    relative_error = _ROUNDING if pair else _SURE * math.sqrt(2 / len(before_B))
+    if moved > noise * relative_error:
         raise PromiseError(
             f"{name} is charged by the row, but replacing one row of a batch moved the others by "
             f"{moved:.4g} in the mean, under noise of deviation {noise:.4g}; release each row by "
@@ -761,7 +786,7 @@ def _check_repeats(guard: Any, name: str) -> None:
     numbers.
     """
     rows = torch.arange(32)
-    h_BD = torch.ones(len(rows), _NUMBERS, dtype=torch.float64)
+    h_BD = torch.ones(len(rows), _DIMENSION, dtype=torch.float64)
     before_BD = guard.release(h_BD, step=2, rows=rows)
     repeats_B = guard.repeats(rows)
     after_BD = guard.release(-h_BD, step=3, rows=rows)

@@ -56,7 +56,8 @@ from secure_apfed.errors import ModelError
 
 _EPS = torch.finfo(torch.float64).eps
 _PURPOSE = b"secure-apfed gaussian noise v1"
-_EXACT = 2.0**53
+# Integers below it are exact in float64.
+_LARGEST_EXACT = 2.0**53
 
 
 def onto_ball(wide_BD: torch.Tensor, bound: float) -> torch.Tensor:
@@ -119,20 +120,19 @@ def clip_finite_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def clip_and_fetch(h_BD: torch.Tensor, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of `clip_rows` in the autograd graph, and a copy in this machine's memory;
-    on a GPU for one wait. Raises as `clip_rows` does.
+    """Return the rows of `clip_rows` in the autograd graph, and a copy of them on the CPU.
 
-    `bound`: C.
+    It waits for a GPU once only. `bound`: C. Raises as `clip_rows` does.
     """
     check_representations(h_BD)
     clipped_BD = clip_finite_rows(h_BD, bound)
-    (clean_BD,) = fetch_tensors(clipped_BD)
-    require_finite_rows(clean_BD)
-    return clipped_BD, clean_BD
+    (fetched_BD,) = fetch_tensors(clipped_BD)
+    require_finite_rows(fetched_BD)
+    return clipped_BD, fetched_BD
 
 
 def require_finite_rows(h_BD: torch.Tensor) -> None:
-    """Raise ModelError: a row holds NaN or an infinity."""
+    """Raise ModelError if a row holds NaN or an infinity; name the first one."""
     finite_BD = h_BD.isfinite()
     if not bool(finite_BD.all()):
         raise ModelError(
@@ -143,7 +143,7 @@ def require_finite_rows(h_BD: torch.Tensor) -> None:
 
 
 def clip_gradients(gradient_BP: torch.Tensor, bound: float) -> torch.Tensor:
-    """Return float64 gradients of examples, each of a norm of at most `bound`.
+    """Return the gradients of B examples, float64, each scaled down to norm `bound` if longer.
 
     A gradient that is not finite becomes zeros: an error would reveal that example.
     """
@@ -153,46 +153,55 @@ def clip_gradients(gradient_BP: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 class NoiseSource:
-    """A source of a party's noise for one purpose, derived from a 32-byte key, the step and, if
-    `secret`, the rows and values that it is added to.
+    """A source of a party's noise for one purpose.
+
+    Args:
+        key: 32 secret bytes.
+        secret: whether noise depends also on the rows and values that it is added to; otherwise on
+            key and step only, and it can be recomputed from them.
 
     Raises:
         LocalProtocolError: a key of the wrong length.
     """
 
     def __init__(self, key: bytes, *, secret: bool = True) -> None:
-        """Check the key's length; `secret`: whether noise depends on the values, not on key and
-        step only.
-        """
+        """Check the key's length."""
         if len(key) != KEY_BYTES:
             raise LocalProtocolError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
         self._key = key
         self.secret = secret
 
     def for_content(self, content: bytes) -> "NoiseSource":
-        """Return an independent source for this content; itself if it is not secret."""
+        """Return an independent source for this content, such as a message; the same source if it
+        is not secret.
+        """
         return NoiseSource(derive_key(self._key, content)) if self.secret else self
 
     def __reduce__(self) -> str:
+        """Refuse to be pickled. Raises LocalProtocolError."""
         raise LocalProtocolError("a noise key is a secret of its party and is never serialised")
 
     def add_noise(
         self, values: NDArray[np.float64], sigma: float, *, step: int, rows: Tensor
     ) -> NDArray[np.float64]:
-        """Return `values` with Gaussian noise of deviation `sigma`, secret noise on the grid.
+        """Return `values` with Gaussian noise, rounded to the grid if the noise is secret.
 
-        Values are clipped already, sigma is in their unit, rows are their int64 positions.
+        Args:
+            values: clipped already; of any shape.
+            sigma: standard deviation of the noise, in the unit of the values.
+            step: of the run.
+            rows: int64 table positions of the values' rows.
         """
-        place = rows.cpu().numpy().astype("<i8").tobytes()
-        context = self._context(step, place, hashlib.blake2b(values.tobytes()).digest())
-        noisy = values + sigma * standard_normals(self._key, *context, shape=values.shape)
+        positions = rows.cpu().numpy().astype("<i8").tobytes()
+        context = self._bind_context(step, positions, hashlib.blake2b(values.tobytes()).digest())
+        noisy = values + sigma * draw_standard_normals(self._key, *context, shape=values.shape)
         return round_to_grid(noisy, sigma) if self.secret else noisy
 
     def draw_normals(self, values_BD: Tensor, *, use: str, step: int) -> Tensor:
         """Return standard normals shaped like `values_BD`, independent for each `use` and step."""
         content = values_BD.detach().cpu().contiguous().numpy().tobytes()
-        context = self._context(step, hashlib.blake2b(content).digest())
-        normals = standard_normals(
+        context = self._bind_context(step, hashlib.blake2b(content).digest())
+        normals = draw_standard_normals(
             self._key, b"defence", use.encode(), *context, shape=tuple(values_BD.shape)
         )
         return torch.from_numpy(normals).to(values_BD.device, values_BD.dtype)
@@ -200,18 +209,25 @@ class NoiseSource:
     def draw_integers(
         self, shape: tuple[int, ...], deviation: int, *, step: int, digest: bytes
     ) -> NDArray[np.int64]:
-        """Return discrete Gaussian noise; `digest`: of the rows and values that it is added to."""
-        context = self._context(step, digest)
+        """Return discrete Gaussian noise of this shape.
+
+        `deviation`: of each number, in fixed-point steps. `digest`: of the rows and values that
+        the noise is added to.
+        """
+        context = self._bind_context(step, digest)
         return discrete_gaussian(self._key, *context, deviation=deviation, shape=shape)
 
-    def _context(self, step: int, *content: bytes) -> tuple[bytes, ...]:
-        """Return the bytes that noise is bound to: the step and, if the noise is secret, the
-        content.
+    def _bind_context(self, step: int, *content: bytes) -> tuple[bytes, ...]:
+        """Return the bytes that noise is derived from besides the key: the step and, if the noise
+        is secret, the content.
         """
-        return (index(step).to_bytes(8, "big"), *(content if self.secret else ()))
+        step_bytes = index(step).to_bytes(8, "big")
+        return (step_bytes, *content) if self.secret else (step_bytes,)
 
 
-def standard_normals(key: bytes, *context: bytes, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def draw_standard_normals(
+    key: bytes, *context: bytes, shape: tuple[int, ...]
+) -> NDArray[np.float64]:
     """Return independent standard normals, a function of (key, context, shape) alone.
 
     The context names this use; another one gives independent noise.
@@ -225,17 +241,19 @@ def standard_normals(key: bytes, *context: bytes, shape: tuple[int, ...]) -> NDA
     return np.asarray(signs * scipy.special.ndtri(tails), dtype=np.float64).reshape(shape)
 
 
-def grid_of(sigma: float) -> float:
-    """Return the width of the grid, a power of two from sigma / 16 to sigma / 8."""
-    return float(np.ldexp(1.0, int(np.floor(np.log2(sigma))) - 3))
+def compute_grid_width(sigma: float) -> float:
+    """Return the width of the noisy numbers' grid, the power of two in (sigma / 16, sigma / 8]."""
+    exponent = int(np.floor(np.log2(sigma))) - 3
+    return float(np.ldexp(1.0, exponent))
 
 
 def round_to_grid(noisy: NDArray[np.float64], sigma: float) -> NDArray[np.float64]:
-    """Return noisy numbers rounded to multiples of the power of two in (sigma / 16, sigma / 8].
+    """Return noisy numbers rounded to multiples of the grid's width (`compute_grid_width`).
 
-    Numbers of 2^53 multiples or more, whose last bit is worth more than that, stay as they are.
+    Numbers of 2^53 widths or more are multiples already and stay as they are.
     """
-    grid = grid_of(sigma)
+    width = compute_grid_width(sigma)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        steps = noisy / grid
-        return np.asarray(np.where(np.abs(steps) < _EXACT, np.rint(steps) * grid, noisy))
+        steps = noisy / width
+        is_roundable = np.abs(steps) < _LARGEST_EXACT
+        return np.asarray(np.where(is_roundable, np.rint(steps) * width, noisy))

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _PURPOSE = b"secure-apfed label response v1"
+# How far a prior's probabilities may be from 1 together.
 _SUM_TOLERANCE = 1e-3
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -100,7 +101,10 @@ def _check_strength(epsilon: float, classes: int) -> None:
 
 
 def _check_labels(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
-    """Return the labels as an array, after the checks that all mechanisms share."""
+    """Return the labels as an array, after checking type, shape and range 0..classes-1.
+
+    Raises LocalProtocolError: wrong type or shape; DataError: out of range.
+    """
     if labels_N.dtype != torch.int64 or labels_N.ndim != 1:
         raise LocalProtocolError(
             f"labels are int64 of shape (N,), got {labels_N.dtype} of shape {tuple(labels_N.shape)}"
@@ -116,41 +120,44 @@ def _check_labels(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
     return labels
 
 
-def _draw_chances(
-    key: bytes, facts: str, *contents: NDArray[np.generic], count: int
+def _draw_words(
+    key: bytes, mechanism: str, *inputs: NDArray[np.generic], count: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return two independent 64-bit random words for each of `count` labels.
+    """Return two independent 64-bit random words for each of `count` labels, (N,) each.
 
-    They are a function of the key, the mechanism with its numbers (`facts`) and what is answered:
-    labels, and the prior if there is one. So a resumed run repeats its answers, and other labels
-    under the same key get independent ones.
+    They depend only on the arguments: a resumed run repeats its answers, and other labels under the
+    same key get independent ones.
+
+    `mechanism`: its name and parameters. `inputs`: the labels, and the prior if there is one.
     """
     digest = hashlib.blake2b()
-    for content in contents:
-        digest.update(np.ascontiguousarray(content).tobytes())
-    stream = keystream(key, _PURPOSE, facts.encode(), digest.digest(), length=16 * count)
-    chance, choice = np.frombuffer(stream, dtype="<u8").reshape(2, -1)
-    return chance, choice
+    for values in inputs:
+        digest.update(np.ascontiguousarray(values).tobytes())
+    stream = keystream(key, _PURPOSE, mechanism.encode(), digest.digest(), length=16 * count)
+    first_words, second_words = np.frombuffer(stream, dtype="<u8").reshape(2, -1)
+    return first_words, second_words
 
 
-def _is_below(words: NDArray[np.uint64], probability: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return a mask of words below a probability in [0, 1), rounded up to a multiple of 2^-64."""
+def _draw_with_probability(
+    words: NDArray[np.uint64], probability: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Return a mask that is True with this probability in [0, 1), rounded up to a multiple of
+    2^-64.
+
+    `words`: uniform 64-bit random words, of the shape of `probability`.
+    """
     bounds = [math.ceil(share * 2**64) for share in probability.ravel().tolist()]
     return words < np.array(bounds, dtype=np.uint64).reshape(probability.shape)
 
 
-def _pick_uniformly(
-    choice: NDArray[np.uint64], count: NDArray[np.int64] | int
-) -> NDArray[np.int64]:
-    """Return an index below `count` for each word, uniform to within count / 2^64."""
-    return (choice % np.asarray(count).astype(np.uint64)).astype(np.int64)
+def _pick_uniformly(words: NDArray[np.uint64], count: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """Return an index in 0..count-1 for each random word, uniform to within count / 2^64."""
+    return (words % np.asarray(count).astype(np.uint64)).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoLabelPrivacy(LabelMechanism):
-    """A mechanism without protection, by name: it answers the label itself; epsilon_y is
-    infinite.
-    """
+    """A mechanism without protection, which answers the label itself; epsilon_y is infinite."""
 
     name: ClassVar[str] = "none"
     unsafe: ClassVar[bool] = True
@@ -206,23 +213,29 @@ class LabelResponse(LabelMechanism):
     def randomise_labels(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Replace labels at random by another class.
+        """Replace each label with `replace_probability` by another class, chosen uniformly.
 
         Probabilities are compared as 64-bit integers. That of a replacement is rounded up, which
-        only lowers epsilon. The replacing class is uniform to within K / 2^64.
-
-        `prior_NK`: probability of each class by row, made without these labels; None: uniform.
+        only lowers epsilon. The replacing class is uniform to within K / 2^64. `prior_NK` is not
+        used.
         """
         labels = _check_labels(labels_N, self.classes)
-        facts = f"{float(self.epsilon)!r} {self.classes}"
-        chance, choice = _draw_chances(key, facts, labels.astype("<i8"), count=len(labels))
-        replaced = _is_below(chance, np.full(len(labels), self.replace_probability))
-        moved = (labels + 1 + _pick_uniformly(choice, self.classes - 1)) % self.classes
-        return torch.from_numpy(np.where(replaced, moved, labels)).to(labels_N.device)
+        mechanism = f"{float(self.epsilon)!r} {self.classes}"
+        keep_words, class_words = _draw_words(
+            key, mechanism, labels.astype("<i8"), count=len(labels)
+        )
+        probability = np.full(len(labels), self.replace_probability)
+        is_replaced = _draw_with_probability(keep_words, probability)
+        offset = 1 + _pick_uniformly(class_words, self.classes - 1)
+        other = (labels + offset) % self.classes
+        return torch.from_numpy(np.where(is_replaced, other, labels)).to(labels_N.device)
 
 
 def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
-    """Return the epoch from which labels of this stage are used; both count from 0."""
+    """Return the epoch from which labels of this stage are used; stage and epoch count from 0.
+
+    `epochs`: of the run; the stages share them as evenly as whole epochs allow.
+    """
     return stage * epochs // stages
 
 
@@ -256,11 +269,11 @@ class MultiStageResponse(LabelMechanism):
         )
 
     def choose_widths(self, prior_NK: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return k for each row, the number of likeliest classes that may be answered (Algorithm 2,
-        line 2).
+        """Return k for each row (N,), the number of likeliest classes that may be answered
+        (Algorithm 2, line 2).
 
-        This k maximises e^eps / (e^eps + k - 1) times the prior of the k likeliest classes, the
-        expected probability of a right answer; of several, the smallest.
+        This k maximises the expected probability of a right answer, e^eps / (e^eps + k - 1) times
+        the prior of the k likeliest classes. The smallest such k is taken.
         """
         likeliest_NK = np.sort(prior_NK, axis=1)[:, ::-1]
         keep_K = math.exp(self.epsilon) / (math.exp(self.epsilon) + np.arange(prior_NK.shape[1]))
@@ -280,27 +293,28 @@ class MultiStageResponse(LabelMechanism):
         `prior_NK`: probability of each class by row, made without these labels; None: uniform.
         """
         labels = _check_labels(labels_N, self.classes)
+        every_row = np.arange(len(labels))
         prior = self._check_prior(prior_NK, len(labels))
-        width = self.choose_widths(prior)
-        # Classes in decreasing probability; ties in class order.
+        width = self.choose_widths(prior)  # k
+        # Classes in decreasing probability, ties in class order; then the true class's rank there.
         order_NK = np.argsort(-prior, axis=1, kind="stable")
-        rank = np.argsort(order_NK, axis=1, kind="stable")[np.arange(len(labels)), labels]
-        facts = f"lp_mst {float(self.epsilon)!r} {self.classes}"
-        contents = (labels.astype("<i8"), prior.astype("<f8"))
-        chance, choice = _draw_chances(key, facts, *contents, count=len(labels))
-        replaced = _is_below(chance, (width - 1) / (math.exp(self.epsilon) + width - 1))
-        moved = (rank + 1 + _pick_uniformly(choice, np.maximum(width - 1, 1))) % width
-        inside = np.where(replaced, moved, rank)
-        answered = np.where(rank < width, inside, _pick_uniformly(choice, width))
-        answers = order_NK[np.arange(len(labels)), answered]
+        rank = np.argsort(order_NK, axis=1, kind="stable")[every_row, labels]
+        mechanism = f"lp_mst {float(self.epsilon)!r} {self.classes}"
+        inputs = (labels.astype("<i8"), prior.astype("<f8"))
+        keep_words, class_words = _draw_words(key, mechanism, *inputs, count=len(labels))
+        replace_probability = (width - 1) / (math.exp(self.epsilon) + width - 1)
+        is_replaced = _draw_with_probability(keep_words, replace_probability)
+        other_rank = (rank + 1 + _pick_uniformly(class_words, np.maximum(width - 1, 1))) % width
+        rank_if_likely = np.where(is_replaced, other_rank, rank)
+        any_rank = _pick_uniformly(class_words, width)
+        answered_rank = np.where(rank < width, rank_if_likely, any_rank)
+        answers = order_NK[every_row, answered_rank]
         return torch.from_numpy(answers).to(labels_N.device)
 
     def _check_prior(self, prior_NK: torch.Tensor | None, count: int) -> NDArray[np.float64]:
-        """Return the prior as an array (N, K); uniform if None.
+        """Return the prior of `count` rows as an array (N, K); None: uniform.
 
-        `count`: N.
-
-        Raises LocalProtocolError, ModelError: wrong shape, or not probabilities.
+        Raises LocalProtocolError: wrong shape or type; ModelError: not probabilities.
         """
         if prior_NK is None:
             return np.full((count, self.classes), 1 / self.classes)
@@ -320,7 +334,7 @@ class MultiStageResponse(LabelMechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class VoteResponse:
-    """A K-ary randomised response on a hard vote; a person without a vote answers any class alike.
+    """A K-ary randomised response on a hard vote; without a vote the answer is a uniform class.
 
     Guarantee: each answer is epsilon-DP, delta 0, for the replacement of one vote by any other or
     by none, WITH THE LABELLER HELD FIXED. Silence, too, keeps an answer's ratio within e^epsilon: 1
@@ -340,6 +354,7 @@ class VoteResponse:
     classes: int
 
     def __post_init__(self) -> None:
+        """Check that epsilon and the number of classes are in range. Raises ConfigError."""
         _check_strength(self.epsilon, self.classes)
 
     @property
@@ -349,6 +364,7 @@ class VoteResponse:
 
     @property
     def keep_probability(self) -> float:
+        """The probability of answering the class that was voted for."""
         return self._response.keep_probability
 
     @property
@@ -368,35 +384,41 @@ class VoteResponse:
         return releases * self.epsilon
 
     def randomise_votes(self, votes_UK: Floats, *, key: bytes, about: bytes) -> Integers:
-        """Return one class a row; the same arguments give the same answers.
+        """Return one answered class for each row, (U,); the same arguments give the same answers.
 
         Args:
             votes_UK: unit vectors, or zeros for no vote; see `labellers.harden_votes`.
             key: 32 secret bytes; with them one could tell which answers are true.
             about: identifies people and question, so that other people or questions get independent
                 randomness: with shared randomness equal answers would reveal equal votes.
+
+        Raises:
+            LocalProtocolError: votes of another shape or other values.
         """
         if votes_UK.ndim != 2 or votes_UK.shape[1] != self.classes:
             raise LocalProtocolError(
                 f"votes are of shape (rows, {self.classes}), got {votes_UK.shape}"
             )
-        silent_U = ~votes_UK.any(axis=1)
+        has_no_vote_U = ~votes_UK.any(axis=1)
         if not (np.isin(votes_UK, (0.0, 1.0)).all() and (votes_UK.sum(axis=1) <= 1).all()):
             raise LocalProtocolError("votes under randomised response are unit vectors or zeros")
         own_key = derive_key(key, b"vote response", about)
-        _, choice_U = _draw_chances(own_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK))
-        any_U = _pick_uniformly(choice_U, self.classes)
+        _, words_U = _draw_words(own_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK))
+        random_class_U = _pick_uniformly(words_U, self.classes)
         # Randomised response maps a uniform class to a uniform class.
-        asked_U = torch.from_numpy(np.where(silent_U, any_U, votes_UK.argmax(axis=1)))
-        answers: Integers = self._response.randomise_labels(asked_U, key=own_key).numpy()
-        return answers
+        classes_U = np.where(has_no_vote_U, random_class_U, votes_UK.argmax(axis=1))
+        answers = self._response.randomise_labels(torch.from_numpy(classes_U), key=own_key)
+        answered_U: Integers = answers.numpy()
+        return answered_U
 
     def estimate_sum(self, answers_MU: Integers) -> Floats:
         """Return an unbiased estimate (U, K) of the sum of M votes; a missing vote counts 1/K per
         class.
 
-        An answer is class k with probability q + (p - q) v_k, so the estimate is (count_k - M q) /
-        (p - q).
+        With v_k the vote for class k, an answer is k with probability q + (p - q) v_k, where p is
+        `keep_probability` and q `other_probability`; so the estimate is (count_k - M q) / (p - q).
+
+        `answers_MU`: the class that each of M parties answered for each of U rows.
         """
         counts_UK = (answers_MU[:, :, None] == np.arange(self.classes)).sum(axis=0)
         p = self.keep_probability

@@ -45,30 +45,40 @@ from secure_apfed.privacy.randomised_response import LabelResponse
 
 __all__ = ["PrivateContributions", "PrivateLabels", "PrivateRelease"]
 
-_HALVES = (torch.float16, torch.bfloat16)
-_WIDE = (torch.float32, torch.float64)
+_HALF_PRECISION = (torch.float16, torch.bfloat16)
+_FULL_PRECISION = (torch.float32, torch.float64)
 _BOOLEANS = frozenset({bool, np.bool_})
 Values = TypeVar("Values", bound=Any)
 _ID_BYTES = 16
-_HEAD = 4  # of a line of the state: two words of ID, the mechanism, the unprotected rows
+# The columns of an exported account before its N counts: ID (two words), mechanism, unprotected.
+_HEAD_COLUMNS = 4
+_UNPROTECTED_COLUMN = 3
 _NOT_COMPILED = (
     "PrivateRelease charges and draws noise anew at each call, which a compiled graph would hold "
     "as constants; leave fullgraph=True out, or compile the parts before and after it"
 )
-_LOOKED_FOR = "looked for in the graph of the first batch alone"
-_HIDDEN = (
+_GRAPH_CHECKED = "looked for in the graph of the first batch alone"
+_GRAPH_UNREADABLE = (
     "not measured, since the graph of the first batch is compiled or too large: call "
     "check_encoder(encoder, x)"
 )
-_off: ContextVar[tuple["_LayerAccount", ...]] = ContextVar("accounts that are off", default=())
-_named: ContextVar[Mapping["_LayerAccount", object]] = ContextVar(
+# Accounts inside `disable_noise`, and the rows that `name_rows` set for each account.
+_disabled_accounts: ContextVar[tuple["_LayerAccount", ...]] = ContextVar(
+    "disabled accounts", default=()
+)
+_rows_by_account: ContextVar[Mapping["_LayerAccount", object]] = ContextVar(
     "rows by account", default=MappingProxyType({})
 )
 
 
-class _Charged(KeepsSecrets):
-    """A privacy account that counts its own steps; `epochs` releases of a row exhaust
-    its budget.
+class _ChargedAccount(KeepsSecrets):
+    """A privacy account that counts its own steps and has a budget.
+
+    Args:
+        release: the mechanism of one release.
+        epsilon, delta: the budget of all releases of one row together.
+        rows: N, rows of the table.
+        owner: name of the public class, for errors.
     """
 
     def __init__(
@@ -80,7 +90,7 @@ class _Charged(KeepsSecrets):
         *,
         owner: str,
     ) -> None:
-        """Open a ledger with budget epsilon over `rows` people; `owner`: the class, for errors."""
+        """Open a ledger in memory."""
         self.epsilon = epsilon
         self.delta = delta
         self.rows = rows
@@ -115,42 +125,43 @@ class _Charged(KeepsSecrets):
     def _charge_rows(self, rows: Tensor) -> int:
         """Charge one release of these rows; return its step, for which noise is drawn once."""
         with self._lock:
-            # The same bytes would be free a second time; these never are, their noise is new.
+            # Bytes sent again would be free, but noise is new at each call: a random digest makes
+            # every release a new one.
             self._ledger.charge(step=self._step, rows=rows, digest=fresh_key())
             self._step += 1
             return self._step - 1
 
 
-class _LayerAccount(_Charged):
+class _LayerAccount(_ChargedAccount):
     """The state that a layer and its copies share: the noise key, the releases of each row, the
     steps.
 
     A copy with a key of its own would need a second account of the same people; a copied key with
     a second count of steps would use the noise of a step twice. So there is one of each.
 
-    The account of a process is one line of counts under a random ID. Releases of the same people by
-    other accounts, such as this one before a restart, are loaded as further lines: for each ID the
-    largest known counts apply, and the lines are added.
+    An account is exported as one line of counts under a random ID. Other accounts of the same
+    people, such as this one before a restart, are imported as further lines. Of several lines with
+    one ID the largest counts apply; lines of different IDs add up.
     """
 
     def __init__(
         self, guard: GaussianGuard, epsilon: float, delta: float, rows: int, *, owner: str
     ) -> None:
-        """Open the account of one layer, with an identifier that its saved states share.
-
-        `owner`: the class, for errors.
-        """
+        """Open the account of one layer, under a random ID."""
         super().__init__(guard.mechanism(), epsilon, delta, rows, owner=owner)
         self.guard = guard
-        self.measured = ""
+        self.encoder_check = ""  # how it was checked that the encoder mixes no rows; "": it was not
         self._unprotected = 0
         self._id = fresh_key()[:_ID_BYTES]
+        # Imported accounts by ID: the number of unprotected rows, then N counts.
         self._others: dict[bytes, NDArray[np.int64]] = {}
 
     def __copy__(self) -> "_LayerAccount":
+        """Return the same object: copies of a layer share one account."""
         return self
 
     def __deepcopy__(self, memo: object) -> "_LayerAccount":
+        """Return the same object: copies of a layer share one account."""
         return self
 
     def __reduce__(self) -> str:
@@ -162,28 +173,32 @@ class _LayerAccount(_Charged):
         )
 
     def add_noise(self, clipped_BD: Tensor, rows_B: Tensor) -> Tensor:
-        """Charge the rows, then return them with noise that no other call draws."""
+        """Charge the rows at positions (B,), then return them with noise that no other call
+        draws.
+        """
         return self.guard.add_noise(clipped_BD, step=self._charge_rows(rows_B), rows=rows_B)
 
     def count_unprotected(self, rows: int) -> None:
+        """Add to the number of rows that passed without noise."""
         with self._lock:
             self._unprotected += rows
 
     def export_lines(self) -> Tensor:
-        """Return one row of int64 for each account, without key.
+        """Return one line of int64 for each known account, (accounts, 4 + N), without key.
 
         Its columns: the account's ID in two words, the noise multiplier (bits of a float64), the
         number of unprotected rows, and the releases of each of the N rows.
         """
         self._require_own_process()
         with self._lock:
-            own_line = np.concatenate([[self._unprotected], self._count_own_releases()])
-            lines = {self._id: own_line, **self._others}
+            own_counts = np.concatenate([[self._unprotected], self._count_own_releases()])
+            counts_by_id = {self._id: own_counts, **self._others}
             heads = [
-                np.concatenate([np.frombuffer(name, np.int64), [self._mechanism_bits]])
-                for name in lines
+                np.concatenate([np.frombuffer(account_id, np.int64), [self._mechanism_bits]])
+                for account_id in counts_by_id
             ]
-            return torch.from_numpy(np.column_stack([np.array(heads), np.array([*lines.values()])]))
+            counts = np.array([*counts_by_id.values()])
+            return torch.from_numpy(np.column_stack([np.array(heads), counts]))
 
     def import_lines(self, state: object) -> None:
         """Merge accounts from `export_lines`; a count here is never lowered.
@@ -195,26 +210,28 @@ class _LayerAccount(_Charged):
         with self._lock:
             own = self._count_own_releases()
             for line in lines:
-                name = line[:2].tobytes()
-                if name == self._id:
-                    continue  # of itself at an earlier time
-                past = self._others.get(name, line[_HEAD - 1 :])
-                self._others[name] = np.maximum(past, line[_HEAD - 1 :])
-            others = sum(line[1:] for line in self._others.values())
+                account_id = line[:2].tobytes()
+                if account_id == self._id:
+                    continue  # this account, at an earlier time
+                counts = line[_UNPROTECTED_COLUMN:]
+                known_counts = self._others.get(account_id, counts)
+                self._others[account_id] = np.maximum(known_counts, counts)
+            others = sum(counts[1:] for counts in self._others.values())
             total = torch.from_numpy(own + others)
             self._ledger.load_state_dict({"counts": total})
 
     def _check_lines(self, state: object) -> NDArray[np.int64]:
-        """Return the imported lines as an array. Raises CheckpointError: shape or noise do not
-        match.
+        """Return a state from `export_lines` as an array.
+
+        Raises CheckpointError: shape, type or noise do not match.
         """
-        width = _HEAD + self.rows
+        width = _HEAD_COLUMNS + self.rows
         if (
             not isinstance(state, Tensor)
             or state.dtype != torch.int64
             or state.ndim != 2
             or state.shape[1] != width
-            or bool((state[:, _HEAD - 1 :] < 0).any())
+            or bool((state[:, _UNPROTECTED_COLUMN:] < 0).any())
         ):
             raise CheckpointError(
                 f"PrivateRelease: the state is no account of {self.rows} rows, int64 of shape "
@@ -232,10 +249,10 @@ class _LayerAccount(_Charged):
         return lines
 
     def _count_own_releases(self) -> NDArray[np.int64]:
-        """Return the releases by row of this account alone, without imported ones."""
+        """Return the releases of each row (N,) by this account alone, without imported ones."""
         counts: NDArray[np.int64] = self._ledger.state_dict()["counts"].numpy().copy()
-        for line in self._others.values():
-            counts -= line[1:]
+        for other_counts in self._others.values():
+            counts -= other_counts[1:]
         return counts
 
     @property
@@ -250,18 +267,19 @@ class _LayerAccount(_Charged):
         """Return the report, with rows that passed unprotected and whether the encoder was
         measured.
         """
-        unprotected = self._unprotected + sum(int(line[0]) for line in self._others.values())
-        passed = ""
+        others_unprotected = sum(int(counts[0]) for counts in self._others.values())
+        unprotected = self._unprotected + others_unprotected
+        exception = ""
         if unprotected:
-            passed = (
+            exception = (
                 f"no guarantee for the {unprotected} rows that went through disable_noise(), "
                 "unprotected; of the others: "
             )
         return (
-            f"{passed}{super().report()}; against whoever receives them and lacks the noise key; "
-            f"{self.guard.describe_guarantee()}: what a row teaches the encoder moves other rows, "
-            "and labels have no guarantee; that the encoder mixes no rows of a batch is "
-            f"{self.measured or 'not measured: call check_encoder(encoder, x)'}"
+            f"{exception}{super().report()}; against whoever receives them and lacks the noise "
+            f"key; {self.guard.describe_guarantee()}: what a row teaches the encoder moves other "
+            "rows, and labels have no guarantee; that the encoder mixes no rows of a batch is "
+            f"{self.encoder_check or 'not measured: call check_encoder(encoder, x)'}"
         )
 
 
@@ -363,11 +381,11 @@ class PrivateRelease(nn.Module):
         inside the block is a release of its own and charged. It applies to copies of the layer,
         too.
         """
-        token = _named.set({**_named.get(), self._account: rows})
+        token = _rows_by_account.set({**_rows_by_account.get(), self._account: rows})
         try:
             yield
         finally:
-            _named.reset(token)
+            _rows_by_account.reset(token)
 
     def check_encoder(self, encoder: Callable[[Tensor], Any], x: Tensor) -> None:
         """Check that the encoder computes each row of x from that row alone; see `check_row_wise`.
@@ -389,7 +407,7 @@ class PrivateRelease(nn.Module):
                 "a PrivateRelease, and measuring would release rows; give the layers before it"
             )
         check_row_wise(encoder, x, owner=type(self).__name__)
-        self._account.measured = f"measured on {len(x)} rows"
+        self._account.encoder_check = f"measured on {len(x)} rows"
 
     @contextmanager
     def disable_noise(self) -> Iterator[None]:
@@ -403,11 +421,11 @@ class PrivateRelease(nn.Module):
             "reads them"
         )
         warnings.warn(message, UnsafeChoiceWarning, stacklevel=3)
-        token = _off.set((*_off.get(), self._account))
+        token = _disabled_accounts.set((*_disabled_accounts.get(), self._account))
         try:
             yield
         finally:
-            _off.reset(token)
+            _disabled_accounts.reset(token)
 
     def get_privacy_spent(self) -> PrivacySpent:
         """Return the cost of all releases so far: `epsilon_x`, `delta`, `releases`, `trace`."""
@@ -449,47 +467,59 @@ def _exclude_from_compiling(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _release_rows(account: _LayerAccount, h: Any, rows: object) -> Any:
-    """Return z for one call of a layer; see `PrivateRelease.forward`."""
+    """Return z for one call of a layer; `h`, `rows` and errors as in `PrivateRelease.forward`."""
     account._require_own_process()
     _require_running(h)
-    array = isinstance(h, np.ndarray) and h.dtype.kind == "f"
-    values = torch.from_numpy(h.astype(h.dtype.newbyteorder("="))) if array else h
-    if getattr(values, "dtype", None) not in _HALVES + _WIDE or not values.ndim:
+    is_array = isinstance(h, np.ndarray) and h.dtype.kind == "f"
+    values = torch.from_numpy(h.astype(h.dtype.newbyteorder("="))) if is_array else h
+    if getattr(values, "dtype", None) not in _HALF_PRECISION + _FULL_PRECISION or not values.ndim:
         raise LocalProtocolError(
             "h is a tensor or NumPy array of floats of shape (B, ...), one row a person, got "
             f"{getattr(h, 'dtype', type(h).__name__)} of shape {getattr(h, 'shape', None)}"
         )
     h_BD = values.reshape(len(values), math.prod(values.shape[1:]))
-    h_BD = h_BD.float() if h_BD.dtype in _HALVES else h_BD
-    if account in _off.get():
+    if h_BD.dtype in _HALF_PRECISION:
+        h_BD = h_BD.float()
+    if account in _disabled_accounts.get():
         z_BD = clip_rows(h_BD, account.guard.clip)
         account.count_unprotected(len(z_BD))
     else:
-        named = _named.get().get(account)
-        if rows is not None and named is not None:
-            raise LocalProtocolError(
-                "PrivateRelease: rows are named twice, by rows= and by name_rows(); leave one out"
-            )
-        rows_B = _parse_positions(
-            named if rows is None else rows, total=account.rows, asker="PrivateRelease"
-        )
-        if len(rows_B) != len(h_BD):
-            raise LocalProtocolError(
-                f"PrivateRelease: h holds {len(h_BD)} rows and rows= names {len(rows_B)}; name "
-                "the position of each row of h, in its order"
-            )
-        if torch._C._current_graph_task_id() != -1:
+        rows_B = _parse_batch_rows(account, rows, len(h_BD))
+        if torch._C._current_graph_task_id() != -1:  # autograd is running a backward pass
             raise LocalProtocolError(
                 "PrivateRelease: called by backward(), which computes h again (activation "
                 "checkpointing) where other noise was sent; leave this layer out of what "
                 "torch.utils.checkpoint computes again"
             )
         clipped_BD = clip_rows(h_BD, account.guard.clip)  # may refuse, so before the charge
-        if not account.measured and values.grad_fn is not None and len(values) > 1:
-            account.measured = _LOOKED_FOR if check_graph(values) else _HIDDEN
+        if not account.encoder_check and values.grad_fn is not None and len(values) > 1:
+            account.encoder_check = _GRAPH_CHECKED if check_graph(values) else _GRAPH_UNREADABLE
         z_BD = account.add_noise(clipped_BD, rows_B)
     z = z_BD.to(values.dtype).reshape(values.shape)
-    return z.numpy() if array else z
+    return z.numpy() if is_array else z
+
+
+def _parse_batch_rows(account: _LayerAccount, rows: object, count: int) -> Tensor:
+    """Return the table positions of a batch of `count` rows, (B,): those passed, or of `name_rows`.
+
+    `rows`: as passed to the layer; None: not passed.
+
+    Raises LocalProtocolError: named twice or not at all, malformed, or another number.
+    """
+    named_rows = _rows_by_account.get().get(account)
+    if rows is not None and named_rows is not None:
+        raise LocalProtocolError(
+            "PrivateRelease: rows are named twice, by rows= and by name_rows(); leave one out"
+        )
+    rows_B = _parse_positions(
+        named_rows if rows is None else rows, total=account.rows, asker="PrivateRelease"
+    )
+    if len(rows_B) != count:
+        raise LocalProtocolError(
+            f"PrivateRelease: h holds {count} rows and rows= names {len(rows_B)}; name "
+            "the position of each row of h, in its order"
+        )
+    return rows_B
 
 
 def _require_running(h: object) -> None:
@@ -503,7 +533,7 @@ def _require_running(h: object) -> None:
         )
 
 
-class PrivateContributions(_Charged):
+class PrivateContributions(_ChargedAccount):
     """A contributor's discrete Gaussian noise for a secure sum, and its privacy account.
 
     Each contributor creates one with the same arguments; all agree on
@@ -549,27 +579,23 @@ class PrivateContributions(_Charged):
         honest: int,
         bits: int = 16,
     ) -> None:
-        """Check the numbers, calibrate the noise in steps, and draw a noise key.
-
-        `moved`: rows of one contribution that depend on one person. `honest`: contributors whose
-        noise counts.
-        """
+        """Check the numbers, calibrate the noise in steps, and draw a noise key."""
         counts = {"epochs": epochs, "rows": rows, "numbers": numbers, "moved": moved}
         _require_numbers(self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **counts)
         levels = FixedPoint(clip_norm=1.0, bits=bits, contributors=1).levels
         sensitivity = under_sum.sensitivity_in_steps(levels=levels, columns=numbers, rows=moved)
-        sum_of: dict[str, Any] = {
+        sum_facts: dict[str, Any] = {
             "honest": honest,
             "sensitivity": sensitivity,
             "numbers": moved * numbers,
         }
         self.noise = under_sum.calibrate_noise(
-            epsilon=epsilon, delta=delta, releases=epochs, asker="PrivateContributions", **sum_of
+            epsilon=epsilon, delta=delta, releases=epochs, asker="PrivateContributions", **sum_facts
         )
         self._numbers = numbers
         self._rows_of_one_person = moved
         self._source = NoiseSource(fresh_key())
-        release = under_sum.SummedRelease(deviation=self.noise, **sum_of)
+        release = under_sum.SummedRelease(deviation=self.noise, **sum_facts)
         super().__init__(release, epsilon, delta, rows, owner=type(self).__name__)
 
     def draw_noise(
@@ -604,8 +630,9 @@ class PrivateContributions(_Charged):
         )
 
     def _count_rows(self, shape: object) -> int:
-        """Return the number of rows in a contribution of this shape; refuse one
-        larger than stated.
+        """Return the number of rows in a contribution of this shape.
+
+        Raises LocalProtocolError: malformed, or larger than the account was made for.
         """
         sizes: list[Any] = list(shape) if isinstance(shape, tuple | list) else [None]
         if not all(is_whole(size) and size >= 0 for size in sizes):
@@ -623,17 +650,19 @@ class PrivateContributions(_Charged):
         return count
 
     def _list_charged_people(self, count: int, rank: int, rows: object, people: object) -> Tensor:
-        """Return the people whom a contribution of `count` rows is charged to, repeated by their
-        cost.
+        """Return the table positions of the people to charge; one who is charged k times, k times.
 
-        `rank`: number of axes of the contribution.
+        Args:
+            count, rank: number of rows and of axes of the contribution.
+            rows, people: as passed to `draw_noise`.
+
+        Raises:
+            LocalProtocolError: both or neither were passed, or they do not fit the contribution.
         """
         asker = "PrivateContributions"
         if rows is not None and people is not None:
             raise LocalProtocolError(f"{asker}: give rows= or people=, not both")
-        by_row = (
-            rank > 1 and self._rows_of_one_person == 1 and people is None
-        )  # a row is of one person
+        row_is_one_person = rank > 1 and self._rows_of_one_person == 1 and people is None
         if people is not None and self._rows_of_one_person == 1 and count > 1:
             raise LocalProtocolError(
                 f"{asker}: moved=1 says that each of the {count} rows is of one person; name the "
@@ -643,19 +672,17 @@ class PrivateContributions(_Charged):
             rows if people is None else people, total=self.rows, asker=asker
         )
         if people is None and rank > 1 and len(positions) != count:
-            other = (
-                "" if by_row else "; where its rows are not people, name all who move it, people="
-            )
+            advice = "; where its rows are not people, name all who move it, people="
             raise LocalProtocolError(
                 f"{asker}: the contribution has {count} rows and rows= names {len(positions)}; "
-                f"name the person of each row, in order{other}"
+                f"name the person of each row, in order{'' if row_is_one_person else advice}"
             )
         if count and not len(positions):
             raise LocalProtocolError(
                 f"{asker}: a contribution of {count} rows is of nobody; name who stands in it"
             )
-        # All that one person moves is within the sensitivity of one release.
-        return positions if by_row else positions.unique()
+        # Else all rows that one person moves are within the sensitivity of one release.
+        return positions if row_is_one_person else positions.unique()
 
     def report(self) -> str:
         return f"{super().report()}; {under_sum.contributions_statement('', seeded=False)}"
@@ -683,8 +710,8 @@ class PrivateLabels(KeepsSecrets):
         _require_numbers(self, epsilon=epsilon, classes=classes)
         self._response = LabelResponse(epsilon=epsilon, classes=classes)
         self._answered_rows = 0
-        self._once = threading.Lock()
-        self._check = ForkCheck("this PrivateLabels")
+        self._is_answered = threading.Lock()  # taken by the first answer and never released
+        self._fork_check = ForkCheck("this PrivateLabels")
 
     def __call__(self, labels: Values) -> Values:
         """Return an answer for each label, in the kind, shape, dtype and device of `labels`.
@@ -696,33 +723,33 @@ class PrivateLabels(KeepsSecrets):
             DataError: a label outside 0..K-1. LocalProtocolError: no such labels, a second call, or
             a forked process.
         """
-        self._check.require_own_process()
-        true = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
+        self._fork_check.require_own_process()
+        array = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
         largest = self._response.classes - 1
         if (
             not isinstance(labels, Tensor | np.ndarray | list | tuple)
-            or true.dtype.kind not in "biu"
-            or int(np.asarray(largest).astype(true.dtype)) != largest
+            or array.dtype.kind not in "biu"
+            or int(np.asarray(largest).astype(array.dtype)) != largest
         ):
             raise LocalProtocolError(
                 f"labels are a tensor, NumPy array, list or tuple of integers that holds 0.."
-                f"{largest}, got {true.dtype} in a {type(labels).__name__}"
+                f"{largest}, got {array.dtype} in a {type(labels).__name__}"
             )
-        queried = torch.from_numpy(true.astype(np.int64).ravel())
-        if not len(queried):
-            return labels  # nothing is answered, and the labels of the table still may be
-        answers = self._response.randomise_labels(queried, key=fresh_key()).numpy()
-        if not self._once.acquire(blocking=False):
+        true_N = torch.from_numpy(array.astype(np.int64).ravel())
+        if not len(true_N):
+            return labels  # nothing is answered, so the labels of the table still may be
+        answers_N = self._response.randomise_labels(true_N, key=fresh_key()).numpy()
+        if not self._is_answered.acquire(blocking=False):
             raise LocalProtocolError(
                 "these labels were answered: train on the answers, a second one costs epsilon "
                 "again; for the labels of others make another PrivateLabels"
             )
-        self._answered_rows = len(answers)
-        answered = answers.reshape(true.shape).astype(true.dtype)
+        self._answered_rows = len(answers_N)
+        answers = answers_N.reshape(array.shape).astype(array.dtype)
         if isinstance(labels, Tensor):
-            return cast(Values, labels.new_tensor(answered.tolist()))
+            return cast(Values, labels.new_tensor(answers.tolist()))
         is_array = isinstance(labels, np.ndarray)
-        return cast(Values, answered if is_array else type(labels)(answered.tolist()))
+        return cast(Values, answers if is_array else type(labels)(answers.tolist()))
 
     def report(self) -> str:
         """Return the guarantee in words, and how many labels it covers."""
@@ -730,19 +757,28 @@ class PrivateLabels(KeepsSecrets):
 
 
 def _require_numbers(owner: object, **numbers: float) -> None:
-    """Raise ConfigError unless these arguments are numbers, or whole numbers from 1 on."""
+    """Raise ConfigError unless clip, epsilon and delta are numbers, and others whole numbers from
+    1 on.
+
+    `owner`: the object that was given these arguments, for the message.
+    """
     for name, value in numbers.items():
-        real = name in ("clip", "epsilon", "delta")
-        if not (isinstance(value, Real) if real else is_whole(value) and value >= 1):
-            expected = "a number" if real else "a whole number from 1 on"
+        if name in ("clip", "epsilon", "delta"):
+            expected = "a number"
+            is_right = isinstance(value, Real)
+        else:
+            expected = "a whole number from 1 on"
+            is_right = is_whole(value) and value >= 1
+        if not is_right:
             raise ConfigError(f"{type(owner).__name__}: {name} is {expected}, got {value!r}")
 
 
 def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
     """Return positions in a table of `total` rows, int64 of shape (B,); one may occur twice.
 
-    Everything that charges reads its rows here. Raises LocalProtocolError, before anything is
-    charged, which names `asker`.
+    `rows`: as the user passed them; see `PrivateRelease.forward`. `asker`: for errors.
+
+    Raises LocalProtocolError: not given, of a wrong type or shape, or out of range.
     """
     if rows is None:
         raise LocalProtocolError(
@@ -755,25 +791,26 @@ def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
             rows = range(*rows.indices(total))
         except TypeError as error:
             raise LocalProtocolError(f"{asker}: rows are no slice of positions: {error}") from error
-    plain = rows
-    if isinstance(rows, Tensor):  # numpy does not know all of torch's types
-        plain = rows.numpy(force=True) if rows.dtype is torch.int64 else rows.tolist()
-    positions = np.asarray(order_by_position(plain, f"{asker}: rows"))
+    values = rows
+    if isinstance(rows, Tensor):  # NumPy does not know all of torch's types
+        values = rows.numpy(force=True) if rows.dtype is torch.int64 else rows.tolist()
+    positions = np.asarray(order_by_position(values, f"{asker}: rows"))
     if not positions.size:
         positions = positions.astype(np.int64)
-    elif isinstance(plain, list | tuple) and not _BOOLEANS.isdisjoint(map(type, plain)):
-        positions = positions.astype(np.bool_)  # numpy makes integers of mixed ones
+    elif isinstance(values, list | tuple) and not _BOOLEANS.isdisjoint(map(type, values)):
+        # NumPy makes integers of booleans among integers; a boolean is refused below.
+        positions = positions.astype(np.bool_)
     if positions.dtype.kind not in "iu" or positions.ndim != 1:
         raise LocalProtocolError(
             f"{asker}: rows are positions in the table, whole numbers in one list, got "
             f"{positions.dtype} of shape {positions.shape}; of a mask give mask.nonzero()"
         )
-    has_rows = isinstance(rows, Tensor) and rows.numel()
-    kind = rows.numpy(force=True).dtype if has_rows else positions.dtype  # type: ignore[attr-defined]
-    if total - 1 > np.iinfo(kind).max:
+    has_tensor = isinstance(rows, Tensor) and rows.numel()
+    dtype = rows.numpy(force=True).dtype if has_tensor else positions.dtype  # type: ignore[attr-defined]
+    if total - 1 > np.iinfo(dtype).max:
         raise LocalProtocolError(
-            f"{asker}: rows of {kind} go up to {np.iinfo(kind).max} and the table to {total - 1}, "
-            "so that positions may have wrapped around; give int64"
+            f"{asker}: rows of {dtype} go up to {np.iinfo(dtype).max} and the table to {total - 1},"
+            " so that positions may have wrapped around; give int64"
         )
     if len(positions) and not 0 <= positions.min() <= positions.max() < total:
         raise LocalProtocolError(

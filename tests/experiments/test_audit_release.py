@@ -21,7 +21,7 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import calibrate_sigma, gdp_epsilon
 from secure_apfed.privacy.guard import GaussianGuard, NoGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.privacy.noise import standard_normals
+from secure_apfed.privacy.noise import draw_standard_normals
 
 DELTA = 1e-5
 CLIP = 1.0
@@ -95,7 +95,9 @@ def test_no_guard_gives_everything_away_and_pure_noise_nothing() -> None:
     found = audit(lambda h, step, rows: NoGuard().release(h, step=step, rows=rows), 1)
     assert (found.right, found.all_right) == (1000, 10_000)
     assert found.contradicts(8.0)
-    found = audit(lambda h, step, rows: torch.from_numpy(standard_normals(KEY, shape=h.shape)), 1)
+    found = audit(
+        lambda h, step, rows: torch.from_numpy(draw_standard_normals(KEY, shape=h.shape)), 1
+    )
     assert not found.contradicts(0.2)
 
 

@@ -335,7 +335,7 @@ def test_a_refused_update_leaves_no_gradient_and_no_charge() -> None:
     assert private.ledger.get_privacy_spent().releases == 1
     assert torch.equal(parameters(party), before)
     networks = party.role.trainer.networks
-    left = [*networks.encoder.parameters(), *networks.head.parameters()]
+    left: list[Any] = [*networks.encoder.parameters(), *networks.head.parameters()]
     assert all(parameter.grad is None for parameter in left)
     assert all(parameter.grad_sample is None for parameter in left)
 

@@ -28,7 +28,7 @@ from secure_apfed.privacy.guard import (
     make_guard,
 )
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.privacy.noise import clip_rows, round_to_grid, standard_normals
+from secure_apfed.privacy.noise import clip_rows, draw_standard_normals, round_to_grid
 from secure_apfed.settings.privacy import GuardSettings
 
 KEY = bytes(range(32))
@@ -365,7 +365,7 @@ def scale_fits(noise: np.ndarray, sigma: float) -> bool:
 
 
 def normals(*context: bytes, rows: int = 128, columns: int = 64) -> np.ndarray:
-    return standard_normals(KEY, *context, shape=(rows, columns))
+    return draw_standard_normals(KEY, *context, shape=(rows, columns))
 
 
 def test_the_distribution_is_normal_and_not_merely_of_that_scale() -> None:
@@ -383,20 +383,20 @@ def test_it_is_a_function_of_key_context_and_shape() -> None:
     assert not np.isin(first, normals(b"ab")).any()
     assert not np.isin(first, normals(b"a", b"c")).any()
     assert not np.isin(first, normals(b"a", b"b", rows=64, columns=128)).any()
-    assert not np.isin(first, standard_normals(bytes(32), b"a", b"b", shape=(128, 64))).any()
+    assert not np.isin(first, draw_standard_normals(bytes(32), b"a", b"b", shape=(128, 64))).any()
 
 
 def test_extreme_words_give_finite_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = b"".join(word.to_bytes(8, "little") for word in (0, 1, 2**64 - 1))
     monkeypatch.setattr("secure_apfed.privacy.noise.keystream", lambda *_, length: stream)
-    drawn = standard_normals(KEY, shape=(3,)).tolist()
+    drawn = draw_standard_normals(KEY, shape=(3,)).tolist()
     assert drawn == pytest.approx([-9.08, 9.08, 0.0], abs=0.01)
 
 
 def test_an_empty_batch_needs_no_noise_and_a_short_key_is_refused() -> None:
-    assert standard_normals(KEY, shape=(0, 8)).shape == (0, 8)
+    assert draw_standard_normals(KEY, shape=(0, 8)).shape == (0, 8)
     with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 5"):
-        standard_normals(b"short", shape=(1,))
+        draw_standard_normals(b"short", shape=(1,))
 
 
 def shares_of_coarse_numbers(guard: GaussianGuard, value: float) -> float:
@@ -474,7 +474,7 @@ def test_the_error_is_what_the_bound_is_derived_from(
     monkeypatch.setattr(
         "secure_apfed.privacy.noise.keystream", lambda *_, length: words.astype("<u8").tobytes()
     )
-    drawn = standard_normals(KEY, shape=words.shape)
+    drawn = draw_standard_normals(KEY, shape=words.shape)
     with mpmath.workprec(160):
         for word, normal, noisy in zip(words.tolist(), drawn, value + sigma * drawn, strict=True):
             bound = (
