@@ -43,9 +43,9 @@ _ADVERSARY = "adversary"
 _OTHER = "the other party"
 _RECEIVER = "whoever receives h"
 _MAKER = "whoever makes h and gets gradients back"
-_BY_CHANCE = 0.005
-# Where nobody names attacks, those that train networks for long do so for less.
-_QUICK: Mapping[str, Mapping[str, Any]] = {
+_SIGNIFICANCE_LEVEL = 0.005
+# Cheaper options of attacks that train networks for long, used where the caller names no attacks.
+_QUICK_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "semi_supervised": {"iterations": 300, "decay": 0.99},
     "unpaired_inversion": {"iterations": 300, "starts": 1},
 }
@@ -97,20 +97,21 @@ class Finding:
 
     @property
     def is_significant(self) -> bool:
-        """True if luck gives this score less than once in 200 times.
+        """Whether chance gives such a score less than once in 200 times (p < 0.005).
 
-        Where nothing leaks, score and null are draws of one distribution, and the score lies in the
-        null's prediction interval for one more draw (Student's t). It must be above it, and by one
-        over the root of the scored rows above the null's mean, since a null may hardly vary.
+        Where nothing leaks, score and null are draws of one distribution, so that the score lies in
+        the null's prediction interval for one more draw (Student's t). It must be above that, and
+        by 1 / sqrt(scored rows) above the null's mean, since a null may hardly vary.
         """
         spread = float(np.std(self.null, ddof=1)) * math.sqrt(1 + 1 / len(self.null))
-        luck = float(student.isf(_BY_CHANCE, len(self.null) - 1)) * spread
-        return self.advantage > max(luck, math.sqrt(1 / self.result.counts["scored"]))
+        quantile = float(student.isf(_SIGNIFICANCE_LEVEL, len(self.null) - 1))
+        smallest = math.sqrt(1 / self.result.counts["scored"])
+        return self.advantage > max(quantile * spread, smallest)
 
     @property
     def verdict(self) -> str:
-        """Return the verdict in a few words; `sentence` explains it to somebody who knows no
-        attack.
+        """Return the verdict in a few words; `sentence` is for readers who do not know the
+        attacks.
         """
         target = self.result.target
         variant = self.result.variant
@@ -118,8 +119,8 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """Return a sentence: what this attack reads, and what it reads without the data that was
-        sent.
+        """Return a sentence: how well this attack guesses, and how well the same knowledge does
+        without the data that was sent.
         """
         target = self.result.target
         known = self.result.counts["known"]
@@ -143,6 +144,7 @@ class Finding:
 
     @property
     def _name(self) -> str:
+        """The attack's name with spaces, for sentences."""
         return self.result.attack.replace("_", " ")
 
     def as_json(self) -> dict[str, Any]:
@@ -163,8 +165,8 @@ class Evaluation:
 
     Attributes:
         findings: of each attack that applied one for each set of options.
-        lacking: of every other attack, by name, a sentence that says why it was not mounted.
-        not_tried: of every set of options that did not fit into `seconds`, by name, a sentence that
+        lacking: by name of every other attack, a sentence that says why it was not mounted.
+        not_tried: by name of every set of options that did not fit into `seconds`, a sentence that
             says how long it would have taken.
     """
 
@@ -201,15 +203,14 @@ class Evaluation:
         )
 
     def explain_omission(self, attack: str | None = None) -> str:
-        """Return why this attack was not mounted; None: of all that were not, a line each.
+        """Return why this attack was not mounted; None: a line for each that was not.
 
-        AttackError: it was mounted, or there is none of this name.
+        Raises AttackError: it was mounted, or there is none of this name.
         """
         if attack is None:
             reasons = {**self.lacking, **self.not_tried}
             return "\n".join(f"{name}: {reason}" for name, reason in reasons.items())
-        partly = self._list_not_tried(attack)
-        if attack in self.lacking or partly:
+        if attack in self.lacking or self._list_not_tried(attack):
             return self._explain_attack(attack)
         if any(finding.result.attack == attack for finding in self.findings):
             raise AttackError(f"{attack} was mounted: see evaluation[{attack!r}]")
@@ -228,18 +229,24 @@ class Evaluation:
         return [f"{name}: not tried, {self.not_tried[name]}" for name in names]
 
     def _describe_omission(self, target: str) -> str:
-        """Return a sentence that nobody tried to read this target, with the commonest reason."""
+        """Return a sentence that this target was not attacked, with the commonest reason.
+
+        That attacks did not fit into the budget comes first, then what they need.
+        """
         names = [name for name in self.lacking if ATTACKS[name].target == target]
-        late = [name for name in self.not_tried if ATTACKS[name.split()[0]].target == target]
-        reasons = Counter(self.lacking[name] for name in names)
-        needed = [reason for reason in reasons if reason.startswith("needs ")]
-        reason = max(
-            needed or reasons,
-            key=lambda candidate: reasons[candidate],
-            default="none was asked for",
-        )
-        if late:
-            reason = f"{len(late)} attacks did not fit into the seconds given"
+        over_budget = [
+            title for title in self.not_tried if ATTACKS[title.split()[0]].target == target
+        ]
+        counts = Counter(self.lacking[name] for name in names)
+        needs = [reason for reason in counts if reason.startswith("needs ")]
+        if over_budget:
+            reason = f"{len(over_budget)} attacks did not fit into the seconds given"
+        else:
+            reason = max(
+                needs or counts,
+                key=lambda candidate: counts[candidate],
+                default="none was asked for",
+            )
         return f"{target.capitalize()}: {NOT_ATTACKED}, so nothing is known of a leak ({reason})."
 
     def as_json(self) -> dict[str, Any]:
@@ -252,14 +259,13 @@ class Evaluation:
         }
 
     def to_frame(self) -> "pd.DataFrame":
+        """Return a table with one row for each finding."""
         import pandas as pd
 
         return pd.DataFrame([finding.as_json() for finding in self.findings])
 
     def __str__(self) -> str:
-        """Return the verdicts, a table of findings, and a line about what was not
-        mounted or tried.
-        """
+        """Return the verdicts, a table of findings, and what was not mounted or tried."""
         lines = [*self.verdicts, ""]
         if self.findings:
             frame = self.to_frame()
@@ -278,7 +284,7 @@ class Evaluation:
 
 
 def _short_reason(reason: str) -> str:
-    """Return the missing argument, or that nothing of what the attack reads was sent."""
+    """Shorten a reason for the summary: to the missing argument, or to "nothing to read here"."""
     return reason.partition(",")[0] if reason.startswith("needs ") else "nothing to read here"
 
 
@@ -340,7 +346,10 @@ def evaluate(
     planned, lacking = _plan_attacks(loop, attacks, seed=seed, device=torch.device(device))
 
     def attack_once(attack: Attack, view: AdversaryView, note_pass: Callable[[], None]) -> Finding:
-        """Mount one attack and score its guesses against every exchange of releases."""
+        """Mount one attack, and score its guesses for every exchange of releases.
+
+        `note_pass`: called after each pass.
+        """
         guesses = compute_guesses(attack, view, seed, exchanges, note_pass)
         results = tuple(score_guess(attack, view, guess, loop.truth, seed) for guess in guesses)
         return Finding(results, _MAKER if loop.has_gradients else _RECEIVER)
@@ -357,7 +366,7 @@ def evaluate(
 def _check_arguments(
     labels: Any, features: Any, steps: Any, *, exchanges: int, seed: int, seconds: float | None
 ) -> None:
-    """Refuse arguments beside the arrays that make no sense. Raises AttackError: names them."""
+    """Raise AttackError if an argument of `evaluate` other than the arrays is wrong; name it."""
     if type(seed) is not int or not isinstance(steps, Sequence | Tensor | np.ndarray | None):
         received = f"{seed!r} and a {type(steps).__name__}"
         raise AttackError(f"seed= is an integer, and steps= a list of positions, got {received}")
@@ -375,8 +384,9 @@ class _Loop:
         truth: classes, labels and private features, by which guesses are scored.
         known: positions of rows that the adversary knows; None: each attack draws them.
         own: the adversary's own features (A, F), by its name.
-        envelopes: the messages of each pass over the rows.
-        needs: of each argument that is missing, a sentence that says what needs it.
+        envelopes: by number of the pass over the rows, its messages.
+        has_gradients: whether the adversary received gradients.
+        needs: by name of each argument that is missing, a sentence that says what it is.
     """
 
     truth: Truth
@@ -390,12 +400,16 @@ class _Loop:
 def _parse_loop(
     h: Any, labels: Any, features: Any, own: Any, gradients: Any, known: Any, steps: Any
 ) -> _Loop:
-    """Return the arrays of `evaluate` in one form. Raises AttackError: they do not match."""
-    names, places = ((), None) if labels is None else _parse_classes(labels)
-    rows = len(_parse_array("features", features) if places is None else places)
+    """Return the arrays of `evaluate`, whose arguments these are, in one form.
+
+    Raises AttackError: they do not match.
+    """
+    class_names, classes = ((), None) if labels is None else _parse_classes(labels)
+    rows = len(_parse_array("features", features) if classes is None else classes)
     private = None if features is None else _parse_table("features", features, rows)
     parsed = list(_parse_steps(h, gradients, steps, rows))
-    widths = {tensor.shape[1] for _, *tensors in parsed for tensor in tensors if tensor is not None}
+    widths = {h_BD.shape[1] for _, h_BD, _ in parsed}
+    widths |= {gradient_BD.shape[1] for *_, gradient_BD in parsed if gradient_BD is not None}
     if len(widths) > 1:
         raise AttackError(f"h, gradients: expected rows of one length, got {sorted(widths)}")
     has_gradients = gradients is not None
@@ -408,8 +422,10 @@ def _parse_loop(
     }
     return _Loop(
         truth=Truth(
-            classes=len(names),
-            labels=torch.full((rows,), UNLABELLED) if places is None else torch.from_numpy(places),
+            classes=len(class_names),
+            labels=(
+                torch.full((rows,), UNLABELLED) if classes is None else torch.from_numpy(classes)
+            ),
             trained=torch.cat([rows_B for rows_B, *_ in parsed]).unique(),
             features={} if private is None else {_OTHER: private},
         ),
@@ -432,7 +448,10 @@ def _plan_attacks(
     seed: int,
     device: torch.device,
 ) -> tuple[list[tuple[Attack, AdversaryView]], dict[str, str]]:
-    """Return the attacks that have something to read, and why others have not, by name."""
+    """Return the attacks that apply, each with its view, and by name why others do not.
+
+    `attacks`, `seed`, `device`: as for `evaluate`.
+    """
     lacking = dict[str, str]()
     planned = list[tuple[Attack, AdversaryView]]()
     for attack in _prepare_attacks(attacks, draws_known_rows=loop.known is None):
@@ -473,9 +492,14 @@ def _mount_in_turn(
     attack_once: Callable[[Attack, AdversaryView, Callable[[], None]], Finding],
     lacking: dict[str, str],
 ) -> tuple[tuple[Finding, ...], dict[str, str]]:
-    """Return the findings in the order planned, and why the others did not fit into the budget.
+    """Return the findings in the order planned, and by title why others did not fit into the
+    budget.
 
-    An attack that finds nothing to read is added to `lacking`.
+    Args:
+        planned: attacks with their views.
+        pace: decides their order, and whether one still fits.
+        attack_once: mounts one attack; its last argument is to be called after each pass.
+        lacking: gets the reason of an attack that turns out not to apply.
     """
     findings = dict[int, Finding]()
     not_tried = dict[str, str]()
@@ -493,7 +517,7 @@ def _mount_in_turn(
 
 
 def _is_positive(seconds: Any) -> bool:
-    """Return whether this is a number above 0; a bool is none."""
+    """Return whether this is a number above 0, and no boolean."""
     is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     return is_number and float(seconds) > 0
 
@@ -506,32 +530,41 @@ def _format_title(attack: Attack) -> str:
 
 
 def _prepare_attacks(
-    names: Iterable[str | AttackChoice] | None, *, draws_known_rows: bool
+    requested: Iterable[str | AttackChoice] | None, *, draws_known_rows: bool
 ) -> Iterator[Attack]:
-    """Yield the attacks to mount; a bare name means its suite if known rows are drawn.
+    """Yield the attacks to mount.
 
-    `names`: of attacks; None: all that apply. `draws_known_rows`: whether known rows are drawn, not
-    given.
+    A choice is mounted with its options. A name alone stands for the attack with each of its usual
+    sets of options, which differ in how many rows are known; where the caller says which rows are
+    known (`draws_known_rows` is False), for the attack with its default options.
+
+    `requested`: names and choices; one name; or None: all attacks, some with cheaper options.
     """
-    quick: Mapping[str, Any] = _QUICK if names is None else {}
-    for name in [names] if isinstance(names, str) else (ATTACKS if names is None else names):
-        if isinstance(name, AttackChoice):
-            yield prepare_attack(name)
+    if isinstance(requested, str):
+        requested = [requested]
+    quick_options = _QUICK_OPTIONS if requested is None else {}
+    for item in ATTACKS if requested is None else requested:
+        if isinstance(item, AttackChoice):
+            yield prepare_attack(item)
             continue
-        for choice in full_suite([name]) if draws_known_rows else [AttackChoice(name=name)]:
-            options = {**choice.options, **quick.get(choice.name, {})}
+        choices = full_suite([item]) if draws_known_rows else [AttackChoice(name=item)]
+        for choice in choices:
+            options = {**choice.options, **quick_options.get(choice.name, {})}
             yield prepare_attack(AttackChoice(name=choice.name, options=options))
 
 
 def _add_known_rows(
-    attack: Attack, truth: Truth, positions: Tensor | None, anyway: Knowledge, seed: int
+    attack: Attack, truth: Truth, positions: Tensor | None, knowledge: Knowledge, seed: int
 ) -> Knowledge:
-    """Add the rows whose label and features the adversary knows: those at `positions`, or drawn."""
+    """Add to the adversary's knowledge the rows whose label and features it knows.
+
+    `positions`: of these rows; None: as many as the attack's options say are drawn by the seed.
+
+    Raises AttackError: so many are drawn that nothing is left to guess.
+    """
 
     def draw_rows(groups: list[Tensor], count: int) -> Tensor:
-        """Return `count` rows of each group, sorted. Raises AttackError: a group would
-        be used up.
-        """
+        """Return `count` rows of each group of positions, sorted together."""
         if count and any(len(rows) <= count for rows in groups):
             raise AttackError(f"of {min(map(len, groups))} rows {count} known ones leave none over")
         parts = [shuffle_rows(rows, seed, "attacks", "known")[:count] for rows in groups]
@@ -542,7 +575,7 @@ def _add_known_rows(
     shadow = draw_rows([truth.trained], attack.shadow_rows) if positions is None else positions
     features = truth.features.get(_OTHER)
     return replace(
-        anyway,
+        knowledge,
         labels=KnownRows(labelled, truth.labels[labelled]),
         priors=class_priors(truth) if rows_by_class and attack.priors else None,
         shadow=KnownRows() if features is None else KnownRows(shadow, features[shadow]),
@@ -552,33 +585,44 @@ def _add_known_rows(
 def _build_envelopes(
     steps: list[Step], rows: int, has_gradients: bool
 ) -> dict[int, tuple[Envelope, ...]]:
-    """Return the messages that the adversary sent and received, by pass over the rows.
+    """Return the messages that the adversary sent and received, by number of the pass over the
+    rows.
 
-    `has_gradients`: whether gradients came back.
+    A step that repeats a row begins the next pass. `rows`: number of rows. `has_gradients`: whether
+    gradients came back, so that the adversary is the party that made h.
     """
     maker, reader = (_ADVERSARY, _OTHER) if has_gradients else (_OTHER, _ADVERSARY)
     passes = [list[Envelope]()]
-    has_step = torch.zeros(rows, dtype=torch.bool)
+    in_this_pass = torch.zeros(rows, dtype=torch.bool)
     for step, (rows_B, h_BD, gradient_BD) in enumerate(steps):
-        if has_step[rows_B].any():
+        if in_this_pass[rows_B].any():
             passes.append([])
-            has_step[:] = False
-        has_step[rows_B] = True
+            in_this_pass[:] = False
+        in_this_pass[rows_B] = True
         sent = [(Kind.REPRESENTATIONS, maker, reader, {"rows": rows_B, "z": h_BD})]
         if gradient_BD is not None:
             sent.append((Kind.GRADIENTS, reader, maker, {"gradient": gradient_BD}))
         for kind, sender, receiver, tensors in sent:
-            about: Any = {"step": step, "sequence": step, "sender": sender, "receiver": receiver}
-            message = Envelope(session="foreign", kind=kind, payload=pack_tensors(tensors), **about)
+            message = Envelope(
+                session="foreign",
+                step=step,
+                kind=kind,
+                sender=sender,
+                receiver=receiver,
+                sequence=step,
+                payload=pack_tensors(tensors),
+            )
             passes[-1].append(message)
-    return dict(enumerate(map(tuple, passes)))
+    return {number: tuple(messages) for number, messages in enumerate(passes)}
 
 
 def _parse_steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
     """Yield (rows (B,), h (B, D), gradients (B, D) or None) of each step, from the forms that
-    `evaluate` accepts. Raises AttackError: arrays do not match step by step.
+    `evaluate` accepts.
 
-    `steps`: row positions of each step.
+    `steps`: row positions of each step, None: in `h`, or there is one step. `rows`: number of rows.
+
+    Raises AttackError: arrays do not match step by step.
     """
     if steps is None and _has_pairs(h):
         steps, h = zip(*h, strict=True)
@@ -588,9 +632,7 @@ def _parse_steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step
         gradients = None if gradients is None else [gradients]
     if _has_pairs(gradients):
         gradient_rows, gradients = zip(*gradients, strict=True)
-        if [list(positions) for positions in gradient_rows] != [
-            list(positions) for positions in steps
-        ]:
+        if list(map(list, gradient_rows)) != list(map(list, steps)):
             raise AttackError("gradients: expected those of the rows of h, step by step")
     gradients = [None] * len(steps) if gradients is None else gradients
     if not len(h) == len(steps) == len(gradients) > 0:
@@ -600,22 +642,23 @@ def _parse_steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step
     for step, (rows_B, h_B, gradient_B) in enumerate(zip(steps, h, gradients, strict=True)):
         rows_B = _parse_positions(f"step {step}", rows_B, rows)
         h_BD = _parse_table(f"h, step {step}", h_B, len(rows_B))
-        answer = (f"gradients, step {step}", gradient_B, len(rows_B))
-        yield rows_B, h_BD, None if gradient_B is None else _parse_table(*answer)
+        gradient_BD = None
+        if gradient_B is not None:
+            gradient_BD = _parse_table(f"gradients, step {step}", gradient_B, len(rows_B))
+        yield rows_B, h_BD, gradient_BD
 
 
 def _has_pairs(values: Any) -> bool:
-    """Return whether these are (rows, array) pairs, one for each step."""
-    pairs = isinstance(values, list | tuple) and len(values) > 0
-    return pairs and all(
-        type(pair) is tuple and len(pair) == 2 and np.ndim(pair[1]) for pair in values
-    )
+    """Return whether this is a list of (rows, array) pairs, one for each step."""
+    if not isinstance(values, list | tuple) or not values:
+        return False
+    return all(type(pair) is tuple and len(pair) == 2 and np.ndim(pair[1]) > 0 for pair in values)
 
 
 def _require_one_order(h: Any, gradients: Any) -> None:
-    """Refuse frames of steps whose columns have different names, or the same in another order.
+    """Raise AttackError for data frames whose columns have other names, or another order.
 
-    `gradients`: of each step; None: none came back.
+    `h`, `gradients`: one array for each step; only data frames have names of columns.
     """
     arrays = [*h, *(() if gradients is None else gradients)]
     columns = [names for values in arrays if (names := column_names(values)) is not None]
@@ -628,8 +671,9 @@ def _require_one_order(h: Any, gradients: Any) -> None:
 
 
 def _parse_array(name: str, values: Any) -> NDArray[Any]:
-    """Return a caller's array in NumPy; a frame's rows in the order of its positions. Raises
-    AttackError: it is no array.
+    """Return a caller's array as a NumPy array; rows with an index in the order of their positions.
+
+    `name`: of the argument, for errors. Raises AttackError: it is no array.
     """
     values = order_by_position(values, name, error=AttackError)
     if isinstance(values, Tensor):
@@ -641,9 +685,10 @@ def _parse_array(name: str, values: Any) -> NDArray[Any]:
 
 
 def _parse_table(name: str, values: Any, rows: int) -> Tensor:
-    """Return numbers (A, F), in float32, as most loops compute.
+    """Return a caller's array as numbers (A, F), in float32 as most loops compute.
 
-    Raises AttackError: they are no `rows` rows of finite numbers.
+    `name`: of the argument, for errors. Raises AttackError: it has not `rows` rows, or numbers that
+    are not finite.
     """
     array = _parse_array(name, values)
     if array.dtype.kind not in "biuf" or not array.size or len(array) != rows:
@@ -657,18 +702,17 @@ def _parse_table(name: str, values: Any, rows: int) -> Tensor:
 
 
 def _parse_classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
-    """Return the classes, sorted, and the place of each row's among them.
+    """Return the classes, sorted, and the index (A,) of each row's class among them.
 
-    `labels`: one a row.
-
-    Raises AttackError: they are no classes, or fewer than two.
+    Raises AttackError: these labels are no classes, or fewer than two.
     """
     array = _parse_array("labels", labels)
     if array.dtype == object:
+        # Missing labels (None or NaN, which is not equal to itself) are refused below.
         array = np.array(
             ["nan" if label is None or label != label else str(label) for label in array]
         )
-    names, places = np.unique(array, return_inverse=True)
+    names, indices = np.unique(array, return_inverse=True)
     are_whole = array.dtype.kind != "f" or bool((names == np.rint(names)).all())
     if array.ndim != 1 or not are_whole or "nan" in names:
         received = f"{array.dtype} of shape {array.shape}, {names[-3:]}"
@@ -677,15 +721,17 @@ def _parse_classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
         )
     if len(names) < 2:
         raise AttackError(f"labels: expected 2 classes or more, got {len(names)}")
-    return tuple(names.tolist()), places.astype(np.int64)
+    return tuple(names.tolist()), indices.astype(np.int64)
 
 
 def _parse_positions(name: str, values: Any, rows: int) -> Tensor:
-    """Return row positions, or the set positions of a mask, as int64. Raises AttackError: they are
-    not integers from 0 to `rows` - 1.
+    """Return row positions as int64; of a mask (A,) the positions where it is True.
+
+    `name`: of the argument, for errors. Raises AttackError: not integers in 0..rows-1.
     """
     array = _parse_array(name, values)
-    array = np.flatnonzero(array) if array.dtype == bool and array.shape == (rows,) else array
+    if array.dtype == bool and array.shape == (rows,):
+        array = np.flatnonzero(array)
     are_whole = array.ndim == 1 and (not array.size or array.dtype.kind in "iu")
     if not are_whole or (array.size and not 0 <= array.min() <= array.max() < rows):
         received = f"{array.dtype} of shape {array.shape}, {np.unique(array)[[0, -1]]}"

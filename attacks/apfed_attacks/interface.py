@@ -32,7 +32,8 @@ __all__ = [
 Target: TypeAlias = Literal["labels", "features", "membership"]
 FloatArray: TypeAlias = NDArray[np.float64]
 
-_COUNTED = ("labels_per_class", "shadow_rows")  # options of which the knowledge tells
+# Options whose effect a result's `knowledge` states.
+_COUNTED = ("labels_per_class", "shadow_rows")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +41,12 @@ class Prediction:
     """A guess for N rows.
 
     Attributes:
-        values: (N, K) class scores, (N, F) features, or (N, 1) scores of membership; of scores of
-            any scale the highest is the guess.
-        clusters: the K columns are clusters without names, which the scorer names by the truth.
-        held_out: how well the same fit predicts known rows that it was not fitted to, R2; None: it
-            was not tried. Where a guess says it, the adversary chooses by it.
+        values: (N, K) class scores of any scale, of which the highest is the guess; (N, F)
+            features; or (N, 1) scores of membership.
+        clusters: whether the K columns are clusters, which the scorer assigns to classes by the
+            truth.
+        held_out: R^2 of the same fit on known rows that it was not fitted to, by which the
+            adversary chooses among variants; None: not computed.
     """
 
     values: FloatArray
@@ -83,11 +85,12 @@ class Attack(Settings, ABC):
 
     Class attributes:
         name: its key in the table and in configs.
-        target: what it guesses, which decides how it is scored; roles: who mounts it.
+        target: what it guesses, which decides how it is scored.
+        roles: of the parties that can mount it.
         behaviour: whether that party must have deviated from the protocol.
-        white_box: whether the adversary is told the victim's network.
-        told_order: whether it is told whose rows each contribution to a sum is of.
-        suite: the options under which it is mounted where nobody names any.
+        white_box: whether the adversary knows the victim's network.
+        told_order: whether it knows whose rows each contribution to a sum is of.
+        suite: sets of options with which it is mounted where the user names none.
         keeps: names of what it notes in a live run (`Played.collect_notes`), and reads after it.
         needs: arguments of `apfed_attacks.evaluate` that it reads beside h.
 
@@ -120,9 +123,9 @@ class Attack(Settings, ABC):
 
     @property
     def is_exchangeable(self) -> bool:
-        """True if it reads releases of rows, so that exchanging them makes a decoy.
+        """Whether it reads releases of rows, so that exchanging these between rows makes a decoy.
 
-        An attack on membership reads none: it gives its own decoys, or says why it needs none.
+        An attack on membership reads none: it makes its own decoys, or says why it needs none.
         """
         return self.target != "membership"
 
@@ -159,8 +162,9 @@ class Attack(Settings, ABC):
         @wraps(run)
         def run_if_applicable(self: Attack, view: AdversaryView, seed: int) -> Guess:
             """Check that the attack applies, then run it."""
-            # A decoy holds what the view holds of which it was made.
-            if not view.is_decoy and (reason := self.explain_inapplicability(view)) is not None:
+            # For a decoy this was checked on the view that it was made from.
+            reason = None if view.is_decoy else self.explain_inapplicability(view)
+            if reason is not None:
                 raise AttackError(f"{self.name} does not apply: {reason}")
             guess: Guess = run(self, view, seed)
             return guess

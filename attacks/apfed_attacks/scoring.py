@@ -25,10 +25,10 @@ from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction, Tar
 from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.data import UNLABELLED
 
-_WINDOW = 7
+_WINDOW = 7  # side of SSIM's windows, pixels
 Array: TypeAlias = NDArray[Any]
 DECOY = ", decoy"
-"""Behind a variant's name: its decoy."""
+"""Suffix of a variant's name for its decoy: the same attack, with releases of other rows."""
 Figures: TypeAlias = Mapping[str, float | None]
 
 
@@ -38,18 +38,21 @@ def _compute_macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
     By ranks (Mann-Whitney), all classes at once: this runs for every variant of every attack.
     """
     is_class_NK = labels_N[:, None] == np.arange(scores_NK.shape[1])
-    inside_K = is_class_NK.sum(axis=0)
-    outside_K = len(labels_N) - inside_K
-    defined_K = (inside_K > 0) & (outside_K > 0)
-    if not defined_K.any():
+    positives_K = is_class_NK.sum(axis=0)
+    negatives_K = len(labels_N) - positives_K
+    is_defined_K = (positives_K > 0) & (negatives_K > 0)
+    if not is_defined_K.any():
         return None
-    ranks_K = np.where(is_class_NK, rankdata(scores_NK, axis=0), 0).sum(axis=0)
-    wins_K = (ranks_K - inside_K * (inside_K + 1) / 2)[defined_K]
-    return float((wins_K / (inside_K * outside_K)[defined_K]).mean())
+    rank_sum_K = np.where(is_class_NK, rankdata(scores_NK, axis=0), 0).sum(axis=0)
+    # Pairs (positive, negative) in which the positive row has the higher score.
+    wins_K = rank_sum_K - positives_K * (positives_K + 1) / 2
+    pairs_K = positives_K * negatives_K
+    return float((wins_K[is_defined_K] / pairs_K[is_defined_K]).mean())
 
 
 def _match_class_scores(prediction: Prediction, labels_N: Array) -> Array:
-    """Return (N, K) scores; of clusters in the order of classes that maximises accuracy.
+    """Return scores (N, K) by class; clusters are assigned to the classes so that accuracy is
+    highest.
 
     The usual clustering accuracy (Hungarian matching on the confusion matrix; Xie et al.,
     Unsupervised Deep Embedding, 2016). It uses the truth: an upper bound on what an
@@ -65,15 +68,21 @@ def _match_class_scores(prediction: Prediction, labels_N: Array) -> Array:
 
 
 def compute_r2(guess_NF: Array, truth_NF: Array) -> float | None:
-    """Return R^2 over all features together, each by its variance; None where nothing varies."""
-    spread = float(np.square(truth_NF - truth_NF.mean(axis=0)).sum())
-    return 1 - float(np.square(guess_NF - truth_NF).sum()) / spread if spread else None
+    """Return R^2 over all features together, weighted by variance; None where the truth is
+    constant.
+    """
+    total_squares = float(np.square(truth_NF - truth_NF.mean(axis=0)).sum())
+    if not total_squares:
+        return None
+    return 1 - float(np.square(guess_NF - truth_NF).sum()) / total_squares
 
 
 def _compute_ssim(guess_NF: Array, truth_N: Array) -> float | None:
     """Return the mean SSIM of images (N, channels, height, width) over windows of 7 x 7.
 
     None where the truth is no image, has a side below the window, or does not vary.
+
+    `guess_NF`: the guessed images, flattened. `truth_N`: the true ones, (N, ...).
     """
     span = float(truth_N.max() - truth_N.min())
     if truth_N.ndim != 4 or min(truth_N.shape[2:]) < _WINDOW or not span:
@@ -84,38 +93,43 @@ def _compute_ssim(guess_NF: Array, truth_N: Array) -> float | None:
     images = torch.cat([guess, truth, guess * guess, truth * truth, guess * truth])
     padded = functional.pad(images, (_WINDOW // 2,) * 4, mode="reflect")
     means = functional.avg_pool2d(padded, _WINDOW, stride=1)
-    mean_g, mean_t, square_g, square_t, product = means.chunk(5)
+    guess_mean, truth_mean, guess_square, truth_square, product = means.chunk(5)
     # Wang et al. 2004, Image Quality Assessment, Eq. (13)
     c1 = (0.01 * span) ** 2
     c2 = (0.03 * span) ** 2
-    squares_g = mean_g.pow(2)
-    squares_t = mean_t.pow(2)
-    mean_product = mean_g * mean_t
-    varied = (square_g - squares_g).clamp(min=0.0) + (square_t - squares_t).clamp(min=0.0)
-    similarity = (2 * mean_product + c1) * (2 * (product - mean_product) + c2)
-    return float(
-        (similarity / ((squares_g + squares_t + c1) * (varied + c2))).flatten(1).mean(1).mean()
-    )
+    guess_mean_square = guess_mean.pow(2)
+    truth_mean_square = truth_mean.pow(2)
+    mean_product = guess_mean * truth_mean
+    covariance = product - mean_product
+    guess_variance = (guess_square - guess_mean_square).clamp(min=0.0)
+    truth_variance = (truth_square - truth_mean_square).clamp(min=0.0)
+    numerator = (2 * mean_product + c1) * (2 * covariance + c2)
+    means_term = guess_mean_square + truth_mean_square + c1
+    variance_term = guess_variance + truth_variance + c2
+    return float((numerator / (means_term * variance_term)).flatten(1).mean(1).mean())
 
 
 def _compute_roc_corners(scores_n: Array, members_n2: Array) -> list[tuple[float, float]]:
-    """Return the corners (false positive rate, true positive rate) of the ROC, ascending."""
-    false, true, _ = roc_curve(members_n2[:, 0], scores_n)
-    return list(zip(false.tolist(), true.tolist(), strict=True))
+    """Return the corners (false positive rate, true positive rate) of the ROC, ascending.
+
+    `members_n2`: whether each candidate trained the model, and whether it was aligned.
+    """
+    false_positive_rates, true_positive_rates, _ = roc_curve(members_n2[:, 0], scores_n)
+    return list(zip(false_positive_rates.tolist(), true_positive_rates.tolist(), strict=True))
 
 
 def _measure_label_risk(scores_NK: Array, labels_N: Array) -> dict[str, float]:
     """Return the recall of each class that occurs, and precision on the surest tenth of the rows.
 
-    The adversary can choose these itself: their best score is furthest above the second, after a
-    softmax.
+    The adversary can choose these rows itself: where the softmax of its best score is furthest
+    above that of the second.
     """
     guessed_N = scores_NK.argmax(axis=1)
     present = np.unique(labels_N)
     recalls = recall_score(labels_N, guessed_N, labels=present, average=None, zero_division=0)
-    ordered_NK = np.sort(softmax(np.nan_to_num(scores_NK), axis=1), axis=1)
-    surest = np.argsort(ordered_NK[:, -2] - ordered_NK[:, -1], kind="stable")
-    surest = surest[: math.ceil(len(labels_N) / 10)]
+    ascending_NK = np.sort(softmax(np.nan_to_num(scores_NK), axis=1), axis=1)
+    margin_N = ascending_NK[:, -1] - ascending_NK[:, -2]
+    surest = np.argsort(-margin_N, kind="stable")[: math.ceil(len(labels_N) / 10)]
     precision = float((guessed_N == labels_N)[surest].mean())
     names = (f"recall of class {k}" for k in present)
     recall_by_class = dict(zip(names, map(float, recalls), strict=True))
@@ -123,20 +137,27 @@ def _measure_label_risk(scores_NK: Array, labels_N: Array) -> dict[str, float]:
 
 
 def _measure_feature_risk(guess_NF: Array, truth_N: Array) -> dict[str, float]:
-    """Return the share of variance recovered on the tenth of the rows that it recovers best.
+    """Return the share of variance recovered on the tenth of the rows that the guess recovers best.
 
-    The truth chooses these rows.
+    These rows are chosen by the truth, so no adversary could. Empty where they do not vary.
+
+    `guess_NF`: guessed features, flattened. `truth_N`: the true ones, (N, ...).
     """
     truth_NF = truth_N.reshape(len(truth_N), -1)
     error_N = np.square(guess_NF - truth_NF).sum(axis=1)
-    spread_N = np.square(truth_NF - truth_NF.mean(axis=0)).sum(axis=1)
-    best = np.argsort(error_N - spread_N, kind="stable")[: math.ceil(len(truth_NF) / 10)]
-    spread = float(spread_N[best].sum())
-    return {"r2 on the best decile": 1 - float(error_N[best].sum()) / spread} if spread else {}
+    variation_N = np.square(truth_NF - truth_NF.mean(axis=0)).sum(axis=1)
+    best = np.argsort(error_N - variation_N, kind="stable")[: math.ceil(len(truth_NF) / 10)]
+    variation = float(variation_N[best].sum())
+    if not variation:
+        return {}
+    return {"r2 on the best decile": 1 - float(error_N[best].sum()) / variation}
 
 
 def _measure_membership_risk(scores_n: Array, members_n2: Array) -> dict[str, float]:
-    """Return AUC of aligned and of unaligned members, each against all rows that did not train."""
+    """Return AUC of aligned and of unaligned members, each against all rows that did not train.
+
+    `members_n2`: whether each candidate trained the model, and whether it was aligned.
+    """
     trained_n, aligned_n = members_n2.T
     groups = {"aligned": trained_n & aligned_n, "unaligned": trained_n & ~aligned_n}
     risks = {}
@@ -151,45 +172,58 @@ def _measure_membership_risk(scores_n: Array, members_n2: Array) -> dict[str, fl
 def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
     """Return accuracy, balanced accuracy (mean recall of the classes that occur) and macro AUC.
 
-    By counts: scikit-learn's checks take longer than all else that is measured of a variant.
+    Without scikit-learn, whose checks take longer than all else that is measured of a variant.
     """
-    hits_N = scores_NK.argmax(axis=1) == labels_N
+    is_hit_N = scores_NK.argmax(axis=1) == labels_N
     _, class_N, count_K = np.unique(labels_N, return_inverse=True, return_counts=True)
+    recall_K = np.bincount(class_N, weights=is_hit_N) / count_K
     return {
-        "accuracy": float(hits_N.mean()),
-        "balanced_accuracy": float((np.bincount(class_N, weights=hits_N) / count_K).mean()),
+        "accuracy": float(is_hit_N.mean()),
+        "balanced_accuracy": float(recall_K.mean()),
         "auc": _compute_macro_auc(scores_NK, labels_N),
     }
 
 
 def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
-    """Return the mean squared error, R^2 of all features together, PSNR, and of images SSIM.
+    """Return the mean squared error, R^2 of all features together, PSNR, and SSIM for images.
 
-    PSNR is in decibels for the range of the truth, where it is bounded.
+    PSNR is in decibels, with the range of the truth as its peak; None where that or the error is 0.
+
+    `guess_NF`: guessed features, flattened. `truth_N`: the true features, (N, ...): vectors or
+    images (N, channels, height, width).
     """
     truth_NF = truth_N.reshape(len(truth_N), -1)
     mse = float(np.square(guess_NF - truth_NF).mean())
     peak = float(np.ptp(truth_NF))
-    similarity = _compute_ssim(guess_NF, truth_N)
-    return {
+    figures = {
         "mse": mse,
         "r2": compute_r2(guess_NF, truth_NF),
         "psnr": 10 * math.log10(peak**2 / mse) if mse and peak else None,
-        **({} if similarity is None else {"ssim": similarity}),
     }
+    similarity = _compute_ssim(guess_NF, truth_N)
+    if similarity is not None:
+        figures["ssim"] = similarity
+    return figures
 
 
 def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
-    """Return AUC, and true positive rates at false positive rates of 1 % and 0.1 %."""
-    curve = _compute_roc_corners(scores_n, members_n2)
+    """Return AUC, and true positive rates at false positive rates of 1 % and 0.1 %.
 
-    def true_positives_at(maximum: float) -> float:
-        return max(true for false, true in curve if false <= maximum)
+    `members_n2`: whether each candidate trained the model, and whether it was aligned.
+    """
+    corners = _compute_roc_corners(scores_n, members_n2)
+
+    def find_true_positive_rate(max_false_positive_rate: float) -> float:
+        return max(
+            true_positive_rate
+            for false_positive_rate, true_positive_rate in corners
+            if false_positive_rate <= max_false_positive_rate
+        )
 
     return {
         "auc": float(roc_auc_score(members_n2[:, 0], scores_n)),
-        "tpr_at_1_percent_fpr": true_positives_at(0.01),
-        "tpr_at_0.1_percent_fpr": true_positives_at(0.001),
+        "tpr_at_1_percent_fpr": find_true_positive_rate(0.01),
+        "tpr_at_0.1_percent_fpr": find_true_positive_rate(0.001),
     }
 
 
@@ -213,8 +247,8 @@ class Truth:
 
     @property
     def positions_with_labels(self) -> Tensor:
-        """Return the labelled rows of `trained`: the only ones that known labels are drawn from,
-        and that guesses are scored on.
+        """The labelled rows of `trained`: known labels are drawn from them, and guesses of labels
+        are scored on them.
         """
         return self.trained[self.labels[self.trained] != UNLABELLED]
 
@@ -227,10 +261,14 @@ class Truth:
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale by which guesses at one target are judged, beside the truth of the same rows.
+    """The functions that score guesses at one target against the truth of the same rows.
 
-    The best is chosen by `metric`, one of the figures that `measure` gives. `risk` is how unevenly
-    the guess hurts, `values` what of a prediction is judged, `curve` the ROC of a score.
+    Attributes:
+        metric: name of the figure by which the best variant is chosen.
+        measure: (values, truth) -> figures by name.
+        risk: (values, truth) -> figures on how unevenly the guess hurts people.
+        values: (prediction, truth) -> the values that are scored.
+        curve: (values, truth) -> corners of the ROC; empty for targets without one.
     """
 
     metric: str
@@ -259,8 +297,10 @@ def score_guess(
     """Return the result of `guess`, which `attack` made from `view`.
 
     Guesses about rows that did not train are left out (in TVFL a view holds representations of
-    test rows as well), and guesses of labels where there is none. AttackError: it is about no
-    training row, one row twice or one that was known, or has values of another shape.
+    test rows as well), and guesses of labels where there is none.
+
+    Raises AttackError: it is about no training row, one row twice or one that was known, or has
+    values of another shape.
     """
     known = _get_known_positions(attack, view)
     truth_A = _select_truth(attack, view, truth)
@@ -280,11 +320,12 @@ def score_guess(
     actual = truth_A[guess.positions.numpy()[scored_N]]
     scale = SCALES[attack.target]
 
-    def scale_values(prediction: Prediction) -> Array:
+    def select_values(prediction: Prediction) -> Array:
+        """Return the values of the scored rows."""
         return scale.values(prediction.select_rows(scored_N), actual)
 
     attacks, baselines, decoys, references = (
-        {name: dict(scale.measure(scale_values(item), actual)) for name, item in items.items()}
+        {name: dict(scale.measure(select_values(item), actual)) for name, item in items.items()}
         for items in (guess.attacks, guess.baselines, guess.decoys, guess.references)
     )
     uninformed = {**baselines, **{f"{name}{DECOY}": figures for name, figures in decoys.items()}}
@@ -295,11 +336,12 @@ def score_guess(
         if item.held_out is not None
     }
     if all(item.held_out is None for item in guess.attacks.values()):
-        held_out = {}  # baselines alone have been held against known rows
-    # Whoever saw releases may ignore them. Of equals the attack is named, not the baseline.
+        held_out = {}  # only baselines have one, so nothing can be chosen by it
+    # An adversary may ignore what it saw, so baselines are among its variants. The attack comes
+    # first, to be named if both are equal.
     variant, best = _choose_variant({**attacks, **baselines}, held_out, scale.metric)
     baseline, floor = _choose_variant(uninformed, held_out, scale.metric)
-    chosen = scale_values({**guess.baselines, **guess.attacks}[variant])
+    chosen = select_values({**guess.baselines, **guess.attacks}[variant])
     return AttackResult(
         **_list_common_fields(attack, view, seed, scored=len(actual)),
         applicable=True,
@@ -327,9 +369,9 @@ def make_inapplicable_result(
 def _list_common_fields(
     attack: Attack, view: AdversaryView, seed: int, *, scored: int
 ) -> dict[str, Any]:
-    """Return the fields that a result has whatever was found.
+    """Return the fields of a result that describe attack, adversary and knowledge.
 
-    `scored`: how many rows are scored.
+    `scored`: number of scored rows.
     """
     knowledge = view.knowledge
     return {
@@ -359,28 +401,29 @@ def _list_common_fields(
 
 
 def _check_guess(attack: Attack, guess: Guess, known: Tensor, columns: int) -> None:
-    """Raise AttackError unless the guess is of unknown rows, each once, with an attack, a baseline
-    and values of shape (N, columns).
+    """Raise AttackError unless the guess is about unknown rows, each once, and has an attack, a
+    baseline, and values of shape (N, columns).
 
-    `known`: positions that the adversary knew before.
+    `known`: positions of the rows that the adversary knew.
     """
     positions = guess.positions
     if not len(positions) or len(set(positions.tolist())) != len(positions):
         raise AttackError(
             f"{attack.name} guesses {len(positions)} rows; it must guess at least one, each once"
         )
-    if cheated := int(torch.isin(positions, known).sum()):
-        raise AttackError(f"{attack.name} guesses {cheated} rows that the adversary knew")
+    known_count = int(torch.isin(positions, known).sum())
+    if known_count:
+        raise AttackError(f"{attack.name} guesses {known_count} rows that the adversary knew")
     if not guess.attacks or not guess.baselines:
         raise AttackError(f"{attack.name} must give at least one attack and one baseline")
     expected = (len(guess.positions), columns)
-    prediction_sets = (guess.attacks, guess.baselines, guess.references, guess.decoys)
-    for name, item in (pair for items in prediction_sets for pair in items.items()):
-        if item.values.shape != expected:
-            raise AttackError(
-                f"{attack.name}, {name}: expected values of shape {expected}, "
-                f"got {item.values.shape}"
-            )
+    for predictions in (guess.attacks, guess.baselines, guess.references, guess.decoys):
+        for name, prediction in predictions.items():
+            if prediction.values.shape != expected:
+                raise AttackError(
+                    f"{attack.name}, {name}: expected values of shape {expected}, "
+                    f"got {prediction.values.shape}"
+                )
 
 
 def _get_known_positions(attack: Attack, view: AdversaryView) -> Tensor:
@@ -390,7 +433,9 @@ def _get_known_positions(attack: Attack, view: AdversaryView) -> Tensor:
 
 
 def _select_truth(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
-    """Return labels (A,), the victim's features (A, ...), or membership and alignment (n, 2)."""
+    """Return what the attack guesses: labels (A,), the victim's features (A, ...), or membership
+    and alignment of candidates (n, 2). Raises AttackError: the victim has no features.
+    """
     if attack.target == "labels":
         return truth.labels.numpy()
     if attack.target == "membership":
@@ -404,8 +449,10 @@ def _select_truth(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
 def _choose_variant(
     figures: Mapping[str, Figures], held_out: Mapping[str, float], metric: str
 ) -> tuple[str, float]:
-    """Return name and figure of the variant that best predicts held-out known rows; of the highest
-    `metric` where no variant has held-out rows.
+    """Return name and `metric` of the variant that best predicts held-out known rows; where none
+    has such rows, of the variant with the highest metric.
+
+    `figures`: by variant, on the scored rows. `held_out`: by variant, R^2 on held-out known rows.
     """
     validated = {
         name: held_out[name]

@@ -65,10 +65,12 @@ _ENTRIES: tuple[type[Attack], ...] = (
 )
 
 
-def _require_attack(found: Any, code: str) -> type[Attack]:
-    """Return another author's attack; its results carry the name in its class."""
-    del code
-    kind: type[Attack] = require_class(found, Attack)
+def _require_attack(candidate: Any, code: str) -> type[Attack]:
+    """Check that a class named as `package.module:Name` is an Attack, register it under the name
+    in its class, and return it. Raises TypeError: the name is taken.
+    """
+    del code  # results carry the name in the class
+    kind: type[Attack] = require_class(candidate, Attack)
     if ATTACKS.setdefault(kind.name, kind) is not kind:
         raise TypeError(f"there is another attack {kind.name}; give {kind.__name__} another name")
     return kind

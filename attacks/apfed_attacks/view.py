@@ -79,14 +79,14 @@ Opened: TypeAlias = Literal[
     "singular vectors",
 ]
 _CPU = torch.device("cpu")
-# Vectors or convolution maps; what is sent is never narrower than float32.
+# Types and numbers of axes of released rows: vectors, or convolution maps of 1 or 2 dimensions.
 _LAYOUTS = tuple(
     (dtype, dimensions) for dtype in (torch.float32, torch.float64) for dimensions in (2, 4, 3)
 )
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 _ROWS = TensorSpec(torch.int64, (None,))
-# What a request about rows may hold.
-_FORMS = ({"rows": _ROWS}, {"rows": _ROWS, "z": TensorSpec(torch.float64, (None, None))})
+# The tensors that a request about rows may have.
+_REQUEST_FORMS = ({"rows": _ROWS}, {"rows": _ROWS, "z": TensorSpec(torch.float64, (None, None))})
 
 
 def _move_floats(values: Tensor, device: torch.device) -> Tensor:
@@ -121,7 +121,7 @@ class KnownRows:
 class Candidates:
     """The features (n, ...) and labels (n,) of rows that may have trained the model, in any order.
 
-    `train` is how the active trains, as far as the adversary knows.
+    `train`: the active's training settings, as far as the adversary knows.
     """
 
     features: Tensor
@@ -134,21 +134,23 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Knowledge:
-    """The declared knowledge of the adversary beyond what it saw; None: it is not told.
+    """The declared knowledge of the adversary beyond what it saw; None: it does not know it.
 
     Attributes:
+        classes: K, number of classes.
         victim: the party whose labels or features are attacked.
+        labels: rows of which it knows the label.
         priors: the share of each class among the training rows.
         shadow: rows of which it knows the victim's features.
         architecture: makes the victim's networks, rows -> scores (N, K), with fresh weights.
         encoder: the victim's network itself, rows of features -> representations.
         candidates: people of whom it wants to know whether they trained the model.
-        alike: how a party of the run trains on its own rows (n, ...) and labels (n,) alone: to a
-            function rows -> scores (N, K).
-        public: party -> (P, ...) features of P people outside the training, whom the adversary
-            knows wholly; row k is the same person in each.
-        order: step -> (B,) positions of the rows that were contributed, as any passive could tell
-            the aggregator.
+        alike: trains on own rows (n, ...) and labels (n,) as a party of the run would alone, and
+            returns a function rows -> scores (N, K).
+        public: party -> (P, ...) features of P people outside the training, of whom the adversary
+            knows all features; row k is the same person in each.
+        order: step -> (B,) positions of the rows that were contributed, which any passive could
+            reveal to the aggregator.
     """
 
     classes: int
@@ -181,7 +183,8 @@ class Knowledge:
 class AgreedTerms:
     """The terms of one passive in the contract; every party knows them.
 
-    `weight` is lambda_p, `clip` the L2 bound of a row of its contribution; None: it does not clip.
+    `weight`: lambda_p of its objective. `clip`: the L2 bound of a row of its contribution; None: it
+    does not clip.
     """
 
     objective: "ObjectiveSettings"
@@ -202,17 +205,17 @@ class Exchange:
             sends the same to every passive.
         returns_gradients: to each passive, row by row, of the task loss on what it released or
             added to a sum.
-        opens: what the active reads of all passives together, and of none alone: a sum of
+        opens: what the active decrypts of all passives together, and of none alone: a sum of
             "gradients" of their objectives or of "representations"; an average of
             "pseudo-labels", which the active sends and each answers by its own, or of "weights";
-            the "sum of votes"; the left
-            "singular vectors" of all parties' tables. `AdversaryView.opened` holds it.
+            "projections" of all people; the "sum of votes"; the left "singular vectors" of all
+            parties' tables. `AdversaryView.revealed` has it.
         labels: how the active's labels go to the passives with a request for votes.
-        aligned: a position is the same person's at all parties that have a row there. False where
-            parties have other people, or the active trains alone.
+        aligned: whether a position is the same person at all parties that have a row there. False
+            where parties have different people, or the active trains alone.
 
     Raises:
-        ValueError: a word that is none of these.
+        ValueError: an unknown word.
     """
 
     name: str
@@ -223,8 +226,10 @@ class Exchange:
     aligned: bool = True
 
     def __post_init__(self) -> None:
+        """Check the words. Raises ValueError: an unknown one."""
         for name, kind in (("released_by", Side), ("opens", Opened), ("labels", Sent)):
-            if (word := getattr(self, name)) not in (None, *get_args(kind)):
+            word = getattr(self, name)
+            if word not in (None, *get_args(kind)):
                 raise ValueError(f"Exchange: {name}: {unknown_name(word, get_args(kind))}")
 
     def __str__(self) -> str:
@@ -256,8 +261,8 @@ class AdversaryView:
             message holds it: where sums are encrypted only the active's own record does.
         terms_by_passive: passive -> what it does by contract; empty where it contributes to no sum.
         deviation: what the adversary did in place of its part; None: it kept to the protocol.
-        stands_for: position -> the position that its releases are attributed to, in a decoy
-            (`apfed_attacks.run`).
+        stands_for: (A,) for each position the one that its releases are attributed to, in a decoy
+            (`apfed_attacks.run`); None: this is no decoy.
         features: member -> (A, ...) its own features; row k is alignment position k, NaN where
             it does not hold that person. Read them by `apfed_attacks.columns.own_columns`.
         labels: member that trains on labels -> (A,) its own, int64, negative where a row has none.
@@ -296,23 +301,22 @@ class AdversaryView:
     played = make_former_name("played", "deviation")
 
     def __post_init__(self) -> None:
-        """Move features, revealed sums, networks and knowledge to the device; a decoy's are there
-        already.
-        """
-        if self.is_decoy:  # made of a view, which has done so
+        """Move features, revealed sums, networks and knowledge to the device."""
+        if self.is_decoy:  # made from a view that has moved them
             return
         device = self.device
         deviation = self.deviation
-        placed = {
+        if deviation is not None:
+            deviation = replace(deviation, notes=_move_all_floats(deviation.notes, device))
+        moved = {
             "features": _move_all_floats(self.features, device),
             "revealed": _move_all_floats(self.revealed, device),
             "networks": {name: network.to(device) for name, network in self.networks.items()},
             "knowledge": self.knowledge.to(device),
-            "deviation": deviation
-            and replace(deviation, notes=_move_all_floats(deviation.notes, device)),
+            "deviation": deviation,
         }
-        for name, value in placed.items():
-            object.__setattr__(self, name, value)  # the view is frozen once it is made
+        for name, value in moved.items():
+            object.__setattr__(self, name, value)  # the dataclass is frozen
 
     @property
     def name(self) -> str:
@@ -321,22 +325,26 @@ class AdversaryView:
 
     @property
     def is_decoy(self) -> bool:
-        """Return True if releases are attributed to other rows; baselines read no release, so that
-        they need no second fit.
+        """Whether releases are attributed to other rows; a baseline, which reads no release, then
+        needs no second fit.
         """
         return self.stands_for is not None
 
     def attribute_positions(self, positions: Tensor) -> Tensor:
-        """Return the positions that releases of these positions are attributed to: the same, except
-        in a decoy.
+        """Return the positions (N,) that releases of these positions are attributed to: the same,
+        except in a decoy.
         """
         return positions if self.stands_for is None else self.stands_for[positions]
 
     def has_rows(self, party: str | None, positions: Tensor) -> Tensor:
-        """Return whether the party has a row of each of `positions` (N,), bool."""
+        """Return a mask (N,) of the `positions` of which the party has a row.
+
+        `party`: None, or one that `presence` does not list, has a row of all.
+        """
         present_A = None if party is None else self.presence.get(party)
-        everybody_N = torch.ones(len(positions), dtype=torch.bool)
-        return everybody_N if present_A is None else present_A[positions]
+        if present_A is None:
+            return torch.ones(len(positions), dtype=torch.bool)
+        return present_A[positions]
 
     def iter_messages(self, kind: Kind, epoch: int | None = None) -> Iterator[Envelope]:
         """Yield the messages of a kind that the coalition saw, of one epoch or of all, in order."""
@@ -370,7 +378,7 @@ class Observed:
     z: Tensor
 
     def select_positions(self, positions: Tensor) -> Tensor:
-        """Return (len(positions), D) of positions that were all observed."""
+        """Return the values of these positions, (n, D); all must have been observed."""
         return self.z[torch.searchsorted(self.positions, positions)]
 
 
@@ -389,9 +397,13 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class VoteRequest:
-    """A request for votes on rows (U,): who of them is labelled (n,), and these labels, if shown.
+    """A request for votes.
 
-    Positions are as the sender wrote them; who reads what was said of them exchanges it in a decoy.
+    Attributes:
+        rows: positions (U,) of all rows, as the sender wrote them; a reader of the answers has to
+            apply `AdversaryView.attribute_positions` to them.
+        labelled: positions (n,) of those with a label.
+        labels: of the latter (n,), if they were sent unencrypted; else None.
     """
 
     rows: Tensor
@@ -400,10 +412,10 @@ class VoteRequest:
 
 
 def draw_weights_anew(networks: nn.Module) -> None:
-    """Draw all weights again in place; the architecture does not change.
+    """Draw all weights again, in place, by each module's `reset_parameters`.
 
     Raises:
-        AttackError: a module has weights of its own, and nothing that draws them.
+        AttackError: a module has parameters and no such method.
     """
     for module in networks.modules():
         if next(module.parameters(recurse=False), None) is None:
@@ -418,10 +430,10 @@ def draw_weights_anew(networks: nn.Module) -> None:
 
 
 def collect_representations(view: AdversaryView, epoch: int, sender: str | None = None) -> Observed:
-    """Return the latest release of each position in `epoch`.
+    """Return the latest release of each position in `epoch`, by `sender` or, if None, by all.
 
-    Representations of several senders (TVFL's passives) stand side by side, in the order of their
-    names, for the positions that all of them released; or those of `sender` alone.
+    Representations of several senders (TVFL's passives) are concatenated in the order of their
+    names, for the positions that all of them released.
 
     Raises:
         AttackError: the view has none, as in the functions below.
@@ -439,28 +451,29 @@ def collect_gradients(view: AdversaryView, epoch: int) -> Observed:
     A gradient's rows are those of the representations that it answers or, where these went into a
     sum, of the request for them.
     """
-    gradients = [
-        (
-            message.receiver,
-            rows_B,
-            _unpack_tensors(view, message, "gradient")["gradient"].flatten(1),
-        )
-        for message, rows_B in _match_gradients(view, epoch)
-    ]
+    gradients = []
+    for message, rows_B in _match_gradients(view, epoch):
+        gradient_BD = _unpack_tensors(view, message, "gradient")["gradient"].flatten(1)
+        gradients.append((message.receiver, rows_B, gradient_BD))
     return _stack_latest(view, "gradients", epoch, gradients)
 
 
 def _match_gradients(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor]]:
-    """Yield the gradients of an epoch, and the rows of the representations that each answers."""
-    if not (returned := list(view.iter_messages(Kind.GRADIENTS, epoch))):
+    """Yield the gradients of an epoch, with the rows (B,) of the request or release that each
+    answers; those that answer none are left out.
+    """
+    returned = list(view.iter_messages(Kind.GRADIENTS, epoch))
+    if not returned:
         return
-    rows = {
+    rows_by_passive_and_step = {
         (request.receiver, request.step): request.rows for request in iter_requests(view, epoch)
     }
-    rows |= {(sent.sender, sent.step): rows_B for sent, rows_B, _ in _iter_releases(view, epoch)}
+    for sent, rows_B, _ in _iter_releases(view, epoch):
+        rows_by_passive_and_step[sent.sender, sent.step] = rows_B
     for message in returned:
-        if (rows_B := rows.get((message.receiver, message.step))) is not None:
-            yield message, rows_B
+        answered_B = rows_by_passive_and_step.get((message.receiver, message.step))
+        if answered_B is not None:
+            yield message, answered_B
 
 
 def iter_batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -476,10 +489,10 @@ def iter_batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor,
 
 
 def iter_contributions(view: AdversaryView, sender: str) -> "Iterator[tuple[Tensor, Frame]]":
-    """Yield (rows (B,), frame) of what `sender` contributed to sums, in every kept epoch.
+    """Yield (rows (B,), frame) of what `sender` contributed to sums, in every recorded epoch.
 
-    Whose rows these are the view's knowledge must tell (`Knowledge.order`). Messages that are no
-    frame of a sum, or of other rows, are left out.
+    The rows are known from `Knowledge.order`. Left out are messages of steps that it does not list,
+    that are no frame of a sum, or that have another number of rows.
     """
     from apfed_protocols.sums.frames import Frame  # most attacks read no sum
 
@@ -498,12 +511,15 @@ def iter_contributions(view: AdversaryView, sender: str) -> "Iterator[tuple[Tens
 def combine_epochs(
     read: Callable[[AdversaryView, int], Observed], view: AdversaryView, epochs: Iterable[int]
 ) -> dict[str, Observed]:
-    """Return what `read` finds "first" and "last" of each position in ascending `epochs`.
+    """Return the "first" and the "last" value of each position over these ascending epochs.
 
-    A row may be missing from an epoch (a batch with too few aligned rows is not sent); all rows of
-    all epochs are there, so that an attack and its decoy speak of the same ones. Of many epochs
-    also the "mean", in which noise averages out that is fresh in each; not of two, which is what a
-    transcript usually keeps: between them the network learnt, so that their mean is neither.
+    A row may be missing from an epoch (a batch with too few aligned rows is not sent). The result
+    has all rows of all epochs, so that an attack and its decoy are about the same ones. Of three
+    epochs or more it has also the "mean", in which noise averages out that is new in each. A
+    transcript usually stores only the first and the last, between which the network learnt, so that
+    their mean would be of neither.
+
+    `read`: returns the values observed in one epoch.
     """
     observed = [read(view, epoch) for epoch in epochs]
     if not observed:
@@ -534,9 +550,12 @@ def collect_releases(view: AdversaryView, sender: str | None = None) -> dict[str
 
 
 def iter_requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
-    """Yield the requests about rows of an epoch; the others are about none."""
+    """Yield the requests of an epoch that are about rows, others are left out.
+
+    Pseudo-labels of another number of rows count as none.
+    """
     for message in view.iter_messages(Kind.REQUEST, epoch):
-        for expected in _FORMS:
+        for expected in _REQUEST_FORMS:
             try:
                 tensors, _ = unpack_tensors(message.payload, expected, sender=message.sender)
             except RemoteProtocolError:
@@ -555,9 +574,8 @@ def list_released_positions(view: AdversaryView) -> Tensor:
 
 
 def list_seen_positions(view: AdversaryView) -> tuple[Tensor, Tensor]:
-    """Return the positions that were released or asked about, ascending, and those of more.
-
-    Of the latter a gradient or pseudo-labels came besides, or a sum of them was revealed.
+    """Return the positions that were released or requested, and those that were also answered: by a
+    gradient, with pseudo-labels, or by a sum that was revealed. Both ascending.
     """
     requested = [request for epoch in view.envelopes for request in iter_requests(view, epoch)]
     answered_rows = [
@@ -567,9 +585,11 @@ def list_seen_positions(view: AdversaryView) -> tuple[Tensor, Tensor]:
         rows_B for epoch in view.envelopes for _, rows_B in _match_gradients(view, epoch)
     ]
     answered_rows += [view.attribute_positions(rows_B) for rows_B in view.knowledge.order.values()]
-    voted = [] if (ballot := find_vote_request(view)) is None else [ballot.rows]
-    observed = [list_released_positions(view), *(request.rows for request in requested), *voted]
-    return _join_positions(observed), _join_positions(answered_rows)
+    observed_rows = [list_released_positions(view), *(request.rows for request in requested)]
+    vote_request = find_vote_request(view)
+    if vote_request is not None:
+        observed_rows.append(vote_request.rows)
+    return _join_positions(observed_rows), _join_positions(answered_rows)
 
 
 def collect_pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
@@ -583,16 +603,16 @@ def collect_pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
 
 
 def list_epochs_by_request(
-    view: AdversaryView, which: Callable[[Request], bool]
+    view: AdversaryView, condition: Callable[[Request], bool]
 ) -> tuple[int, ...]:
-    """Return the epochs, ascending, with such a request."""
+    """Return the epochs, ascending, with a request that meets the condition."""
     return tuple(
-        epoch for epoch in sorted(view.envelopes) if any(map(which, iter_requests(view, epoch)))
+        epoch for epoch in sorted(view.envelopes) if any(map(condition, iter_requests(view, epoch)))
     )
 
 
 def list_opened_epochs(view: AdversaryView) -> tuple[int, ...]:
-    """Return the epochs, ascending, of which the view holds anything opened row by row."""
+    """Return the epochs, ascending, of which the view has decrypted values for each row."""
     if view.description.opens == "projections":
         return (0,) if view.revealed else ()
     return list_epochs_by_request(view, lambda request: request.step in view.revealed)
@@ -600,7 +620,7 @@ def list_opened_epochs(view: AdversaryView) -> tuple[int, ...]:
 
 def collect_opened_sums(view: AdversaryView, epoch: int) -> Observed:
     """Return what the active decrypted for each position that it asked about in `epoch`."""
-    if view.description.opens == "projections":  # of everybody, in one question without positions
+    if view.description.opens == "projections":  # one sum over all people, without positions
         opened_ND = view.revealed[min(view.revealed)]
         all_positions = view.attribute_positions(torch.arange(len(opened_ND)))
         return _stack_latest(view, "sums", epoch, [("", all_positions, opened_ND)])
@@ -614,7 +634,7 @@ def collect_opened_sums(view: AdversaryView, epoch: int) -> Observed:
 
 
 def find_vote_request(view: AdversaryView) -> VoteRequest | None:
-    """Return the first request for votes that the view holds."""
+    """Return the first request for votes in the view; None: there is none."""
     is_shown = view.description.labels == "shown"
     message = next(view.iter_messages(Kind.LABELS if is_shown else Kind.ENCRYPTED_LABELS), None)
     if message is None:
@@ -627,8 +647,8 @@ def find_vote_request(view: AdversaryView) -> VoteRequest | None:
 
 
 def _parse_clear_ballot(message: Envelope) -> bytes:
-    """Return the clear part of a request with encrypted labels: the rows, and which of them are
-    labelled.
+    """Return the unencrypted part of a request with encrypted labels, packed: the rows, and which
+    of them are labelled. Raises RemoteProtocolError: it has none.
     """
     try:
         ballot, _ = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
@@ -640,13 +660,13 @@ def _parse_clear_ballot(message: Envelope) -> bytes:
 
 
 def collect_votes(view: AdversaryView) -> dict[str, Observed]:
-    """Return the votes that the active read: "sum", or each passive's answers as unit vectors, by
-    name.
+    """Return the votes that the active read: their "sum", or by passive its answers as unit
+    vectors; empty if none were requested.
     """
-    ballot = find_vote_request(view)
-    if ballot is None:
+    request = find_vote_request(view)
+    if request is None:
         return {}
-    positions, order = view.attribute_positions(ballot.rows).sort()
+    positions, order = view.attribute_positions(request.rows).sort()
     if view.description.opens == "sum of votes":
         opened = view.revealed
         return {"sum": Observed(positions, opened[min(opened)][order])} if opened else {}
@@ -663,9 +683,9 @@ def collect_votes(view: AdversaryView) -> dict[str, Observed]:
 def _iter_releases(
     view: AdversaryView, epoch: int | None = None, sender: str | None = None
 ) -> Iterator[tuple[Envelope, Tensor, Tensor]]:
-    """Yield messages of representations, of one or all, their rows (B,) and these (B, D).
+    """Yield the messages with representations, with their rows (B,) and values (B, D).
 
-    `epoch`: its number; None: all.
+    `epoch`, `sender`: whose; None: of all.
     """
     for message in view.iter_messages(Kind.REPRESENTATIONS, epoch):
         if sender in (None, message.sender):
@@ -676,9 +696,10 @@ def _iter_releases(
 def _unpack_tensors(
     view: AdversaryView, message: Envelope, name: str, **others: TensorSpec
 ) -> dict[str, Tensor]:
-    """Return the tensors of a message, of which `name` holds vectors or convolution maps of float32
-    or float64. Raises RemoteProtocolError: the payload is another; AttackError: numbers are not
-    finite.
+    """Return the tensors of a message: under `name` vectors or convolution maps of float32 or
+    float64, on the view's device, and the `others`.
+
+    Raises RemoteProtocolError: the payload has other tensors; AttackError: numbers are not finite.
     """
     refusals = []
     for dtype, dimensions in _LAYOUTS:
@@ -706,12 +727,15 @@ def _join_positions(rows: Iterable[Tensor]) -> Tensor:
 def _stack_latest(
     view: AdversaryView, subject: str, epoch: int, batches: Iterable[tuple[str, Tensor, Tensor]]
 ) -> Observed:
-    """Return the last vector of each row, parties side by side.
+    """Return the last vector of each row; those of several parties are concatenated in the order of
+    their names, for the rows that all of them have.
 
-    `batches` are (party, rows (B,), vectors (B, D)). Parties stand in the order of their names, for
-    the rows that all have. Raises AttackError: there are none.
+    Args:
+        subject, epoch: what the vectors are, and of which epoch, for the error.
+        batches: (party, rows (B,), vectors (B, D)), in the order of time.
 
-    `subject`: what the error calls the vectors. `epoch`: up to this one.
+    Raises:
+        AttackError: there are no batches.
     """
     batches_by_party = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
     for party, rows_B, values_BD in batches:

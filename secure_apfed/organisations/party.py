@@ -861,7 +861,7 @@ async def _run_active(
     outgoing = connected.record.sent_by_me
     incoming = connected.record.received_by_me
     session = Session(entered, learner, links, outgoing, headline=method.headline)
-    writer = RunWriter(folder, config, heard=incoming)
+    writer = RunWriter(folder, config, received=incoming)
     callbacks = RunCallbacks(writer, on_progress)
     if restarts:
         callbacks = _ActiveCallbacks(writer, on_progress, connected)

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -51,13 +51,14 @@ FILE_NAME = "audit.log"
 _MAX_PEERS = 1024
 _MAX_COUNTERS = 4096
 _PURPOSE = b"audit log v1"
-_MAX_LINE = 2**18
-_MAX_SIZE = 2**40
+_MAX_LINE = 2**18  # bytes
+_MAX_SIZE = 2**40  # bytes or counts in a field
 _CHAIN_BYTES = 32
-_LETTERS = 80
+_SHOWN_LETTERS = 80
+# A line is _BEGINNING, the chain hash in hex, _SEPARATOR, and the body from _BODY_START on.
 _BEGINNING = b'{"chain":"'
-_BETWEEN = b'",'
-_BODY_AT = len(_BEGINNING) + 2 * _CHAIN_BYTES + len(_BETWEEN)
+_SEPARATOR = b'",'
+_BODY_START = len(_BEGINNING) + 2 * _CHAIN_BYTES + len(_SEPARATOR)
 _Hex16: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 CounterName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
 _FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
@@ -197,28 +198,29 @@ _EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="ev
 
 
 def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
-    """Parse the JSON object of a line, after its chain hash. Raises CheckpointError: malformed.
+    """Parse a line whose chain hash was verified. Raises CheckpointError: malformed.
 
-    `body`: the line without its chain hash. `number`: the line's number.
+    `body`: the line's JSON object after its chain hash, without the opening brace. `number`: of
+    the line, for the error.
     """
     try:
         return _EVENTS.validate_json(b"{" + body)
     except ValidationError as error:
         _require_format(body, path=path, number=number)
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        cause = str(first["msg"]).lower()
+        field_path = ".".join(map(str, first["loc"]))[:_SHOWN_LETTERS]
+        cause = str(first["msg"]).lower()[:_SHOWN_LETTERS]
         raise CheckpointError(
             f"{path}: line {number} is chained and yet not as this version writes it "
-            f"(at {place[:_LETTERS]!r}: {cause[:_LETTERS]!r}); it was written by another program "
+            f"(at {field_path!r}: {cause!r}); it was written by another program "
             "or version: ask its party for the log that its own run wrote"
         ) from None
 
 
 def _require_format(body: bytes, *, path: Path, number: int) -> None:
-    """Raise an error that names the format, if a log has another one; other faults pass.
+    """Raise CheckpointError if an opening line names another format of the log; pass otherwise.
 
-    `body`: the line without its chain hash. `number`: the line's number.
+    `body`, `number`: as for `_parse_line`.
     """
     try:
         line = json.loads(b"{" + body)
@@ -229,50 +231,65 @@ def _require_format(body: bytes, *, path: Path, number: int) -> None:
 
 
 class _Chain:
-    """The hash chain over the lines so far: makes the next line, or verifies those of an existing
-    log.
+    """The hash chain over the lines of a log so far: makes the next line, or verifies existing
+    ones.
+
+    Attributes:
+        head: hash of the last line; b"" before the first.
+        size, lines: bytes and number of the lines so far.
+        torn: an incomplete line at the end, as a killed process leaves it; b"": none.
+        ends_in_newline: whether the last line has its newline.
     """
 
     def __init__(self, path: Path) -> None:
-        """Make the hash chain of a log, before its first line."""
+        """Start before the first line of the log at `path`."""
         self._path = path
         self.head = b""
         self.size = 0
         self.lines = 0
         self.torn = b""
-        self.newline = True
+        self.ends_in_newline = True
 
     def encode_line(self, written: Line) -> bytes:
         """Return the bytes of the next line; call `confirm_line` once the file has it."""
         body = written.model_dump_json(exclude_none=True).encode()[1:]
-        return _BEGINNING + self._hash_body(body).hex().encode() + _BETWEEN + body + b"\n"
+        return self._make_start(body) + body + b"\n"
 
     def confirm_line(self, line: bytes) -> None:
         """Advance the chain by a line that the file has now."""
-        self.head = bytes.fromhex(line[len(_BEGINNING) : _BODY_AT - len(_BETWEEN)].decode())
+        chain_hash = line[len(_BEGINNING) : _BODY_START - len(_SEPARATOR)]
+        self.head = bytes.fromhex(chain_hash.decode())
         self.size += len(line)
         self.lines += 1
 
     def iter_bodies(self, file: BufferedReader) -> Iterator[bytes]:
-        """Read a log and verify its chain; yield the JSON part of each line."""
+        """Read a log and verify its chain; yield each line after its chain hash.
+
+        Raises CheckpointError: a line is too long or not chained to those before it.
+        """
         while line := file.readline(_MAX_LINE + 1):
             if len(line) > _MAX_LINE:
                 raise self._make_error(f"is longer than {_MAX_LINE} bytes")
-            body = line.removesuffix(b"\n")[_BODY_AT:]
-            if line[:_BODY_AT] != _BEGINNING + self._hash_body(body).hex().encode() + _BETWEEN:
+            body = line.removesuffix(b"\n")[_BODY_START:]
+            if line[:_BODY_START] != self._make_start(body):
                 if not _is_torn(line):
                     raise self._make_error("is not chained to what stands before it")
                 self.torn = line
                 return
             self.confirm_line(line)
-            self.newline = line.endswith(b"\n")
+            self.ends_in_newline = line.endswith(b"\n")
             yield body
 
-    def _hash_body(self, body: bytes) -> bytes:
-        return hashlib.sha256(self.head + body).digest()
+    def _make_start(self, body: bytes) -> bytes:
+        """Return the start of the next line if this is its body: up to and with its chain hash."""
+        chain_hash = hashlib.sha256(self.head + body).hexdigest()
+        return _BEGINNING + chain_hash.encode() + _SEPARATOR
 
     def _make_error(self, problem: str) -> CheckpointError:
-        """Return the error for a log that is altered after the last verified line."""
+        """Return the error for a log that is altered after the last verified line.
+
+        `problem`: of the next line, in words.
+        """
         last = f"line {self.lines} is the last that fits" if self.lines else "no line fits"
         return CheckpointError(
             f"{self._path}: line {self.lines + 1} {problem}: the log was altered or damaged there, "
@@ -281,7 +298,9 @@ class _Chain:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Return whether the bytes are only the beginning of a line, as a killed process leaves it."""
+    """Return whether these bytes, which are no valid line, may be the beginning of one that a
+    killed process left.
+    """
     if line.endswith(b"\n") or not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
         return False
     try:
@@ -315,8 +334,17 @@ class AuditLog:
     """A `LinkObserver` that writes an audit log.
 
     Args:
+        path: of the log, which is created or continued.
+        party: the log's owner.
+        identity: its key pair, which signs the log when it is closed.
+        peers: public keys of the others, as this party knows them, by name.
+        meter: tells what releases have cost.
+        clock: returns seconds since 1970.
         counters: the counters that this party keeps in files; a frame is logged and sent only when
-            the log contains their state.
+            the log contains their state. None: there are none.
+
+    Raises:
+        CheckpointError: the log is another party's or was altered, or too many peers.
     """
 
     def __init__(
@@ -329,11 +357,7 @@ class AuditLog:
         clock: Callable[[], float] = time.time,
         counters: CounterSource | None = None,
     ) -> None:
-        """Open the log, verify what it has, and write the line of this opening.
-
-        `peers`: public keys of the others, as this party knows them, by name. `clock`: returns
-        seconds since 1970. `counters`: the counters that this party keeps in files; None: none.
-        """
+        """Open the log, verify what it has, and write the line of this opening."""
         if len(peers) > _MAX_PEERS:
             raise CheckpointError(f"{path}: an audit log is of {_MAX_PEERS} peers at most")
         self.path = path
@@ -342,8 +366,8 @@ class AuditLog:
         self._meter = meter
         self._clock = clock
         self._counters = counters
-        self._charged = meter.charges
-        self._released = b""
+        self._known_charges = meter.charges
+        self._last_release = b""  # payload for which the last charge was made
         self._chain = _Chain(path)
         self._file = open_regular(path, create=True)
         try:
@@ -380,7 +404,7 @@ class AuditLog:
                 f"{len(chain.torn)} bytes are cut off, and the log says so",
                 stacklevel=4,
             )
-        elif not chain.newline:
+        elif not chain.ends_in_newline:
             chain.size += os.write(self._file, b"\n")
         return len(chain.torn)
 
@@ -390,26 +414,28 @@ class AuditLog:
         Raises CheckpointError, OSError: the line cannot be written; nothing may be sent then.
         """
         self._note_counters(saved=False)
-        epsilon = self._spent_epsilon(envelope.payload)
+        epsilon = self._get_release_epsilon(envelope.payload)
         figure = None if epsilon is None else self._meter.promise.figure
         fields = {**_describe_envelope(envelope), "epsilon": epsilon, "figure": figure}
         self._write_frame(Frame, frame, event="sent", peer=envelope.receiver, **fields)
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
+        """Log a frame that was received and opened."""
         fields = _describe_envelope(envelope)
         self._write_frame(Frame, frame, event="received", peer=envelope.sender, **fields)
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
+        """Log a frame that could not be decrypted or verified."""
         self._write_frame(Refused, frame, peer=sender)
 
-    def _write_frame(self, line: type[Frame | Refused], frame: bytes, /, **fields: Any) -> None:
-        """Write a line with size and digest of a frame; its fields were validated with the
-        envelope.
+    def _write_frame(self, kind: type[Frame | Refused], frame: bytes, /, **fields: Any) -> None:
+        """Write a line of this kind with these fields, and size and digest of the frame.
+
+        The fields are not validated again: they were when the envelope was made.
         """
-        # They were checked when the envelope was made.
         digest = hashlib.sha256(frame).hexdigest()
         self._write_line(
-            line.model_construct(at=self._clock(), **fields, size=len(frame), digest=digest)
+            kind.model_construct(at=self._clock(), **fields, size=len(frame), digest=digest)
         )
 
     def note_contract(self, contract: Contract) -> None:
@@ -430,7 +456,10 @@ class AuditLog:
         self._write_line(end)
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk."""
+        """Log changed counters, and wait until all lines are on the disk.
+
+        Raises CheckpointError: the file was removed, or another process wrote to it.
+        """
         self._note_counters(saved=True)
         status = os.fstat(self._file)
         if not status.st_nlink or status.st_size != self._chain.size:
@@ -453,7 +482,10 @@ class AuditLog:
             os.close(self._file)
 
     def _note_counters(self, *, saved: bool) -> None:
-        """Write a line for each counter that changed since its last line."""
+        """Write a line for each counter that changed since its last line.
+
+        `saved`: whether a checkpoint follows; see `CounterSource.list_changes`.
+        """
         changes = self._counters.list_changes(saved=saved) if self._counters else ()
         for name, number, origin, digest in changes:
             self._write_line(
@@ -466,17 +498,17 @@ class AuditLog:
         if self._counters:
             self._counters.write_witness(self._chain.lines, self._chain.head.hex())
 
-    def _spent_epsilon(self, payload: bytes) -> float | Literal["inf"] | None:
+    def _get_release_epsilon(self, payload: bytes) -> float | Literal["inf"] | None:
         """Return the epsilon of all releases so far if this payload is a release, else None.
 
         A release is the first payload after a charge, or the same payload to other receivers.
         """
         charges = self._meter.charges
-        if charges != self._charged:
-            self._charged = charges
-            self._released = payload
-        elif not payload or payload != self._released:
-            self._released = b""
+        if charges != self._known_charges:
+            self._known_charges = charges
+            self._last_release = payload
+        elif not payload or payload != self._last_release:
+            self._last_release = b""
             return None
         epsilon = self._meter.promise.epsilon
         return "inf" if epsilon == float("inf") else epsilon
@@ -529,7 +561,7 @@ class Summary:
     """
 
     path: Path
-    head: str = ""
+    head: str = ""  # the hash chain of the last line, hex
     party: str = ""
     identity: str = ""
     peers: dict[str, str] = field(default_factory=dict)
@@ -573,10 +605,10 @@ class Summary:
         }
 
     def count_line(self, number: int, line: Line, *, chain_before: bytes) -> None:
-        """Add a verified line; `chain_before`: the hash chain before it, which a
-        signature covers.
+        """Add a line whose chain hash was verified. Raises CheckpointError: no run writes it.
 
-        `number`: the line's number.
+        `number`: of the line, from 1. `chain_before`: the hash chain before it, which a signature
+        covers.
         """
         self.lines = number
         self.last_at = line.at
@@ -605,10 +637,9 @@ class Summary:
         self.counters[line.counter] = line
 
     def _note_opening(self, number: int, line: Opened) -> None:
-        """Record who opened the log, and with which peers. Raises CheckpointError:
-        another party.
+        """Record who opened the log, and with which peers. Raises CheckpointError: another party.
 
-        `number`: the line's number.
+        `number`: of the line.
         """
         if self.party not in ("", line.party):
             raise self._make_error(number, f"is of {line.party}, those before it of {self.party}")
@@ -621,10 +652,9 @@ class Summary:
         self.cut += line.cut
 
     def _count_frame(self, number: int, line: Frame | Refused) -> None:
-        """Add a frame to the flow of its peer, event and kind. Raises CheckpointError: unknown
-        peer.
+        """Add a frame to the flow of its peer, event and kind.
 
-        `number`: the line's number.
+        `number`: of the line. Raises CheckpointError: an unknown peer, or too many.
         """
         if line.peer not in self.peers:
             raise self._make_error(number, f"names {line.peer}, who is no peer of this party")
@@ -656,7 +686,7 @@ class Summary:
             ) from error
 
     def _make_error(self, number: int, problem: str) -> CheckpointError:
-        """Return the error for a line that no run writes."""
+        """Return the error for line `number`, which no run writes; `problem`: of it, in words."""
         return CheckpointError(
             f"{self.path}: line {number} {problem}; no run writes that: ask its party for the log "
             "that its own run wrote"
@@ -664,7 +694,10 @@ class Summary:
 
 
 def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Line]]:
-    """Yield number (from 1) and content of each line, verified; `summary` counts them."""
+    """Yield number (from 1) and content of each line, verified; add each to `summary`, if passed.
+
+    Raises CheckpointError: the file is no log, or was altered from some line on.
+    """
     summary = Summary(path=path) if summary is None else summary
     chain = _Chain(path)
     with open_plain(path) as file:
@@ -738,7 +771,13 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """The place where the logs of a direction disagree; a line is null if its log ends there."""
+    """The first disagreement of two logs about one direction of a link.
+
+    Attributes:
+        sent_line: line number in the sender's log; None: it has no further frame.
+        sent: that frame in words.
+        received_line, received: the same in the receiver's log.
+    """
 
     sent_line: int | None
     sent: str
@@ -750,8 +789,11 @@ class Parting:
 class Direction:
     """The comparison of one direction of a link.
 
-    It counts the envelopes that both ends have, and those at the ends of sessions that the receiver
-    never had. `parting` is where the logs disagree, if they do; then the counts end there.
+    Attributes:
+        equal, equal_size: number and bytes of the envelopes that both ends have.
+        unreceived, unreceived_size: the same of envelopes at the ends of sessions that the receiver
+            never had.
+        parting: where the logs first disagree, at which the counts end; None: they agree.
     """
 
     sender: str
@@ -794,7 +836,9 @@ def compare_logs(first_path: Path, second_path: Path) -> Comparison:
 
 
 def _require_peers(log: Summary, other: Summary) -> None:
-    """Refuse logs whose parties do not know each other by these identities."""
+    """Raise CheckpointError unless the party of `log` knows that of `other` by the identity that
+    signed `other`.
+    """
     known_identity = log.peers.get(other.party)
     if known_identity is None:
         raise CheckpointError(
@@ -814,41 +858,34 @@ def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
     digest.
 
     The last frames of a session may be missing at the receiver; from any other difference on, the
-    logs disagree. Frames are tuples (number of the log's opening, line number, line).
+    logs disagree.
     """
     sent_frames = _iter_frames(sender.path, receiver.party, ("sent",))
     equal = equal_size = unreceived = unreceived_size = 0
     parting = None
     next_sent = next(sent_frames, None)
-    for _, number, received in _iter_frames(receiver.path, sender.party, ("received", "refused")):
+    for received in _iter_frames(receiver.path, sender.party, ("received", "refused")):
         expected = next_sent
         skipped = 0
         skipped_size = 0
-        while next_sent is not None and next_sent[2].digest != received.digest:
+        while next_sent is not None and next_sent.line.digest != received.line.digest:
             # Then the rest of that session never arrived.
-            opening = next_sent[0]
-            while next_sent is not None and next_sent[0] == opening:
-                skipped = skipped + 1
-                skipped_size = skipped_size + next_sent[2].size
+            opening = next_sent.opening
+            while next_sent is not None and next_sent.opening == opening:
+                skipped += 1
+                skipped_size += next_sent.line.size
                 next_sent = next(sent_frames, None)
         if next_sent is None:
-            lost = "; a machine that loses power may lose lines"
-            lost = lost if sender.unsigned or sender.torn else ""
-            parting = Parting(
-                sent_line=expected[1] if expected else None,
-                sent=_describe_frame(expected[2]) if expected else f"nothing more{lost}",
-                received_line=number,
-                received=_describe_frame(received),
-            )
+            parting = _describe_parting(expected, received, sender)
             break
-        equal = equal + 1
-        equal_size = equal_size + received.size
-        unreceived = unreceived + skipped
-        unreceived_size = unreceived_size + skipped_size
+        equal += 1
+        equal_size += received.line.size
+        unreceived += skipped
+        unreceived_size += skipped_size
         next_sent = next(sent_frames, None)
     while parting is None and next_sent is not None:
-        unreceived = unreceived + 1
-        unreceived_size = unreceived_size + next_sent[2].size
+        unreceived += 1
+        unreceived_size += next_sent.line.size
         next_sent = next(sent_frames, None)
     return Direction(
         sender=sender.party,
@@ -858,6 +895,31 @@ def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
         unreceived=unreceived,
         unreceived_size=unreceived_size,
         parting=parting,
+    )
+
+
+class _LoggedFrame(NamedTuple):
+    """A frame in a log: how often the log had been opened, the line's number, and the line."""
+
+    opening: int
+    number: int
+    line: Frame | Refused
+
+
+def _describe_parting(
+    expected: _LoggedFrame | None, received: _LoggedFrame, sender: Summary
+) -> Parting:
+    """Return where two logs disagree: the receiver's frame, and the next one of the sender's log.
+
+    `expected`: of the sender's log; None: it ends there, perhaps since lines were lost.
+    """
+    may_have_lost_lines = sender.unsigned or sender.torn
+    lost = "; a machine that loses power may lose lines" if may_have_lost_lines else ""
+    return Parting(
+        sent_line=expected.number if expected else None,
+        sent=_describe_frame(expected.line) if expected else f"nothing more{lost}",
+        received_line=received.number,
+        received=_describe_frame(received.line),
     )
 
 
@@ -871,16 +933,14 @@ def _describe_frame(line: Frame | Refused) -> str:
     return f"{description}, {line.size} bytes, SHA-256 {line.digest[:16]}..."
 
 
-def _iter_frames(
-    path: Path, peer: str, events: tuple[str, ...]
-) -> Iterator[tuple[int, int, Frame | Refused]]:
-    """Yield one direction of a link: number of the log's opening, line number, and the line.
+def _iter_frames(path: Path, peer: str, events: tuple[str, ...]) -> Iterator[_LoggedFrame]:
+    """Yield the frames to or from one peer in a log, in order.
 
-    `events`: "sent" or "received".
+    `events`: which ones: "sent", or "received" and "refused".
     """
     opening = 0
     for number, line in _iter_log(path):
         if isinstance(line, Opened):
             opening += 1
         elif isinstance(line, Frame | Refused) and line.peer == peer and line.event in events:
-            yield opening, number, line
+            yield _LoggedFrame(opening, number, line)

@@ -36,20 +36,23 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import BASELINES, FOLDS, SoloTask
 from secure_apfed.solo.interface import FloatArray, IntArray, split_folds
 
-_MIN_SHARE = 1e-12
-_FEWEST = 30
-"""Unlabelled rows that a mean needs; if there are fewer, it is over all rows."""
+_MIN_PROBABILITY = 1e-12  # before the logarithm is taken
+_MIN_UNLABELLED_ROWS = 30
+"""Unlabelled rows needed for mean and spread; with fewer, all training rows are used."""
 
 
 @dataclass(frozen=True)
 class _Folds:
-    """Training rows that are left out together, one array per fold: positions among training rows.
+    """Folds of the training rows for cross-fitting: a fold's model is trained without its rows.
+
+    Each list has one array for each fold. A position is a row's index among the training rows.
 
     Attributes:
-        labelled: indices of a fold's rows among the labelled rows.
-        labelled_positions: the same rows as positions.
-        unseen: further rows that the fold's model does not read.
-        reference: all rows whose scores give mean and spread; a fold leaves out its `unseen`.
+        labelled: indices of a fold's labelled rows among the labelled rows.
+        labelled_positions: positions of the same rows.
+        unseen: positions of further rows that the fold's model is trained without.
+        reference: positions of the rows whose scores give mean and spread; for a fold's model they
+            are used without `unseen`.
     """
 
     labelled: list[IntArray]
@@ -59,9 +62,10 @@ class _Folds:
 
 
 def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
-    """Calibrate the finished networks if the settings ask for it; None: they stay as they are.
+    """Calibrate the finished networks in place, if the settings ask for it (Platt scaling).
 
-    `data`: with the labels that the run may train on.
+    `data`: with the labels that the run may train on. Returns None if the networks stay as they
+    are: not asked for, no classification by networks of its own, or training diverged.
     """
     config = session.party_session.party.config
     networks = session.learner.get_solo_networks()
@@ -69,7 +73,8 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
         return None
     assert data.table.labels is not None
     labels_n: IntArray = data.table.labels[data.labelled_rows].numpy().astype(np.int64)
-    if not _is_asked(config, labels_n, len(data.classes)) or not _has_a_last_layer(networks):
+    should_calibrate = _should_calibrate(config, labels_n, len(data.classes))
+    if not should_calibrate or not _accepts_offset(networks):
         return None
     scores_N = _compute_scores(networks, data, data.train_rows)
     if not np.isfinite(scores_N).all():
@@ -78,7 +83,7 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
     try:
         scores_by_fold = list(_predict_out_of_fold(session, data, folds))
     except ModelError:
-        return None  # what the run trains cannot be trained alone
+        return None  # the run's model cannot be trained without the other parties
     rate = float(labels_n.mean()) if isinstance(config.calibration, str) else config.calibration
     line = _fit_line(scores_N, scores_by_fold, folds, labels_n, rate)
     _apply_line(networks, line)
@@ -86,17 +91,18 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
 
 
 def _split_rows(data: OwnData, labels_n: IntArray, seed: int) -> _Folds:
-    """Split the labelled rows into folds, and the unlabelled ones that each fold leaves out.
+    """Split the labelled rows into folds, and choose further rows that each fold leaves out.
 
     A model may memorise its training rows, and on other rows mean and spread of its scores may
-    differ. So a fold's model leaves out unlabelled rows, too, if there are enough.
+    differ. So a fold leaves out unlabelled rows, too, if there are enough; otherwise `unseen` are
+    its labelled ones.
     """
     labelled = split_folds(labels_n, FOLDS, seed)
     positions_n = torch.searchsorted(data.train_rows, data.labelled_rows).numpy()
     labelled_positions = [positions_n[part] for part in labelled]
     all_rows = np.arange(len(data.train_rows))
     unlabelled = np.setdiff1d(all_rows, positions_n)
-    if len(unlabelled) < _FEWEST:
+    if len(unlabelled) < _MIN_UNLABELLED_ROWS:
         return _Folds(labelled, labelled_positions, labelled_positions, all_rows)
     unseen = [unlabelled[fold::FOLDS] for fold in range(len(labelled))]
     return _Folds(labelled, labelled_positions, unseen, unlabelled)
@@ -109,9 +115,15 @@ def _fit_line(
     labels_n: IntArray,
     rate: float,
 ) -> PlattLine:
-    """Fit slope and offset of the model's scores to the labels, by the scores of its folds.
+    """Fit slope and offset of the model's scores to the labels, by out-of-fold scores.
 
-    `rate`: share of the second class among the rows to come.
+    Each model's scores are standardised by its own mean and spread, so that folds compare.
+
+    Args:
+        scores_N: of the finished model, log-odds for all training rows.
+        scores_by_fold: the same of each fold's model; empty: there are no folds.
+        labels_n: of the labelled rows, 0 or 1.
+        rate: share of the second class among future rows.
     """
     labelled_scores = list[FloatArray]()
     unseen_scores = list[FloatArray]()
@@ -136,10 +148,9 @@ def _fit_line(
     )
 
 
-def _is_asked(config: RunSettings, labels_n: IntArray, classes: int) -> bool:
-    """Return whether to calibrate: as configured, or by default if one of two classes is rare.
-
-    By default not where a privacy promise covers labels.
+def _should_calibrate(config: RunSettings, labels_n: IntArray, classes: int) -> bool:
+    """Return whether to calibrate: as configured; by default if one of two classes is rare and no
+    privacy promise covers labels.
     """
     if config.calibration == "none" or classes != 2 or len(np.unique(labels_n)) < 2:
         return False
@@ -148,9 +159,9 @@ def _is_asked(config: RunSettings, labels_n: IntArray, classes: int) -> bool:
     return not config.labels_are_private and is_rare(labels_n, SKEWED)
 
 
-def _has_a_last_layer(networks: ActiveNetworks) -> bool:
-    """Return whether an offset can be added to its scores: by a bias, or a constant among its
-    inputs.
+def _accepts_offset(networks: ActiveNetworks) -> bool:
+    """Return whether an offset can be added to the networks' two scores: the last layer is linear
+    and has a bias, or a constant among its inputs.
     """
     last = list(networks.head.modules())[-1]
     if not isinstance(last, nn.Linear) or last.out_features != 2:
@@ -174,7 +185,11 @@ def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor)
 
 
 def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iterator[FloatArray]:
-    """Yield scores of all training rows, each time by a model trained without one fold."""
+    """Yield for each fold the log-odds of all training rows, by a model trained without its rows.
+
+    The run's method trains these models; if it cannot, an own network with the run's settings is
+    trained locally.
+    """
     rows = data.train_rows
     parts = [data.labelled_rows[torch.from_numpy(part)] for part in folds.labelled]
     fitted = [
@@ -191,12 +206,12 @@ def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iter
         task.drop_labels(torch.isin(labelled_n, part).nonzero().flatten().numpy()) for part in parts
     ]
     with one_thread():
-        fitted_shares = [
+        probabilities_by_fold = [
             model.compute_scores(task.features)
             for model in BASELINES["network"].fit_together(tasks)
         ]
-    for shares_NK in fitted_shares:
-        log_NK = np.log(shares_NK.clip(_MIN_SHARE))
+    for probabilities_NK in probabilities_by_fold:
+        log_NK = np.log(probabilities_NK.clip(_MIN_PROBABILITY))
         yield log_NK[:, 1] - log_NK[:, 0]
 
 

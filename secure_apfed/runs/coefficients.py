@@ -18,8 +18,9 @@ from secure_apfed.networks.models import Intercept, LinearPredictor
 from secure_apfed.runs.outcome import Coefficient, PartyCoefficients
 from secure_apfed.settings.run import RunSettings
 
+# What the coefficients of a task for numbers add up to, with and without the label's scale.
 _LABEL = "label"
-_OF_DEVIATIONS = "label, in its standard deviations"
+_LABEL_IN_DEVIATIONS = "label, in its standard deviations"
 
 
 def list_party_coefficients(
@@ -31,7 +32,7 @@ def list_party_coefficients(
     standard deviations of the label.
 
     Args:
-        networks: its encoder and, at the active, its head, by name.
+        networks: its "encoder" and, at the active, its "head".
     """
     encoder = networks.get("encoder")
     if not isinstance(encoder, LinearPredictor):
@@ -43,7 +44,7 @@ def list_party_coefficients(
     link = TASKS[config.task].link
     is_scaled = link == _LABEL
     if is_scaled and data.targets is None:
-        link = _OF_DEVIATIONS
+        link = _LABEL_IN_DEVIATIONS
     return PartyCoefficients(
         party=data.table.name,
         link=link,
@@ -59,30 +60,37 @@ def list_all_coefficients(
     data: OwnData,
     networks: Mapping[str, nn.Module],
     *,
-    together: VerticalData | None = None,
+    all_data: VerticalData | None = None,
     encoders: Mapping[str, nn.Module],
 ) -> tuple[PartyCoefficients, ...]:
     """Return the active's table and, where one process ran all parties, those of the passives.
 
     Args:
         data, networks: of the active.
-        together: the data of all parties; None: they ran apart.
-        encoders: by passive its network; empty where they ran apart.
+        all_data: the tables of all parties; None: they ran in processes of their own.
+        encoders: by passive its network; empty where they ran in processes of their own.
     """
-    own = list_party_coefficients(config, data, networks)
-    if own is None or together is None:
-        return () if own is None else (own,)
-    tables = [own]
-    for table in together.passives:
-        known = OwnData(table=table, classes=data.classes, targets=data.targets)
-        trained = {"encoder": encoders[table.name]} if table.name in encoders else {}
-        others = list_party_coefficients(config, known, trained)
-        tables += [] if others is None else [others]
+    active_table = list_party_coefficients(config, data, networks)
+    if active_table is None:
+        return ()
+    if all_data is None:
+        return (active_table,)
+    tables = [active_table]
+    for table in all_data.passives:
+        passive_data = OwnData(table=table, classes=data.classes, targets=data.targets)
+        passive_networks = {"encoder": encoders[table.name]} if table.name in encoders else {}
+        passive_table = list_party_coefficients(config, passive_data, passive_networks)
+        if passive_table is not None:
+            tables.append(passive_table)
     return tuple(tables)
 
 
 def _name_scores(classes: Sequence[str], scores: int) -> tuple[str, ...]:
-    """Return the names of the scores: classes where they are known; of two the second."""
+    """Return a name for each of this number of scores: its class; numbers if the classes are
+    unknown.
+
+    A single score is that of the second of two classes, or "" for a number.
+    """
     if scores == 1:
         return (classes[1],) if len(classes) == 2 else ("",)
     return tuple(classes) if len(classes) == scores else tuple(map(str, range(scores)))
@@ -91,16 +99,19 @@ def _name_scores(classes: Sequence[str], scores: int) -> tuple[str, ...]:
 def _list_columns(
     weights_DF: Tensor, encoding: FeatureEncoding, scores: Sequence[str]
 ) -> tuple[Coefficient, ...]:
-    """Return the coefficients of each column, for each score."""
+    """Return the coefficient of each feature for each score.
+
+    `weights_DF`: by score (D) and feature (F), for one standard deviation.
+    """
     units_F = _list_units(encoding, weights_DF.shape[1])
     return tuple(
         Coefficient(
-            column=encoding.feature_name(place),
+            column=encoding.feature_name(feature),
             score=score,
-            per_deviation=float(weights_DF[row, place]),
-            per_unit=None if unit is None else float(weights_DF[row, place]) / unit,
+            per_deviation=float(weights_DF[row, feature]),
+            per_unit=None if unit is None else float(weights_DF[row, feature]) / unit,
         )
-        for place, unit in enumerate(units_F)
+        for feature, unit in enumerate(units_F)
         for row, score in enumerate(scores)
     )
 

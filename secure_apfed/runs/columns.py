@@ -25,7 +25,9 @@ Scores = Mapping[str, Mapping[str, float]]
 """Party -> column -> score, no unit; features are standardised, so that a view's are comparable."""
 
 
-class _Scored(Written):
+class _PartyScores(Written):
+    """The scores of one party's columns, as stored in a file."""
+
     party: str
     scores: dict[str, float]
 
@@ -43,7 +45,7 @@ def save_column_scores(folder: PartyFolder, name: str, data: OwnData, role: Role
         scores = {
             encoding.feature_name(place): score for place, score in enumerate(scores_F.tolist())
         }
-    content = to_json(_Scored(party=name, scores=scores).model_dump(), indent=2) + "\n"
+    content = to_json(_PartyScores(party=name, scores=scores).model_dump(), indent=2) + "\n"
     write_atomically(folder.scores, content.encode(), private=True)
 
 
@@ -53,7 +55,9 @@ def load_column_scores(path: Path) -> Scores:
     Raises ModelError: no party's folder there has scores.
     """
     folders = [PartyFolder(folder) for folder in (path, *sorted((path / "parties").glob("*")))]
-    stored = [load_json(scored.scores, _Scored) for scored in folders if scored.scores.is_file()]
+    stored = [
+        load_json(scored.scores, _PartyScores) for scored in folders if scored.scores.is_file()
+    ]
     if not stored:
         raise ModelError(
             f"{path}: expected {folders[0].scores.name} of a party in it or below parties/, found "
@@ -69,18 +73,19 @@ def load_column_scores(path: Path) -> Scores:
 def pick_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
     """Return the highest-scored columns of each party.
 
-    `keep`: their number or, below 1, their share, at least one. Raises ConfigError: it is neither.
+    `scores`: the highest first. `keep`: the number of columns of each party or, below 1, their
+    share, at least one column. Raises ConfigError: it is neither.
     """
-    if not (0 < keep < 1 or (keep >= 1 and keep % 1 == 0)):
+    is_share = 0 < keep < 1
+    if not is_share and not (keep >= 1 and keep % 1 == 0):
         raise ConfigError(
             f"--keep {keep:g}: expected a number of columns, or below 1 a share of each party's"
         )
-    return {
-        party: list(column_scores)[
-            : int(keep) if keep >= 1 else max(1, round(keep * len(column_scores)))
-        ]
-        for party, column_scores in scores.items()
-    }
+    picked = {}
+    for party, column_scores in scores.items():
+        count = max(1, round(keep * len(column_scores))) if is_share else int(keep)
+        picked[party] = list(column_scores)[:count]
+    return picked
 
 
 def restrict_columns(

@@ -68,7 +68,9 @@ from secure_apfed.settings.promises import Promise, promises_of, worst_promise
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+# Unread losses on a GPU that are fetched together.
 _LOSSES_AT_ONCE = 50
+# Packages whose versions are written to the run's folder.
 _PACKAGES = (
     "secure-apfed",
     "torch",
@@ -128,8 +130,11 @@ def evaluate_scores(
 ) -> ModelEvaluation:
     """Evaluate the active's test predictions; test rows train nothing.
 
-    `scores`: by variant. `is_final`: whether training is over. `calibration`: of the scores; None:
-    none.
+    Args:
+        labels: the labels that the model was trained on.
+        scores: test predictions by inference variant.
+        is_final: whether training is over: then all measures are computed, else the run's measure.
+        calibration: that was applied to the model; None: none.
     """
     config = _complete_config(session)
     trained = _score_training_rows(session, labels) if is_final else None
@@ -165,13 +170,13 @@ def find_unpredicted_classes(
 ) -> dict[str, float | None]:
     """Return the classes that are predicted for no test row, each with a threshold that would help.
 
+    That is, for two classes, the one with the best balanced accuracy on labelled training rows.
+    None for more classes, without scores of training rows, and under `dp_sgd`, whose guarantee
+    would not cover it.
+
     Args:
         tested: scores of test rows; None: there are none.
         trained: scores of labelled training rows; None: the model needs other parties to predict.
-
-    Returns by class the threshold with the best balanced accuracy on labelled training rows, for
-    two classes. None for more classes, without scores of training rows, and under `dp_sgd`, whose
-    guarantee would not cover it.
     """
     if tested is None or not tested.classes or not len(tested.truth):
         return {}
@@ -183,17 +188,19 @@ def find_unpredicted_classes(
     is_binary = tested.classes == len(labelled_classes) == 2
     if is_binary and trained is not None and _complete_config(session).dp_sgd is None:
         threshold = best_threshold(trained, "balanced_accuracy")
-    return {labels.data.classes[place]: threshold for place in absent.tolist()}
+    return {labels.data.classes[index]: threshold for index in absent.tolist()}
 
 
 def _pick_threshold(
     session: Session, labels: TrainingLabels, trained: Scored | None, *, calibrated: bool
 ) -> float | None:
-    """Return the configured threshold; None without one, or before the end if it is chosen from
-    rows.
+    """Return the threshold for the second of two classes, as configured; None: none.
 
-    `trained`: scores of labelled training rows; None: none. `calibrated`: whether scores are
-    calibrated, which moves no threshold.
+    A threshold that the settings leave to training rows (by a measure, a cost or a rate) is chosen
+    at the end of training.
+
+    `trained`: scores of labelled training rows; None: not at the end. `calibrated`: whether scores
+    are probabilities, for which a cost determines the threshold without rows.
     """
     setting = _complete_config(session).threshold
     if setting is None or isinstance(setting, float):
@@ -215,10 +222,9 @@ def _pick_threshold(
 def _measure_ranking(
     labels: TrainingLabels, scored: Scored | None, measure: Measure
 ) -> Ranking | None:
-    """Return the ranking figures of two classes, if the run's measure ranks or one
-    class is rare.
+    """Return the ranking figures of two classes, if the run's measure ranks or one class is rare.
 
-    `scored`: test predictions; None: none.
+    `scored`: test predictions; None: there are none. Returns None if there is nothing to rank.
     """
     if scored is None or scored.classes != 2 or not len(scored.truth):
         return None
@@ -260,6 +266,7 @@ def _complete_config(session: Session) -> Config:
 
 
 def _compute_defined_measure(measure: Measure, scored: Scored) -> dict[str, float]:
+    """Return the value of one measure by its name; empty if it is undefined on these rows."""
     value = measure.compute_value(scored)
     return {} if math.isnan(value) else {measure.name: value}
 
@@ -272,13 +279,16 @@ def _require_two_classes(labels: TrainingLabels) -> None:
     data = labels.data
     assert data.table.labels is not None
     # The message must not say which labels exist if a mechanism protects them.
-    answered = not labels.mechanism.unsafe
-    labelled = 2 if answered else len(data.table.labels[data.labelled_rows].unique())
-    if len(data.classes) != 2 or labelled != 2:
+    labels_are_protected = not labels.mechanism.unsafe
+    labelled_classes = 2
+    detail = ""
+    if not labels_are_protected:
+        labelled_classes = len(data.table.labels[data.labelled_rows].unique())
+        detail = f" and labels of {labelled_classes}"
+    if len(data.classes) != 2 or labelled_classes != 2:
         raise ConfigError(
             f"threshold: it decides between two classes with labelled rows of both, and "
-            f"{data.table.name} has {len(data.classes)} classes"
-            f"{'' if answered else f' and labels of {labelled}'}; leave it out"
+            f"{data.table.name} has {len(data.classes)} classes{detail}; leave it out"
         )
 
 
@@ -303,23 +313,30 @@ def list_versions(device: torch.device) -> dict[str, str]:
 class RunWriter:
     """A writer of results and metrics to a run's folder during the run.
 
-    `heard`: the messages that the active received, if it runs in its own process and folder.
+    Args:
+        folder: of the run.
+        config: of the run.
+        received: the messages that the active received, if it runs in its own process and folder;
+            None: one process runs all parties.
     """
 
     def __init__(
-        self, folder: RunFolder, config: Config, *, heard: Transcript | None = None
+        self, folder: RunFolder, config: Config, *, received: Transcript | None = None
     ) -> None:
-        """Make the writer of a run's files; `heard`: the messages the active received, if it runs
-        in its own process.
-        """
+        """Write nothing yet."""
         self.folder = folder
         self._config = config
-        self._received = heard
-        self._board: SummaryWriter | None = None
+        self._received = received
+        self._board: SummaryWriter | None = None  # of TensorBoard
 
-    def start_run(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
-        """Write configuration, contract, seeds and versions; drop metrics after the checkpoint's
-        `epoch`.
+    def start_run(self, session: Session, session_digests: Sequence[str], *, epoch: int) -> None:
+        """Write configuration, contract, seeds and versions, and drop metrics of later epochs.
+
+        Args:
+            session: that begins or resumes the run.
+            session_digests: SHA-256 (hex) of the contract of each session so far, in order, this
+                one included; stored under "sessions".
+            epoch: number of finished epochs, by the checkpoint; 0: a new run.
         """
         folder = self.folder
         config = self._config
@@ -328,7 +345,7 @@ class RunWriter:
             folder.contract,
             {
                 **describe_contract(session.contract, session.signatures),
-                "sessions": list(contracts),
+                "sessions": list(session_digests),
             },
         )
         seeds = {
@@ -353,7 +370,9 @@ class RunWriter:
         self.folder.append_metrics(record, is_durable=is_saved)
         if self._board is None:
             return
-        scalars = {**record, **{f"accuracy/{k}": v for k, v in (record["accuracy"] or {}).items()}}
+        scalars = dict(record)
+        for variant, accuracy in (record["accuracy"] or {}).items():
+            scalars[f"accuracy/{variant}"] = accuracy
         for variant, values in (record["measures"] or {}).items():
             scalars |= {f"{name}/{variant}": value for name, value in values.items()}
         for name, value in scalars.items():
@@ -372,7 +391,13 @@ class RunWriter:
     ) -> None:
         """Write model, card and results; `result.json` comes last and marks the run as finished.
 
-        `guarantee`: what the session promises, in words.
+        Args:
+            session: the last one of the run.
+            data: the active's, with the labels it trained on.
+            evaluation: of the finished model.
+            privacy: the active's cost.
+            guarantee: what the session promises, in words.
+            loop: the finished training loop, for its counts of time, sessions and steps.
         """
         folder = self.folder
         transcript = session.transcript
@@ -441,8 +466,8 @@ class RunWriter:
     def _build_card(
         self, session: Session, data: OwnData, outcome: Outcome, evaluation: ModelEvaluation
     ) -> dict[str, Any]:
-        """Return the model card: what a reader needs to use the model, and what the
-        run guarantees.
+        """Return the model card (JSON values): what is needed to use the model, and what the run
+        guarantees.
         """
         privacy = outcome.privacy
         return {
@@ -489,40 +514,48 @@ class PartyBackError(RunStoppedError):
 
 
 class RunCallbacks:
-    """The callbacks of a training loop to the code that runs it; without a writer nothing is
-    stored.
+    """The callbacks of a training loop to the code that runs it.
+
+    Args:
+        writer: of the run's files; None: nothing is stored.
+        on_progress: called after each step and evaluation.
     """
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
+        """Start without earlier sessions."""
         self.writer = writer
         self.on_progress = on_progress
         self.past = NONE_BEFORE  # the earlier sessions of this run, as far as they are recorded
 
     def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:
-        """Prepare for the training loop, from the active's checkpoint or from the start."""
+        """Prepare for the training loop, from the active's checkpoint (`state`) or, if None, from
+        the start.
+        """
 
     def build_recording(self) -> Recording | None:
         """Return the messages of all parties, if this process has them."""
         return None
 
     def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
-        """Return which absent parties are back, so that all can start a new session with them."""
+        """Return which of the absent parties are back, so that all can start a new session."""
         return ()
 
 
 class EpochLosses:
-    """The task losses of an epoch's steps; those on a GPU are read together.
+    """The task losses of an epoch's steps, for their mean.
 
-    Numbers are there at once. Of scalars on a GPU the first one of an epoch is read, and from then
-    on `_LOSSES_AT_ONCE` together: a number that is read in each step would make it wait each time.
+    Reading a scalar from a GPU waits for the step. So of an epoch's losses there the first is read
+    at once, and from then on `_LOSSES_AT_ONCE` together.
     """
 
     def __init__(self) -> None:
+        """Start an epoch."""
         self._sum = 0.0
         self._count = 0
         self._unread_losses: list[Tensor] = []
 
     def add(self, loss: StepLoss) -> None:
+        """Add the loss of one step; a tensor on a GPU is not read yet."""
         if isinstance(loss, Tensor):
             self._unread_losses.append(loss)
         else:
@@ -530,7 +563,7 @@ class EpochLosses:
 
     @property
     def is_due(self) -> bool:
-        """True if the mean can be updated without waiting for a GPU, or enough losses
+        """Whether to read the mean now: nothing is unread, nothing was read yet, or enough losses
         are unread.
         """
         unread = len(self._unread_losses)
@@ -558,10 +591,16 @@ class TrainingLoop:
         watch: RunCallbacks,
         state: PartyCheckpoint | None,
     ) -> None:
-        """Prepare the training loop: restore it from the active's checkpoint, if given, and start
-        the writer.
+        """Restore the loop from the active's checkpoint, or start a new run, and start the writer.
 
-        `state`: the checkpoint; None: start a new run.
+        Args:
+            session: with the learner and the links to the passives.
+            labels: the labels to train on.
+            watch: callbacks to the code that runs the loop.
+            state: the active's checkpoint; None: start a new run.
+
+        Raises:
+            ConfigError: too few rows to train on, or a threshold without two labelled classes.
         """
         state = restore_older_state(state, labels, session)
         watch.prepare_loop(session, state)
@@ -580,28 +619,29 @@ class TrainingLoop:
         self._watch = watch
         self._writer = watch.writer
         notes = state.notes if state else {}
-        self._epoch = notes.get("epoch", 0)
-        self._step = state.step if state else 0
-        self._steps = 0
+        self._epoch = notes.get("epoch", 0)  # finished ones
+        self._step = state.step if state else 0  # the next one
+        self._expected_steps = 0  # of the whole run, for the display
         self._epoch_losses = EpochLosses()
-        # Of the steps of this epoch; None under DP-SGD, whose noise does not cover it.
+        # Mean loss of this epoch's steps; None under DP-SGD, whose noise does not cover it.
         self._loss = None if self._config.dp_sgd else 0.0
-        self._held_out: list[float] = list(notes.get("held_out", ()))
+        # Validation loss after each epoch, with train.patience.
+        self._held_out_losses: list[float] = list(notes.get("held_out", ()))
         self.evaluation: ModelEvaluation | None = None
-        self._has_charge_reports = False  # what the passives charged, since the last evaluation
-        # Of nothing that was sent yet there is nothing to say.
+        self._has_charge_reports = False  # whether the passives reported since the last evaluation
+        # Before anything was sent there is no promise to report.
         self._promise = self._find_worst_promise() if state else None
-        self._best = remove_prefix("best", state.tensors) if state else {}
-        self._contracts = [*notes.get("contracts", []), session.contract.digest.hex()]
+        self._best_networks = remove_prefix("best", state.tensors) if state else {}
+        self._session_digests = [*notes.get("contracts", []), session.contract.digest.hex()]
         past = watch.past
         # The log also covers steps after the checkpoint; some methods send nothing in a step.
         self._seconds_before: float = max(notes.get("seconds", 0.0), past.seconds)
         self._steps_before: int = max(notes.get("steps", self._step), past.steps)
         self._first_step = self._step
-        self.sessions = max(len(self._contracts), past.sessions + 1)
+        self.sessions = max(len(self._session_digests), past.sessions + 1)
         self._start_time = time.monotonic()
         if self._writer:
-            self._writer.start_run(session, self._contracts, epoch=self._epoch)
+            self._writer.start_run(session, self._session_digests, epoch=self._epoch)
 
     @cached_property
     def coefficients(self) -> tuple[PartyCoefficients, ...]:
@@ -611,7 +651,7 @@ class TrainingLoop:
             self._config,
             self._labels.data,
             self.session.learner.predicts_with,
-            together=None if recording is None else recording.data,
+            all_data=None if recording is None else recording.data,
             encoders={} if recording is None else recording.encoders,
         )
 
@@ -631,15 +671,16 @@ class TrainingLoop:
         links = self.session.links
         # A method may send before its first epoch. What it sends after its last one is counted in
         # that one.
-        is_over = self._epoch == self._config.train.epochs or self._is_late
-        current_epoch = self._epoch - 1 if is_over else self._epoch
+        epochs_are_over = self._epoch == self._config.train.epochs or self._should_stop_early
+        current_epoch = self._epoch - 1 if epochs_are_over else self._epoch
         self.session.transcript.begin_epoch(current_epoch)
         self._save_checkpoint()
         await train_epochs(learner, links, self)
         if self.evaluation is None:
             await self._evaluate_model(is_final=True)
         if not self._has_charge_reports and not self.session.helpers:
-            await self._save_at_helpers(links)  # the passives then report what they charged
+            # With a checkpoint the passives report what they charged.
+            await self._save_at_helpers(links)
             self._save_checkpoint()
         assert self.evaluation is not None
         # The result is stored first, then the end is signalled: until then all parties can resume.
@@ -696,19 +737,24 @@ class TrainingLoop:
         return self._step
 
     def is_last(self, epoch: int) -> bool:
-        """Return whether an epoch is the last: by the settings, or by early stopping."""
-        return epoch + 1 == self._config.train.epochs or self._is_late
+        """Return whether this epoch (from 0) is the last: by the settings, or by early stopping."""
+        return epoch + 1 == self._config.train.epochs or self._should_stop_early
 
     @property
-    def _is_late(self) -> bool:
-        """True if the validation loss has not fallen for `train.patience` epochs."""
+    def _should_stop_early(self) -> bool:
+        """Whether the validation loss has not fallen for `train.patience` epochs."""
         patience = self._config.train.patience
-        losses = self._held_out
-        return patience is not None and len(losses) - 1 - _find_first_minimum(losses) >= patience
+        if patience is None:
+            return False
+        epochs_since_best = len(self._held_out_losses) - 1
+        epochs_since_best -= _find_first_minimum(self._held_out_losses)
+        return epochs_since_best >= patience
 
     async def note_held_out_loss(self) -> None:
-        """Record the validation loss; with `train.keep_best` remember or restore
-        the best networks.
+        """Record the validation loss of an epoch, if `train.patience` is set.
+
+        With `train.keep_best` store the networks if it is the lowest so far, and restore the best
+        ones after the last epoch. Raises ConfigError: the loss is not a number.
         """
         if self._config.train.patience is None:
             return
@@ -723,29 +769,33 @@ class TrainingLoop:
                 "fewer rows are held out than passives answer (rules.minimum_batch); lower "
                 "train.learning_rate, or leave train.patience out"
             )
-        self._held_out.append(loss)
+        self._held_out_losses.append(loss)
         networks = learner.get_solo_networks()
         if not self._config.train.keep_best or networks is None:
             return
-        if _find_first_minimum(self._held_out) == len(self._held_out) - 1:
-            self._best = {name: tensor.clone() for name, tensor in networks.state_dict().items()}
+        this_epoch = len(self._held_out_losses) - 1
+        if _find_first_minimum(self._held_out_losses) == this_epoch:
+            state = networks.state_dict()
+            self._best_networks = {name: tensor.clone() for name, tensor in state.items()}
         if self.is_last(self._epoch):
-            networks.load_state_dict(self._best)
+            networks.load_state_dict(self._best_networks)
 
     def iterate_epochs(self) -> Iterator[int]:
         """Yield the remaining epochs, until early stopping."""
         for epoch in range(self._epoch, self._config.train.epochs):
-            if self._is_late:
+            if self._should_stop_early:
                 return
             self.session.transcript.begin_epoch(epoch)
             yield epoch
 
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield an epoch's steps and rows; see `methods.TrainingLoop`. A too small last batch is
-        omitted.
+        """Yield the step and the rows (B,) of each batch of an epoch; see `methods.TrainingLoop`.
+
+        A last batch below the smallest size is omitted.
         """
         batches = split_batches(self.session.learner, self._config, epoch)
-        self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
+        remaining_epochs = self._config.train.epochs - epoch
+        self._expected_steps = self._step + remaining_epochs * len(batches)
         self._epoch_losses = EpochLosses()
         self._loss = 0.0 if self._may_show_loss else None
         for rows_B in batches:
@@ -754,13 +804,13 @@ class TrainingLoop:
             self._loss = self._epoch_losses.read_mean()
 
     def count_step(self, loss: StepLoss | None) -> None:
-        """Advance by one step; None: a step without task loss, such as an exchange
+        """Advance by one step with its task loss; None: a step without one, such as an exchange
         after training.
         """
         self.session.record_sum(self._step)
         self._step += 1
         if loss is None:
-            self._steps += 1
+            self._expected_steps += 1
         elif self._may_show_loss:
             self._epoch_losses.add(loss)
             if self._epoch_losses.is_due:
@@ -775,7 +825,7 @@ class TrainingLoop:
     async def finish_epoch(self, *, last: bool) -> None:
         """Evaluate, save, and write metrics where due; answer the next stage of private labels.
 
-        `last`: whether it is the run's last.
+        `last`: whether the epoch is the run's last.
         """
         config = self._config.train
         learner = self.session.learner
@@ -784,39 +834,41 @@ class TrainingLoop:
             self._warn_without_help()
         self._epoch += 1
         is_due = self._epoch % config.evaluate_every == 0 and not config.meets_labels_after
-        evaluated = last or is_due
-        if evaluated:
+        evaluates = last or is_due
+        if evaluates:
             await self._evaluate_model(is_final=last)
-        answered = self._labels.is_due(self._epoch)
-        # Labels are answered once: a repeated epoch must not ask for other answers.
-        saved = last or answered or self._epoch % self._config.checkpoint_every == 0
-        if saved:
+        # Labels are answered once: a repeated epoch must not ask for other answers, so they are
+        # saved at once.
+        answers_labels = self._labels.is_due(self._epoch)
+        saves = last or answers_labels or self._epoch % self._config.checkpoint_every == 0
+        if saves:
             await self._save_at_helpers(links)
         self._promise = self._find_worst_promise()
-        if evaluated:
+        if evaluates:
             self._report_progress(self._epoch)
         if self._writer:
-            self._writer.record_epoch(self._build_metrics(evaluated=evaluated), is_saved=saved)
-        if answered:
+            self._writer.record_epoch(self._build_metrics(evaluated=evaluates), is_saved=saves)
+        if answers_labels:
             self._labels.answer_stage(learner.get_solo_networks())
             data = self._labels.build_data()
             assert data.table.labels is not None
             learner.relabel(data.table.labels, data.train_rows)
-        if saved:
+        if saves:
             self._save_checkpoint()
             if not last:
                 self._readmit_passives(links)
 
     async def _evaluate_model(self, *, is_final: bool) -> None:
-        """Score the test rows; at the end after calibration, and by all measures.
+        """Score the test rows.
 
-        `is_final`: whether training is over.
+        `is_final`: whether training is over: then the networks are calibrated first, and all
+        measures are computed.
         """
         learner = self.session.learner
         links = self.session.links
-        calibration = (
-            calibrate_networks(self.session, self._labels.build_data()) if is_final else None
-        )
+        calibration = None
+        if is_final:
+            calibration = calibrate_networks(self.session, self._labels.build_data())
         scores = await learner.evaluate(links, next_step=self._step, is_final=is_final)
         self.evaluation = evaluate_scores(
             self.session, self._labels, scores, is_final=is_final, calibration=calibration
@@ -824,7 +876,11 @@ class TrainingLoop:
         self._has_charge_reports = False
 
     async def _save_at_helpers(self, links: Links) -> None:
-        """Have all helpers save a checkpoint, and receive their signed privacy accounts."""
+        """Have the other parties save a checkpoint, and receive their signed privacy accounts.
+
+        Nothing is done in a run without checkpoints. A passive that may leave and does not answer
+        is noted as absent from this step on.
+        """
         session = self.session
         contract = self.session.contract
         if session.party_session.party.secrets.checkpoints is None:
@@ -842,7 +898,9 @@ class TrainingLoop:
         self._has_charge_reports = True
 
     def _readmit_passives(self, links: Links) -> None:
-        """End the session, for a new one with all parties, if an absent passive is back."""
+        """Raise PartyBackError if an absent passive is back: the session ends, and all start a new
+        one.
+        """
         back = self._watch.find_rejoining(self.session.learner.left)
         if back:
             raise PartyBackError(
@@ -854,12 +912,15 @@ class TrainingLoop:
         """Save the active's checkpoint, with labels answered so far."""
         self.session.party_session.save_checkpoint(
             self._step,
-            tensors=add_prefix("labels", self._labels.tensors()) | add_prefix("best", self._best),
+            tensors={
+                **add_prefix("labels", self._labels.tensors()),
+                **add_prefix("best", self._best_networks),
+            },
             epoch=self._epoch,
             seconds=self.seconds,
             steps=self.steps,
-            contracts=self._contracts,
-            held_out=self._held_out,
+            contracts=self._session_digests,
+            held_out=self._held_out_losses,
         )
 
     def _build_metrics(self, *, evaluated: bool) -> dict[str, Any]:
@@ -875,7 +936,7 @@ class TrainingLoop:
             "step": self._step,
             "loss": self._loss,
             # The loss of rows that train nothing; null without patience.
-            "held_out_loss": self._held_out[-1] if self._held_out else None,
+            "held_out_loss": self._held_out_losses[-1] if self._held_out_losses else None,
             "accuracy": self.evaluation.accuracy if evaluated and self.evaluation else None,
             # By variant: the run's measure, and at the end all measures.
             "measures": self.evaluation.measures if evaluated and self.evaluation else None,
@@ -896,22 +957,25 @@ class TrainingLoop:
         }
 
     def _list_promises(self) -> tuple[Promise, ...]:
+        """Return the privacy promises of the run at its cost so far."""
         accounts = self.session.passive_accounts
         return promises_of(self._config, self.compute_privacy(), contributions=accounts)
 
     @property
     def _worst_account(self) -> Mapping[str, Any] | None:
-        """The account of the passive with the highest epsilon for votes or contributions."""
+        """The account of the passive with the highest epsilon for votes or contributions; None: no
+        passive has reported one.
+        """
         accounts = self.session.passive_accounts.values()
         return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
 
     def _warn_without_help(self) -> None:
-        """Warn if the active trained alone although the method trains with others."""
+        """Warn if the active trained alone although it should send representations to passives."""
         contract = self.session.contract
         flows = self.session.transcript.flows
-        if "the active sends representations" in self._config.method.facts and all(
-            flow.kind is not Kind.REPRESENTATIONS for flow in flows
-        ):
+        should_send = "the active sends representations" in self._config.method.facts
+        has_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in flows)
+        if should_send and not has_sent:
             warnings.warn(
                 "an epoch passed without help, so the active trains alone: no batch held the "
                 f"{contract.minimum_batch} aligned rows that rules.minimum_batch asks for; raise "
@@ -921,11 +985,12 @@ class TrainingLoop:
             )
 
     def _find_worst_promise(self) -> Promise | None:
-        """Return the weakest privacy promise so far about what leaves a party; None: none is
-        reported yet.
+        """Return the weakest privacy promise so far about what leaves a party; None: it depends on
+        accounts of passives that have not been reported yet.
         """
         method = self._config.method
-        is_awaited = method.find_noise(self._config) is not None and self._worst_account is None
+        passives_add_noise = method.find_noise(self._config) is not None
+        is_awaited = passives_add_noise and self._worst_account is None
         if method.figure == method.passives_figure and is_awaited:
             return None
         return worst_promise(self._list_promises(), method.figure)
@@ -944,7 +1009,7 @@ class TrainingLoop:
                 epoch=epoch,
                 epochs=self._config.train.epochs,
                 step=self._step,
-                steps=self._steps,
+                steps=self._expected_steps,
                 loss=self._loss,
                 accuracy=evaluation.accuracy.get(headline) if evaluation else None,
                 measure=measure,
@@ -957,6 +1022,7 @@ class TrainingLoop:
         )
 
     def compute_privacy(self) -> PrivacySpent:
+        """Return the active's privacy cost so far, in all sessions."""
         return spent_in(self.session, self._labels.mechanism, delta=self._config.delta)
 
 

@@ -24,23 +24,23 @@ def describe_departures(config: RunSettings) -> tuple[str, ...]:
 
 
 def describe_shared_organisations(folder: Path) -> tuple[str, ...]:
-    """Return a sentence for every organisation that runs several parties, and so reads or alters
-    more.
+    """Return a sentence for every organisation that runs several parties, and can therefore read
+    or alter more than one party alone.
 
-    `folder`: of a party. Without a sealed project no one declared who runs a party; then empty.
+    `folder`: of a party. Empty if it has no sealed project (the proposal that all parties signed),
+    since only that declares who runs a party.
 
     Raises DataError, RemoteProtocolError: the sealed project cannot be read.
     """
-    # Projects are read by party files, which play sessions, which write results.
+    # Imported late: projects are read by party files, which run sessions, which write results.
     from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
 
     path = folder / SEALED
     if not path.is_file():
         return ()
+    project = SignedFile.from_file(path).open_document(SealedProject, path)
     return tuple(
         f"one organisation, {quote_text(organisation)}, runs {' and '.join(conflict.parties)}: "
         f"together they {conflict.gets}"
-        for organisation, conflict in SignedFile.from_file(path)
-        .open_document(SealedProject, path)
-        .proposal_document.conflicts
+        for organisation, conflict in project.proposal_document.conflicts
     )

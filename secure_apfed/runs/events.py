@@ -29,12 +29,13 @@ class Training(Progress):
 
 
 class LongWork(BaseModel):
-    """A report on the progress or end of long work other than training steps.
+    """A report on the progress or end of a long computation other than training steps.
 
     Attributes:
-        party: whose; empty: of the process that writes.
-        name: what is done; part: what of it is on now, or empty.
-        done, total: how many parts, of how many.
+        party: which computes; empty: the process that writes.
+        name: what is computed.
+        part: what of it is being computed now, or empty.
+        done, total: number of finished parts, and of all.
         seconds_left: at this pace; null: too early to say.
     """
 

@@ -49,9 +49,9 @@ from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.measures.table import Scored
 
 ContractT = TypeVar("ContractT")
-_TESTED = "tested"
+_TESTED = "tested"  # name of a mask in the file of test scores
 _DIGEST_BYTES = 32
-_KEY_BYTES_AT_MOST = 4096
+_MAX_KEY_BYTES = 4096  # of a file with a private key
 # Ledgers, counts of what passives answered, audits, refused sums, digests of label answers.
 _LOGS = (
     "ledger-*.jsonl",
@@ -61,9 +61,9 @@ _LOGS = (
     "circles-*.jsonl",
     "labels-*.log",
 )
-_KEPT = 2
-# Names under which `write_atomically` writes.
-_TORN = re.compile(
+_KEPT_STEPS = 2  # newest files of a `StepFiles`
+# Temporary names of `write_atomically`.
+_TEMPORARY_NAME = re.compile(
     r"\.([\w-]+\.(bin|json|jsonl|msgpack|pem|safetensors|yaml)|SHA256SUMS)\.[a-z0-9_]{8}"
 )
 
@@ -145,12 +145,12 @@ class RunFolder:
 
     @contextmanager
     def open_for_run(self, config: Config, *, resume: bool) -> Iterator[None]:
-        """Lock the folder for a run in this block, after checking that it can start
-        or resume here.
+        """Lock the folder for a run in this block, after checking that it can start or resume
+        here. Raises CheckpointError.
         """
         active = PartyFolder(self.get_party_path(config.data.active_name))
         if resume:
-            self._require_rest(active)
+            self._require_resumable(active)
         with self._lock_folder():
             if not resume:
                 self._make_room(active)
@@ -172,24 +172,29 @@ class RunFolder:
             ) from None
         try:
             for file in self.path.glob(".*"):
-                if _TORN.fullmatch(file.name) and not file.is_dir():
+                if _TEMPORARY_NAME.fullmatch(file.name) and not file.is_dir():
                     file.unlink()
             yield
         finally:
             lock.release()
 
-    def _require_rest(self, active: "PartyFolder") -> None:
-        """Raise CheckpointError if a run here is finished, or has no checkpoint to resume from."""
-        has_active_result = active.result.exists()  # apart from the others, and not gathered yet
-        if active.holds_steps or (has_active_result and not self.result.exists()):
+    def _require_resumable(self, active: "PartyFolder") -> None:
+        """Raise CheckpointError if a run here is finished, or has no checkpoint to resume from.
+
+        `active`: the active's folder below this one.
+        """
+        # An active in a process of its own may have finished before its result was copied here.
+        is_uncollected = active.result.exists() and not self.result.exists()
+        if active.holds_steps or is_uncollected:
             return
         if self.result.exists():
             raise CheckpointError(f"nothing to do: {self.path} holds a finished run")
         raise make_no_checkpoint_error(active.path)
 
     def _make_room(self, active: "PartyFolder") -> None:
-        """Prepare the folder for a new run. Raises CheckpointError: it has a checkpoint or a
-        result.
+        """Delete what a start without training left, for a new run.
+
+        Raises CheckpointError: the folder has a checkpoint, a result, or a log of releases.
         """
         if active.holds_steps:
             raise CheckpointError(
@@ -233,25 +238,25 @@ class RunFolder:
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write digests of the run's files, then `result.json`, which marks the run as finished."""
         content = _encode_json(result)
-        noted = {
+        digests = {
             self._get_relative_name(file): _digest_file(file)
             for file in self._list_written_files()
             if file.exists()
         }
-        noted[self.result.name] = hashlib.sha256(content).hexdigest()
-        lines = [f"{digest}  {name}\n" for name, digest in noted.items()]
+        digests[self.result.name] = hashlib.sha256(content).hexdigest()
+        lines = [f"{digest}  {name}\n" for name, digest in digests.items()]
         write_atomically(self.digests, "".join(lines).encode())
         write_atomically(self.result, content)
 
     def check_digests(self, *files: Path) -> None:
-        """Raise CheckpointError if files changed since the run; by default check
-        all that it wrote.
+        """Raise CheckpointError if one of these files changed since the run; by default check all
+        that it wrote.
         """
         if not self.digests.exists():
             return
         try:
             lines = load_text(self.digests).splitlines()
-            noted = {
+            digests = {
                 _require_inner_name(name): digest
                 for digest, name in (line.split("  ") for line in lines)
             }
@@ -260,8 +265,9 @@ class RunFolder:
                 f"{self.digests} holds other lines than sha256sum writes; restore it "
                 "from a copy, or remove it to go on without this check"
             ) from None
-        for name in map(self._get_relative_name, files) if files else noted:
-            if name in noted and _digest_file(self.path / name) != noted[name]:
+        names = [self._get_relative_name(file) for file in files] if files else list(digests)
+        for name in names:
+            if name in digests and _digest_file(self.path / name) != digests[name]:
                 raise CheckpointError(
                     f"{self.path / name} is not as the run left it: its SHA-256 is not the one in "
                     f"{self.digests.name}; restore it from a copy, or, if you changed it on "
@@ -272,7 +278,7 @@ class RunFolder:
         return file.relative_to(self.path).as_posix()
 
     def _list_written_files(self) -> tuple[Path, ...]:
-        """Return the existing files that a run writes before its result."""
+        """Return the files that a run may write before its result."""
         return (
             self.config,
             self.contract,
@@ -309,13 +315,14 @@ class RunFolder:
                 os.fsync(lines.fileno())
 
     def keep_metrics(self, count: int) -> None:
-        """Keep the first `count` epochs; delete those a killed session wrote after
-        its checkpoint.
+        """Keep the metrics of the first `count` epochs; delete those that a killed session wrote
+        after its checkpoint.
+
+        Raises CheckpointError: there are fewer, or they are no JSON.
         """
-        all_lines = (
-            load_bytes(self.metrics).splitlines(keepends=True) if self.metrics.exists() else []
-        )
-        lines = all_lines[:count]
+        lines: list[bytes] = []
+        if self.metrics.exists():
+            lines = load_bytes(self.metrics).splitlines(keepends=True)[:count]
         try:
             is_complete = len([json.loads(line) for line in lines]) == count
         except (ValueError, RecursionError):
@@ -352,8 +359,10 @@ class PartyFolder(RunFolder):
     ) -> Iterator[None]:
         """Lock the folder for a run in this block.
 
-        `counted`: returns the names of the logs that the audit log covers. Raises CheckpointError:
-        the party's part is finished, or was started and is not resumed.
+        `resume`: whether the run continues; otherwise its logs are deleted. `counted`: returns the
+        names of logs that the audit log says have counted something, which are not deleted.
+
+        Raises CheckpointError: the party's part is finished, or was started and is not resumed.
         """
         with self._lock_folder():
             nonzero_counters = counted()
@@ -386,7 +395,7 @@ class PartyFolder(RunFolder):
             )
             write_atomically(self._key, pem, private=True)
         try:
-            pem = load_bytes(self._key, maximum=_KEY_BYTES_AT_MOST)
+            pem = load_bytes(self._key, maximum=_MAX_KEY_BYTES)
             key = serialization.load_pem_private_key(pem, password=None)
             if not isinstance(key, Ed25519PrivateKey):
                 raise TypeError("a key of another kind")
@@ -405,10 +414,13 @@ class PartyFolder(RunFolder):
             if log.is_file() and not log.is_symlink() and holds_releases(log):
                 raise _make_counts_error(log)
 
-    def _clear_logs(self, counting: Collection[str]) -> None:
-        """Delete the logs before a new run; `counting`: those that must not be deleted.
+    def _clear_logs(self, nonzero_counters: Collection[str]) -> None:
+        """Delete the logs before a new run.
 
-        A party that answered anything has a checkpoint, and its run is resumed instead.
+        `nonzero_counters`: names of logs that have counted something and must not be deleted.
+
+        Raises CheckpointError: there is such a log, a log of releases, or a checkpoint, so that the
+        run must be resumed.
         """
         if self.holds_steps:
             raise CheckpointError(
@@ -417,7 +429,7 @@ class PartyFolder(RunFolder):
             )
         self.require_no_releases()
         for log in _list_logs(self.path):
-            if log.name in counting:
+            if log.name in nonzero_counters:
                 raise _make_counts_error(log)
             try:
                 log.unlink()
@@ -429,7 +441,7 @@ class PartyFolder(RunFolder):
 
 
 def _make_counts_error(log: Path) -> CheckpointError:
-    """Return the error for a log that counts releases while its checkpoint is gone."""
+    """Return the error for a log that counts releases although the checkpoint is missing."""
     return CheckpointError(
         f"put the party's newest checkpoint back and resume, or choose another folder: {log} "
         "counts what left its party in an earlier session, and the checkpoint to go on from is "
@@ -444,9 +456,7 @@ def can_resume(path: Path, config: Config) -> bool:
 
 @lru_cache(maxsize=16)
 def _parse_cached_config(text: str, source: str) -> Config:
-    """Parse a configuration, cached: attacks, report and table read it again, which takes 20 ms
-    each.
-    """
+    """Parse a configuration from `source`; cached, since parsing takes 20 ms and is repeated."""
     return load_config_text(text, source=source)
 
 
@@ -460,16 +470,22 @@ def _digest_file(file: Path) -> str:
 
 
 def _require_inner_name(name: str) -> str:
-    """Return a file name below the folder. Raises ValueError: the path leads outside."""
-    *above, file = name.split("/")
-    if (above and (len(above) != 2 or above[0] != "parties")) or "\x00" in name:
+    """Return a relative name if it is of a file in a run's folder, or in parties/NAME below it.
+
+    Raises ValueError: it leads elsewhere.
+    """
+    parts = name.split("/")
+    is_in_folder = len(parts) == 1
+    is_of_party = len(parts) == 3 and parts[0] == "parties"
+    if not (is_in_folder or is_of_party) or "\x00" in name:
         raise ValueError("no name of a file")
-    if any(part in ("", ".", "..") for part in (*above, file)):
+    if any(part in ("", ".", "..") for part in parts):
         raise ValueError("no name of a file")
     return name
 
 
 def _list_logs(folder: Path) -> tuple[Path, ...]:
+    """Return the existing logs in one party's folder."""
     return tuple(log for kind in _LOGS for log in sorted(folder.glob(kind)))
 
 
@@ -483,7 +499,7 @@ def describe_contract(contract: Contract, signatures: Mapping[str, bytes]) -> di
 
 
 def load_contract(path: Path, kind: type[ContractT]) -> ContractT:
-    """Read the data that `describe_contract` returned.
+    """Read the data that `describe_contract` returned, as an object of type `kind`.
 
     Raises CheckpointError: the file is missing, of another format, or not of this type.
     """
@@ -534,17 +550,17 @@ class StepFiles:
         return load_with_checksum(self.get_path(step))
 
     def write_step(self, step: int, content: bytes) -> None:
-        """Write this step's file atomically; delete later ones, and all but two before.
+        """Write this step's file atomically, and delete all others but the one before it.
 
-        Later files belong to a broken-off session, whose steps are repeated now.
-
-        `content`: the file's bytes.
+        Later files belong to an interrupted session, whose steps are repeated now.
         """
         write_with_checksum(self.get_path(step), content)
         steps = self.list_steps()
-        index = steps.index(step)
-        for old in (*steps[: max(0, index + 1 - _KEPT)], *steps[index + 1 :]):
-            self.get_path(old).unlink()
+        end = steps.index(step) + 1
+        kept = steps[:end][-_KEPT_STEPS:]
+        for other in steps:
+            if other not in kept:
+                self.get_path(other).unlink()
 
     def clear(self) -> None:
         """Delete all of them, and temporary files of a killed process."""
@@ -556,25 +572,24 @@ class StepFiles:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """Return tensors as bytes; those that share memory, as tied weights, are stored once each.
+    """Return tensors in the safetensors format, with these texts as metadata.
 
-    `metadata`: texts stored beside them.
+    Tensors that share memory, as tied weights, are copied, since the format refuses them.
     """
-    plain: dict[str, Tensor] = {}
-    places = set[int]()
+    separate: dict[str, Tensor] = {}
+    addresses = set[int]()
     for name, tensor in tensors.items():
         value = tensor.detach().cpu().contiguous()
-        place = value.untyped_storage().data_ptr()
-        plain[name] = value.clone() if place in places else value
-        places.add(place)
-    return save(plain, metadata)
+        address = value.untyped_storage().data_ptr()
+        separate[name] = value.clone() if address in addresses else value
+        addresses.add(address)
+    return save(separate, metadata)
 
 
 def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:
-    """Write test predictions by variant; `tested`: mask of test rows, if some models predict only
-    some.
+    """Write test predictions by inference variant.
 
-    `scores`: by variant.
+    `tested`: mask of the test rows that they cover; None: all, or not known.
     """
     tensors = {} if tested is None else {_TESTED: tested}
     for name, scored in scores.items():
@@ -588,9 +603,10 @@ def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | No
 def load_scores(
     folder: RunFolder, variant: str, *, threshold: float | None, alone: bool = False
 ) -> Scored | None:
-    """Read the test predictions of one variant, decided at this threshold; None: not stored.
+    """Return the test predictions of one variant with a threshold for the second class (None: the
+    likeliest class is predicted); None: not stored.
 
-    `alone`: `variant` names a local baseline.
+    `alone`: whether `variant` names a local baseline instead of an inference variant.
     """
     path = folder.solo_scored if alone else folder.scored
     if not path.exists():
@@ -600,10 +616,10 @@ def load_scores(
 
 
 def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Scored:
-    """Read one model's test predictions from a file of `save_scores`.
+    """Return one model's test predictions from a file of `save_scores`.
 
-    `variant`: which model. `threshold`: from which probability the second class is predicted; None:
-    1/2.
+    `variant`: the model's name. `threshold`: probability from which the second class is predicted;
+    None: the likeliest class is.
 
     Raises CheckpointError: the file has none of this model.
     """
@@ -611,14 +627,13 @@ def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Sc
         tensors = load(load_bytes(path))
         truth = tensors[f"{variant}/truth"]
         scores = tensors[f"{variant}/scores"]
-        # Numbers; or classes where the training diverged, whose measures are NaN.
+        # Predicted numbers, or classes of a model that diverged, whose measures are NaN.
         are_numbers = scores.ndim == 1
         if are_numbers or not scores.isfinite().all():
-            decided = None if are_numbers else threshold
             return Scored(
                 truth=truth.numpy(),
                 scores=scores.double().numpy(),
-                threshold=decided,
+                threshold=None if are_numbers else threshold,
                 are_counts=f"{variant}/counts" in tensors,
             )
         return Scored.from_probabilities(truth.numpy(), scores.numpy()).replace_threshold(threshold)

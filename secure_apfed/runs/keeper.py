@@ -40,13 +40,24 @@ from secure_apfed.runs.spending import ReleaseMeter, find_worst_spent
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import list_keys
 
-_KEPT = "joint"
-_MAX_BYTES = 2**30
+_CARD_KEY = "joint"  # of the metadata in a file of networks
+_MAX_BYTES = 2**30  # of that file
 _IDS_AT_ONCE = 2**16
+# Starts of the names of tensors that have a row for each alignment position.
 _BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
 
 
 class PartyEnd(Written):
+    """The contents of `ended.json`: how a party's part of a run ended.
+
+    Attributes:
+        contract: SHA-256 (hex) of the last session's contract.
+        model_sha256: of the party's parameters.
+        privacy: the cost of its releases; None: it releases no representation.
+        contributions: the cost of its votes or contributions; None: without noise.
+        coefficients: of a generalised linear model; None: it trained none.
+    """
+
     party: str
     contract: str
     model_sha256: str
@@ -72,7 +83,10 @@ class JointNetworkCard(BaseModel):
 
 
 def save_joint_network(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
-    """Write what this party needs to predict jointly after the run, if its role does."""
+    """Write the networks that this party needs to predict jointly after the run, if it has any.
+
+    `name`: the party. `role`: its trained role.
+    """
     if tensors := collect_network_states(role):
         card = JointNetworkCard(
             party=name,
@@ -80,7 +94,7 @@ def save_joint_network(folder: PartyFolder, name: str, data: OwnData, role: Role
             classes=data.classes,
             targets=data.targets,
         )
-        content = save_tensors(tensors, {_KEPT: card.model_dump_json()})
+        content = save_tensors(tensors, {_CARD_KEY: card.model_dump_json()})
         write_atomically(folder.joint, content, private=True)
 
 
@@ -98,9 +112,12 @@ def load_joint_network(
         )
     try:
         content = load_bytes(folder.joint, maximum=_MAX_BYTES)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        JOINT_NETWORK.parse_format_number(folder.joint, json.loads(header["__metadata__"][_KEPT]))
-        card = JointNetworkCard.model_validate_json(header["__metadata__"][_KEPT])
+        # The safetensors format: the header's length in 8 bytes, then the header as JSON.
+        header_bytes = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + header_bytes])
+        card_text = header["__metadata__"][_CARD_KEY]
+        JOINT_NETWORK.parse_format_number(folder.joint, json.loads(card_text))
+        card = JointNetworkCard.model_validate_json(card_text)
         tensors = load(content)
     except (ValueError, KeyError, TypeError, ValidationError, safetensors.SafetensorError) as error:
         raise ModelError(f"{folder.joint} holds no kept model: {error}") from error
@@ -124,10 +141,10 @@ class PartyCheckpointStore:
     def __init__(
         self, folder: PartyFolder, name: str, config: Config, data: OwnData | None, *, role: str
     ) -> None:
-        """Load the party's identity and, if a checkpoint has them, its secrets;
-        else draw new ones.
+        """Load the party's identity and, if a checkpoint has them, its secrets; else draw new ones.
 
-        `role`: active, passive, aggregator or dealer.
+        `name`: the party. `data`: its table; None: it has none. `role`: active, passive, aggregator
+        or dealer.
         """
         self._folder = folder
         identity = folder.load_identity()
@@ -153,6 +170,7 @@ class PartyCheckpointStore:
         self.audit: AuditLog | None = None
 
     def register_ledger(self, name: str, ledger: PrivacyLedger) -> None:
+        """Include this ledger in the privacy cost that the party reports."""
         self.meter.add_ledger(name, ledger)
 
     def save_contract(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
@@ -174,7 +192,10 @@ class PartyCheckpointStore:
         return tuple(self._folder.steps.list_steps())
 
     def save(self, state: PartyCheckpoint) -> None:
-        """Sync the audit log, then write the checkpoint with the party's secrets."""
+        """Sync the audit log, then write the checkpoint with the party's secrets.
+
+        A party without data writes none.
+        """
         self.before_save(state.step)
         if self.audit:
             self.audit.sync()
@@ -201,15 +222,15 @@ class PartyCheckpointStore:
             forget_alignment(self._folder.path)
 
     def finish_part(self, contract: Contract, role: Role) -> None:
-        """Write what stays of this party's run: its end with the privacy costs, its networks,
-        scores.
+        """Write what stays of this party's run: `ended.json` with the privacy costs, networks for
+        joint prediction, and column scores.
 
         Checkpoints are deleted, since their secrets should not outlive the run.
         """
         privacy = find_worst_spent(
             ledger for ledger in role.ledgers.values() if ledger is not role.contribution_ledger
         )
-        noisy = role.contribution_ledger
+        account = role.contribution_ledger
         if self._data:
             save_joint_network(self._folder, self._name, self._data, role)
             save_column_scores(self._folder, self._name, self._data, role)
@@ -218,7 +239,9 @@ class PartyCheckpointStore:
             contract=contract.digest.hex(),
             model_sha256=_hash_model(role.tensors()),
             privacy=Privacy.from_spent(privacy) if privacy else None,
-            contributions=Contributions.model_validate(noisy.summarise_cost()) if noisy else None,
+            contributions=(
+                Contributions.model_validate(account.summarise_cost()) if account else None
+            ),
             coefficients=self._list_coefficients(role),
         )
         self._folder.write_json(self._folder.ended, end.model_dump(mode="python"))
@@ -232,19 +255,22 @@ class PartyCheckpointStore:
         return list_party_coefficients(self._config, self._data, role.predicts_with)
 
     def _load_content(self, last_step: int | None) -> dict[str, Any] | None:
-        """Return the newest checkpoint's fields, at most of `last_step`; None: there is none."""
-        steps = self._folder.steps
-        steps_so_far = [
-            step for step in steps.list_steps() if last_step is None or step <= last_step
-        ]
-        if self._expected is None or not steps_so_far:
+        """Return the newest checkpoint's fields, at most of step `last_step` (None: any); None:
+        there is none.
+        """
+        files = self._folder.steps
+        steps = [step for step in files.list_steps() if last_step is None or step <= last_step]
+        if self._expected is None or not steps:
             return None
-        path = steps.get_path(steps_so_far[-1])
-        with working_on("resuming", f"step {steps_so_far[-1]}"):
+        path = files.get_path(steps[-1])
+        with working_on("resuming", f"step {steps[-1]}"):
             return self._load_step(path)
 
     def _load_step(self, path: Path) -> dict[str, Any]:
-        """Read one checkpoint. Raises CheckpointError: malformed, or not of this party's run."""
+        """Return the fields of one checkpoint, with tensors decoded.
+
+        Raises CheckpointError: malformed, or not of this party's run.
+        """
         assert self._expected is not None
         try:
             content = _check_format(path)
@@ -252,7 +278,7 @@ class PartyCheckpointStore:
             content["tensors"] = load(content["tensors"])
             content["ledgers"] = {name: load(state) for name, state in content["ledgers"].items()}
             for name in ("noise_key", "seed", "step", "run", "notes"):
-                content[name]
+                content[name]  # a KeyError if it is missing
             _check_content(path, content, self._expected)
         except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{path} is not a checkpoint of a run: {error}") from error
@@ -260,8 +286,9 @@ class PartyCheckpointStore:
 
 
 def _check_format(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's fields. Raises CheckpointError: malformed, or of an
-    unsupported format.
+    """Return a checkpoint's fields, as stored.
+
+    Raises CheckpointError: damaged, or of an unsupported format; TypeError: it has no fields.
     """
     content: dict[str, Any] = msgpack.unpackb(load_with_checksum(path), strict_map_key=False)
     if not isinstance(content, dict):
@@ -271,13 +298,12 @@ def _check_format(path: Path) -> dict[str, Any]:
 
 
 def _check_content(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another party, version, configuration or table. Raises
-    CheckpointError.
+    """Raise CheckpointError for a checkpoint of another party, version, configuration or table.
 
     Alignment, ledgers and frozen rows refer to positions: in another table these would be other
     people, whose releases nobody counted.
 
-    `content`: facts of the checkpoint; `expected`: of this run.
+    `content`: the checkpoint's fields. `expected`: the fields that one of this run has.
     """
     name = expected["party"]
     if any(content[key] != expected[key] for key in ("party", "identity")):
@@ -315,10 +341,11 @@ def table_digest(data: OwnData) -> str:
         split = {"train": data.train_rows, "test": data.test_rows}
         if data.labelled is not None:
             split["labelled"] = data.labelled
-        kind = "<f4" if data.targets else "<i8"
-        labels = [data.table.labels.numpy().astype(kind).tobytes(), save_tensors(split)]
+        dtype = "<f4" if data.targets else "<i8"
+        labels = [data.table.labels.numpy().astype(dtype).tobytes(), save_tensors(split)]
     if data.targets is not None:
         labels.append(data.targets.model_dump_json().encode())
+    # The digest of the msgpack list [IDs, *labels], packed in parts to bound memory.
     packer = msgpack.Packer()
     ids = data.table.ids
     digest = hashlib.sha256(packer.pack_array_header(1 + len(labels)))
@@ -332,9 +359,9 @@ def table_digest(data: OwnData) -> str:
 
 @cache
 def keys_digest(*kinds: type[Settings]) -> str:
-    """Return the SHA-256 (hex) of the keys that these settings may have, whatever their values.
+    """Return the SHA-256 (hex) of the keys that these classes of settings have.
 
-    It detects versions with other keys, which digests of values could not compare.
+    It detects a version with other keys, whose digests of values cannot be compared.
     """
     return hashlib.sha256(msgpack.packb([[*list_keys(kind)] for kind in kinds])).hexdigest()
 
@@ -354,9 +381,9 @@ def config_digest(config: Config) -> str:
 
 
 def _hash_model(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 (hex) of a role's parameters.
+    """Return the SHA-256 (hex) of a role's parameters by name.
 
-    Tensors by alignment position are excluded, since each run has another order.
+    Tensors with a row for each alignment position are excluded: each run has another order.
     """
     model = {name: tensor for name, tensor in tensors.items() if not name.startswith(_BY_POSITION)}
     return hashlib.sha256(save_tensors(model)).hexdigest()

@@ -38,8 +38,8 @@ from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.measures.tasks import Classification
 from secure_apfed.runs.solo import SoloModel
 
-_OPSET = 20
-# ONNX's numbers of element types
+_OPSET = 20  # version of ONNX's operators
+# ONNX's numbers of element types.
 _FLOAT = 1
 _INT64 = 7
 _TEXT = 8
@@ -99,7 +99,7 @@ def _check_names(model: SoloModel) -> None:
 
 
 class _Predicting(nn.Module):
-    """A module that computes `SoloModel.predict`, in the precision of the parameters."""
+    """A module that computes `SoloModel.predict` in the precision of its parameters, for export."""
 
     def __init__(self, model: SoloModel) -> None:
         """Take network and task of a model, in evaluation mode."""
@@ -126,7 +126,7 @@ def _export_network(model: SoloModel) -> Any:
             opset_version=_OPSET,
             dynamic_shapes=({0: rows},),
             input_names=[_FEATURES],
-            output_names=["told"],
+            output_names=["predictions"],
             verbose=False,
         )
     assert program is not None
@@ -135,8 +135,9 @@ def _export_network(model: SoloModel) -> Any:
 
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """Silence the exporter's messages about its internals and about packages that
-    are not needed.
+    """Silence torch's exporter in this block: messages about its internals and optional packages.
+
+    Other warnings pass.
     """
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
@@ -173,13 +174,15 @@ def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> An
 
 
 def _make_character_class(holds: Callable[[str], object]) -> str:
-    """Return a character class of RE2 with the characters for which `holds` is true."""
+    """Return a character class of RE2 with the characters for which `holds` is true.
+
+    Surrogates (U+D800 to U+DFFF) are no characters and are left out.
+    """
     codes = [code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
     matching = [code for code in codes if holds(chr(code))]
-    runs = [
-        [code for _, code in run]
-        for _, run in itertools.groupby(enumerate(matching), lambda pair: pair[1] - pair[0])
-    ]
+    # In a run of consecutive codes, code minus index is constant.
+    groups = itertools.groupby(enumerate(matching), lambda pair: pair[1] - pair[0])
+    runs = [[code for _, code in group] for _, group in groups]
     return "[" + "".join(f"\\x{{{run[0]:x}}}-\\x{{{run[-1]:x}}}" for run in runs) + "]"
 
 
@@ -195,23 +198,23 @@ def _build_non_nfc_pattern() -> str:
 
     These hold characters that NFC replaces, or composes with the one before them.
     """
-    parts = (unicodedata.decomposition(chr(code)) for code in range(sys.maxunicode + 1))
-    pairs = (part.split() for part in parts if not part.startswith("<"))
-    composed = {chr(int(pair[1], 16)) for pair in pairs if len(pair) == 2}
-    composed |= set(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))  # Hangul
-    return (
-        "(?s).*"
-        + _make_character_class(
-            lambda character: (
-                character in composed or not unicodedata.is_normalized("NFC", character)
-            )
-        )
-        + ".*"
-    )
+    decompositions = (unicodedata.decomposition(chr(code)) for code in range(sys.maxunicode + 1))
+    canonical = (text.split() for text in decompositions if not text.startswith("<"))
+    # The second character of each pair, which NFC may compose with the first.
+    composing = {chr(int(codes[1], 16)) for codes in canonical if len(codes) == 2}
+    composing.update(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))  # Hangul
+
+    def may_change(character: str) -> bool:
+        return character in composing or not unicodedata.is_normalized("NFC", character)
+
+    return f"(?s).*{_make_character_class(may_change)}.*"
 
 
 class _Graph:
-    """A graph under construction: its nodes, inputs and constants."""
+    """An ONNX graph under construction: its nodes, inputs and constants.
+
+    `helper`: the module `onnx.helper`.
+    """
 
     def __init__(self, helper: Any) -> None:
         """Start an empty graph."""
@@ -219,17 +222,21 @@ class _Graph:
         self.nodes: list[Any] = []
         self.inputs: list[Any] = []
         self.constants: list[Any] = []
-        self._refused: list[str] = []
+        self._refused: list[str] = []  # outputs (N, 1) that mark rows with a refused cell
 
     def add_node(
         self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any
     ) -> str:
-        """Add an operator to the graph; return the name of its output."""
+        """Add an operator to the graph, by names of its inputs and output; return the latter.
+
+        `domain`: of the operator set; "": ONNX's own.
+        """
         node = self._helper.make_node(operator, inputs, [output], domain=domain, **attributes)
         self.nodes.append(node)
         return output
 
     def add_constant(self, name: str, kind: int, values: list[Any]) -> str:
+        """Add a constant vector of an ONNX element type; return its name."""
         self.constants.append(self._helper.make_tensor(name, kind, [len(values)], values))
         return name
 
@@ -250,7 +257,7 @@ class _Graph:
             empty = self.add_node("IsNaN", [tensor_name], f"{prefix}_empty")
             tensor_name = self.add_node("Where", [empty, mean, tensor_name], f"{prefix}_filled")
         centred = self.add_node("Sub", [tensor_name, mean], f"{prefix}_centred")
-        if column.constant:  # what is not finite is NaN here, too
+        if column.constant:  # times zero, a value that is not finite becomes NaN, as elsewhere
             zero = self.add_constant(f"{prefix}_zero", _DOUBLE, [0.0])
             scaled = self.add_node("Mul", [centred, zero], f"{prefix}_scaled")
         else:
@@ -259,24 +266,23 @@ class _Graph:
         return self.add_node("Cast", [scaled], prefix, to=_FLOAT)
 
     def add_refusals(self, features: str, output: str) -> str:
-        """Add features that are NaN in refused rows and where they are infinite;
-        return their name.
+        """Add the features with NaN in refused rows and in place of infinities; return their name.
 
-        `output`: name of the features.
+        `features`: name of the encoded features. `output`: name for the result.
         """
-        none = self.add_constant("encoding/none", _FLOAT, [math.nan])
-        infinite = self.add_node("IsInf", [features], "encoding/infinite")
-        refused = [infinite]
+        nan = self.add_constant("encoding/none", _FLOAT, [math.nan])
+        refused = self.add_node("IsInf", [features], "encoding/infinite")
         for index, column in enumerate(self._refused):
-            refused = [self.add_node("Or", [*refused, column], f"encoding/refused_{index}")]
-        return self.add_node("Where", [*refused, none, features], output)
+            refused = self.add_node("Or", [refused, column], f"encoding/refused_{index}")
+        return self.add_node("Where", [refused, nan, features], output)
 
     def _add_category(
         self, prefix: str, column: CategoricalColumn, encoding: ColumnEncoding
     ) -> str:
-        """Add a text column's one-hot features; the graph compares texts exactly.
+        """Add a text column's one-hot features; return their name.
 
-        `prefix`: of the names of these nodes.
+        The graph compares texts exactly. So a text that training would have normalised to another
+        form, and which is no known spelling, is refused. `prefix`: of the names of these nodes.
         """
         blank = _build_blank_pattern()
         words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
@@ -307,12 +313,14 @@ class _Graph:
         return hot_known
 
     def _add_match(self, column: CategoricalColumn, pattern: str, output: str) -> str:
+        """Add whether each cell matches a pattern as a whole; return the name `output`."""
         return self.add_node("RegexFullMatch", [column.name], output, pattern=pattern)
 
     def _replace_spellings(self, prefix: str, column: CategoricalColumn) -> str:
-        """Add a node that replaces other spellings of a column's categories.
+        """Add a node that replaces each known spelling of a category by the category; return its
+        output's name, or the column's if there is one spelling each.
 
-        `prefix`: of the names of these nodes.
+        `prefix`: of the node's name.
         """
         if len(column.spellings) == len(column.categories):
             return column.name
@@ -339,15 +347,15 @@ class _Graph:
 
 
 def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
-    """Add each row's label if there are classes, and set the names of the outputs.
+    """Name the outputs of the joined model, and add each row's class if the task has classes.
 
-    `helper`: the module `onnx.helper`. `joined`: the graph, which is changed in place.
+    `helper`: the module `onnx.helper`. `joined`: the ONNX model, which is changed in place.
     """
     graph = joined.graph
-    net = graph.output[0].name
+    predictions = graph.output[0].name
     if model.task.tells != Classification.tells:
         number = f"output_{model.task.tells}"
-        graph.node.append(helper.make_node("Identity", [net], [number]))
+        graph.node.append(helper.make_node("Identity", [predictions], [number]))
         del graph.output[:]
         graph.output.append(helper.make_tensor_value_info(number, _DOUBLE, ["rows"]))
         return
@@ -361,9 +369,10 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
     )
     graph.node.extend(
         [
-            helper.make_node("Identity", [net], [_PROBABILITIES]),
-            *_make_decision_nodes(helper, graph, net, model.threshold),
-            helper.make_node("Gather", [net, "network/first"], ["network/one"], axis=1),
+            helper.make_node("Identity", [predictions], [_PROBABILITIES]),
+            *_make_decision_nodes(helper, graph, predictions, model.threshold),
+            # A refused row has NaN for every class, so the first shows it; it gets the class "".
+            helper.make_node("Gather", [predictions, "network/first"], ["network/one"], axis=1),
             helper.make_node("IsNaN", ["network/one"], ["network/refused"]),
             helper.make_node(
                 "Where", ["network/refused", "network/nobody", "network/best"], ["network/given"]
@@ -380,14 +389,21 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
     )
 
 
-def _make_decision_nodes(helper: Any, graph: Any, net: str, threshold: float | None) -> list[Any]:
-    """Add the index of the class decided for each row, as `SoloModel.decide_classes` does.
+def _make_decision_nodes(
+    helper: Any, graph: Any, probabilities: str, threshold: float | None
+) -> list[Any]:
+    """Return the nodes that decide each row's class, as `SoloModel.decide_classes` does.
 
-    `helper`: the module `onnx.helper`. `graph`: where the nodes go. `net`: name of the
-    probabilities. `threshold`: for the second of two classes; None: the likeliest class.
+    Their output "network/best" is the class's index.
+
+    Args:
+        helper: the module `onnx.helper`.
+        graph: to which their constants are added.
+        probabilities: name of the probabilities (N, K).
+        threshold: for the second of two classes; None: the likeliest class.
     """
     if threshold is None:
-        return [helper.make_node("ArgMax", [net], ["network/best"], axis=1, keepdims=0)]
+        return [helper.make_node("ArgMax", [probabilities], ["network/best"], axis=1, keepdims=0)]
     graph.initializer.extend(
         [
             helper.make_tensor("network/second", _INT64, [], [1]),
@@ -397,7 +413,7 @@ def _make_decision_nodes(helper: Any, graph: Any, net: str, threshold: float | N
     share = "network/share"
     decision = "network/over"
     return [
-        helper.make_node("Gather", [net, "network/second"], [share], axis=1),
+        helper.make_node("Gather", [probabilities, "network/second"], [share], axis=1),
         helper.make_node("GreaterOrEqual", [share, "network/threshold"], [decision]),
         helper.make_node("Cast", [decision], ["network/best"], to=_INT64),
     ]

@@ -81,22 +81,30 @@ class Privacy(Written):
 
     @classmethod
     def from_spent(cls, spent: PrivacySpent) -> "Privacy":
+        """Return a ledger's cost in the form in which it is stored."""
         return cls.model_validate(asdict(spent))
 
     def to_spent(self) -> PrivacySpent:
+        """Return the cost as a ledger states it."""
         return PrivacySpent(**self.model_dump())
 
 
 class Attendance(Written):
-    """The passives that fell silent in the last session, and in which step."""
+    """The passives that stopped answering in the last session.
+
+    Attributes:
+        left: the step from which on each is absent.
+        steps_without_all: steps that were played without all passives.
+    """
 
     left: Mapping[str, int] = {}
     steps_without_all: int = 0
 
 
 class Contributions(Written):
-    """The privacy cost of one passive's votes or contributions to sums; figure: the name of
-    epsilon.
+    """The privacy cost of one passive's votes or contributions to sums.
+
+    `figure`: the name of its epsilon in `secure_apfed.settings.promises.FIGURES`.
     """
 
     figure: str = "epsilon_c"
@@ -119,9 +127,9 @@ class Promised(Written):
 
 
 class Calibration(Written):
-    """A line that calibrates log-odds of two classes: slope times them plus offset.
+    """The line that calibrates the log-odds of two classes: slope times them plus offset.
 
-    Over the training rows without a label their mean probability then is the rate.
+    With it the mean probability of the unlabelled training rows is `rate`.
     """
 
     rate: float
@@ -138,6 +146,7 @@ class MeasureInterval(Written):
 
     @classmethod
     def from_estimate(cls, estimate: Estimate) -> "MeasureInterval":
+        """Return an estimate with None in place of undefined ends."""
         low, high = (None if math.isnan(end) else end for end in (estimate.low, estimate.high))
         return cls(value=estimate.value, low=low, high=high)
 
@@ -153,8 +162,10 @@ class Ranking(Written):
     """The ranking of test rows: how well it separates the positive one of two classes.
 
     Attributes:
-        rows, positives: tested; class_name: of the positives.
-        rate: their share, with Wilson's interval; predicted: the mean probability of the class.
+        class_name: of the positives.
+        rows, positives: number of test rows, and of positives among them.
+        rate: share of positives, with Wilson's interval.
+        predicted: mean predicted probability of the positive class.
         intervals: AUC, average precision and KS.
         table: tenths of the rows by their score, the highest first.
     """
@@ -192,7 +203,7 @@ class Ranking(Written):
 
     @property
     def is_met(self) -> bool:
-        """True if the mean predicted probability lies in the interval of the observed rate."""
+        """Whether the mean predicted probability lies in the interval of the observed rate."""
         low = self.rate.low
         high = self.rate.high
         return low is not None and high is not None and low <= self.predicted <= high
@@ -209,7 +220,7 @@ class Stated(Written):
     step: int | None = None
 
 
-_MOST_SHOWN = 8
+_MAX_SHOWN = 8  # coefficients in one line
 
 
 class Coefficient(Written):
@@ -242,17 +253,20 @@ class PartyCoefficients(Written):
 
     def describe_largest(self) -> str:
         """Return the largest coefficients for one deviation in one line, the intercept first."""
-        named = [("intercept", name, value) for name, value in self.intercepts.items()]
-        ordered = sorted(self.coefficients, key=lambda one: -abs(one.per_deviation))
-        shown = ordered[:_MOST_SHOWN]
-        named += [(one.column, one.score, one.per_deviation) for one in shown]
-        several = len({one.score for one in self.coefficients}) > 1
-        texts = [
-            f"{column} {f'of {score} ' if several else ''}{value:+.3g}"
-            for column, score, value in named
+        entries = [("intercept", name, value) for name, value in self.intercepts.items()]
+        ordered = sorted(self.coefficients, key=lambda coefficient: -abs(coefficient.per_deviation))
+        shown = ordered[:_MAX_SHOWN]
+        entries += [
+            (coefficient.column, coefficient.score, coefficient.per_deviation)
+            for coefficient in shown
         ]
-        rest = len(ordered) - len(shown)
-        more = f", and {rest} smaller ones in the report" if rest else ""
+        has_several_scores = len({coefficient.score for coefficient in self.coefficients}) > 1
+        texts = [
+            f"{column} {f'of {score} ' if has_several_scores else ''}{value:+.3g}"
+            for column, score, value in entries
+        ]
+        omitted = len(ordered) - len(shown)
+        more = f", and {omitted} smaller ones in the report" if omitted else ""
         return f"{self.link}: {', '.join(texts)}{more}"
 
 
@@ -344,13 +358,10 @@ def describe_unpredicted_classes(
     config: Config, never_predicted: Mapping[str, float | None]
 ) -> str | None:
     """Return in words which classes are predicted for no test row, and which settings would change
-    it.
+    that; None if every class is predicted.
 
-    Args:
-        never_predicted: by class, the threshold chosen on labelled training rows; None: there is
-            none, as for more than two classes.
-
-    Returns None if every class is predicted for some test row.
+    `never_predicted`: by class, the threshold chosen on labelled training rows; None: there is
+    none, as for more than two classes.
     """
     if not never_predicted:
         return None
@@ -374,7 +385,10 @@ def describe_unpredicted_classes(
 
 
 def _can_change_run(config: Config, key: str, value: str) -> bool:
-    """Return whether this setting is valid beside the others and would change the run."""
+    """Return whether this setting is valid with the others and would change the configuration.
+
+    `key`: dotted path, as train.class_weights. `value`: as it is written in YAML.
+    """
     text = dump_settings(config)
     try:
         return load_config_text(text, overrides=(f"{key}={value}",)) != config
@@ -486,9 +500,9 @@ def load_recording(
 
 
 def _require_named_rows(path: Path, config: Config) -> None:
-    """Refuse to load the rows of a run whose settings name none, since a program handed them in.
+    """Raise ConfigError if the settings name no files for the rows, since a program passed them.
 
-    Raises ConfigError: says how that program loads the run.
+    The message says how that program can load the run.
     """
     tables = config.data.parties or {}
     sources = [source for table in tables.values() for source in (table.file, table.database)]
@@ -504,9 +518,11 @@ def _require_named_rows(path: Path, config: Config) -> None:
 def _load_encoders(
     folder: RunFolder, config: Config, data: VerticalData, own: Mapping[str, ModuleSource]
 ) -> Mapping[str, nn.Module]:
-    """Return the passives' trained networks; empty if none are stored. No real party has them all.
+    """Return the passives' trained networks by name; empty if none are stored.
 
-    `own`: by passive, what makes its network, if that is own code.
+    No real party has them all. `own`: by passive, what makes its network, if that is own code.
+
+    Raises CheckpointError: the stored tensors do not fit the networks.
     """
     if not folder.encoders.exists():
         return {}
@@ -527,9 +543,11 @@ def _load_encoders(
 
 
 def _build_sent_network(config: Config, passive: str, features: Shape) -> nn.Module:
-    """Return a passive's network on torch's meta device, without memory for its numbers.
+    """Return a passive's network on torch's meta device, without memory for its parameters.
 
-    So a folder's settings cannot make the reader allocate more than the stored numbers need.
+    So a folder's settings cannot make the reader allocate more than the stored tensors need.
+
+    `features`: shape of one row of the passive. Raises ModelError: the network is own code.
     """
     model = config.settings_of(passive).model or config.model
     if model.is_own:
@@ -542,7 +560,10 @@ def _build_sent_network(config: Config, passive: str, features: Shape) -> nn.Mod
 
 
 def no_recording(path: Path | None) -> CheckpointError:
-    """Return the error for a run whose parties ran in processes of their own."""
+    """Return the error for a run whose parties ran in processes of their own.
+
+    `path`: of the run's folder; None: it has none.
+    """
     return CheckpointError(
         f"{path or 'this run'} has no record of what all parties sent: each ran in a process of "
         "its own, and none holds it; run it with --transport memory to mount attacks"
@@ -661,7 +682,10 @@ class RunResult:
 def scores_of(
     measure: str, accuracy: Mapping[str, float], measures: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return one measure of each inference variant; NaN if its test rows do not define it."""
+    """Return one measure of each inference variant; NaN where it is undefined.
+
+    `measure`: its name. `accuracy`: by variant. `measures`: by variant and name.
+    """
     if measure == ACCURACY.name:
         return dict(accuracy)
     return {name: measures.get(name, {}).get(measure, math.nan) for name in accuracy}
@@ -670,13 +694,10 @@ def scores_of(
 def measure_text(
     measure: Measure, variant: str, value: float, undefined: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """Return a measure's value as text, or the reason why it is undefined.
+    """Return a measure's value as text, with the reason if it is undefined.
 
-    `variant`: which predictions.
+    `variant`: the inference variant. `undefined`: reasons by variant and measure.
     """
+    text = measure.format_value(value)
     reason = undefined.get(variant, {}).get(measure.name, "")
-    return (
-        f"{measure.format_value(value)}: {reason}"
-        if math.isnan(value) and reason
-        else measure.format_value(value)
-    )
+    return f"{text}: {reason}" if math.isnan(value) and reason else text

@@ -26,10 +26,10 @@ __all__ = [
     "save_broken_sessions",
 ]
 
-_ASIDE = (Kind.ABORT, Kind.ALIVE)
-"""Kinds of no step that come at any time."""
+_CONTROL_KINDS = (Kind.ABORT, Kind.ALIVE)
+"""Kinds of message that belong to no step and come at any time."""
 _BETWEEN_STEPS = (Kind.CHECKPOINT, Kind.SAVED)
-"""Kinds whose step is the next one."""
+"""Kinds of message whose step is the next one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,10 @@ class PastSessions:
     """The sessions of a run before this one.
 
     Attributes:
-        sessions: that all parties agreed on; steps: that they began, repeated ones again.
+        sessions: number of sessions that all parties agreed on.
+        steps: number of steps that were begun; repeated ones count again.
         seconds: of training.
-        sent, received: by sender, receiver and kind.
+        sent, received: messages and bytes by sender, receiver and kind.
     """
 
     sessions: int = 0
@@ -65,40 +66,53 @@ NONE_BEFORE = PastSessions()
 
 @dataclass
 class _Session:
-    """A session in an audit log, begun when the log was opened, while the log is read."""
+    """A session in an audit log, while the log is read.
 
-    first: int = 0
+    Attributes:
+        first_step: from which it started or resumed.
+        next_step: after the last one that was begun.
+        training_start: seconds since 1970; None: no message before training yet.
+        last_at: of its last message, seconds since 1970.
+        name: of the session, which envelopes bear.
+    """
+
+    first_step: int = 0
     next_step: int = 0
-    trained_from: float | None = None
+    training_start: float | None = None
     last_at: float = 0.0
     name: str = UNNAMED_SESSION
 
     @property
     def steps(self) -> int:
-        return max(0, self.next_step - self.first)
+        """The number of steps that it began."""
+        return max(0, self.next_step - self.first_step)
 
     @property
     def seconds(self) -> float:
         """The seconds between the start of training and the last training message."""
-        if self.trained_from is None or not self.steps:
+        if self.training_start is None or not self.steps:
             return 0.0
-        return max(0.0, self.last_at - self.trained_from)
+        return max(0.0, self.last_at - self.training_start)
 
     def add_frame(self, frame: Frame) -> None:
         """Update the session's times and steps by a logged frame; control messages do not count."""
-        if frame.kind in _ASIDE:
+        if frame.kind in _CONTROL_KINDS:
             return
         self.last_at = frame.at
         if frame.step == BEFORE_TRAINING:
-            self.trained_from = frame.at
+            self.training_start = frame.at
         else:
-            reached = frame.step + (frame.kind not in _BETWEEN_STEPS)
-            self.next_step = max(self.next_step, reached)
+            next_step = frame.step if frame.kind in _BETWEEN_STEPS else frame.step + 1
+            self.next_step = max(self.next_step, next_step)
 
 
 @dataclass
 class _Counts:
-    """The count of envelopes of one kind from one party to another, while a log is read."""
+    """The count of envelopes of one kind from one party to another, while a log is read.
+
+    Attributes:
+        steps: the step of the first one, and the highest; empty before the first.
+    """
 
     messages: int = 0
     payload_bytes: int = 0
@@ -110,8 +124,11 @@ class _Counts:
         self.messages += 1
         self.payload_bytes += payload_bytes
         self.wire_bytes += frame.size
-        last = max([frame.step, *self.steps[1:]])
-        self.steps = [*self.steps[:1], last] if self.steps else [frame.step, frame.step]
+        if self.steps:
+            first, highest = self.steps
+            self.steps = [first, max(frame.step, highest)]
+        else:
+            self.steps = [frame.step, frame.step]
 
 
 def load_logged_sessions(path: Path) -> PastSessions:
@@ -132,12 +149,13 @@ def load_logged_sessions(path: Path) -> PastSessions:
         elif isinstance(line, Agreed):
             agreed += 1
             sessions[-1].name = line.session
-            sessions[-1].first = sessions[-1].next_step = line.resumes or 0
+            sessions[-1].first_step = line.resumes or 0
+            sessions[-1].next_step = line.resumes or 0
         elif isinstance(line, Frame):
             sessions[-1].add_frame(line)
-            ends = (me, line.peer) if line.event == "sent" else (line.peer, me)
-            counts = counts_by_route.setdefault((*ends, line.kind), _Counts())
-            counts.add_frame(_payload_size(line, *ends, sessions[-1].name), line)
+            sender, receiver = (me, line.peer) if line.event == "sent" else (line.peer, me)
+            counts = counts_by_route.setdefault((sender, receiver, line.kind), _Counts())
+            counts.add_frame(_payload_size(line, sender, receiver, sessions[-1].name), line)
     flows = [
         Flow(*route, counts.messages, counts.payload_bytes, counts.wire_bytes, *counts.steps)
         for route, counts in counts_by_route.items()
@@ -152,9 +170,10 @@ def load_logged_sessions(path: Path) -> PastSessions:
 
 
 def _payload_size(frame: Frame, sender: str, receiver: str, session: str) -> int:
-    """Return a frame's payload bytes: all but header and seal.
+    """Return how many bytes of a frame are payload: all but its header and the authenticated
+    encryption's overhead.
 
-    `receiver`: of the frame. `session`: its name.
+    `session`: name of the session, which the header contains.
     """
     envelope = Envelope(
         session=session,
@@ -169,6 +188,8 @@ def _payload_size(frame: Frame, sender: str, receiver: str, session: str) -> int
 
 
 class _Flow(BaseModel):
+    """A `Flow` as stored in a file."""
+
     model_config = ConfigDict(extra="ignore")
 
     sender: str
@@ -197,10 +218,13 @@ class _BrokenSessions(BaseModel):
 def save_broken_sessions(
     path: Path, flows: Iterable[Flow], *, sessions: int, steps: int, seconds: float
 ) -> None:
-    """Write the totals of all sessions up to this one, which was broken off.
+    """Write the totals of all sessions up to and with this one, which was interrupted.
 
-    `flows`: messages and bytes by link and kind. `steps`: begun so far, repeated ones again.
-    `seconds`: of training.
+    Args:
+        flows: messages and bytes by link and kind.
+        sessions: number of sessions.
+        steps: begun so far; repeated ones count again.
+        seconds: of training.
     """
     content: Mapping[str, Any] = {
         "sessions": sessions,

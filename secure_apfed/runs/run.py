@@ -54,10 +54,12 @@ from secure_apfed.settings import unknown_name
 
 
 class PastAlignment(NamedTuple):
-    """The result of an alignment: rows by party and position, and the messages sent for it.
+    """The result of an alignment, for reuse.
 
     Attributes:
-        people: the people of tables passed by the caller (`_list_people`); None: the run loaded its
+        rows: by party, the row of each aligned person in its table.
+        flows: the messages that were sent for it.
+        people: the IDs of tables passed by the caller (`_list_people`); None: the run loaded its
             tables itself.
     """
 
@@ -70,9 +72,7 @@ _People: TypeAlias = tuple[Sequence[object], ...]
 
 
 def _list_people(tables: VerticalData) -> _People:
-    """Return all that an alignment depends on: the IDs of each table by row, and
-    the training rows.
-    """
+    """Return all that an alignment depends on: each table's IDs by row, and the training rows."""
     return (*(table.ids for table in tables.tables), tuple(tables.train_rows.tolist()))
 
 
@@ -108,12 +108,13 @@ def run_in_memory(
     """Train, evaluate and write one run with all parties in this process; see `run`.
 
     Each party has its own keys, secrets, folder and data also here; the record of all messages,
-    with decoded sums and the passives' networks, belongs to the experimenter. `code`: by party, its
-    own networks, losses and optimisers, in addition to those that the settings name. `timeout_s` is
-    ignored: silence needs no clock in one process.
+    with decoded sums and the passives' networks, belongs to the experimenter.
 
-    `resume`: continue from the checkpoints in the folder. `on_progress`: called after every step,
-    and after each evaluation.
+    Args:
+        config, folder, data, resume, on_progress: as for `run`.
+        code: by party, its own networks, losses and optimisers, in addition to those that the
+            settings name.
+        timeout_s: ignored, since no party in one process can be silent; other transports use it.
     """
     begin_phase("read")
     prepared_data = data
@@ -158,11 +159,10 @@ def run_in_memory(
 
 @contextmanager
 def _save_on_failure(loop: TrainingLoop, writer: RunWriter | None) -> Iterator[None]:
-    """Save the totals of all sessions if an error leaves this block; a resumed run adds to them.
+    """Save the totals of all sessions if an error ends this block; a resumed run adds to them.
 
-    A killed process keeps only what its newest checkpoint has.
-
-    `writer`: of the run's files; None: they are not written.
+    Of a killed process only the totals of its newest checkpoint are known. `writer`: of the run's
+    files; None: nothing is saved.
     """
     try:
         yield
@@ -183,9 +183,10 @@ def _save_on_failure(loop: TrainingLoop, writer: RunWriter | None) -> Iterator[N
 def _load_secrets(
     stack: ExitStack, run: RunFolder, config: Config, data: VerticalData, *, resume: bool
 ) -> dict[str, PartySecrets]:
-    """Return each party's secrets from its folder, which stays locked until `stack` is closed.
+    """Return each party's secrets from its folder below the run's, or new ones.
 
-    `resume`: continue from the checkpoints in the folder.
+    The folders stay locked until `stack` is closed. `resume`: whether the run continues from its
+    checkpoints.
     """
     passives = [table.name for table in data.passives]
     secrets = {}
@@ -201,14 +202,17 @@ def _load_secrets(
 def _build_simulation(
     start: SimulationInputs, *, tables: VerticalData | None, shares: bool
 ) -> Simulation:
-    """Return a simulation; with `shares` reuse the alignment of an earlier run on the same people.
+    """Return a simulation that aligned its parties, or reuses the alignment of an earlier run.
 
-    `tables`: the caller's, whose IDs must be the same in each run, row by row, as an alignment
-    depends on nothing else of a table; None: those that the settings name.
+    Args:
+        start: settings, data and secrets of all parties.
+        tables: passed by the caller; None: loaded as the settings say. An alignment is reused only
+            for tables with the same IDs, row by row.
+        shares: whether to reuse an alignment of `share_alignments`, and to add this one to it.
     """
     config = start.config
     past = _PAST.get() if shares and start.config.method.aligns else None
-    # All that tables and intersection depend on.
+    # Tables that the run loads, and their intersection, depend on nothing else.
     key = f"{config.data.model_dump_json()} {config.alignment.model_dump_json()} {config.seed}"
     people = None if tables is None else _list_people(tables)
     earlier = past.get(key) if past is not None else None
@@ -226,17 +230,24 @@ def _build_simulation(
 
 
 def _require_room(config: Config, session: Simulation, folder: Path | None) -> None:
-    """Raise an error if the disk is surely too small for the transcript, before hours of training.
+    """Raise ConfigError if the disk is certainly too small for the stored transcript.
 
-    Counted are, for each stored epoch, the messages about each row and the sums that answer them.
+    What it compares is a lower bound: for each stored epoch 8 bytes for each number of each
+    training row, for messages about the row and the sums that answer them. `folder`: of the run;
+    None: payloads go to the folder for temporary files.
     """
     train = config.train
-    surely = train.epochs if train.patience is None else min(train.epochs, train.patience + 1)
-    kept_epochs = config.effective_transcript.count_epochs(surely)
+    # With early stopping the run has at least this many epochs.
+    min_epochs = train.epochs
+    if train.patience is not None:
+        min_epochs = min(train.epochs, train.patience + 1)
+    stored_epochs = config.effective_transcript.count_epochs(min_epochs)
+    if config.method.asks_once:  # one exchange, whatever the number of epochs
+        stored_epochs = min(stored_epochs, 1)
     terms = session.contract.passives.values()
     numbers = max((math.prod(party_terms.representation.shape) for party_terms in terms), default=0)
-    rows = len(session.learner.training_rows) * (1 if config.method.asks_once else kept_epochs)
-    megabytes = bool(kept_epochs) * rows * numbers * 8 / 1e6
+    rows = len(session.learner.training_rows) * stored_epochs
+    megabytes = rows * numbers * 8 / 1e6
     if megabytes > (free := count_free_megabytes(folder)):
         raise ConfigError(
             f"transcript.keep {config.effective_transcript.keep}: at least {megabytes:,.0f} MB of "
@@ -247,7 +258,15 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
 
 
 class _SimulationCallbacks(RunCallbacks):
-    """The experimenter who runs all parties, and keeps all their messages, which no party could."""
+    """The callbacks of a run of all parties in one process, which records all their messages.
+
+    Args:
+        config: of the run.
+        data: the tables of all parties.
+        session: the simulation, whose messages are recorded.
+        writer: of the run's files; None: they are not written.
+        on_progress: called after every step, and after each evaluation.
+    """
 
     def __init__(
         self,
@@ -257,19 +276,17 @@ class _SimulationCallbacks(RunCallbacks):
         writer: RunWriter | None,
         on_progress: Callable[[Progress], None],
     ) -> None:
-        """Take the simulation, whose messages of all parties it records.
-
-        `writer`: of the run's files; None: they are not written. `on_progress`: called after every
-        step, and after each evaluation.
-        """
+        """Record nothing yet."""
         super().__init__(writer, on_progress)
         self._config = config
         self._data = data
         self._session = session
 
     def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:
-        """Save the record before each checkpoint of the active; continue from the record of this
-        state.
+        """Have the record of messages saved before each checkpoint of the active, and continue from
+        the record of this checkpoint (`state`), if there is one.
+
+        Raises CheckpointError: there is no record of its step.
         """
         if self.writer is None:
             return
@@ -316,7 +333,10 @@ LINK_TYPES: Mapping[str, LinkType] = {"local": "tcp", "grpc": "grpc", "relay": "
 
 
 def _run_in_processes(link_type: LinkType, *args: Any, **options: Any) -> RunResult:
-    """Start a process for each party; modules that only this needs are loaded here."""
+    """Run with a process for each party; modules that only this needs are loaded here.
+
+    `link_type`: of their connections. Other arguments as for `run_locally`.
+    """
     from secure_apfed.organisations.local import run_locally
 
     return run_locally(*args, link_type=link_type, **options)
@@ -380,9 +400,11 @@ def run(
     """
     if transport not in TRANSPORTS:
         raise ConfigError(f"transport: {unknown_name(transport, TRANSPORTS)}")
-    play = TRANSPORTS[transport]
-    place = None if folder is None else Path(folder)
+    run_over_transport = TRANSPORTS[transport]
+    path = None if folder is None else Path(folder)
     _LOGGER.info("run %s begins: method %s over %s", config.name, config.method.name, transport)
-    result = play(config, place, data=data, resume=resume, on_progress=on_progress, **options)
+    result = run_over_transport(
+        config, path, data=data, resume=resume, on_progress=on_progress, **options
+    )
     _LOGGER.info("run %s has ended: %d bytes on the wire", config.name, result.wire_bytes)
     return result

@@ -27,11 +27,11 @@ from secure_apfed.methods.method import split_batches
 from secure_apfed.runs.training_labels import TrainingLabels
 
 _NO_KEY = bytes(32)
-"""No mechanism draws anything here: labels that may be learnt from stay, the others are hidden."""
+"""The key of the label mechanism, which is `none` in a simulation and draws nothing."""
 
 
 def describe_obstacles(config: Config) -> str:
-    """Return why this run needs parties that send messages; "" if it can be simulated."""
+    """Return why this run cannot be simulated without messages, the first reason; "" if it can."""
     method = config.method
     train = config.train
     kind = find_sum_class(config.secure_sum)
@@ -61,7 +61,7 @@ def describe_obstacles(config: Config) -> str:
             train.patience is not None
         ),
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 @isolate_torch_modes()
@@ -77,12 +77,15 @@ def simulate_run(config: Config) -> Mapping[str, float]:
 
 
 def begin_simulation(config: Config, data: VerticalData) -> Simulation:
-    """Build the parties of a simulated run, ready to train; see `simulate_run`."""
+    """Build the parties of a simulated run, ready to train; `data`: the tables of all parties.
+
+    Raises ConfigError: the run needs parties that send messages.
+    """
     if reason := describe_obstacles(config):
         raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
-    data_of_active = data.select_party(data.active.name)
-    assert data_of_active is not None
-    labels = TrainingLabels(config, data_of_active, key=_NO_KEY)
+    active_data = data.select_party(data.active.name)
+    assert active_data is not None
+    labels = TrainingLabels(config, active_data, key=_NO_KEY)
     labels.answer_stage(None)
     with warnings.catch_warnings():
         # A plain sum is unsafe by name; here nothing is sent at all.
@@ -103,18 +106,21 @@ def train_simulation(
     method = METHODS[config.method.name]
     helpers = session.helpers
     passives = {name: helpers[name] for name in session.contract.passives}
-    step_of = method.make_simulated_step(session.learner, passives)
+    play_step = method.make_simulated_step(session.learner, passives)
     step = 0
     for epoch in range(config.train.epochs):
         for rows_B in split_batches(session.learner, config, epoch):
-            step_of(step, rows_B)
+            play_step(step, rows_B)
             step += 1
         on_epoch(epoch + 1)
     return step
 
 
 def finish_simulation(session: Simulation, *, step: int) -> Mapping[str, float]:
-    """Run the work after the last step, and return the accuracy by inference variant."""
+    """Run the work after the last step, and return the accuracy by inference variant.
+
+    `step`: number of steps that were trained.
+    """
     session.learner.finish_locally()
     return session.evaluate(next_step=step, is_final=True)
 

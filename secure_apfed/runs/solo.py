@@ -43,8 +43,8 @@ from secure_apfed.settings.training import ModelSettings
 from secure_apfed.solo.fitted import FittedModel, modules_in
 
 
-class _Parts(BaseModel):
-    """The part of a card that describes the network; the rest of it is for people."""
+class _NetworkCard(BaseModel):
+    """The part of a model card from which the network is built."""
 
     encoding: FeatureEncoding
     model: ModelSettings
@@ -148,7 +148,7 @@ def load_model(
             f"{path} holds a run of {quote_text(card.get('method'))}, whose model needs "
             "every party to predict; docs/which-method.md says which predict alone"
         )
-    parts = load_json(folder.card, _Parts, file_format=MODEL_CARD)
+    parts = load_json(folder.card, _NetworkCard, file_format=MODEL_CARD)
     if not folder.model.exists():
         raise ModelError(f"{folder.model} is missing; the run did not finish")
     stored = load_bytes(folder.model)
@@ -173,10 +173,10 @@ def load_model(
 def _require_own_parts(
     model: ModelSettings, *, encoder: ModuleSource | None, head: ModuleSource | None
 ) -> None:
-    """Refuse code for networks of ours, and a head of one's own that was not handed in.
+    """Raise ModelError unless the caller passed code for exactly the parts that need it.
 
-    Raises:
-        ModelError: says what to hand in, or to leave out.
+    `model`: settings that say which parts of the network are the user's own code. `encoder`,
+    `head`: as passed to `load_model`; None: not passed.
     """
     if encoder is not None and not model.is_own:
         raise ModelError(
@@ -194,9 +194,11 @@ def _require_own_parts(
         )
 
 
-def _build_task(parts: _Parts, card: Path) -> Task:
-    """Return the task that a model card names. Raises ModelError: it does not fit the card's
-    classes.
+def _build_task(parts: _NetworkCard, card: Path) -> Task:
+    """Return the task that a model card names. Raises ModelError: unknown, or it does not fit the
+    card's classes.
+
+    `card`: path of the card, for errors.
     """
     if CODE_NAME.fullmatch(parts.task):
         with reading_settings(own=False):
@@ -215,12 +217,18 @@ def _build_task(parts: _Parts, card: Path) -> Task:
 
 
 def _build_network(
-    parts: _Parts, tensors: Mapping[str, Tensor], outputs: int, own: OwnFamily | None
+    parts: _NetworkCard, tensors: Mapping[str, Tensor], outputs: int, own: OwnFamily | None
 ) -> nn.Module:
     """Build encoder and head from a card; allocate no more memory than the tensors need.
 
-    `own`: makes networks from the caller's code; None: the card names a built-in family. `outputs`:
-    K, numbers of the head.
+    Args:
+        parts: the card.
+        tensors: the stored parameters, by name.
+        outputs: number of outputs of the head.
+        own: makes networks from the caller's code; None: the card names a built-in family.
+
+    Raises:
+        ModelError: parameters of mixed types, or they do not fit the card.
     """
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if dtypes not in ({torch.float32}, {torch.float64}):
@@ -228,21 +236,19 @@ def _build_network(
             f"parameters are all float32 or all float64, got {sorted(map(str, dtypes))}"
         )
     shape = parts.encoding.shape
-    # Code of one's own may need numbers to be made.
-    place = torch.device("cpu" if own else "meta")
+    # On the meta device parameters take no memory; a user's own code may need real ones.
+    device = torch.device("cpu" if own else "meta")
 
     def build_parts(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:
-        """Return encoder and head with these tensors; sizes are read from the encoder's output.
-
-        `state`: tensors by name.
-        """
+        """Return the encoder with these tensors, and a head of the size of its output."""
         family = own or family_for(parts.model, shape)
-        with place:
+        with device:
             encoder = family.make_encoder(shape, parts.model)
-        # real rows go through it: to ask a network without numbers loads torch's compiler
+        # The output's shape is found with real parameters: on the meta device that would load
+        # torch's compiler.
         encoder.load_state_dict(remove_prefix("encoder", state), assign=True)
         size = math.prod(output_shape(encoder, shape))
-        with place:
+        with device:
             return encoder, family.make_head(size, outputs, parts.model)
 
     encoder, head = modules_in(tensors, build_parts)
@@ -274,11 +280,12 @@ def _open_json_writer(path: Path) -> Iterator[_Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
 
         def write_frame(frame: pd.DataFrame) -> None:
-            # pandas' own JSON rounds; every digit counts, and what is not finite is null
+            # Not by pandas, which rounds numbers. Numbers that are not finite become null.
             finite = frame.replace([math.inf, -math.inf], math.nan).astype(object)
             rows = finite.where(finite.notna(), None).to_dict("records")
             text = json.dumps(rows, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-            file.write(("," if file.tell() else "[") + text[1:-1])
+            items = text.removeprefix("[").removesuffix("]")
+            file.write(("," if file.tell() else "[") + items)
 
         yield write_frame
         file.write("]" if file.tell() else "[]")
@@ -330,8 +337,11 @@ def row_writer(path: Path) -> Iterator[_Write]:
 
 @dataclass(frozen=True, kw_only=True)
 class RowComparison:
-    """A comparison of predicted rows with those of training; images have no drift, since their
-    encoding keeps no figures.
+    """A comparison of predicted rows with those of training.
+
+    Attributes:
+        rows: number of predicted rows.
+        drift: of each column; empty for images, whose encoding has no statistics.
     """
 
     rows: int
@@ -343,10 +353,15 @@ class RowComparison:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predictions:
-    """The predictions for the rows of a file, by ID or number from 0.
+    """The predictions for the rows of a file.
 
-    They are probabilities (N, K) of `classes` and the decided indices (N,) in them, or a number
-    (N,) called `what`.
+    Attributes:
+        ids: of the rows; without IDs their numbers from 0.
+        outputs: probabilities (N, K) of `classes`, or predicted numbers (N,).
+        what: name of a predicted number.
+        compared: the rows, with those of training.
+        classes: names; empty for numbers.
+        decided: indices (N,) of the decided classes; None: numbers.
     """
 
     ids: tuple[str, ...]
@@ -414,8 +429,7 @@ def predict_into(
 ) -> RowComparison:
     """Predict the rows of a file into another file, which appears when it is complete.
 
-    `id_columns`: columns that identify rows; None: those of training. `head`: code of the party's
-    own head; None: built-in networks.
+    Arguments as for `predict_file`; `output`: the file to write.
 
     Raises ConfigError: `output` is the input, or a file of the model, which it would replace.
     """
@@ -431,21 +445,21 @@ class _Predictor:
     """A model with statistics that compare the rows it predicted so far with its training rows."""
 
     def __init__(self, model: SoloModel) -> None:
-        """Take a model; measure drift if its encoding is of columns."""
+        """Start without rows; drift is measured only for an encoding of columns."""
         self.model = model
         self._rows = 0
         encoding = model.encoding
         self._drift = DriftMeter(encoding) if isinstance(encoding, ColumnEncoding) else None
 
     def predict_blocks(
-        self, path: Path, named: Sequence[str]
+        self, path: Path, id_columns: Sequence[str]
     ) -> Iterator[tuple[tuple[str, ...], Tensor]]:
         """Yield IDs and predictions of a file's rows in blocks, and count their drift.
 
-        `named`: columns that identify rows.
+        `id_columns`: columns that identify rows.
         """
         counts = None if self._drift is None else self._drift.counts
-        blocks = load_blocks(path, self.model.encoding, id_columns=named, counts=counts)
+        blocks = load_blocks(path, self.model.encoding, id_columns=id_columns, counts=counts)
         for ids, features in blocks:
             outputs = self.model.predict(features)
             self._rows += len(ids)
@@ -454,9 +468,9 @@ class _Predictor:
             yield ids, outputs
 
     def build_predictions(self, ids: tuple[str, ...], outputs: Tensor) -> Predictions:
-        """Return predictions with the decided classes, if the task has classes.
+        """Return predictions, with the decided classes if the task has classes.
 
-        `outputs`: (B, K).
+        `outputs`: probabilities (B, K), or predicted numbers (B,).
         """
         quantity = self.model.task.tells
         compared = RowComparison(rows=len(ids))
@@ -473,12 +487,15 @@ class _Predictor:
 
 
 def _find_id_columns(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns that identify rows: the given ones, or those of the run's active table."""
+    """Return the columns that identify rows: the given ones, or those of the run's active table.
+
+    `folder`: of the run. `id_columns`: None: not given.
+    """
     files = RunFolder(folder)
     if id_columns is not None or not files.config.exists():
         return tuple(id_columns or ())
     raw, _ = parse_yaml(load_text(files.config), str(files.config))
-    try:  # without methods, whose modules take a while
+    try:  # only the part on data: the whole configuration would import the methods' modules
         data = DataSettings.model_validate(raw["data"])
     except (KeyError, TypeError, ValidationError):
         data = files.load_config().data  # raises an error with file and line

@@ -33,11 +33,11 @@ _SEEDED = (
 
 
 class ReleaseMeter:
-    """A cache of the privacy promise that one party has used so far, recomputed only after a
-    charge.
+    """A meter of what one party's releases have cost so far, recomputed only after a charge.
 
     Args:
-        config: of the run; role: of the party in it, active, passive, aggregator or dealer.
+        config: of the run.
+        role: of the party in it: active, passive, aggregator or dealer.
     """
 
     def __init__(self, config: Config, role: str) -> None:
@@ -46,10 +46,12 @@ class ReleaseMeter:
         self._role = role
         self._ledgers: dict[str, PrivacyLedger] = {}
         self._promise: Promise | None = None
-        self._charges_known = -1
+        self._charges_at_promise = -1  # number of charges when it was computed
 
     def add_ledger(self, name: str, ledger: PrivacyLedger) -> None:
-        """Count this ledger from now on, except one of private updates, which release nothing."""
+        """Include this ledger from now on, unless it is one of private updates (DP-SGD), which
+        release nothing by themselves.
+        """
         if not name.endswith(UPDATES):
             self._ledgers[name] = ledger
             self._promise = None
@@ -61,9 +63,9 @@ class ReleaseMeter:
 
     @property
     def promise(self) -> Promise:
-        """The privacy promise by the ledger with the highest cost, or without any."""
-        if self._promise is None or self._charges_known != self.charges:
-            self._charges_known = self.charges
+        """The party's privacy promise at the cost so far, by its most expensive ledger."""
+        if self._promise is None or self._charges_at_promise != self.charges:
+            self._charges_at_promise = self.charges
             self._promise = promise_of_party(
                 self._config,
                 self._role,
@@ -73,26 +75,23 @@ class ReleaseMeter:
 
 
 def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
-    """Return the cost of the party that spent most, with training and labels included.
+    """Return the cost of the party that spent most, with private training and labels included.
 
-    `delta`: used if nobody releases anything.
+    `labels`: the run's label mechanism. `delta`: used if nobody releases anything.
     """
-    released = find_worst_spent(_list_release_ledgers(session)) or _compute_remote_cost(
-        session, delta
-    )
-    spent = (
-        session.learner.training.add_training_cost(released)
-        if session.learner.training
-        else released
-    )
+    spent = find_worst_spent(_list_release_ledgers(session))
+    if spent is None:
+        spent = _compute_remote_cost(session, delta)
+    if session.learner.training:
+        spent = session.learner.training.add_training_cost(spent)
     return spent if labels.unsafe else spent.include_labels(labels)
 
 
 def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
-    """Return the cost if no ledger in this process counts what leaves a party.
+    """Return the cost if no ledger in this process counts releases of representations.
 
-    It is what the passives report. Epsilon is infinite while something leaves uncounted, and until
-    all passives have reported.
+    Where passives release them, it is the highest that they reported. Epsilon is infinite until
+    all have reported, and where something is released that no ledger counts.
     """
     nothing = PrivacySpent.for_no_release(delta=delta)
     method = session.party_session.party.config.method
@@ -106,11 +105,11 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
             for account in accounts
             if account.figure == "epsilon_x"
         }
-        unheard = [name for name in session.contract.passives if name not in charged]
-        if not unheard:
+        unreported = [name for name in session.contract.passives if name not in charged]
+        if not unreported:
             worst = max(charged, key=lambda name: charged[name].epsilon)
             return charged[worst].to_privacy_cost(worst)
-        reason = f"{' and '.join(unheard)} did not say yet what was charged there"
+        reason = f"{' and '.join(unreported)} did not say yet what was charged there"
     elif method.figure != "epsilon_x":
         reason = f"no representation is sent; what else leaves is counted by {method.figure} alone"
     else:
@@ -127,7 +126,8 @@ def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
         return replace(spent, accountants=worst.cross_check())
     if not (spent.releases and 0 < spent.mu < math.inf):
         return spent
-    # What passives elsewhere say: mu of all releases together is that of one, times sqrt(T).
+    # Of passives in other processes only the total is known: mu of T releases is sqrt(T) times
+    # that of one.
     release = GaussianRelease(noise_multiplier=math.sqrt(spent.releases) / spent.mu)
     return replace(
         spent, accountants=cross_check(release, releases=spent.releases, delta=spent.delta)
@@ -135,11 +135,13 @@ def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
 
 
 def find_worst_spent(ledgers: Iterable[PrivacyLedger]) -> PrivacySpent | None:
+    """Return the cost of the ledger with the highest epsilon; None: there is no ledger."""
     worst = _pick_worst_ledger(ledgers)
     return worst.get_privacy_spent() if worst else None
 
 
 def _pick_worst_ledger(ledgers: Iterable[PrivacyLedger]) -> PrivacyLedger | None:
+    """Return the ledger with the highest epsilon; None: there is none."""
     return max(ledgers, key=lambda ledger: ledger.get_privacy_spent().epsilon_x, default=None)
 
 
@@ -154,18 +156,18 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     """Return all protections of the run in words: what each covers, and what is not protected."""
     seeded = config.guard.noise != "secret"
     learner = session.learner
-    also = describe_defences(config.defences, config.method)
-    votes = "passives vote" in config.method.facts
-    if session.contract.secure_sum.get("noise") and not votes:
+    others = describe_defences(config.defences, config.method)
+    passives_vote = "passives vote" in config.method.facts
+    if session.contract.secure_sum.get("noise") and not passives_vote:
         kind = find_sum_class(config.secure_sum)
-        also.insert(0, contributions_statement(kind.leaks.single, seeded=seeded))
-    also += describe_black_boxes(find_black_boxes(session.contract.passives))
+        others.insert(0, contributions_statement(kind.leaks.single, seeded=seeded))
+    others += describe_black_boxes(find_black_boxes(session.contract.passives))
     return guarantee_of(
         learner.guarantee,
         labels,
         private_training=learner.training is not None,
         seeded=seeded,
-        also=also,
+        also=others,
     )
 
 
@@ -179,9 +181,13 @@ def guarantee_of(
 ) -> str:
     """Return the guarantee of a run in words.
 
-    `released`: the guarantee of guard or private training, or that nothing is released. `also`:
-    sentences on other protections. `seeded`: whether noise follows from the seed, so that nothing
-    is promised.
+    Args:
+        released: the guarantee of guard or private training, or `NOTHING_RELEASED`.
+        labels: the run's label mechanism.
+        private_training: whether `released` covers labels already.
+        seeded: whether noise and label answers follow from the run's seed, against whose owner
+            nothing is promised.
+        also: sentences on other protections.
     """
     parts = [released]
     if not math.isinf(labels.epsilon):

@@ -32,15 +32,21 @@ from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import PartyCheckpoint, PartySecrets, Session
 from secure_apfed.privacy.randomised_response import first_epoch_of, make_label_mechanism
 
-_OPEN = -1
-_BATCH = 1000
+_UNANSWERED = -1
+_SCORED_AT_ONCE = 1000  # rows of a forward pass
 
 
 class TrainingLabels:
-    """The randomised labels that replace the true ones in training, randomised stage by stage with
-    the active's noise key.
+    """The randomised labels that replace the true ones in training, answered stage by stage.
 
-    A log keeps a keyed digest of each stage.
+    Args:
+        config: of the run.
+        data: the active's, with its true labels.
+        key: the active's noise key, 32 bytes.
+        log: file with a keyed digest of each stage's answers; None: none.
+
+    Raises:
+        ConfigError: more stages than epochs or labelled rows.
     """
 
     def __init__(
@@ -66,8 +72,8 @@ class TrainingLabels:
         # The parts depend only on the seed, and never on labels.
         order = shuffle_rows(torch.arange(rows), config.seed, "label stages")
         self._parts = order.tensor_split(stages)
-        self._answers_N = torch.full((rows,), _OPEN, dtype=data.table.labels.dtype)
-        self._stage = 0
+        self._answers_N = torch.full((rows,), _UNANSWERED, dtype=data.table.labels.dtype)
+        self._stage = 0  # the next one to answer
 
     def is_due(self, epoch: int) -> bool:
         """Return whether the next stage of labels is to be answered after this number of epochs."""
@@ -95,17 +101,18 @@ class TrainingLabels:
         self._stage += 1
 
     def _write_ahead(self, log: Path, answers: Tensor) -> None:
-        """Log these answers before anything is trained on them; refuse other answers for this
-        stage.
+        """Log the digest of a stage's answers before anything is trained on them.
+
+        Raises CheckpointError: the log has other answers for this stage.
         """
         digest = derive_key(self._key, b"label answers", answers.numpy().tobytes()).hex()
-        noted = load_text(log).split() if log.exists() else []
-        if len(noted) <= self._stage:
-            with os.fdopen(open_regular(log, create=True), "a", encoding="ascii") as lines:
-                lines.write(digest + "\n")
-                lines.flush()
-                os.fsync(lines.fileno())
-        elif noted[self._stage] != digest:
+        logged_digests = load_text(log).split() if log.exists() else []
+        if len(logged_digests) <= self._stage:
+            with os.fdopen(open_regular(log, create=True), "a", encoding="ascii") as file:
+                file.write(digest + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        elif logged_digests[self._stage] != digest:
             raise CheckpointError(
                 f"{log} notes other answers for stage {self._stage + 1} of the labels: an older "
                 "checkpoint was put back where the model computes other bits, and answering twice "
@@ -113,9 +120,7 @@ class TrainingLabels:
             )
 
     def _predict_prior(self, networks: ActiveNetworks, rows: Tensor) -> Tensor:
-        """Return the model's class probabilities for rows with unanswered labels,
-        without dropout.
-        """
+        """Return the model's class probabilities (rows, K) for these rows, without dropout."""
         compute = Compute.from_settings(self._config.train)
         modules = (networks.encoder, networks.head)
         for module in modules:
@@ -125,7 +130,7 @@ class TrainingLabels:
                 networks.head(
                     networks.encoder(compute.move_tensor(self.data.table.features[part_rows]))
                 )
-                for part_rows in rows.split(_BATCH)
+                for part_rows in rows.split(_SCORED_AT_ONCE)
             ]
         for module in modules:
             module.train()
@@ -161,41 +166,39 @@ class TrainingLabels:
         return {} if self.mechanism.unsafe else {"answers": self._answers_N}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the answers; nothing is answered again.
+        """Restore the answers that `tensors` returned; no protected label is answered again.
 
-        `tensors`: from `tensors`.
+        Raises CheckpointError: they are not the answers of whole stages, from the first on.
         """
         if self.mechanism.unsafe:
             self.answer_stage(None)
             return
         answers_N = tensors.get("answers", torch.empty(0))
-        sound = answers_N.dtype == torch.int64 and answers_N.shape == self._answers_N.shape
-        answered = answers_N != _OPEN
-        stage = 0
-        while sound and stage < len(self._parts) and bool(answered[self._parts[stage]].all()):
-            stage += 1
-        answered_count = sum(len(part) for part in self._parts[:stage])
-        inside = (answers_N[answered] >= 0) & (answers_N[answered] < len(self.data.classes))
-        if (
-            not sound
-            or not stage
-            or int(answered.sum()) != answered_count
-            or not bool(inside.all())
-        ):
+        has_right_form = answers_N.dtype == torch.int64 and answers_N.shape == self._answers_N.shape
+        is_answered = answers_N != _UNANSWERED
+        stages = 0
+        if has_right_form:
+            while stages < len(self._parts) and bool(is_answered[self._parts[stages]].all()):
+                stages += 1
+        rows_of_stages = sum(len(part) for part in self._parts[:stages])
+        given = answers_N[is_answered]
+        in_range = bool(((given >= 0) & (given < len(self.data.classes))).all())
+        if not stages or int(is_answered.sum()) != rows_of_stages or not in_range:
             raise CheckpointError(
                 f"the checkpoint does not hold answers for {len(self._answers_N)} training "
                 "labels; it was altered or is of another run"
             )
         self._answers_N = answers_N.clone()
-        self._stage = stage
+        self._stage = stages
 
 
 def load_training_labels(
     config: Config, data: OwnData, active: PartySecrets
 ) -> tuple[TrainingLabels, PartyCheckpoint | None]:
-    """Return the labels that the active may train on, and its checkpoint if there is one.
+    """Return the labels that the active may train on, and its newest checkpoint (None: none).
 
-    The labels are newly answered, or those of the checkpoint.
+    The labels are those of the checkpoint, or newly answered. `active`: its keys, checkpoints and
+    folder for logs.
     """
     name = data.table.name
     labels = TrainingLabels(
@@ -215,10 +218,11 @@ def load_training_labels(
 def restore_older_state(
     state: PartyCheckpoint | None, labels: TrainingLabels, session: Session
 ) -> PartyCheckpoint | None:
-    """Return the active's state where the session resumes, with its labels as of then.
+    """Return the active's checkpoint of the step from which the session resumes, and restore its
+    `labels` as of then.
 
-    It may be older than its newest, if another party lost its own. A later stage of labels is
-    answered again, with the same answers.
+    It is older than the newest (`state`) if another party lost its own. A later stage of labels is
+    then answered again, with the same answers.
     """
     resumes = session.contract.resumes
     store = session.party_session.party.secrets.checkpoints

@@ -47,11 +47,11 @@ class PassiveWorth(Written):
 
     Attributes:
         passive: who was left out.
-        without: the measure of the model that was trained without it; None: not defined.
+        without: the measure of the model that was trained without it; None: undefined.
         value: how much better the model with all passives is, above 0 where the passive helped;
-            None: the two runs were measured on other test rows, or nothing defines it.
-        low, high: 95 % interval of `value` over the test rows, paired; None without.
-        wire_bytes: that the run sends more with this passive, on all links.
+            None: undefined, or the two runs were measured on different test rows.
+        low, high: paired 95 % interval of `value` over the test rows; None without a value.
+        wire_bytes: bytes that this passive adds to the run, on all links.
     """
 
     passive: PartyName
@@ -66,11 +66,12 @@ class WhoHelped(Written):
     """The worth of every passive in one run; the file `who-helped.json`.
 
     Attributes:
-        measure: the main measure of the run; reached: its value with all passives, None if it is
-            undefined on the test rows.
-        rows: of how many test rows.
-        party_seeds: whether initial weights are the same in all trainings.
-        seconds: that the further trainings took together.
+        measure: the main measure of the run.
+        reached: its value with all passives; None: undefined on the test rows.
+        rows: number of test rows.
+        party_seeds: as configured, which says whether initial weights are the same in all
+            trainings.
+        seconds: of all trainings without a passive together.
     """
 
     measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)]
@@ -107,17 +108,18 @@ def check_leaving_out(config: Config, passives: Sequence[str]) -> None:
 
 
 def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> None:
-    """Raise ConfigError if these passives could not train without the omitted one.
+    """Raise ConfigError if the other passives could not train without the omitted one.
 
     `left_out`: name of the omitted passive. `others`: names of the remaining ones.
     """
     method = config.method
-    helping = [name for name in others if config.settings_of(name).weight > 0]
-    sums = method.sums or method.opens_votes == "encrypted"
-    if sums and 1 in (len(others), len(helping)) and not config.secure_sum.allow_single_passive:
-        only = (helping if len(helping) == 1 else others)[0]
+    contributing = [name for name in others if config.settings_of(name).weight > 0]
+    has_sum = method.sums or method.opens_votes == "encrypted"
+    is_single = len(others) == 1 or len(contributing) == 1
+    if has_sum and is_single and not config.secure_sum.allow_single_passive:
+        single = contributing[0] if len(contributing) == 1 else others[0]
         raise ConfigError(
-            f"who helped: without {left_out} the sum is {only}'s part alone, which "
+            f"who helped: without {left_out} the sum is {single}'s part alone, which "
             "secure_sum.allow_single_passive forbids to open; take one more passive, or, where "
             "this process plays all parties for a measurement, add --set "
             "secure_sum.allow_single_passive=true"
@@ -133,7 +135,7 @@ def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> 
 
 
 def leave_out_settings(config: Config, passive: str) -> Config:
-    """Return the settings of the same run without this passive's.
+    """Return the settings of the same run without this passive and its tables.
 
     Nothing is stored for attacks, and none is run.
     """
@@ -159,7 +161,7 @@ def leave_out_settings(config: Config, passive: str) -> Config:
 
 
 def leave_out(data: VerticalData, passive: str) -> VerticalData:
-    """Return the tables without this passive's."""
+    """Return the tables of all parties but this passive."""
     return replace(
         data,
         passives=tuple(table for table in data.passives if table.name != passive),
@@ -218,7 +220,7 @@ def measure_worth(
             "or, with a VerticalClassifier, compare its cross_val_score with that of one whose "
             "passives lack one"
         )
-    began = time.monotonic()
+    start_time = time.monotonic()
     worths = []
     for done, table in enumerate(data.passives):
         on_done(done, len(data.passives))
@@ -230,16 +232,17 @@ def measure_worth(
         rows=len(result.test_scores[variant].truth),
         party_seeds=config.party_seeds,
         passives=tuple(worths),
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - start_time,
     )
 
 
 def _measure_without(
     config: Config, data: VerticalData, passive: str, result: RunResult, variant: str
 ) -> PassiveWorth:
-    """Train without one passive; return the loss of the measure, with its interval.
+    """Train without one passive, and compare with the run that had all of them.
 
-    `variant`: which predictions.
+    `data`: the tables of all parties. `result`: of the run with all passives. `variant`: the
+    inference variant whose predictions are compared.
     """
     try:
         with _merge_warnings(passive):
@@ -266,7 +269,9 @@ def _measure_without(
 
 @contextmanager
 def _merge_warnings(passive: str) -> Iterator[None]:
-    """Repeat each kind of warning of this block once, with the omitted passive's name."""
+    """Collect the warnings of this block, and repeat the first of each kind with the omitted
+    passive's name and their number.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", UnsafeChoiceWarning)  # the run itself has warned of it

@@ -37,7 +37,7 @@ from secure_apfed.exchange.status import LinkBreak, PeerStatus, Status
 from secure_apfed.organisations import project
 from secure_apfed.runs.outcome import Outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import _Parts, load_model
+from secure_apfed.runs.solo import _NetworkCard, load_model
 from tests.links.test_hostile_text import COMMAND, EVIL, HIDDEN, is_shown_safely
 from tests.links.test_project import OTHERS, Organisations
 from tests.secure_apfed.small_runs import small_config
@@ -178,7 +178,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-CARD = [".".join(path) for path in dict.fromkeys([*text_paths(_Parts), ("method",)])]
+CARD = [".".join(path) for path in dict.fromkeys([*text_paths(_NetworkCard), ("method",)])]
 RESULT = [".".join(path) for path in dict.fromkeys(text_paths(Outcome))]
 
 

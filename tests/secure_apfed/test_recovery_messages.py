@@ -24,7 +24,7 @@ ROOT = Path(secure_apfed.__file__).parent
 # By file, the functions whose errors a party meets that starts, resumes or goes on.
 RECOVERY = {
     "runs/folder.py": (
-        "_require_rest",
+        "_require_resumable",
         "_make_room",
         "lock_for_run",
         "_clear_logs",

@@ -282,7 +282,7 @@ def test_a_card_that_fits_no_task_is_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     card = json.loads(folder.card.read_text())
     for other in ({"task": "guessing"}, {"targets": None}, {"task": "classification"}):
-        parts = solo._Parts.model_validate(card | other)
+        parts = solo._NetworkCard.model_validate(card | other)
         with pytest.raises(ModelError, match=r"no model of this version|labels are"):
             solo._build_task(parts, folder.card)
 
