@@ -28,7 +28,7 @@ State: TypeAlias = Literal["found", "nothing found", "not attacked", "not applic
 
 NOT_ATTACKED: Literal["not attacked"] = "not attacked"
 _REASONS_SHOWN = 3
-_READ_BY = {"active": "passives", "passive": "active"}
+_VICTIM_BY_READER = {"active": "passives", "passive": "active"}
 """Victims as titles name them, by the role of the reader; any other role reads `others`."""
 
 
@@ -37,7 +37,8 @@ class Direction:
     """A direction: who reads whose what.
 
     Attributes:
-        reader: role of the adversary; target: labels, features or membership.
+        reader: role of the adversary.
+        target: labels, features or membership.
         victim: name of the party that is read; empty: any of those that the reader may read.
     """
 
@@ -56,7 +57,8 @@ class Direction:
     @property
     def kind(self) -> str:
         """Return the direction by roles alone, for tables over several runs."""
-        return _format_title(self.reader, self.target, _READ_BY.get(self.reader, "others"))
+        victim = _VICTIM_BY_READER.get(self.reader, "others")
+        return _format_title(self.reader, self.target, victim)
 
     @property
     def title(self) -> str:
@@ -73,7 +75,7 @@ def _format_title(reader: str, target: Target, victim: str) -> str:
     return f"{reader} reads features of {victim}"
 
 
-_LEAVES: Mapping[Direction, frozenset[str]] = {
+_FACTS_THAT_SEND: Mapping[Direction, frozenset[str]] = {
     Direction(reader="active", target="features"): frozenset(
         {
             "passives send representations",
@@ -100,21 +102,21 @@ _LEAVES: Mapping[Direction, frozenset[str]] = {
         }
     ),
 }
-"""Facts of a method, by direction; under any of them something leaves in that direction."""
+"""By direction, the facts of a method under any of which something is sent in that direction."""
 
 
 def list_directions(config: RunSettings) -> dict[Direction, str]:
-    """Return the directions that a run's headlines speak of, with why nothing leaves that way.
-
-    That is "" where something does.
+    """Return the directions that a run's headlines are about, each with the reason why nothing is
+    sent in it; "" where something is.
     """
     method_facts = config.method.facts
     reasons = {}
-    for direction, facts in _LEAVES.items():
+    for direction, facts in _FACTS_THAT_SEND.items():
         private_columns = "labels" if direction.target == "labels" else "features"
         sender = "passives'" if direction.reader == "active" else "active's"
-        nothing_sent = f"nothing that depends on the {sender} {private_columns} is sent"
-        reasons[direction] = "" if facts & method_facts else nothing_sent
+        reasons[direction] = ""
+        if not facts & method_facts:
+            reasons[direction] = f"nothing that depends on the {sender} {private_columns} is sent"
     through_aggregator = Direction(reader="aggregator", target="features")
     if config.method.sums:
         reasons[through_aggregator] = explain_unreadable(find_sum_class(config.secure_sum))
@@ -129,8 +131,9 @@ class Headline:
 
     Attributes:
         worst: the result of the highest advantage; None: no attack of this direction ran.
-        ran: how many attacks ran; declined: by reason, how many found nothing to read.
-        nothing_leaves: why nothing leaves in this direction; empty: something does.
+        ran: number of attacks that ran.
+        declined: by reason, number of attacks that found nothing to read.
+        nothing_leaves: why nothing is sent in this direction; empty: something is.
     """
 
     direction: Direction
@@ -141,8 +144,8 @@ class Headline:
 
     @property
     def state(self) -> State:
-        """Return whether something was found, nothing was found, or nobody attacked in this
-        direction.
+        """Whether something or nothing was found, or no attack ran: because there is nothing to
+        attack, or none was mounted.
         """
         if self.worst is not None:
             return "found" if self.advantage > 0 else "nothing found"
@@ -150,6 +153,7 @@ class Headline:
 
     @property
     def advantage(self) -> float:
+        """The advantage of the worst result, which must exist."""
         assert self.worst is not None
         assert self.worst.advantage is not None
         return self.worst.advantage
@@ -161,16 +165,17 @@ class Headline:
 
     @property
     def note(self) -> str:
-        """Return metric and attack of the advantage, or why there is none; and which attacks
+        """Return metric and attack of the advantage, or why there is none; and how many attacks
         declined.
         """
-        declined = self._describe_refusals()
-        if self.worst is not None:
-            metric = str(self.worst.metric).replace("_", " ")
-            note = f"{metric} over baseline, {self.worst.attack} by {self.worst.adversary}"
-            note = f"nothing found, {note}" if self.state == "nothing found" else note
-            return f"{note}; {declined}" if declined else note
-        return self.nothing_leaves or declined or "no attack of this direction was chosen"
+        declined = self._describe_declined()
+        if self.worst is None:
+            return self.nothing_leaves or declined or "no attack of this direction was chosen"
+        metric = str(self.worst.metric).replace("_", " ")
+        note = f"{metric} over baseline, {self.worst.attack} by {self.worst.adversary}"
+        if self.state == "nothing found":
+            note = f"nothing found, {note}"
+        return f"{note}; {declined}" if declined else note
 
     @property
     def text(self) -> str:
@@ -178,7 +183,7 @@ class Headline:
         separator = ", " if self.worst is not None else ": "
         return f"{self.short}{separator}{self.note}"
 
-    def _describe_refusals(self) -> str:
+    def _describe_declined(self) -> str:
         """Return how many attacks declined, with the commonest reasons; "" if none did."""
         count = sum(self.declined.values())
         if not count:
@@ -209,11 +214,12 @@ class Headline:
 def headlines_by_direction(
     results: Sequence[AttackResult], config: RunSettings | None = None
 ) -> tuple[Headline, ...]:
-    """Return one headline for each direction of these results, and for those of the run without.
+    """Return one headline for each direction of these results, and for each direction of the run
+    that has none.
 
     Args:
         results: of one run.
-        config: of the run; None: directions without any result are not named.
+        config: of the run; None: directions without results are left out.
     """
     expected = {} if config is None else list_directions(config)
     nothing_leaves = {direction.kind: reason for direction, reason in expected.items()}
@@ -233,10 +239,9 @@ def headlines_by_direction(
 def _make_headline(
     direction: Direction, results: Sequence[AttackResult], nothing_leaves: str
 ) -> Headline:
-    """Return the headline of one direction from its results: the highest advantage, or why there is
-    none.
+    """Return the headline of one direction from its results.
 
-    `nothing_leaves`: why nothing leaves in this direction; "" where something does.
+    `nothing_leaves`: why nothing is sent in this direction; "" where something is.
     """
     ran = [result for result in results if result.advantage is not None]
     declined = Counter(_find_reason(result) for result in results if result.advantage is None)
@@ -250,18 +255,20 @@ def _make_headline(
 
 
 def _find_reason(result: AttackResult) -> str:
-    """Return why an attack declined, without the name of the method, which all share."""
+    """Return why an attack declined, without the method's name at the start, which all share."""
     reason = result.reason or "it gave no reason"
     return reason.removeprefix(f"{result.method}: ")
 
 
 def worst_by_kind(headlines: Iterable[Headline]) -> dict[str, Headline]:
-    """Return of each kind of direction the headline of the highest advantage, or one without."""
+    """Return for each kind of direction the headline of the highest advantage; one without an
+    advantage if none has any.
+    """
     headlines_by_kind: dict[str, Headline] = {}
     for headline in headlines:
-        before = headlines_by_kind.setdefault(headline.direction.kind, headline)
+        worst = headlines_by_kind.setdefault(headline.direction.kind, headline)
         if headline.worst is None:
             continue
-        if before.worst is None or headline.advantage > before.advantage:
+        if worst.worst is None or headline.advantage > worst.advantage:
             headlines_by_kind[headline.direction.kind] = headline
     return headlines_by_kind

@@ -26,18 +26,19 @@ from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Kind
 from secure_apfed.organisations.own_record import OwnRecord, SentBatch
 
-_EXCHANGES = 3
+_EXCHANGES = 3  # decoys of each attack
 
 
 def measure_own(
     record: OwnRecord, choices: Iterable[AttackChoice], *, seed: int
 ) -> tuple[AttackResult, ...]:
-    """Return one result for each attack, set of options and receiver.
+    """Mount attacks on what one party itself sent; return one result for each attack, set of
+    options and receiver.
 
-    An attack that finds nothing to read says why. Raises ConfigError: an attack or option is
-    unknown.
+    An attack that finds nothing to read has a result with the reason. `record`: what the party
+    sent, with its data. `choices`: attacks with options.
 
-    `choices`: attacks with options.
+    Raises ConfigError: an attack or option is unknown.
     """
     choices = tuple(choices)
     chosen = None if any(choice.name == ALL for choice in choices) else expand_choices(choices)
@@ -65,30 +66,30 @@ def _attack_batches(
     chosen: Sequence[AttackChoice] | None,
     seed: int,
 ) -> Iterator[AttackResult]:
-    """Yield the results of attacks on what one receiver got in messages of one kind, against the
+    """Yield the results of attacks on what one receiver got in messages of one kind, scored by the
     party's own labels and features.
 
-    `batches`: all that the receiver got, in order. `chosen`: attacks with options; None: all that
+    `batches`: what the receiver got, in order. `chosen`: attacks with options; None: all that
     apply.
     """
     adversary = receiver
     if kind is Kind.CONTRIBUTION:
         adversary = f"{receiver}, told what the others contributed"
     reasons = dict[str, str]()
-    for truth, knows_N in _iter_truths(record, kind):
-        h = list(_select_batches(batches, knows_N))
-        arguments: dict[str, Any] = {"h": h, truth[0]: truth[1][knows_N], "seed": seed}
+    for target, truth_N, is_known_N in _iter_truths(record, kind):
+        h = list(_select_batches(batches, is_known_N))
+        arguments: dict[str, Any] = {"h": h, target: truth_N[is_known_N], "seed": seed}
         if kind is Kind.GRADIENTS:
             arguments["gradients"] = h
         try:
             evaluation = evaluate(attacks=chosen, exchanges=_EXCHANGES, **arguments)
         except AttackError as error:
-            reasons |= {name: str(error) for name in ATTACKS if ATTACKS[name].target == truth[0]}
+            reasons |= {name: str(error) for name in ATTACKS if ATTACKS[name].target == target}
             continue
         reasons |= {
             name: reason
             for name, reason in evaluation.lacking.items()
-            if find_attack(name).target in (truth[0], "membership")
+            if find_attack(name).target in (target, "membership")
         }
         for finding in evaluation.findings:
             yield replace(
@@ -103,40 +104,42 @@ def _attack_batches(
             yield _make_inapplicable_result(record, name, adversary, reason, seed)
 
 
-def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
+def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield each truth that an attack on what the party sent can be scored against.
 
-    A truth is the name of an argument of `evaluate` and values (N, ...) of the aligned rows, with
-    a mask (N,) of the rows that the party holds. Values of other rows mean nothing. Labels serve
-    where they are classes, features where something else than gradients was sent.
+    A truth is its target ("labels" or "features"), the values (N, ...) of the aligned rows, and a
+    mask (N,) of the rows whose value the party knows; others mean nothing. Labels serve if they are
+    classes, features unless gradients were sent.
     """
     assert record.held is not None
-    rows_N = record.rows
+    rows_N = record.rows  # -1 where the party has no row
     table = record.held.table
-    own_N = rows_N >= 0
+    is_own_N = rows_N >= 0
     if table.labels is not None and record.held.targets is None:
         labels_N = table.labels[rows_N]
-        yield ("labels", labels_N), own_N & (labels_N != UNLABELLED)
+        yield "labels", labels_N, is_own_N & (labels_N != UNLABELLED)
     if kind is not Kind.GRADIENTS:
-        yield ("features", table.features[rows_N].flatten(1)), own_N
+        yield "features", table.features[rows_N].flatten(1), is_own_N
 
 
 def _select_batches(
-    batches: Sequence[SentBatch], knows_N: Tensor
+    batches: Sequence[SentBatch], is_known_N: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches' rows of which the truth is known, by their number among these.
+    """Yield of each batch the rows whose truth is known, (indices (b,), values (b, D)).
 
-    `knows_N`: rows of which the truth is known.
+    An index counts the known rows alone. `is_known_N`: mask of the aligned rows whose truth is
+    known.
     """
-    place_N = torch.where(knows_N, knows_N.cumsum(0) - 1, -1)
+    index_N = torch.where(is_known_N, is_known_N.cumsum(0) - 1, -1)
     for batch in batches:
-        place_B = place_N[batch.rows]
-        if (place_B >= 0).any():
-            yield place_B[place_B >= 0], batch.values[place_B >= 0].flatten(1)
+        index_B = index_N[batch.rows]
+        is_known_B = index_B >= 0
+        if is_known_B.any():
+            yield index_B[is_known_B], batch.values[is_known_B].flatten(1)
 
 
 def _may_concern(record: OwnRecord, name: str) -> bool:
-    """Return whether this attack reads what the party has, and is mounted by somebody else."""
+    """Return whether this attack guesses data that the party has, and another role can mount it."""
     kind = find_attack(name)
     if kind.target == "labels":
         return record.held is not None and record.held.table.labels is not None
@@ -144,7 +147,7 @@ def _may_concern(record: OwnRecord, name: str) -> bool:
 
 
 def _list_readers(record: OwnRecord, name: str) -> list[Role]:
-    """Return the roles that mount an attack, without the active's where the party is that one."""
+    """Return the roles that can mount an attack on this party: the active cannot attack itself."""
     is_active = record.me == record.active
     return [role for role in find_attack(name).roles if role != "active" or not is_active]
 
@@ -154,7 +157,7 @@ def _make_inapplicable_result(
 ) -> AttackResult:
     """Return the result of an attack that finds nothing to read, with the reason.
 
-    `adversary`: the receiver.
+    `adversary`: the receiver of what was attacked.
     """
     kind = find_attack(name)
     readers = _list_readers(record, name) or list(kind.roles)

@@ -22,7 +22,7 @@ _SECONDS_PER_ITERATION: Mapping[str, float] = {
 """Seconds of an iteration, by attack that trains networks: one core, 400 rows of 4 numbers."""
 _SECONDS_PER_PASS = 0.2
 """Seconds of a pass of every other attack, likewise; measured times replace both estimates."""
-_START_OF_LINE = "\r\x1b[K"
+_START_OF_LINE = "\r\x1b[K"  # moves the cursor to the start of the line, and clears it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +60,15 @@ class OutOfTime(Exception):  # noqa: N818  # nothing is wrong: the caller's budg
 
 
 class Pace:
-    """The clock of one call: which attacks are planned, how long they took, what is left.
+    """A clock of one evaluation, which measures attacks and predicts how long the rest takes.
+
+    Attacks are named by their number in `planned`. A pass is one run of an attack: on the releases
+    as they were, or exchanged between rows (a decoy).
 
     Args:
         planned: the attacks with their names, in any order.
-        exchanges: of releases, each of which is one more pass of an attack that has decoys.
-        budget: seconds for all of them together; None: as long as they take.
+        exchanges: number of decoys, each of which is one more pass.
+        budget: seconds for all attacks together; None: no limit.
         on_progress: called before each attack, after each pass, and once at the end.
     """
 
@@ -77,11 +80,7 @@ class Pace:
         budget: float | None,
         on_progress: OnProgress,
     ) -> None:
-        """Make the time forecast of an attack evaluation, and start its clock.
-
-        `planned`: the attacks with their names. `exchanges`: decoys of an attack, each of which is
-        one more pass. `budget`: seconds for all attacks together; None: no limit.
-        """
+        """Estimate the attacks' times, and start the clock."""
         self._names = [name for name, _ in planned]
         self._expected = [_estimate_seconds(attack) for _, attack in planned]
         self._passes = [1 + exchanges * attack.is_exchangeable for _, attack in planned]
@@ -101,10 +100,11 @@ class Pace:
 
     @contextmanager
     def time_attack(self, attack: int) -> Iterator[Callable[[], None]]:
-        """Time one attack; yield the function to call after each of its passes.
+        """Time one attack in this block; yield the function to call after each of its passes.
 
         Raises:
-            OutOfTime: the attack does not fit into the rest of the budget, or no longer does.
+            OutOfTime: the attack does not fit into the rest of the budget, or after a pass no
+                longer does.
         """
         try:
             self._require_time(self._predict_least_seconds(attack), "it would take about")
@@ -113,18 +113,19 @@ class Pace:
             passes = 0
 
             def note_pass() -> None:
-                """Measure one more pass; raise OutOfTime if the rest no longer fits into the
+                """Measure one more pass. Raises OutOfTime: the others no longer fit into the
                 budget.
                 """
                 nonlocal passes
                 passes += 1
-                self._measured[attack] = (time.monotonic() - begin) / passes
-                rest = (self._passes[attack] - passes) * self._measured[attack]
-                if passes < self._passes[attack]:
-                    progress = (
-                        f"after {passes} of {self._passes[attack]} passes the rest needs about"
+                per_pass = (time.monotonic() - begin) / passes
+                self._measured[attack] = per_pass
+                planned_passes = self._passes[attack]
+                if passes < planned_passes:
+                    self._require_time(
+                        (planned_passes - passes) * per_pass,
+                        f"after {passes} of {planned_passes} passes the rest needs about",
                     )
-                    self._require_time(rest, progress)
                 self._report_progress(attack, passes=passes)
 
             yield note_pass
@@ -145,20 +146,23 @@ class Pace:
         return time.monotonic() - self._start_time
 
     def _predict_seconds(self, attack: int, *, passes_done: int = 0) -> float:
-        """Predict the seconds that the rest of an attack's passes take."""
+        """Predict the seconds of an attack's remaining passes: by its measured ones, or as expected
+        times the slowdown of other attacks.
+        """
         per_pass = self._measured.get(attack, self._compute_slowdown() * self._expected[attack])
-        return max(0, self._passes[attack] - passes_done) * per_pass
+        remaining_passes = max(0, self._passes[attack] - passes_done)
+        return remaining_passes * per_pass
 
     def _predict_least_seconds(self, attack: int) -> float:
-        """Predict an attack's seconds so that one that fits is not refused before it is measured.
+        """Predict the fewest seconds that an attack may take, so that none is refused that fits.
 
-        That is one pass as others went, or all as fast as the fastest: a slow attack before it must
-        not make all others look slow.
+        That is the larger of one pass at the mean slowdown so far, and all passes at the smallest
+        slowdown: a slow attack before it must not make all others look slow.
         """
-        ratios = [seconds / self._expected[other] for other, seconds in self._measured.items()]
-        fastest = min([1.0, *ratios])
-        every_pass = self._passes[attack] * self._expected[attack] * fastest
-        return max(self._compute_slowdown() * self._expected[attack], every_pass)
+        slowdowns = [seconds / self._expected[other] for other, seconds in self._measured.items()]
+        smallest = min([1.0, *slowdowns])
+        all_passes = self._passes[attack] * self._expected[attack] * smallest
+        return max(self._compute_slowdown() * self._expected[attack], all_passes)
 
     def _compute_slowdown(self) -> float:
         """Return how much longer passes took than expected; 1 before the first."""
@@ -166,8 +170,9 @@ class Pace:
         return sum(self._measured.values()) / expected if expected else 1.0
 
     def _require_time(self, needed: float, subject: str) -> None:
-        """Raise OutOfTime if the budget has fewer seconds left than needed; `subject` starts the
-        sentence.
+        """Raise OutOfTime if fewer than `needed` seconds of the budget are left.
+
+        `subject`: the start of the message.
         """
         if self._budget is None:
             return
@@ -179,9 +184,7 @@ class Pace:
             )
 
     def _report_progress(self, attack: int, *, passes: int) -> None:
-        """Call the progress callback with the forecast after this number of passes of this
-        attack.
-        """
+        """Call the progress callback while this attack runs, after this number of its passes."""
         waiting = set(range(len(self._names))) - self._finished - {attack}
         seconds_left = self._predict_seconds(attack, passes_done=passes)
         seconds_left += sum(map(self._predict_seconds, waiting))

@@ -45,10 +45,11 @@ from secure_apfed.runs.outcome import Recording
 
 
 def truth_of(recording: Recording, victim: str | None = None) -> Truth:
-    """Return labels of all aligned rows, and the victim's features.
+    """Return labels of all aligned rows, the victim's features, and the training rows that it has.
 
-    `trained` lists the training rows that the victim holds. Where it is None, features are of all
-    parties, and all training rows are listed.
+    `victim`: a party; None: features of all parties, and all training rows.
+
+    Raises AttackError: the run aligned no rows, or the active has no labels.
     """
     data = recording.data
     if data.active.name not in recording.alignment or not exchange_of(recording.config).aligned:
@@ -79,7 +80,11 @@ def class_priors(truth: Truth) -> tuple[float, ...]:
 
 
 def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
-    """Choose `per_class` aligned training rows of each class; fewer are a subset of more."""
+    """Choose `per_class` aligned training rows of each class whose labels become known.
+
+    With one seed a smaller choice is a subset of a larger one. Raises AttackError: a class has no
+    rows left.
+    """
     truth = truth_of(recording, recording.data.active.name)
     trained = _list_training_positions(recording)
     draw = np.random.default_rng(derive_seed(seed, "attacks", "labels"))
@@ -111,9 +116,9 @@ def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> 
 
 
 def reveal_architecture(recording: Recording) -> Callable[[], nn.Module]:
-    """Return what makes the active's networks with fresh weights, rows -> scores (N, K).
+    """Return a function that makes the active's networks with fresh weights, rows -> scores (N, K).
 
-    Of networks that are code of its own, a copy of the recorded ones whose weights are drawn anew.
+    Networks of the user's own code are copies of the recorded ones with weights drawn again.
     """
     settings = recording.config.model
     shape = recording.data.table.shape
@@ -131,8 +136,11 @@ def reveal_architecture(recording: Recording) -> Callable[[], nn.Module]:
 
 
 def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tensor] | None:
-    """Return the victim's network behind a function of rows of features, if it was recorded."""
-    if (recorded := recording.encoders.get(victim)) is None:
+    """Return the victim's network as a function of rows of features, with flat results (N, D);
+    None: it was not recorded.
+    """
+    recorded = recording.encoders.get(victim)
+    if recorded is None:
         return None
     network = copy.deepcopy(recorded).requires_grad_(False)
     dtype = next(iter(network.state_dict().values())).dtype
@@ -145,12 +153,12 @@ def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tens
 
 
 def reveal_order(recording: Recording) -> dict[int, Tensor]:
-    """Return the positions of the rows of each step to which the active asked for a sum, by step.
+    """Return by step the alignment positions (B,) of the rows that passives were to contribute on.
 
-    They stand in what it sent to all passives, so that any of these can tell the aggregator.
+    The active sent them to all passives, any of which can tell the aggregator.
     """
-    ignorance = Knowledge(classes=len(recording.data.classes))
-    view = view_of(recording, [recording.data.active.name], knowledge=ignorance)
+    no_knowledge = Knowledge(classes=len(recording.data.classes))
+    view = view_of(recording, [recording.data.active.name], knowledge=no_knowledge)
     rows_by_step = {
         step: rows_B for epoch in view.epochs for step, rows_B, _ in iter_batches(view, epoch)
     }
@@ -161,9 +169,8 @@ def reveal_order(recording: Recording) -> dict[int, Tensor]:
 def reveal_public(
     recording: Recording, parties: Sequence[str], rows: int, seed: int
 ) -> dict[str, Tensor]:
-    """Choose up to `rows` people outside the training whom all of these and the active hold.
-
-    `parties`: names of the coalition.
+    """Choose up to `rows` people outside the training of whom the active and all `parties` have a
+    row; return by party their features (P, ...), row k of the same person.
     """
     truth = truth_of(recording)
     active = recording.data.active.name
@@ -176,10 +183,10 @@ def reveal_public(
 
 
 def _list_training_positions(recording: Recording, victim: str | None = None) -> Tensor:
-    """Return positions of the training rows, in the order of the active's table, so that a draw
-    depends on the seed alone.
+    """Return the alignment positions of the training rows of which the victim has a row.
 
-    `victim`: a passive; None: the active.
+    They are in the order of the active's table, so that a draw from them depends on the seed alone.
+    `victim`: a passive; None: all rows.
     """
     data = recording.data
     trained = find_positions_in_table_order(recording.alignment[data.active.name], data.train_rows)
@@ -197,24 +204,36 @@ def view_of(
     iterations: int = 300,
     device: torch.device | None = None,
 ) -> AdversaryView:
-    """Return what `parties` saw: the adversary first, which `played`, then who colludes with it.
+    """Return the view of a coalition of parties.
 
-    An "outsider", who sees nothing of the training, is an adversary too. What the active decoded
-    gets only a coalition with it.
+    Sums that the active decrypted are in the view only of a coalition with it.
 
-    `iterations`: of any optimiser of an attack, at most.
+    Args:
+        parties: the adversary, then those who collude with it: names of parties with tables,
+            "aggregator", or "outsider", who sees nothing of the training.
+        knowledge: beyond what it saw.
+        behaviour: "malicious" if it deviated from the protocol.
+        played: what it did in place of its part; None: it followed the protocol.
+        iterations: of any optimiser of an attack, at most.
+        device: where attacks compute; None: the CPU.
+
+    Raises:
+        AttackError: unknown or repeated parties.
     """
     tables = _get_tables(recording)
     active = recording.data.active.name
-    known = (*tables, "aggregator", "outsider")  # whoever holds a table, or none
-    if not parties or len(set(parties)) != len(parties) or not set(parties) <= set(known):
+    allowed = (*tables, "aggregator", "outsider")
+    if not parties or len(set(parties)) != len(parties) or not set(parties) <= set(allowed):
         raise AttackError(
-            f"an adversary is one or several of {', '.join(known)}, each once; got {list(parties)}"
+            f"an adversary is one or several of {', '.join(allowed)}, each once; "
+            f"got {list(parties)}"
         )
     members = set(parties)
     transcript = recording.transcript
     first = parties[0]
-    role = "active" if first == active else "passive" if first in tables else first
+    role = first  # "aggregator" or "outsider"
+    if first in tables:
+        role = "active" if first == active else "passive"
     exchange = exchange_of(recording.config)
     networks = recording.encoders
     if exchange.opens == "weights" and recording.model is not None:  # their average
@@ -257,7 +276,10 @@ _OPENS: Mapping[str, Opened] = {
 
 
 def exchange_of(config: Config) -> Exchange:
-    """Return what a run's parties exchange: only here do attacks ask what a method is."""
+    """Return what a run's parties exchange, by the facts of its method.
+
+    Attacks read this description, and never the method itself.
+    """
     method_facts = config.method.facts
     side: Side = "passives" if "passives send representations" in method_facts else "active"
     labels: Sent = "shown" if "labels are shown" in method_facts else "encrypted"
@@ -294,19 +316,24 @@ def _collect_terms(recording: Recording) -> dict[str, AgreedTerms]:
 
 
 def _collect_features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
-    """Return (A, ...) features by alignment position of those parties that hold aligned rows."""
+    """Return by party its features (A, ...) by alignment position, NaN where it has no row; parties
+    without aligned rows are left out.
+    """
     tables = _get_tables(recording)
     features = {}
     for name in parties:
-        if name in tables and (rows := recording.alignment.get(name)) is not None:
+        rows = recording.alignment.get(name)
+        if name in tables and rows is not None:
             features[name] = tables[name].features[rows.clamp(min=0)]
-            # A position without a row must not show somebody else's.
+            # Without a row (-1) row 0 was taken: hide it.
             features[name][rows < 0] = torch.nan
     return features
 
 
 def _collect_labels(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
-    """Return (A,) own labels by alignment position of those parties that train on any."""
+    """Return by party the labels (A,) that it trains on, by alignment position, `UNLABELLED` where
+    it has none; parties without labels are left out.
+    """
     labels = {}
     for name in parties:
         party_data = recording.data.select_party(name)
@@ -320,8 +347,8 @@ def _collect_labels(recording: Recording, parties: Sequence[str]) -> dict[str, T
 
 
 def _find_present_rows(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
-    """Return, for each of these parties that lacks somebody, whether it has a row of each person,
-    (A,) bool.
+    """Return by party a mask (A,) of the people of whom it has a row; parties with a row of all are
+    left out.
     """
     alignment = recording.alignment
     is_present = {name: alignment[name] >= 0 for name in parties if name in alignment}
@@ -329,18 +356,19 @@ def _find_present_rows(recording: Recording, parties: Sequence[str]) -> dict[str
 
 
 def _build_model_query(recording: Recording) -> Callable[[Tensor], Tensor] | None:
-    """Return the finished model behind an interface that answers log-probabilities (n, K).
+    """Return the finished model as a function of rows of features -> log-probabilities (n, K).
 
     None: the recording has no model.
     """
-    if (model := recording.model) is None:
+    model = recording.model
+    if model is None:
         return None
-    like = next(model.parameters())
+    parameter = next(model.parameters())
 
     @torch.no_grad()
     def query_model(features_N: Tensor) -> Tensor:
-        # Where its owner runs it.
-        scores_NK: Tensor = model(features_N.to(like.device, like.dtype))
+        """Return log-probabilities (N, K), computed on the model's device."""
+        scores_NK: Tensor = model(features_N.to(parameter.device, parameter.dtype))
         return scores_NK.log_softmax(1).to(features_N.device)
 
     return query_model
@@ -349,7 +377,9 @@ def _build_model_query(recording: Recording) -> Callable[[Tensor], Tensor] | Non
 def reveal_candidates(recording: Recording, maximum: int, seed: int) -> tuple[Candidates, Tensor]:
     """Choose equally many rows that trained the active's model and that did not, `maximum` in all.
 
-    Returns them, mixed, and (n, 2) bool: who trained the model, and who was aligned.
+    Returns them, shuffled, and a mask (n, 2): which trained the model, and which were aligned.
+
+    Raises AttackError: there are fewer than two of each.
     """
     data = recording.data
     config = recording.config
@@ -361,9 +391,9 @@ def reveal_candidates(recording: Recording, maximum: int, seed: int) -> tuple[Ca
     inside, outside = (
         _select_rows_with_labels([(active, rows)]) for rows in (trained, data.test_rows)
     )
-    there_are = f"{len(inside[0])} rows with a label trained and {len(outside[0])} did not"
+    availability = f"{len(inside[0])} rows with a label trained and {len(outside[0])} did not"
     candidates, rows_n, inside_n = _mix_candidates(
-        recording, inside, outside, maximum, seed, there_are
+        recording, inside, outside, maximum, seed, availability
     )
     aligned_n = torch.isin(rows_n, rows_n[:0] if aligned is None else aligned)
     return candidates, torch.stack([inside_n, aligned_n], dim=1)
@@ -372,12 +402,16 @@ def reveal_candidates(recording: Recording, maximum: int, seed: int) -> tuple[Ca
 def reveal_people(
     recording: Recording, adversary: str, victim: str, maximum: int, seed: int, strangers: Strangers
 ) -> tuple[Candidates, Tensor]:
-    """Choose as many people whom `victim` trained on as others, of a run whose parties share none.
+    """Choose equally many people whom `victim` trained on and others, for a run whose parties have
+    no people in common.
 
-    The adversary's own people are not asked about; `strangers` says who the others are. Returns
-    them, mixed, and (n, 2) bool: who trained at the victim; nobody is aligned.
+    The adversary's own people are never candidates. Returns them, shuffled, and a mask (n, 2):
+    which trained at the victim, and which were aligned (none).
 
-    `maximum`: people at most.
+    `maximum`: people in all. `strangers`: who the others are: of no party's training ("outside"),
+    or of other passives' ("elsewhere").
+
+    Raises AttackError: there are fewer than two of each.
     """
     data = recording.data
 
@@ -397,14 +431,18 @@ def reveal_people(
         )
     members = _select_rows_with_labels(list_training_rows([_get_tables(recording)[victim]]))
     rest = _select_rows_with_labels(outside)
-    there_are = f"{victim} trained on {len(members[0])} people, and there are {len(rest[0])} others"
-    mixed = _mix_candidates(recording, members, rest, maximum, seed, f"{there_are} ({strangers})")
+    availability = (
+        f"{victim} trained on {len(members[0])} people, and there are {len(rest[0])} others"
+    )
+    mixed = _mix_candidates(
+        recording, members, rest, maximum, seed, f"{availability} ({strangers})"
+    )
     candidates, _, inside_n = mixed
     return candidates, torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
 
 
 def _select_rows_with_labels(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
-    """Return features, labels and numbers of those of these rows of tables with a label.
+    """Return features (n, ...), labels (n,) and row indices (n,) of those rows that have a label.
 
     `parts`: tables with row indices.
     """
@@ -423,16 +461,23 @@ def _mix_candidates(
     outside: Sequence[Tensor],
     maximum: int,
     seed: int,
-    there_are: str,
+    availability: str,
 ) -> tuple[Candidates, Tensor, Tensor]:
-    """Choose equally many rows of both kinds and shuffle them; return them, and who is inside.
+    """Choose equally many rows of both kinds, and shuffle them.
 
-    `outside`: indices of rows that were not used. `maximum`: people at most. `there_are`: begins
-    the error if there are too few.
+    Returns the candidates, their row indices (n,), and a mask (n,) of those inside.
+
+    Args:
+        inside, outside: features, labels and indices of rows that trained, and that did not.
+        maximum: rows in all.
+        availability: how many there are, in words, for the error.
+
+    Raises:
+        AttackError: fewer than two of each.
     """
     count = min(maximum // 2, len(inside[0]), len(outside[0]))
     if count < 2:
-        raise AttackError(f"{there_are}; an attack on membership needs two of each")
+        raise AttackError(f"{availability}; an attack on membership needs two of each")
     chosen = [
         [
             part[shuffle_rows(torch.arange(len(part)), seed, "attacks", name)[:count]]
@@ -448,8 +493,9 @@ def _mix_candidates(
 def build_local_training(
     recording: Recording, seed: int
 ) -> Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]:
-    """Return how a party would train alone (`Knowledge.alike`), with the GRUs of the averaged
-    model.
+    """Return a function that trains as a party of FedMV would alone (`Knowledge.alike`).
+
+    Sequences are encoded by the GRUs of the recorded averaged model.
     """
     config = recording.config
     model = recording.model
@@ -463,10 +509,8 @@ def build_local_training(
 
     @torch.no_grad()
     def split_views(rows_N: Tensor) -> list[Tensor]:
-        """Return the columns of each view, (N, F_v), in double precision; sequences through the
-        GRUs.
-
-        `rows_N`: rows of the table.
+        """Return the features of each view (group of columns), (N, F_v) float64; sequences are
+        encoded by the GRUs.
         """
         if isinstance(encoder, SequenceEncoder):
             rows_N = rows_N.to(next(encoder.to(rows_N.device).parameters()).dtype)
@@ -474,9 +518,7 @@ def build_local_training(
         return [rows_N.flatten(1)[:, view].double().cpu() for view in columns]
 
     def train_views(rows_n: Tensor, labels_n: Tensor) -> Callable[[Tensor], Tensor]:
-        """Train on these rows alone, as a party of FedMV does; return the model, rows -> scores (N,
-        K).
-        """
+        """Train on these rows alone; return the model, rows -> scores (N, K)."""
         eta_n1 = torch.full((len(rows_n), 1), settings.eta, dtype=torch.float64)
         truth_nK = F.one_hot(labels_n, classes).double()
         pull = LabelTerm(truth_nK.numpy(), eta_n1.numpy())

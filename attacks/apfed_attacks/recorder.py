@@ -22,14 +22,14 @@ _MEGABYTE = 2**20
 class Recorder:
     """A recorder of a module's output h (B, ...) and the loss's gradients on it, step by step.
 
-    The module is the last before h leaves, after a guard. Kept are copies on the CPU; output, graph
-    and gradients stay as they are. `step` announces the forward pass to be recorded, in training or
-    not. One that no step announces is an AttackError in training; under `eval()` or without
-    gradients it is not recorded. Gradients of several backward passes add up. Copies and pickles of
-    the module do not record.
+    The module is the last before h leaves, after a guard. Copies are stored on the CPU; output,
+    graph and gradients stay as they are. `step` announces the forward pass to be recorded, in
+    training or not. One that no step announces is an AttackError in training; under `eval()` or
+    without gradients it is not recorded. Gradients of several backward passes add up. Copies and
+    pickles of the module do not record.
 
     Args:
-        megabytes: of copies at most; a UserWarning tells of steps beyond, which are not recorded.
+        megabytes: of copies at most; steps beyond are not recorded, with a UserWarning.
 
     Examples:
         >>> bottom, record = nn.Linear(3, 2), Recorder()
@@ -76,10 +76,15 @@ class Recorder:
         self.close()
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
-        return type(self), ()  # one that does not watch
+        """Pickle as a new recorder, which watches nothing."""
+        return type(self), ()
 
     def to_arrays(self) -> dict[str, Any]:
-        """Return `h`, `gradients` (None: of a step that had none) and `steps`, for `evaluate`."""
+        """Return `h`, `gradients` and `steps`, each a list over steps, as arguments of `evaluate`.
+
+        A step without backward pass has None for its gradient. Raises AttackError: nothing was
+        recorded.
+        """
         if not self._h:
             raise AttackError("nothing was recorded; call step(rows) before each forward pass")
         gradient_by_step = self._gradients
@@ -94,11 +99,16 @@ class Recorder:
         }
 
     def __call__(self, module: nn.Module, _: Any, output: Any) -> None:
-        """Record the output of a forward pass, as its hook, and the gradient that comes back."""
+        """Record the output of a forward pass, as the module's hook, and the gradient on it.
+
+        Raises AttackError: no `step` announced it in training, or it has other rows.
+        """
         rows = self._rows
         self._rows = None
-        if rows is None or self._handle is None:
-            if self._handle is not None and module.training and torch.is_grad_enabled():
+        if self._handle is None:
+            return
+        if rows is None:
+            if module.training and torch.is_grad_enabled():
                 raise AttackError("a recorder watches: call step(rows) before each forward pass")
             return
         if not isinstance(output, Tensor) or output.shape[:1] != rows.shape:

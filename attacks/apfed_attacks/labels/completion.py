@@ -39,7 +39,7 @@ from apfed_attacks.view import AdversaryView, AttackError, draw_weights_anew
 from secure_apfed.base.seeds import seed_draws
 
 IntArray: TypeAlias = NDArray[np.int64]
-# (most iterations, seed) -> an unfitted scikit-learn classifier.
+# (largest number of iterations, seed) -> an unfitted scikit-learn classifier.
 PROBES: Mapping[str, Callable[[int, int], Any]] = {
     "logistic": lambda iterations, _: LogisticRegression(max_iter=iterations),
     "mlp": lambda iterations, seed: MLPClassifier(
@@ -50,8 +50,8 @@ PROBES: Mapping[str, Callable[[int, int], Any]] = {
         random_state=seed,
     ),
 }
-_STARTS = 4
-_ROWS_AT_ONCE = 1_000
+_STARTS = 4  # of k-means
+_ROWS_AT_ONCE = 1_000  # of a forward pass
 
 
 class LabelProbe(ColumnAttack):
@@ -69,7 +69,9 @@ class LabelProbe(ColumnAttack):
     iterations: int = Field(100, ge=1)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no label moved the representations that this view holds, or None."""
+        """Return why no label can have influenced the representations in this view; None: one
+        can.
+        """
         exchange = view.description
         reason = explain_missing_releases(view)
         if reason is None and exchange.released_by == "passives" and not exchange.returns_gradients:
@@ -77,41 +79,46 @@ class LabelProbe(ColumnAttack):
         return reason
 
     def from_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> Guess:
-        """Guess from the own features x: the baselines of an attack that computes its
-        own scores.
+        """Return a guess with only the baselines, from the own features x, for attacks that compute
+        their scores themselves.
+
+        `positions`: alignment positions (N,).
         """
         x_NF = self.scale_own_columns(view, positions, seed)
         return guess_labels(view, positions, baselines={"x": x_NF}, seed=seed)
 
 
 def collect_known_labels(view: AdversaryView, positions: Tensor) -> Tensor:
-    """Return (N,): known labels, -1 for the others."""
+    """Return the labels (N,) of these positions that the adversary knows, -1 for the others."""
     known = view.knowledge.labels
     labels = dict(zip(known.positions.tolist(), known.values.tolist(), strict=True))
     return torch.tensor([labels.get(row, -1) for row in positions.tolist()], dtype=torch.int64)
 
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
+_NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
 
 def guess_labels(
     view: AdversaryView,
     positions: Tensor,
     *,
-    attacks: Mapping[str, FloatArray] = _NONE,
-    fused: Mapping[str, tuple[FloatArray, FloatArray]] = _NONE,
+    attacks: Mapping[str, FloatArray] = _NO_COLUMNS,
+    fused: Mapping[str, tuple[FloatArray, FloatArray]] = _NO_COLUMNS,
     baselines: Mapping[str, FloatArray],
-    references: Mapping[str, FloatArray] = _NONE,
+    references: Mapping[str, FloatArray] = _NO_COLUMNS,
     seed: int,
 ) -> Guess:
     """Guess the labels of all `positions` (N,) that are not known, from each set of columns.
 
     Args:
-        attacks: name -> (N, F) standardised columns that use what was released.
-        fused: name -> released and own columns, both standardised, to be used together: side by
-            side with several weights and, where labels are known, own ones as the prior.
-        baselines: the same of what the adversary has anyway; of a decoy nobody reads them.
-        references: the same of what is shown beside them; not of a decoy either.
+        attacks: name -> standardised columns (N, F) that use what was released.
+        fused: name -> released and own columns, both standardised, to be used together:
+            concatenated with several weights and, where labels are known, own ones as the prior.
+        baselines: name -> columns that use nothing released; not used for a decoy.
+        references: name -> columns of further figures to compare with; not used for a decoy.
+
+    Raises:
+        AttackError: no label is to guess, or the known ones are of fewer than two classes.
     """
     labels_N = collect_known_labels(view, positions).numpy()
     known = len(view.knowledge.labels)
@@ -127,10 +134,10 @@ def guess_labels(
         baselines = references = {}
 
     def guess_columns(columns_NF: FloatArray) -> dict[str, Prediction]:
-        """Return scores of the unknown rows from one set of columns: by every probe, or without any
-        known label by k-means clusters.
+        """Return scores of the unknown rows from one set of columns: by every probe, or, if no
+        label is known, by k-means with one cluster for each class.
         """
-        if unknown_N.all():  # one cluster a class
+        if unknown_N.all():
             means = KMeans(
                 view.knowledge.classes,
                 n_init=_STARTS,
@@ -145,26 +152,26 @@ def guess_labels(
     def guess_column_sets(columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
         """Return the guesses from each set of columns, named "<probe> on <columns>"."""
         return {
-            f"{way} on {name}": scores
+            f"{probe} on {name}": scores
             for name, columns_NF in columns.items()
-            for way, scores in guess_columns(columns_NF).items()
+            for probe, scores in guess_columns(columns_NF).items()
         }
 
-    together = {
+    joined = {
         key: columns
-        for name, released_and_own in fused.items()
-        for key, columns in join_own_columns(name, *released_and_own).items()
+        for name, (released_NF, own_NF) in fused.items()
+        for key, columns in join_own_columns(name, released_NF, own_NF).items()
     }
-    guesses = guess_column_sets({**attacks, **together})
+    guesses = guess_column_sets({**attacks, **joined})
     if not unknown_N.all():
         for name, (released_NF, own_NF) in fused.items():
             prior_NK = _score_rows("logistic", view, own_NF, labels_N, seed)
             for trust in TRUST:
                 corrected_NK = correct_priors(prior_NK, released_NF, labels_N, trust)[unknown_N]
                 guesses[f"x corrected by {trust:g} of {name}"] = Prediction(corrected_NK)
-    # By the priors or, where they are unknown, by the known labels' shares.
-    known_K = np.bincount(labels_N[~unknown_N], minlength=view.knowledge.classes)
-    shares_K = np.array(view.knowledge.priors or known_K, np.float64)
+    # The majority class, by the priors or, where they are unknown, among the known labels.
+    known_counts_K = np.bincount(labels_N[~unknown_N], minlength=view.knowledge.classes)
+    shares_K = np.array(view.knowledge.priors or known_counts_K, np.float64)
     majority_UK = np.tile(shares_K, (int(unknown_N.sum()), 1))
     return Guess(
         positions=positions[torch.from_numpy(unknown_N)],
@@ -177,14 +184,15 @@ def guess_labels(
 def _score_rows(
     name: str, view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
 ) -> FloatArray:
-    """Fit a probe to the known rows and return class scores (N, K) of all rows."""
+    """Fit a probe to the known rows, and return class scores (N, K) of all rows.
+
+    `name`: of the probe. `labels_N`: -1 where unknown. Equal fits of one attack are shared.
+    """
     iterations = view.iterations
     classes = view.knowledge.classes
 
     def fit_probe() -> Prediction:
-        """Fit the probe to the known rows and score all, with zeros for classes that no known row
-        has.
-        """
+        """Fit and score, with zeros for classes that no known row has."""
         known_N = labels_N >= 0
         probe = PROBES[name](iterations, seed % 2**32)
         fit_model(probe, columns_NF[known_N], labels_N[known_N])
@@ -196,10 +204,13 @@ def _score_rows(
 
 
 def name_clusters(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict[str, Prediction]:
-    """Name clusters by the truth, as a bound, and by the priors if known; return the scores.
+    """Return predictions whose clusters are assigned to classes: by the truth, as an upper bound,
+    and by the priors, if known.
 
-    The latter gives each class the cluster whose size is nearest to its share: Hungarian matching
-    on |size / N - prior|. It says little where the priors are nearly uniform.
+    The latter assigns to each class a cluster of about its share: Hungarian matching on
+    |size / N - prior|. It says little where the priors are nearly uniform.
+
+    `scores_NK`: of each row for each cluster.
     """
     predictions = {"clusters named by the truth": Prediction(scores_NK, clusters=True)}
     if priors is not None:
@@ -212,17 +223,17 @@ def name_clusters(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict
 
 
 def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> "_Bottom":
-    """Copy the members' own networks, to be trained below a head on flattened own features.
+    """Copy the coalition's own networks, to be trained below a head on flattened own features.
 
-    The output on these rows has mean 0 and variance 1. Networks stand in the order of
-    `own_columns`; `fresh` draws all weights anew, which leaves the architecture alone.
+    The output is standardised: on these rows (N, F), in the order of `own_columns`, it has mean 0
+    and variance 1. `fresh`: whether all weights are drawn again.
     """
     networks = nn.ModuleList([copy.deepcopy(view.networks[name]).float() for name in view.features])
     if fresh:
         draw_weights_anew(networks)
     shapes = [tuple(features.shape[1:]) for features in view.features.values()]
     bottom = _Bottom(networks, shapes).to(rows_NF.device)
-    # The scale of what the head reads is fixed by the output before training.
+    # Mean and scale are those of the output before training, and stay.
     h_ND = apply_in_parts(bottom, rows_NF)
     bottom.mean = h_ND.mean(dim=0)
     spread = h_ND.std(dim=0)
@@ -231,9 +242,8 @@ def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> 
 
 
 class _Bottom(nn.Module):
-    """A network from flattened own features (B, F) to h of all members, standardised, (B, D).
-
-    The members' h stand side by side.
+    """A network from flattened features of all members (B, F) to their concatenated and
+    standardised representations (B, D).
     """
 
     mean: Tensor
@@ -248,11 +258,7 @@ class _Bottom(nn.Module):
         self.register_buffer("spread", torch.ones(1))
 
     def forward(self, rows_BF: Tensor) -> Tensor:
-        """Split (B, F) into the members' features, apply each network, and standardise all h
-        together.
-
-        `rows_BF`: features of all members, joined.
-        """
+        """Split the rows into the members' features, apply each network, and standardise."""
         blocks = rows_BF.split([math.prod(shape) for shape in self._shapes], dim=1)
         parts = [
             network(block.reshape(-1, *shape)).flatten(1)
@@ -264,8 +270,9 @@ class _Bottom(nn.Module):
 def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor | None:
     """Return the output (N, D) of the coalition's networks on its features before training.
 
-    In joint training it released a function of its own features: a random one of these says
-    nothing new and may still serve a probe. None where the view has no networks of all members.
+    In joint training the coalition released a function of its own features. A random such function
+    contains nothing that it does not know, and may still make a probe better: it is a baseline.
+    None where the view lacks a member's network.
 
     `positions`: alignment positions (N,).
     """
@@ -279,7 +286,7 @@ def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor |
 
 @torch.no_grad()
 def apply_in_parts(network: nn.Module, rows_NF: Tensor) -> Tensor:
-    """Return the output for many rows, computed in parts: convolution maps of all would fill the
-    memory.
+    """Return a network's output for rows (N, F), computed in parts, since convolution maps of all
+    would fill the memory.
     """
     return torch.cat([network(part) for part in rows_NF.split(_ROWS_AT_ONCE)])

@@ -88,7 +88,9 @@ class GradientDirection(LabelProbe):
 
 
 def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
-    """Return each position's gradient in the first and the last epoch and, of many, the mean."""
+    """Return each position's gradient in the "first epoch", the "last epoch" and, of three epochs
+    or more, the "mean of all epochs".
+    """
     epochs = view.epochs_with(Kind.GRADIENTS)
     names = {"first": "first epoch", "last": "last epoch", "mean": "mean of all epochs"}
     gradients = {
@@ -101,7 +103,7 @@ def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
 
 
 def explain_missing_gradients(view: AdversaryView) -> str | None:
-    """Return why this view gives an attack on gradients of the task loss none of them."""
+    """Return why this view has no gradients of the task loss; None: it has some."""
     if not view.description.returns_gradients:
         return f"{view.description}: a passive receives no gradient of the task loss"
     if not view.epochs_with(Kind.GRADIENTS):
@@ -110,16 +112,17 @@ def explain_missing_gradients(view: AdversaryView) -> str | None:
 
 
 def _join_direction_and_length(gradient_ND: Tensor) -> Tensor:
-    """Return (N, D + 1): direction and the logarithm of the length."""
+    """Return each row's direction and the logarithm of its length, (N, D + 1)."""
     length_N = gradient_ND.norm(dim=1, keepdim=True)
     smallest = torch.finfo(gradient_ND.dtype).tiny
     return torch.cat([F.normalize(gradient_ND, dim=1), length_N.clamp(min=smallest).log()], dim=1)
 
 
 def _score_by_cosine(view: AdversaryView, observed: Observed, positions: Tensor) -> Prediction:
-    """Score each class by the largest cosine to the gradient of a known row of it.
+    """Score each class by the largest cosine to the gradient of a known row of that class; -1 where
+    no such row was observed.
 
-    `positions`: alignment positions (N,).
+    `observed`: the gradients. `positions`: alignment positions (N,) of the rows to score.
     """
     known = view.knowledge.labels
     is_observed_n = torch.isin(known.positions, observed.positions)

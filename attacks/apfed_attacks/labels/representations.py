@@ -84,10 +84,11 @@ class Temporal(LabelProbe):
     components: int = Field(64, ge=2)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why change over epochs cannot be read: one epoch, or epochs that were not kept.
-        None: it can.
+        """Return why change over epochs cannot be read: one epoch, or epochs that were not
+        recorded; None: it can.
         """
-        if (reason := super().explain_missing_input(view)) is not None:
+        reason = super().explain_missing_input(view)
+        if reason is not None:
             return reason
         if len(view.epochs) < 2:
             return "only one epoch was released, so there is no course of time to read"
@@ -122,9 +123,9 @@ class Temporal(LabelProbe):
 
 
 def _stack_epochs(view: AdversaryView, positions: Tensor) -> Tensor:
-    """Return (E, N, D); where a row was in no batch of an epoch, its mean over the others.
+    """Return the representations of these positions (N,) in every epoch, (E, N, D).
 
-    `positions`: alignment positions (N,).
+    Where a row was in no batch of an epoch, its mean over the other epochs is used.
     """
     epochs = [collect_representations(view, epoch) for epoch in view.epochs]
     present_EN = torch.stack([torch.isin(positions, observed.positions) for observed in epochs])

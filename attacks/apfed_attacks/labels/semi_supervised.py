@@ -69,7 +69,7 @@ class SemiSupervised(LabelProbe):
 
     @property
     def is_exchangeable(self) -> bool:
-        """Return False for an own network, which is no release: its decoy is the same network from
+        """Whether it reads releases; an own network is none: its decoy is the same network from
         other fresh weights.
         """
         return not self.own_network
@@ -144,10 +144,15 @@ class SemiSupervised(LabelProbe):
         seed: int,
         build_bottom: Callable[[Tensor], nn.Module] | None = None,
     ) -> Tensor:
-        """Return class probabilities (N, K) by the average of a network that trains on all rows.
+        """Train MixMatch on all rows; return class probabilities (N, K) by the network's moving
+        average of weights.
 
-        At least one of `labels_N` is known, the others are -1. `build_bottom` makes what is trained
-        below the head, on features as they are; without it columns are standardised.
+        Args:
+            labels_N: known labels, at least one, and -1.
+            columns_NF: of all rows; standardised unless `build_bottom` is given.
+            seed: of all draws.
+            build_bottom: makes, from the rows, a network to be trained below the head; None: the
+                head reads the columns.
         """
         classes = view.knowledge.classes
         device = view.device
@@ -162,7 +167,7 @@ class SemiSupervised(LabelProbe):
                 nn.ReLU(),
                 nn.Linear(self.hidden, classes),
             ).to(device)
-            # Of the noise, by column; principal components all get the same.
+            # The augmentation's standard deviation by column; standardised columns get the same.
             spread_F = torch.ones_like(rows_NF[0]) if build_bottom is None else rows_NF.std(dim=0)
             spread_F = self.noise * spread_F
             average = AveragedModel(head, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
@@ -195,12 +200,14 @@ class SemiSupervised(LabelProbe):
         *,
         ramp: float,
     ) -> Tensor:
-        """Return MixMatch's loss (Algorithm 1, Eqs. (2) to (5)).
+        """Return MixMatch's loss (Algorithm 1, Eqs. (2) to (5)), with two augmentations.
 
-        There are two augmentations; lambda_u rises by `ramp`.
-
-        `rows_BF`: labelled rows, and their class shares. `others_BF`: unlabelled rows. `spread_F`:
-        deviation of each column, for the augmentation.
+        Args:
+            head: the network that is trained.
+            rows_BF, target_BK: labelled rows, and their one-hot labels.
+            others_BF: unlabelled rows.
+            spread_F: standard deviation of the augmentation by column.
+            ramp: factor of lambda_u, which rises from 0 to 1.
         """
         batch = len(rows_BF)
         augmented = [_augment_rows(others_BF, spread_F) for _ in range(2)]
@@ -211,6 +218,7 @@ class SemiSupervised(LabelProbe):
         inputs = torch.cat([_augment_rows(rows_BF, spread_F), *augmented])
         targets = torch.cat([target_BK, sharp_BK, sharp_BK])
         order = torch.randperm(len(inputs))
+        # MixUp, where each row's own share is the larger one.
         share = torch.distributions.Beta(self.alpha, self.alpha).sample((len(inputs), 1))
         share = torch.maximum(share, 1 - share).to(rows_BF.device)
         mixed = share * inputs + (1 - share) * inputs[order]
@@ -222,5 +230,5 @@ class SemiSupervised(LabelProbe):
 
 
 def _augment_rows(rows_BF: Tensor, spread_F: Tensor) -> Tensor:
-    """Return rows with Gaussian noise of this spread a column."""
+    """Return rows with Gaussian noise of this standard deviation by column."""
     return rows_BF + spread_F * torch.randn_like(rows_BF)

@@ -43,7 +43,7 @@ class ShownLabels(LabelProbe):
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
         """Return why no label can be read: none is sent, they are encrypted, or no request was
-        recorded. None: some can.
+        recorded; None: some can.
         """
         if view.description.labels is None:
             return f"{view.description}: nobody votes, and no label is sent"
@@ -55,48 +55,53 @@ class ShownLabels(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Take the labels that the request for votes shows, and learn the other rows' from them."""
-        ballot = find_vote_request(view)
-        assert ballot is not None
-        assert ballot.labels is not None
-        positions = self.choose_rows(view, ballot.rows.sort().values, seed)
+        request = find_vote_request(view)
+        assert request is not None
+        assert request.labels is not None
+        positions = self.choose_rows(view, request.rows.sort().values, seed)
         x_NF = self.scale_own_columns(view, positions, seed)
-        before = self.from_own_columns(view, positions, seed)
+        own_guess = self.from_own_columns(view, positions, seed)
         known_N = collect_known_labels(view, positions)
         classes = view.knowledge.classes
-        labels_by_position = torch.full((int(ballot.rows.max()) + 1,), -1, dtype=torch.int64)
-        labels_by_position[view.attribute_positions(ballot.labelled)] = ballot.labels
-        labels_N = torch.where(known_N >= 0, known_N, labels_by_position[positions])
-        guessed = (known_N < 0).numpy()
-        taught = self._learn_from_labels(view, positions, x_NF, labels_N, seed)
+        shown_by_position = torch.full((int(request.rows.max()) + 1,), -1, dtype=torch.int64)
+        shown_by_position[view.attribute_positions(request.labelled)] = request.labels
+        labels_N = torch.where(known_N >= 0, known_N, shown_by_position[positions])
+        is_guessed_N = (known_N < 0).numpy()
+        learnt = self._learn_from_labels(view, positions, x_NF, labels_N, seed)
         has_label_N1 = (labels_N >= 0).numpy()[:, None]
         certain_NK = _CERTAIN * np.eye(classes)[labels_N.numpy()]
         attacks = {
-            name: Prediction(np.where(has_label_N1, certain_NK, values_NK)[guessed])
-            for name, values_NK in taught.items()
+            name: Prediction(np.where(has_label_N1, certain_NK, scores_NK)[is_guessed_N])
+            for name, scores_NK in learnt.items()
         }
-        baselines = dict(before.baselines)
+        baselines = dict(own_guess.baselines)
         if (known_N >= 0).any():
-            baselines["own votes"] = Prediction(_compute_votes(x_NF, known_N, classes)[guessed])
-        return replace(before, attacks=attacks, baselines=baselines)
+            votes_NK = _compute_votes(x_NF, known_N, classes)
+            baselines["own votes"] = Prediction(votes_NK[is_guessed_N])
+        return replace(own_guess, attacks=attacks, baselines=baselines)
 
     def _learn_from_labels(
         self, view: AdversaryView, positions: Tensor, x_NF: FloatArray, labels_N: Tensor, seed: int
     ) -> dict[str, FloatArray]:
-        """Return class scores (N, K) of all rows, by everything that learns from these labels.
+        """Return class scores (N, K) of all rows, by own votes and by probes that learn from these
+        labels.
 
-        `positions`: alignment positions (N,).
+        `positions`: alignment positions (N,). `labels_N`: -1 where unknown.
         """
-        rows = labels_N >= 0
+        has_label_N = labels_N >= 0
         classes = view.knowledge.classes
         scores = {"own votes": _compute_votes(x_NF, labels_N, classes)}
-        if rows.all():
-            return scores  # nobody is left whom a probe could guess
-        labels = KnownRows(positions[rows], labels_N[rows])
-        as_known = replace(view, knowledge=replace(view.knowledge, labels=labels))
-        guess = guess_labels(as_known, positions, attacks={"x": x_NF}, baselines={}, seed=seed)
+        if has_label_N.all():
+            return scores  # a probe has nothing to guess
+        labels = KnownRows(positions[has_label_N], labels_N[has_label_N])
+        view_with_labels = replace(view, knowledge=replace(view.knowledge, labels=labels))
+        guess = guess_labels(
+            view_with_labels, positions, attacks={"x": x_NF}, baselines={}, seed=seed
+        )
         for name, prediction in guess.attacks.items():
-            values_NK = scores[f"{name}, taught by shown labels"] = np.zeros((len(rows), classes))
-            values_NK[(~rows).numpy()] = prediction.values
+            scores_NK = np.zeros((len(labels_N), classes))
+            scores_NK[(~has_label_N).numpy()] = prediction.values
+            scores[f"{name}, taught by shown labels"] = scores_NK
         return scores
 
 
@@ -111,7 +116,7 @@ class PseudoLabels(LabelProbe):
     suite = ({"labels_per_class": 0}, {"labels_per_class": 4})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no pseudo-labels were sent or recorded. None: some were."""
+        """Return why no pseudo-labels were sent or recorded; None: some were."""
         if view.description.opens != "pseudo-labels":
             return f"{view.description}: no pseudo-labels are sent"
         if not _list_epochs(view):
@@ -151,8 +156,8 @@ class PseudoLabels(LabelProbe):
         largest = {
             f"largest of {name}": make_prediction(observed) for name, observed in sent.items()
         }
-        before = {"largest of the first z": make_prediction(first)} if len(epochs) > 1 else {}
-        return replace(guess, attacks={**largest, **guess.attacks}, references=before)
+        references = {"largest of the first z": make_prediction(first)} if len(epochs) > 1 else {}
+        return replace(guess, attacks={**largest, **guess.attacks}, references=references)
 
 
 def _list_epochs(view: AdversaryView) -> tuple[int, ...]:
@@ -161,6 +166,6 @@ def _list_epochs(view: AdversaryView) -> tuple[int, ...]:
 
 
 def _compute_votes(x_NF: FloatArray, labels_N: Tensor, classes: int) -> FloatArray:
-    """Return the votes, (N, K), that own features give by label spreading from these labels."""
-    places = (labels_N >= 0).nonzero().flatten()
-    return own_votes(x_NF, places, labels_N[places], classes)
+    """Return votes (N, K) by label spreading over own features from these labels; -1: unknown."""
+    labelled_rows = (labels_N >= 0).nonzero().flatten()
+    return own_votes(x_NF, labelled_rows, labels_N[labelled_rows], classes)

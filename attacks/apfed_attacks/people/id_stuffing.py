@@ -15,7 +15,7 @@ from apfed_attacks.interface import Attack, Guess, Prediction
 from apfed_attacks.live.strategy import explain_missing_play, notes_of
 from apfed_attacks.view import AdversaryView
 
-_UNTRIED = 0.5
+_UNTRIED = 0.5  # score of a candidate that was not tried
 
 
 class IdStuffing(Attack):
@@ -42,7 +42,7 @@ class IdStuffing(Attack):
     overstuff: bool = False
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no stuffed intersection is in the view. None: one is."""
+        """Return why no stuffed intersection is in the view; None: one is."""
         if not view.description.aligned:
             return f"{view.description}: nothing is aligned, so there is no intersection"
         if view.deviation is None:
@@ -53,9 +53,7 @@ class IdStuffing(Attack):
         return explain_missing_play(self, view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Score candidates by whether they were revealed as common; those never tried get one
-        half.
-        """
+        """Score candidates by whether the intersection had them; those never tried get one half."""
         notes = notes_of(self, view)
         tried_N = notes["tried"].numpy()
         is_common_N = notes["found"].numpy()

@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 
 Strangers: TypeAlias = Literal["outside", "elsewhere"]
 """People who did not train at a party: of no party's training, or of another passive's."""
-_FLOOR = 1e-12
-_SCORED_AT_ONCE = 32_768
-_State = Mapping[str, Tensor]
+_MIN_DEVIATION = 1e-12
+_SCORED_AT_ONCE = 32_768  # rows times models of a forward pass
+_State = Mapping[str, Tensor]  # parameters by name
 
 
 def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> FloatArray:
-    """Return log(p / (1 - p)) of the true class (Section IV).
+    """Return log(p / (1 - p)) of the true class's probability p, (..., N) (Section IV).
 
-    The scores are class scores or log-probabilities.
+    `scores_NK`: class scores or log-probabilities (..., N, K); leading axes may be models.
     """
     logp_NK = scores_NK.double().log_softmax(-1)
-    own_N1 = labels_N.to(logp_NK.device)[:, None].expand(*logp_NK.shape[:-1], 1)
-    others_NK = logp_NK.scatter(-1, own_N1, -torch.inf)
-    logit_N = logp_NK.gather(-1, own_N1)[..., 0] - others_NK.logsumexp(-1)
+    true_N1 = labels_N.to(logp_NK.device)[:, None].expand(*logp_NK.shape[:-1], 1)
+    others_NK = logp_NK.scatter(-1, true_N1, -torch.inf)
+    logit_N = logp_NK.gather(-1, true_N1)[..., 0] - others_NK.logsumexp(-1)
     return np.asarray(logit_N.numpy(force=True))
 
 
@@ -58,24 +58,29 @@ def likelihood_ratio(
     *,
     own_variances: bool = False,
 ) -> FloatArray:
-    """Return log N(phi; in) - log N(phi; out), the means being each candidate's own.
+    """Return for each candidate (N,) the log-likelihood of its confidence under the shadow models
+    that trained on it, minus that under those that did not.
+
+    Both are normal distributions with the candidate's own mean.
 
     Args:
-        phi_N: the model's logit confidences; shadow_SN: those of the shadow models.
-        inside_SN: which of these trained on which candidate: of each one did and one did not.
-        own_variances: of each candidate, for which the paper asks 64 models or more; else one
-            for each side.
+        phi_N: the model's logit confidences.
+        shadow_SN: those of the shadow models.
+        inside_SN: which shadow model trained on which candidate; for each at least one did, and one
+            did not.
+        own_variances: whether each candidate has its own variances, for which the paper asks 64
+            models or more; else there is one variance for inside and one for outside.
     """
 
-    def compute_likelihood(side_SN: NDArray[np.bool_]) -> FloatArray:
-        """Return log N(phi; side), (N,), with mean and spread of the shadow models on one side."""
-        mean_N = np.where(side_SN, shadow_SN, 0).sum(axis=0) / side_SN.sum(axis=0)
-        square_SN = np.where(side_SN, np.square(shadow_SN - mean_N), 0)
-        rows = 0 if own_variances else None
-        spread = np.sqrt(square_SN.sum(axis=rows) / side_SN.sum(axis=rows))
-        return np.asarray(norm.logpdf(phi_N, mean_N, np.maximum(spread, _FLOOR)))
+    def compute_log_likelihood(selected_SN: NDArray[np.bool_]) -> FloatArray:
+        """Return log N(phi; mean, deviation), (N,), of the selected shadow models."""
+        mean_N = np.where(selected_SN, shadow_SN, 0).sum(axis=0) / selected_SN.sum(axis=0)
+        square_SN = np.where(selected_SN, np.square(shadow_SN - mean_N), 0)
+        axis = 0 if own_variances else None
+        deviation = np.sqrt(square_SN.sum(axis=axis) / selected_SN.sum(axis=axis))
+        return np.asarray(norm.logpdf(phi_N, mean_N, np.maximum(deviation, _MIN_DEVIATION)))
 
-    return compute_likelihood(inside_SN) - compute_likelihood(~inside_SN)
+    return compute_log_likelihood(inside_SN) - compute_log_likelihood(~inside_SN)
 
 
 class Membership(Attack):
@@ -100,7 +105,7 @@ class Membership(Attack):
     epochs: int | None = Field(None, ge=1)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no model can be queried, or about whom. None: one can."""
+        """Return why there is no model to query, or no candidate; None: there is."""
         if view.answers is None:
             return f"{view.description}: no party has a model that an outsider could query alone"
         if view.knowledge.candidates is None:
@@ -108,7 +113,7 @@ class Membership(Attack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Train shadow models on halves of the candidates and compare the victim's confidence with
+        """Train shadow models on halves of the candidates, and compare the victim's confidence with
         theirs.
         """
         candidates = view.knowledge.candidates
@@ -152,9 +157,10 @@ class Membership(Attack):
 
 
 def draw_halves(models: int, rows: int, seed: int) -> Tensor:
-    """Return (S, N // 2) row numbers: each row is in half of the models, as far as S is even.
+    """Return the training rows of each shadow model, (S, N // 2), sorted.
 
-    Models come in pairs that train on complementary halves.
+    Models come in pairs with complementary halves, so that each row is in half of the models if
+    their number is even.
     """
     draw = torch.Generator().manual_seed(derive_seed(seed, "shadows", "halves"))
     half = rows // 2
@@ -172,7 +178,9 @@ class Shadows:
 
     Attributes:
         make: returns one network, rows -> class scores (B, K), without buffers.
-        train: the victim's settings of training, as far as they are known.
+        train: the victim's training settings, as far as they are known.
+        seed: of weights, halves, batches and dropout.
+        device: where they train.
     """
 
     make: Callable[[], nn.Module]
@@ -181,9 +189,9 @@ class Shadows:
     device: torch.device
 
     def train_and_score(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
-        """Train model s on the rows rows_SH[s]; return the scores of all, (S, N, K).
+        """Train model s on the rows rows_SH[s]; return the scores of all rows, (S, N, K).
 
-        `features_N`: rows of all candidates.
+        `features_N`, `labels_N`: of all candidates. Raises AttackError: networks with buffers.
         """
         networks = self._make_networks(len(rows_SH))
         base = networks[0]
@@ -202,7 +210,7 @@ class Shadows:
         with seed_draws(self.seed, "shadows", "dropout"):
             for index_SB in self._iter_batches(rows_SH):
                 scores_SBK = call(parameters, features_N[index_SB])
-                # The sum over models of each one's mean: their gradients stay apart.
+                # The sum over models of their mean losses: each model gets its own gradient.
                 loss = F.cross_entropy(scores_SBK.flatten(0, 1), labels_N[index_SB].flatten())
                 optimiser.zero_grad()
                 (loss * len(rows_SH)).backward()
@@ -212,10 +220,7 @@ class Shadows:
         return self._score_models(lambda rows: call(parameters, rows), features_N, len(rows_SH))
 
     def score_one_by_one(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
-        """Train one model after another, with the results of `scores`.
-
-        `features_N`: rows of all candidates. `rows_SH`: training rows of each model, bool (S, N).
-        """
+        """Train one model after another; arguments and result as `train_and_score`."""
         features_N = features_N.to(self.device)
         labels_N = labels_N.to(self.device)
         batches = list(self._iter_batches(rows_SH))
@@ -263,25 +268,26 @@ class Shadows:
     def _score_models(
         self, call: Callable[[Tensor], Tensor], features_N: Tensor, models: int
     ) -> Tensor:
-        """Return scores (S, N, K) by `call`, which takes all models at once, in parts that fit the
-        memory.
+        """Return the scores of all candidates' rows by S `models`, (S, N, K), computed in parts.
 
-        `features_N`: rows of all candidates.
+        `call`: rows (S, B, ...) -> scores (S, B, K) of all models.
         """
         parts = features_N.split(max(1, _SCORED_AT_ONCE // models))
         return torch.cat([call(rows.expand(models, *rows.shape)).cpu() for rows in parts], dim=1)
 
 
 def _build_stacked_forward(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
-    """Return (stacked parameters, rows (S, B, ...)) -> scores (S, B, K).
+    """Return a function (stacked parameters, rows (S, B, ...)) -> scores (S, B, K) of S models with
+    the architecture of `base`.
 
-    A chain of linear layers needs no vmap: one fused product and sum a layer is faster.
+    A chain of linear layers with biases needs no vmap: one fused product and sum a layer is faster.
     """
     leaves = [(name, layer) for name, layer in base.named_modules() if not list(layer.children())]
     simple = (nn.Linear, nn.ReLU, nn.Flatten, nn.Dropout)
-    if not all(
+    is_simple_chain = all(
         isinstance(layer, simple) and getattr(layer, "bias", 0) is not None for _, layer in leaves
-    ):
+    )
+    if not is_simple_chain:
         return torch.vmap(
             lambda state, rows: functional_call(base, state, (rows,)), randomness="different"
         )
@@ -302,7 +308,10 @@ def _build_stacked_forward(base: nn.Module) -> Callable[[_State, Tensor], Tensor
 
 
 def _clip_gradients(parameters: _State, bound: float | None) -> None:
-    """Scale each model's gradient onto the bound, where it is longer."""
+    """Scale each model's gradient to the norm `bound`, in place, if it is longer; None: none is.
+
+    `parameters`: stacked, the first axis is that of the models.
+    """
     if bound is None:
         return
     gradients = [p.grad for p in parameters.values() if p.grad is not None]
@@ -341,8 +350,8 @@ class AveragedMembership(Attack):
     strangers: Strangers = "outside"
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why nobody can be asked about: no average of weights, no candidates, or no
-        labelled people of its own. None: somebody can.
+        """Return why there is nobody to guess about: no average of weights, no candidates, or no
+        labelled people of its own; None: there is somebody.
         """
         if view.description.opens != "weights":
             return f"{view.description}: no weights are averaged"
@@ -355,8 +364,8 @@ class AveragedMembership(Attack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Score candidates by how well the averaged model fits them, less how well an own model
-        does.
+        """Score candidates by how well the averaged model fits them, and by how much better than an
+        own model.
         """
         candidates = view.knowledge.candidates
         train = view.knowledge.alike
@@ -371,7 +380,8 @@ class AveragedMembership(Attack):
         with torch.no_grad():
             fit_n = _compute_fit(average(rows_n), candidates.labels)
         easy_n = _compute_fit(own_model(candidates.features), candidates.labels)
-        # Of whoever is next to it by the own model: fits stay as near to that model's as they were.
+        # A decoy gives each person the fit of the next one by the own model, so that fits remain
+        # about as close to that model's as they were.
         order_n = np.argsort(easy_n)
         others_n = np.empty_like(order_n)
         others_n[order_n] = np.roll(order_n, 1)
@@ -388,7 +398,9 @@ class AveragedMembership(Attack):
 
 
 def _make_guess(*scores: Mapping[str, FloatArray]) -> Guess:
-    """Make a guess of attacks, baselines and decoys: a score (n,) of each candidate."""
+    """Make a guess from the scores (n,) of candidates by variant: of attacks, of baselines and of
+    decoys, in this order.
+    """
     attacks, baselines, decoys = (
         {name: Prediction(values_n[:, None]) for name, values_n in scores_by_variant.items()}
         for scores_by_variant in scores
