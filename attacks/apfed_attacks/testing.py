@@ -21,13 +21,14 @@ from secure_apfed.errors import PromiseError
 
 __all__ = ["check_attack", "plant_leak"]
 
+# Sizes of the synthetic arrays.
 _ROWS = 240
 _COLUMNS = 4
 _CLASSES = 3
-_NUMBERS = 6
-_QUIET_SEEDS = 3
+_DIMENSION = 6  # of h
 _EPOCHS = 2
-_LEFT_OUT = 20
+_ROWS_LEFT_OUT = 20  # of each epoch
+_QUIET_SEEDS = 3  # draws of noise in which nothing may be found
 
 
 def check_attack(
@@ -40,11 +41,11 @@ def check_attack(
     """Refuse an attack that misses a planted leak, or finds one where nothing leaked.
 
     Args:
-        name: of ours, an installed package's, or package.module:Name.
-        options: of the attack; None: those that its class proposes.
-        planted: arguments of `apfed_attacks.evaluate` in which what it guesses stands open; None:
-            `plant_leak` of its target.
-        quiet: the same arguments where nothing of it is in what was sent; None: h is noise, drawn
+        name: a built-in attack's, an installed package's, or package.module:Name.
+        options: of the attack; None: its defaults.
+        planted: arguments of `apfed_attacks.evaluate` whose h reveals what it guesses; None: those
+            of `plant_leak`.
+        quiet: the same arguments with an h that reveals nothing of it; None: h is noise, drawn
             three times.
 
     Raises:
@@ -71,30 +72,32 @@ def check_attack(
             f"{name} scores differently each time under one seed; draw from `seed` alone"
         )
     for seed in range(_QUIET_SEEDS):
-        silent = dict(quiet or plant_leak(kind.target, leaks=False, seed=seed))
-        alarms = [one for one in _mount(kind, choice, silent, seed=seed) if one.is_significant]
-        if alarms:
+        quiet_arrays = dict(quiet or plant_leak(kind.target, leaks=False, seed=seed))
+        findings = _mount(kind, choice, quiet_arrays, seed=seed)
+        false_alarm = next((finding for finding in findings if finding.is_significant), None)
+        if false_alarm is not None:
             raise PromiseError(
-                f"{name} finds {kind.target} in noise: score {alarms[0].score:.3g}, where guessing "
-                f"without it gets {alarms[0].baseline:.3g}; see what its baselines and decoys lack"
+                f"{name} finds {kind.target} in noise: score {false_alarm.score:.3g}, where "
+                f"guessing without it gets {false_alarm.baseline:.3g}; see what its baselines and "
+                "decoys lack"
             )
 
 
 def plant_leak(target: str, *, leaks: bool = True, seed: int = 0) -> dict[str, Any]:
-    """Return arrays of two epochs, whose h holds labels and features, or noise alone.
+    """Return arguments of `apfed_attacks.evaluate` for two epochs of synthetic data.
 
     As in a run, each epoch leaves out some rows: those of an incomplete last batch.
 
-    `target`: "labels" or "features". `leaks`: whether h holds them.
+    `target`: "labels" or "features". `leaks`: whether h depends on them; else it is noise.
     """
     draw = np.random.default_rng(seed)
     labels_A = draw.integers(0, _CLASSES, _ROWS)
     features_AF = draw.normal(size=(_ROWS, _COLUMNS))
     own_AF = draw.normal(size=(_ROWS, _COLUMNS))
-    noise_AD = draw.normal(size=(_ROWS, _NUMBERS))
-    mix_FD = draw.normal(size=(_COLUMNS, _NUMBERS))
+    noise_AD = draw.normal(size=(_ROWS, _DIMENSION))
+    mix_FD = draw.normal(size=(_COLUMNS, _DIMENSION))
     if target == "labels":
-        centres_KD = 4 * draw.normal(size=(_CLASSES, _NUMBERS))
+        centres_KD = 4 * draw.normal(size=(_CLASSES, _DIMENSION))
         h_AD = centres_KD[labels_A] + noise_AD if leaks else noise_AD
         return {**_release_in_epochs(h_AD, draw), "labels": labels_A, "own": own_AF}
     h_AD = np.tanh(0.3 * features_AF @ mix_FD) if leaks else noise_AD
@@ -103,7 +106,7 @@ def plant_leak(target: str, *, leaks: bool = True, seed: int = 0) -> dict[str, A
 
 def _release_in_epochs(h_AD: NDArray[np.float64], draw: np.random.Generator) -> dict[str, Any]:
     """Return h and steps: each epoch releases most rows once, in an order of its own."""
-    steps = [draw.permutation(_ROWS)[:-_LEFT_OUT] for _ in range(_EPOCHS)]
+    steps = [draw.permutation(_ROWS)[:-_ROWS_LEFT_OUT] for _ in range(_EPOCHS)]
     return {"h": [h_AD[rows_B] for rows_B in steps], "steps": steps}
 
 

@@ -32,7 +32,7 @@ from apfed_attacks.live.strategy import ActiveAttack, LiveActive, notes_of
 from apfed_attacks.view import AdversaryView, AgreedTerms, Knowledge
 from secure_apfed.settings.training import ContrastiveSettings
 
-_ROOM = 4.0
+_LENGTH = 4.0  # norm of what is sent, if the rules allow it
 
 
 class ChosenRepresentations(ActiveAttack):
@@ -59,7 +59,7 @@ class ChosenRepresentations(ActiveAttack):
     def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
         """Ask in both directions; return people and, for both, what was sent and revealed."""
         people_N, draw, size, length = self.prepare_request(
-            active, knowledge, seed, length=_ROOM, maximum=self.people
+            active, knowledge, seed, length=_LENGTH, maximum=self.people
         )
         axes_2D = torch.linalg.qr(torch.randn(size, 2, generator=draw, dtype=torch.float64)).Q.T
 
@@ -82,9 +82,10 @@ class ChosenRepresentations(ActiveAttack):
         return guess_features(self, view, people_N, {"z": z_ND}, seed)
 
     def recover_representations(self, view: AdversaryView) -> tuple[Tensor, Tensor]:
-        """Return people (N,) and, for one passive, its unit z (N, D).
+        """Return people (N,) and what is recovered of their representations, (N, D).
 
-        For several, the sum of theirs, centred on the mean of each batch; so too with decoys.
+        Of a single passive these are its unit representations z; of several, or with decoys, the
+        weighted sum of theirs, minus its mean over each batch.
 
         Raises:
             AttackError: the view is not of a live run of this attack.
@@ -113,29 +114,32 @@ class ChosenRepresentations(ActiveAttack):
 
 
 def _compute_differences(sent: Tensor, opened: Tensor, contributors: list[AgreedTerms]) -> Tensor:
-    """Return the sum over contributors of z_i, weighted, minus its mean over the batch (B, D).
+    """Return the weighted sum of the contributors' representations z, minus its mean over the
+    batch, (B, D).
 
-    `sent` (2, B, D) is each about one direction, `opened` are the decrypted answers.
+    `sent`: (2, B, D) in two directions. `opened`: (2, B, D) the decrypted sums that answered.
     """
     objective = contributors[0].objective
     assert isinstance(objective, ContrastiveSettings)
     along_2D = F.normalize(sent.mean(dim=1), dim=1)
     scaled = -objective.temperature * sent.norm(dim=2, keepdim=True) * opened
     first_BD, second_BD = scaled - scaled.mean(dim=1, keepdim=True)
-    # The first answer says nothing along its own direction, the second one does.
+    # A gradient on a normalised row has no part along that row's direction; the second direction's
+    # answer has the part along the first.
     missing_B1: Tensor = (second_BD - first_BD) @ along_2D[0][:, None]
     total_BD: Tensor = first_BD + missing_B1 * along_2D[0]
     return total_BD
 
 
 def _shift_to_sphere(differences_BD: Tensor) -> Tensor:
-    """Return points with these differences whose norms are as near to 1 as the mean allows.
+    """Add to these differences d_i from a mean the mean m with which their norms are nearest to 1.
 
-    |m + d_i|^2 = 1 is linear in the mean m and in |m|^2 - 1.
+    |m + d_i|^2 = 1 is linear in m and in |m|^2 - 1, which are fitted by least squares.
     """
     ones_B1 = torch.ones_like(differences_BD[:, :1])
     system = torch.cat([2 * differences_BD, ones_B1], dim=1)
-    right = -differences_BD.square().sum(dim=1, keepdim=True)
-    # The one driver for systems of any rank is the CPU's.
-    solution: Tensor = torch.linalg.lstsq(system.cpu(), right.cpu(), driver="gelsd").solution
-    return differences_BD + solution[:-1, 0].to(differences_BD.device)
+    target = -differences_BD.square().sum(dim=1, keepdim=True)
+    # Only the CPU has a driver for systems of any rank.
+    solution: Tensor = torch.linalg.lstsq(system.cpu(), target.cpu(), driver="gelsd").solution
+    mean_D = solution[:-1, 0].to(differences_BD.device)
+    return differences_BD + mean_D

@@ -30,7 +30,7 @@ from apfed_attacks.view import AdversaryView, AgreedTerms, AttackError, Observed
 from secure_apfed.networks.objectives import contrastive_loss
 from secure_apfed.settings.training import ContrastiveSettings
 
-_SMALLEST_BATCH = 2
+_MIN_BATCH = 2
 
 
 class ContrastiveInversion(FeatureAttack):
@@ -47,9 +47,10 @@ class ContrastiveInversion(FeatureAttack):
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
         """Return why no contrastive gradient sum can be inverted: none is revealed or recorded, or
-        the objective is another one. None: some can.
+        the objective is another one; None: some can.
         """
-        if reason := explain_missing_gradient_sums(view) or explain_not_contrastive(view):
+        reason = explain_missing_gradient_sums(view) or explain_not_contrastive(view)
+        if reason:
             return reason
         if not any(list_opened_batches(view, epoch) for epoch in view.epochs):
             return "the recording holds no sum as the active decoded it"
@@ -75,15 +76,17 @@ class ContrastiveInversion(FeatureAttack):
         return regress.make_guess(regress.predict_from_columns(columns), {"x": x_NF})
 
     def _invert_sums(self, view: AdversaryView) -> tuple[Observed, Observed]:
-        """Return sums and recovered representations of the last epoch that has any gradient."""
+        """Return the sums, and the representations recovered from them, of the last epoch with a
+        sum that is not zero. Raises AttackError: there is none.
+        """
         contributors = list(view.terms_by_passive.values())
         pairs = list[tuple[Tensor, Question]]()
         for epoch in reversed(view.epochs):
             for step, rows_B, h_BD in list_opened_batches(view, epoch):
-                # Rows that the victim does not hold took no part in its loss.
+                # Rows that the victim does not have took no part in its loss.
                 present_B = view.has_rows(view.knowledge.victim, rows_B)
                 question = Question.from_batch(h_BD[present_B], view.revealed[step][present_B])
-                if present_B.sum() >= _SMALLEST_BATCH and question.sum.any():
+                if present_B.sum() >= _MIN_BATCH and question.sum.any():
                     pairs.append((rows_B[present_B], question))
             if pairs:
                 break
@@ -101,8 +104,8 @@ class ContrastiveInversion(FeatureAttack):
 
 
 def explain_not_contrastive(view: AdversaryView) -> str | None:
-    """Return why the sums of this view are not of one contrastive objective, or None."""
-    # A list, since settings of objectives from elsewhere may have no hash.
+    """Return why the sums of this view are not of one contrastive objective; None: they are."""
+    # A list, since settings of plug-in objectives may not be hashable.
     objectives = [terms.objective for terms in view.terms_by_passive.values()]
     if not objectives:
         return "the view does not say what the passives contribute (agreed)"
@@ -115,9 +118,12 @@ def explain_not_contrastive(view: AdversaryView) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A question h (B, D) of a step, and the sum of lambda_p B dL_p/dh that the active opened.
+    """One step's representations, and the sum that the active decrypted as the answer.
 
-    Rows are clipped; `people` (B,) are which of the unknown representations each row is of.
+    Attributes:
+        h: (B, D) what the active sent.
+        sum: (B, D) of lambda_p B dL_p/dh over passives p, with clipped rows.
+        people: (B,) index of each row's person among the unknown representations.
     """
 
     h: Tensor
@@ -126,7 +132,7 @@ class Question:
 
     @classmethod
     def from_batch(cls, h_BD: Tensor, sum_BD: Tensor, people_B: Tensor | None = None) -> Self:
-        """Return the rows in double precision; by default each is another person's."""
+        """Return the rows in double precision; `people_B` None: each is of another person."""
         people_B = torch.arange(len(h_BD)) if people_B is None else people_B
         return cls(h_BD.flatten(1).double(), sum_BD.flatten(1).double(), people_B)
 
@@ -138,12 +144,18 @@ def explain_sums(
     *,
     start_ND: Tensor | None = None,
 ) -> Tensor:
-    """Return unit representations (N, D) that give these sums if every contributor has them.
+    """Return unit representations (N, D) that explain these sums if every contributor has them.
 
-    L-BFGS minimises |predicted - sum|^2 / |sum|^2, from `start_ND` of any norm or a mixture of the
-    first sum and h. The contributors have one contrastive objective.
+    L-BFGS minimises |predicted - sum|^2 / |sum|^2.
 
-    `questions`: the sums, with what was sent for them. `iterations`: of the optimiser.
+    Args:
+        questions: the sums, with what was sent for them.
+        contributors: all with the same contrastive objective.
+        iterations: of the optimiser, at most.
+        start_ND: where it starts, of any norm; None: a mixture of the first sum and h.
+
+    Raises:
+        AttackError: all sums are zero.
     """
     first = questions[0]
     scale = sum(float(item.sum.square().sum()) for item in questions)
@@ -162,8 +174,8 @@ def explain_sums(
     )
 
     def compute_mismatch() -> Tensor:
-        """Return |predicted - sum|^2 / |sum|^2 over all questions, and set the gradient
-        for L-BFGS.
+        """Return |predicted - sum|^2 / |sum|^2 over all questions, and set the gradient for
+        L-BFGS.
         """
         optimiser.zero_grad()
         error = guess_ND.new_zeros(())
@@ -178,7 +190,9 @@ def explain_sums(
 
 
 def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[AgreedTerms]) -> Tensor:
-    """Return what the active decodes (B, D) if every contributor holds `p_BD`; differentiable."""
+    """Return the sum (B, D) that the active would decrypt for h if every contributor had the
+    representations `p_BD`; differentiable.
+    """
     objective = contributors[0].objective
     assert isinstance(objective, ContrastiveSettings)
     sent_BD = h_BD.detach().clone().requires_grad_()
@@ -187,7 +201,8 @@ def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[AgreedTer
     )
     (row_BD,) = torch.autograd.grad(loss * len(h_BD), sent_BD, create_graph=True)
     scale_B1 = torch.zeros_like(row_BD[:, :1])
-    for agreed in contributors:  # lambda_p, or less for rows that are clipped after it
+    for agreed in contributors:
+        # Times lambda_p, or by the factor that clips the row, if that is less.
         weight_B1 = torch.full_like(scale_B1, agreed.weight)
         if agreed.clip is not None:
             norm_B1 = row_BD.norm(dim=1, keepdim=True).clamp(min=1e-30)

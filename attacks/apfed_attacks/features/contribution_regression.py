@@ -30,7 +30,8 @@ _ROW_BY_ROW = ("gradients", "representations", "pseudo-labels")
 _FLOATS: Mapping[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
 _INTEGERS: Mapping[int, np.dtype[Any]] = {4: np.dtype("<i4"), 8: np.dtype("<i8")}
 _LARGEST_EXACT = 2**53
-"""Fixed-point numbers lie below it; the bits of a float64 that is not tiny, read as one, above."""
+"""Fixed-point numbers lie below it; the bits of a float64 that is not tiny, read as an integer, lie
+above it."""
 
 
 class ContributionRegression(FeatureAttack):
@@ -46,7 +47,7 @@ class ContributionRegression(FeatureAttack):
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
         """Return why the aggregator sees no numbers of the victim row by row: nothing is summed so,
-        no contribution was recorded, or contributions are ciphertexts. None: it sees some.
+        no contribution was recorded, or contributions are ciphertexts; None: it sees some.
         """
         if view.description.opens not in _ROW_BY_ROW:
             return f"{view.description}: nothing is summed row by row through the aggregator"
@@ -75,11 +76,11 @@ class ContributionRegression(FeatureAttack):
             raise AttackError(f"{view.name} is not told whose rows {view.knowledge.victim} sent")
         positions = self.choose_rows(view, means.positions, seed)
         last_by_position = {
-            place: row_D
+            position: row_D
             for rows_B, values_BD in parts
-            for place, row_D in zip(rows_B.tolist(), values_BD, strict=True)
+            for position, row_D in zip(rows_B.tolist(), values_BD, strict=True)
         }
-        last_ND = torch.stack([last_by_position[place] for place in positions.tolist()])
+        last_ND = torch.stack([last_by_position[position] for position in positions.tolist()])
         columns = {"contributions": means.select_positions(positions), "last contribution": last_ND}
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
         scaled = {name: self.scale_columns(values_ND, seed) for name, values_ND in columns.items()}
@@ -98,19 +99,20 @@ def _iter_numbers(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Te
 
 
 def decode_numbers(frame: Frame) -> NDArray[np.float64] | None:
-    """Return the numbers of a contribution that nobody encrypted, (B, D); None: it has none.
+    """Return the numbers (B, D) of a contribution that is not encrypted; None: it has none.
 
-    Floats, integers in fixed point, or masked words as signed ones.
+    They are floats, fixed-point integers, or masked integers read as signed ones; which of these is
+    told by the kind of sum and the size of the numbers.
     """
     count = frame.rows * frame.columns
     candidates = [blob for blob in frame.blobs if count and len(blob) in (4 * count, 8 * count)]
     if not candidates:
         return None
     blob = candidates[0]
-    bytes_each = len(blob) // count
-    integers = np.frombuffer(blob, dtype=_INTEGERS[bytes_each])
-    floats = np.frombuffer(blob, dtype=_FLOATS[bytes_each])
-    masked = SECURE_SUMS[frame.name].masks != "none"
-    fixed_point = bytes_each == 8 and bool((np.abs(integers) < _LARGEST_EXACT).all())
-    values = integers if masked or fixed_point else floats
+    word_bytes = len(blob) // count
+    integers = np.frombuffer(blob, dtype=_INTEGERS[word_bytes])
+    floats = np.frombuffer(blob, dtype=_FLOATS[word_bytes])
+    is_masked = SECURE_SUMS[frame.name].masks != "none"
+    is_fixed_point = word_bytes == 8 and bool((np.abs(integers) < _LARGEST_EXACT).all())
+    values = integers if is_masked or is_fixed_point else floats
     return np.asarray(values, dtype=np.float64).reshape(frame.shape)

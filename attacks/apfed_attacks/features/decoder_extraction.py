@@ -28,7 +28,7 @@ from apfed_attacks.interface import FloatArray, Guess
 from apfed_attacks.live.strategy import ActiveAttack, LiveActive, notes_of
 from apfed_attacks.view import AdversaryView, Knowledge
 
-_RANK = 1e-5
+_RANK_TOLERANCE = 1e-5  # smallest singular value that counts, in units of the largest
 
 
 class DecoderExtraction(ActiveAttack):
@@ -44,7 +44,7 @@ class DecoderExtraction(ActiveAttack):
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
         """Return why the attack does not apply: a passive has another objective than
-        reconstruction, or the view is not of a live run of it. None: it applies.
+        reconstruction, or the view is not of a live run of it; None: it applies.
         """
         kinds = {agreed.objective.name for agreed in view.terms_by_passive.values()}
         if kinds and kinds != {"reconstruction"}:
@@ -52,7 +52,9 @@ class DecoderExtraction(ActiveAttack):
         return super().explain_missing_input(view)
 
     def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Ask; return people, what was sent to them and revealed, and answers about the axes."""
+        """Request sums; return people, what was sent for them and revealed, and, without rules, the
+        answers along the axes.
+        """
         people_N, draw, size, length = self.prepare_request(
             active, knowledge, seed, length=self.length, maximum=self.people
         )
@@ -68,9 +70,9 @@ class DecoderExtraction(ActiveAttack):
     def _ask_at_once(
         self, active: LiveActive, people_N: Tensor, point_D: Tensor
     ) -> Mapping[str, Tensor]:
-        """Ask in one step: everybody at the point and at zero, and one person along every axis.
+        """Request one sum: of all people at a point (D,) and at zero, and of one along every axis.
 
-        `people_N`: alignment positions.
+        `people_N`: alignment positions. Returns what `run` reads.
         """
         size = len(point_D)
         count = len(people_N)
@@ -89,8 +91,8 @@ class DecoderExtraction(ActiveAttack):
         }
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Fit the known pairs exactly: an affine map of the answers and, without rules, a rotation
-        of what the Gram matrix W^T W opens; regress the answers besides.
+        """Guess by an affine map of the answers that fits the known pairs exactly; without rules
+        also by the Gram matrix W^T W of the decoder, up to a rotation; and by regression.
         """
         notes = notes_of(self, view)
         guess = guess_features(self, view, notes["people"], {"answers": notes["opened"]}, seed)
@@ -112,47 +114,52 @@ class DecoderExtraction(ActiveAttack):
 
 
 def _undo_rotation(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
-    """Return R^T (b - x) (N, rank) from answers W^T (b - x) and W^T W, both times one number c.
+    """Return the features x, rotated and shifted to R^T (b - x), (N, rank), times a factor.
 
-    Divided by sqrt(c), which the caller's pairs fix.
+    W and b are the decoder's weights and bias, R a rotation.
 
-    `zero_ND`: answers to a row of zeros. `gram_DD`: W^T W.
+    `zero_ND`: answers to zeros, c W^T (b - x) with an unknown c. `gram_DD`: c W^T W. The result has
+    the factor sqrt(c), which known pairs determine.
     """
     values_D, vectors_DD = torch.linalg.eigh((gram_DD + gram_DD.T) / 2)
-    in_rank = values_D > _RANK * values_D[-1]
-    inverse = vectors_DD[:, in_rank] / values_D[in_rank].sqrt()
-    turned_NR: Tensor = zero_ND @ inverse
-    return turned_NR
+    in_rank = values_D > _RANK_TOLERANCE * values_D[-1]
+    inverse_root = vectors_DD[:, in_rank] / values_D[in_rank].sqrt()
+    rotated_NR: Tensor = zero_ND @ inverse_root
+    return rotated_NR
 
 
 def _align_procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
-    """Turn, scale and shift (N, R) onto the known pairs; return the rows that are guessed (U, F).
+    """Rotate, scale and shift rows (N, R) onto the known pairs (orthogonal Procrustes); return the
+    features (U, F) of the rows that are guessed.
 
-    R is at most F. What a decoder of lower rank cannot tell stays at the known pairs' mean, and so
-    does a feature in which these do not vary: they say nothing of how it is turned.
+    R is at most F. Features that a decoder of lower rank does not determine stay at the known
+    pairs' mean, and so do features that are constant in these.
     """
     known = turned_NR[regress.shadow]
-    middle = known.mean(axis=0)
-    centre = regress.pairs.mean(axis=0)
+    known_mean = known.mean(axis=0)
+    pairs_mean = regress.pairs.mean(axis=0)
     left_vectors, sizes, right_vectors = np.linalg.svd(
-        (known - middle).T @ (regress.pairs - centre), full_matrices=False
+        (known - known_mean).T @ (regress.pairs - pairs_mean), full_matrices=False
     )
-    in_rank = sizes > _RANK * sizes[0]
-    turn_RF = (
+    in_rank = sizes > _RANK_TOLERANCE * sizes[0]
+    rotation_RF = (
         left_vectors[:, in_rank]
         @ right_vectors[in_rank]
         * sizes.sum()
-        / np.square(known - middle).sum()
+        / np.square(known - known_mean).sum()
     )
-    guess_UF: FloatArray = (turned_NR[~regress.shadow] - middle) @ turn_RF + centre
+    guess_UF: FloatArray = (turned_NR[~regress.shadow] - known_mean) @ rotation_RF + pairs_mean
     return guess_UF
 
 
 def _fit_affine(regress: Regression, values_NF: FloatArray) -> FloatArray:
-    """Fit features = A values + b exactly to the known pairs, with the smallest A; apply it."""
+    """Fit features = A values + b to the known pairs, with the smallest A; return the features
+    (U, F) of the rows that are guessed.
+    """
     known = values_NF[regress.shadow]
-    middle = known.mean(axis=0)
-    centre = regress.pairs.mean(axis=0)
-    weights = np.linalg.pinv(known - middle, rcond=_RANK) @ (regress.pairs - centre)
-    guess_UF: FloatArray = (values_NF[~regress.shadow] - middle) @ weights + centre
+    known_mean = known.mean(axis=0)
+    pairs_mean = regress.pairs.mean(axis=0)
+    inverse = np.linalg.pinv(known - known_mean, rcond=_RANK_TOLERANCE)
+    weights = inverse @ (regress.pairs - pairs_mean)
+    guess_UF: FloatArray = (values_NF[~regress.shadow] - known_mean) @ weights + pairs_mean
     return guess_UF

@@ -19,24 +19,28 @@ from torch import Tensor, nn
 
 from secure_apfed.networks.models import Shape
 
-_IMAGE = 3  # channels, height, width
+_IMAGE_AXES = 3  # channels, height, width
 
 
 def build_layers(*widths: int) -> nn.Sequential:
-    """Return fully connected layers with a leaky ReLU between them."""
-    parts: list[nn.Module] = []
-    for wide, narrow in pairwise(widths):
-        parts += [nn.Linear(wide, narrow), nn.LeakyReLU(0.2)]
-    return nn.Sequential(*parts[:-1])
+    """Return fully connected layers of these widths, from input to output, with a leaky ReLU
+    between them.
+    """
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*layers[:-1])
 
 
 def simulator_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
     """Return a network from flattened features (B, F) to flattened representations (B, D).
 
-    Linear convolutions between images and maps, as the pilot network of Pasquini et al. (2021),
-    with this number of `channels` a pixel; else perceptrons, `hidden` wide. Shapes are of a row.
+    Between images and convolution maps it has linear convolutions with this number of `channels`,
+    as the pilot network of Pasquini et al. (2021); else fully connected layers, `hidden` wide.
+    `features`, `representation`: shapes of a row.
     """
-    if not (scale := _compute_scale(features, representation)):
+    scale = _compute_scale(features, representation)
+    if not scale:
         return build_layers(math.prod(features), hidden, hidden, math.prod(representation))
     between = max(channels, 2 * scale**2)
     return nn.Sequential(
@@ -51,11 +55,11 @@ def simulator_for(features: Shape, representation: Shape, hidden: int, channels:
 
 
 def decoder_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
-    """Mirror of `simulator_for`: representations (B, D) -> features (B, F).
-
-    `hidden`: width of its layers, or `channels` of its maps.
+    """Return a network from flattened representations (B, D) to flattened features (B, F), the
+    mirror image of that of `simulator_for`; arguments as there.
     """
-    if not (scale := _compute_scale(features, representation)):
+    scale = _compute_scale(features, representation)
+    if not scale:
         return build_layers(math.prod(representation), hidden, hidden, math.prod(features))
     return nn.Sequential(
         nn.Unflatten(1, representation),
@@ -69,26 +73,28 @@ def decoder_for(features: Shape, representation: Shape, hidden: int, channels: i
 
 
 def _compute_scale(features: Shape, representation: Shape) -> int:
-    """Return how much larger an image is than its map, rounded up; 0 where both do not convolve."""
-    if not len(features) == len(representation) == _IMAGE:
+    """Return how many times larger an image is than its convolution map, rounded up; 0 unless both
+    shapes are (channels, height, width).
+    """
+    if not len(features) == len(representation) == _IMAGE_AXES:
         return 0
     sides = zip(features[1:], representation[1:], strict=True)
-    return max(math.ceil(image / place) for image, place in sides)
+    return max(math.ceil(image_side / map_side) for image_side, map_side in sides)
 
 
 def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: Tensor) -> Tensor:
-    """Return the squared slope of the discriminator at points between the two samples.
+    """Return the mean squared norm of the discriminator's gradient at points between two samples.
 
     Mescheder et al. (2018), Which Training Methods for GANs do actually Converge?, Section 4.1.
 
-    `judge`: the discriminator. `one_BD`: the two samples.
+    `judge`: the discriminator, (B, D) -> scores. `one_BD`, `other_BD`: the samples.
     """
     share = torch.rand(len(one_BD), *[1] * (one_BD.dim() - 1), device=one_BD.device)
     mixed_BD = torch.lerp(one_BD.detach(), other_BD.detach(), share).requires_grad_()
     (slope_BD,) = torch.autograd.grad(judge(mixed_BD).sum(), mixed_BD, create_graph=True)
-    # Not of the norm, which has no gradient where it is 0.
-    squared: Tensor = slope_BD.flatten(1).square().sum(dim=1).mean()
-    return squared
+    # Squared, since the norm itself has no gradient at 0.
+    squared_norm: Tensor = slope_BD.flatten(1).square().sum(dim=1).mean()
+    return squared_norm
 
 
 def energy_distance(one_ND: Tensor, other_MD: Tensor) -> float:

@@ -44,10 +44,10 @@ FORMS: Mapping[str, Form] = {
     "contrastive": "cosine",
 }
 """Form in which an objective's gradient depends on what the active sent, by objective."""
-_RANK = 1e-9
+_RANK_TOLERANCE = 1e-9  # smallest singular value that counts, in units of the largest
 _STRENGTHS = tuple(10.0**power for power in range(-8, 3))
 """Strengths of the ridge, in units of the largest squared singular value."""
-_MAX_OWN = 0.95
+_MAX_LEVERAGE = 0.95
 """Largest weight of a row in its own fit: above it the leave-one-out residual says little."""
 
 
@@ -65,9 +65,10 @@ class GradientProjection(FeatureAttack):
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
         """Return why no sum can be taken apart: no gradients are revealed, or no passive has an
-        objective whose gradient has a known form. None: some can.
+        objective whose gradient has a known form; None: some can.
         """
-        if reason := explain_missing_gradient_sums(view):
+        reason = explain_missing_gradient_sums(view)
+        if reason:
             return reason
         if not view.terms_by_passive:
             return "the view does not say what the passives contribute (agreed)"
@@ -103,10 +104,11 @@ def forms_of(view: AdversaryView) -> tuple[Form, ...]:
 
 
 def average_rests(view: AdversaryView, form: Form) -> tuple[Observed, Observed]:
-    """Return by position the mean of what was sent, and of what it does not explain of the sums.
+    """Return by position the mean representation that was sent, and the mean residual of the sums
+    after a fit to what was sent, both (N, D).
 
-    Both (N, D). Every epoch is fitted by itself, since passives train in between. Rows that the
-    victim does not hold took no part in its loss, and are left out.
+    Every epoch is fitted by itself, since passives train in between. Rows that the victim does not
+    have took no part in its loss, and are left out. `form`: how gradients depend on what was sent.
     """
     averages = average_rows(_explain_epochs(view, form))
     if averages is None:
@@ -118,7 +120,7 @@ def average_rests(view: AdversaryView, form: Form) -> tuple[Observed, Observed]:
 
 
 def _explain_epochs(view: AdversaryView, form: Form) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows (N,) of each epoch, and what was sent beside the unexplained rest, (N, 2 D)."""
+    """Yield of each epoch the rows (N,), and what was sent joined with the residuals, (N, 2 D)."""
     for epoch in view.epochs:
         rows_N, sent_ND, sums_ND = _collect_opened_rows(view, epoch)
         if not len(rows_N):
@@ -130,7 +132,9 @@ def _explain_epochs(view: AdversaryView, form: Form) -> Iterator[tuple[Tensor, T
 
 
 def _collect_opened_rows(view: AdversaryView, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows (N,), what was sent of them and what was revealed, both (N, D), of an epoch."""
+    """Return of an epoch the rows (N,) that the victim has, what was sent for them, and the sums
+    that were revealed, both (N, D).
+    """
     rows = [torch.empty(0, dtype=torch.int64)]
     sent = list[Tensor]()
     sums = list[Tensor]()
@@ -145,27 +149,26 @@ def _collect_opened_rows(view: AdversaryView, epoch: int) -> tuple[Tensor, Tenso
 
 
 def compute_residuals(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
-    """Return what a ridge regression on what was sent leaves of the sums, (N, D).
+    """Return the residuals (N, D) of the sums after ridge regression on what was sent.
 
-    Each row is predicted by a fit without it (leave-one-out residuals in closed form: Golub, Heath
-    and Wahba 1979, Section 2, PRESS), and the strength that leaves least is taken, so that what
-    the representations do not explain is not spoilt by the fit. The strongest takes nothing off
-    but the mean.
+    They are leave-one-out residuals in closed form (PRESS: Golub, Heath and Wahba 1979, Section 2):
+    each row is predicted by a fit without it. The ridge strength with the smallest residuals is
+    taken; if none beats it, only the mean is subtracted.
     """
     centred_ND = sums_ND - sums_ND.mean(dim=0)
-    around_ND = sent_ND - sent_ND.mean(dim=0)
-    left_NR, sizes_R, _ = torch.linalg.svd(around_ND, full_matrices=False)
-    in_rank_R = sizes_R > _RANK * sizes_R[0].clamp(min=1e-300)
+    inputs_ND = sent_ND - sent_ND.mean(dim=0)
+    left_NR, sizes_R, _ = torch.linalg.svd(inputs_ND, full_matrices=False)
+    in_rank_R = sizes_R > _RANK_TOLERANCE * sizes_R[0].clamp(min=1e-300)
     left_NR = left_NR[:, in_rank_R]
     shares_R = (sizes_R[in_rank_R] / sizes_R[0].clamp(min=1e-300)).square()
     along_RD = left_NR.T @ centred_ND
     smallest_ND = centred_ND
     for strength in _STRENGTHS:
         filter_R = shares_R / (shares_R + strength)
-        own_N1 = 1 / len(sums_ND) + left_NR.square() @ filter_R[:, None]
-        if own_N1.max() > _MAX_OWN:
+        leverage_N1 = 1 / len(sums_ND) + left_NR.square() @ filter_R[:, None]
+        if leverage_N1.max() > _MAX_LEVERAGE:
             continue
-        rest_ND = (centred_ND - left_NR @ (filter_R[:, None] * along_RD)) / (1 - own_N1)
+        rest_ND = (centred_ND - left_NR @ (filter_R[:, None] * along_RD)) / (1 - leverage_N1)
         if rest_ND.square().mean() < smallest_ND.square().mean():
             smallest_ND = rest_ND
     return smallest_ND

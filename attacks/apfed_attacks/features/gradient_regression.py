@@ -63,9 +63,9 @@ class GradientRegression(FeatureAttack):
 
 
 def _iter_sums(view: AdversaryView) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows (B,) and their revealed sums (B, D) of every step that the view holds.
+    """Yield rows (B,) and their revealed sums (B, D) of every step in the view.
 
-    Rows that the victim does not hold took no part in its loss, and are left out.
+    Rows that the victim does not have took no part in its loss, and are left out.
     """
     for epoch in view.epochs:
         for step, rows_B, _ in list_opened_batches(view, epoch):

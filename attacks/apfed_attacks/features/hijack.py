@@ -42,9 +42,9 @@ from secure_apfed.base.seeds import derive_seed, seed_draws
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.networks.models import Shape
 
-_AWAY_FROM_ZERO = 2.0
-_BETAS = 0.5, 0.999  # Adam's betas: a game between two learners wants little momentum
-_AT_ONCE = 500  # rows that are encoded or decoded together
+_SOFTPLUS_SHIFT = 2.0  # moves simulated numbers away from 0, where gradients vanish
+_BETAS = 0.5, 0.999  # of Adam: with two opposed learners little momentum is better
+_ROWS_AT_ONCE = 500  # that are encoded or decoded together
 
 
 class HijackAttack(AnsweringAttack):
@@ -77,7 +77,8 @@ class HijackAttack(AnsweringAttack):
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
         """Return why the attack does not apply: the view is not of a live run of it, or the
-        adversary knows no outsiders with the victim's features. None: it applies.
+        adversary knows no outsiders (people outside the training) with the victim's features; None:
+        it applies.
         """
         reason = super().explain_missing_input(view)
         victim = view.knowledge.victim
@@ -90,7 +91,8 @@ class HijackAttack(AnsweringAttack):
     ) -> "Hijack":
         """Return the adversary that answers each step; it trains on the outsiders' features.
 
-        `own_AF`: the adversary's features.
+        `own_AF`: the adversary's features by alignment position. Other arguments as
+        `AnsweringAttack.start_answering`.
         """
         assert knowledge.victim is not None
         outsiders = knowledge.public[knowledge.victim].float()
@@ -136,7 +138,7 @@ class FeatureSpaceHijack(HijackAttack):
     roles = ("active",)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no active can mount FSHA here: it returns no gradient, or reads sums only.
+        """Return why no active can mount FSHA here: it returns no gradient, or reads sums only;
         None: it can.
         """
         exchange = view.description
@@ -164,9 +166,8 @@ def _to_float64(rows_NF: Tensor) -> FloatArray:
 
 
 def _fit_to_columns(known_P: Tensor, columns: int) -> Tensor:
-    """Return (P, columns): rows (P, ...) of people whom one party holds, beside its own columns.
-
-    `known_P`: rows of known people.
+    """Return flattened rows (P, ...) with as many columns as `own_columns` gives; its last column,
+    which marks missing rows, becomes 0. Raises AttackError: they have other columns.
     """
     known_PF = known_P.flatten(1)
     missing = columns - known_PF.shape[1]
@@ -179,14 +180,21 @@ def _fit_to_columns(known_P: Tensor, columns: int) -> Tensor:
 
 
 class Space:
-    """A space: simulator f, decoder d, and the outsiders in one unit.
+    """The feature space of the attack: simulator f, decoder d, and the standardised outsiders.
 
-    Its numbers may be kept to those that a victim behind a ReLU reaches, `reach_D`.
+    Args:
+        attack: its widths and channels.
+        sent: shape of a release of one row.
+        outsiders: (P, ...) features of people outside the training.
+
+    Attributes:
+        reach_D: mask of the numbers that are above 0 for some row, of a victim whose encoder ends
+            in a ReLU; None: it does not.
     """
 
     def __init__(self, attack: HijackAttack, sent: Shape, outsiders: Tensor) -> None:
-        """Build simulator and decoder for releases of shape `sent`, and standardise the outsiders
-        by one mean a feature and one scale.
+        """Build simulator and decoder, and standardise the outsiders by one mean for each feature
+        and one scale for all.
         """
         self.outsiders = rows_PF = outsiders.flatten(1)
         self.reach_D: Tensor | None = None
@@ -200,32 +208,40 @@ class Space:
         self.decoder = decoder_for(*widths).to(outsiders.device)
 
     def simulate_batch(self, scaled_BF: Tensor) -> Tensor:
-        """Return F (B, D), where a ReLU lets the victim go, and far enough from 0 to learn."""
+        """Return simulated representations (B, D) of standardised features; of a victim with a
+        ReLU they are above 0 where it can be, and else 0.
+        """
         simulated_BD: Tensor = self.simulator(scaled_BF)
         if self.reach_D is None:
             return simulated_BD
-        return F.softplus(simulated_BD + _AWAY_FROM_ZERO) * self.reach_D
+        return F.softplus(simulated_BD + _SOFTPLUS_SHIFT) * self.reach_D
 
     @torch.no_grad()
     def simulate_rows(self, features_NF: Tensor) -> Tensor:
-        """Return f(x), (N, D), of features in the outsiders' units."""
+        """Return simulated representations f(x), (N, D), of features in the outsiders' units."""
         scaled_NF = (features_NF.flatten(1) - self._centre_F) / self._scale
         return torch.cat(
-            [self.simulate_batch(scaled_BF) for scaled_BF in scaled_NF.split(_AT_ONCE)]
+            [self.simulate_batch(scaled_BF) for scaled_BF in scaled_NF.split(_ROWS_AT_ONCE)]
         )
 
     @torch.no_grad()
     def decode_rows(self, z_ND: Tensor) -> Tensor:
-        """Return d(z), (N, F), in the outsiders' units and range."""
-        decoded_NF = torch.cat([self.decoder(z_BD) for z_BD in z_ND.split(_AT_ONCE)])
+        """Return decoded features d(z), (N, F), in the outsiders' units and range."""
+        decoded_NF = torch.cat([self.decoder(z_BD) for z_BD in z_ND.split(_ROWS_AT_ONCE)])
         return (decoded_NF * self._scale + self._centre_F).clamp(self._low, self._high)
 
 
 class Hijack:
-    """The adversary's networks and how it answers a step.
+    """The adversary's networks, which train with each step that it answers.
 
-    It compares with its own features by alignment position, `own_AF`, and of the outsiders,
-    `own_PF`; with none where these are (P, 0). `sent` is the shape of a row of representations.
+    Args:
+        attack: its options.
+        sent: shape of a release of one row.
+        outsiders: (P, ...) the victim's features of people outside the training.
+        own_AF: the adversary's own features by alignment position.
+        own_PF: its features of the outsiders, whom the discriminator compares by them; (P, 0):
+            it compares by none.
+        seed: of weights and batches.
     """
 
     def __init__(
@@ -237,23 +253,25 @@ class Hijack:
         own_PF: Tensor,
         seed: int,
     ) -> None:
-        """Standardise the own features and build the networks, with weights drawn by `seed`.
-
-        `outsiders`: rows of people whose features the adversary knows wholly.
-        """
+        """Standardise the own features, and build the networks."""
         self._attack = attack
         self._sent = sent
         self._seed = seed
-        used = own_PF.shape[1]
+        own_features = own_PF.shape[1]
         own_PF = own_PF.float()
+        own_AF = own_AF.flatten(1).float()
         centre_F = own_PF.mean(dim=0)
-        scale = (float(own_PF.std()) if used else 1.0) or 1.0
-        own_AF = own_AF.flatten(1).float()[:, : None if used else 0]
+        scale = 1.0
+        if own_features:
+            scale = float(own_PF.std()) or 1.0
+        else:
+            own_AF = own_AF[:, :0]
         self._own_AF = (own_AF - centre_F) / scale
         self._own_PF = (own_PF - centre_F) / scale
         with seed_draws(seed, "networks"):
             self.space = Space(attack, sent, outsiders)
-            self._discriminator = build_layers(math.prod(sent) + used, *[attack.hidden] * 2, 1)
+            inputs = math.prod(sent) + own_features
+            self._discriminator = build_layers(inputs, attack.hidden, attack.hidden, 1)
         self._discriminator.to(outsiders.device)
         self._discriminator_optimizer = torch.optim.Adam(
             self._discriminator.parameters(), attack.judge_rate, betas=_BETAS, fused=True
@@ -261,7 +279,9 @@ class Hijack:
         self._target_PD: Tensor | None = None
 
     def forge_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
-        """Train on this batch; return the gradient, row by row, that makes z look like f(x)."""
+        """Train the discriminator on this batch; return the gradient (B, D) on the victim's
+        representations z that makes them look like simulated ones, f(x).
+        """
         z_BD = z_BD.detach().to(self.space.outsiders.device, torch.float32)
         if self._target_PD is None:
             self._target_PD = self._train_space(z_BD)
@@ -284,11 +304,14 @@ class Hijack:
         return gradient_BD * self._attack.strength
 
     def _train_space(self, z_BD: Tensor) -> Tensor:
-        """Train simulator and decoder within the victim's reach; return f of the outsiders."""
+        """Train simulator and decoder; return f of the outsiders, (P, D).
+
+        `z_BD`: the victim's first batch, which shows whether its encoder ends in a ReLU.
+        """
         space = self.space
         attack = self._attack
-        # What the first batch shows of a victim behind a ReLU: numbers that stay 0.
-        space.reach_D = (z_BD > 0).any(dim=0) if bool((z_BD >= 0).all()) else None
+        ends_in_relu = bool((z_BD >= 0).all())
+        space.reach_D = (z_BD > 0).any(dim=0) if ends_in_relu else None
         parameters = [*space.simulator.parameters(), *space.decoder.parameters()]
         adam = torch.optim.Adam(parameters, attack.learning_rate, fused=True)
         with seed_draws(self._seed, "ahead"):
@@ -301,7 +324,5 @@ class Hijack:
         return space.simulate_rows(space.outsiders)
 
     def collect_notes(self) -> Mapping[str, Tensor]:
-        """Return the decoder's weights and the shape of a release, which
-        `HijackAttack.run` reads.
-        """
+        """Return the decoder's weights and the shape of a release, for `HijackAttack.run`."""
         return {**self.space.decoder.state_dict(), "shape": torch.tensor(self._sent)}

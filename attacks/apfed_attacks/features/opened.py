@@ -10,7 +10,7 @@ from torch import Tensor
 
 from apfed_attacks.view import AdversaryView, Observed, iter_batches
 
-_SMALLEST_BATCH = 2
+_MIN_BATCH = 2
 
 
 def explain_missing_gradient_sums(view: AdversaryView) -> str | None:
@@ -31,19 +31,20 @@ def explain_missing_sums(view: AdversaryView) -> str | None:
 
 
 def list_opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, Tensor]]:
-    """Return (step, rows (B,), what was sent (B, D)) of the steps whose sum was opened."""
+    """Return (step, rows (B,), what was sent (B, D)) of an epoch's steps whose sum was decrypted,
+    with two rows or more.
+    """
     return [
         (step, rows_B, h_BD)
         for step, rows_B, h_BD in iter_batches(view, epoch)
-        if step in view.revealed and len(rows_B) >= _SMALLEST_BATCH
+        if step in view.revealed and len(rows_B) >= _MIN_BATCH
     ]
 
 
 def average_rows(parts: Iterable[tuple[Tensor, Tensor]]) -> Observed | None:
-    """Return the mean of each row's numbers over all parts; None: no part has a row.
+    """Return the mean of each row's values over all parts; None: no part has a row.
 
-    Args:
-        parts: rows (B,) by position, and their numbers (B, D).
+    `parts`: alignment positions (B,), and their values (B, D).
     """
     pairs = [(rows_B, values_BD) for rows_B, values_BD in parts if len(rows_B)]
     if not pairs:

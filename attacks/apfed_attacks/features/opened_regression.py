@@ -176,12 +176,12 @@ class VoteRegression(FeatureAttack):
     def _join_own_votes(
         self, view: AdversaryView, ballot: VoteRequest, positions: Tensor, own_NF: FloatArray
     ) -> dict[str, FloatArray]:
-        """Return own features joined with the votes of the active's own labeller on the ballot's
-        labels.
+        """Return own features joined with the votes that the active's own labeller gives from the
+        labels of the request, under their name.
 
-        Where these are encrypted, the active's own; {} where it holds none of them.
+        Where these were encrypted, the active's own labels are used; empty where it has none.
 
-        `positions`: alignment positions.
+        `ballot`: the request. `positions`: alignment positions (N,). `own_NF`: scaled own features.
         """
         labels_n = ballot.labels
         own_A = view.labels.get(view.parties[0])
@@ -200,9 +200,10 @@ class VoteRegression(FeatureAttack):
 
 
 def _compute_residuals(sums_NC: Tensor, sent_NC: Tensor) -> Tensor:
-    """Return the sums' rest after least squares on the pseudo-labels sent, and these, (N, 2 C).
+    """Return the residuals of the sums after least squares on the pseudo-labels that were sent,
+    joined with these, (N, 2 C).
 
-    Where the pseudo-labels explain some of the features, both together are needed.
+    The pseudo-labels themselves may explain some of the features.
     """
     # On the CPU, whose least squares take columns of any rank.
     sums_NC = sums_NC.double().cpu()
@@ -213,8 +214,10 @@ def _compute_residuals(sums_NC: Tensor, sent_NC: Tensor) -> Tensor:
 
 
 def _encode_own_labels(view: AdversaryView, positions: Tensor) -> FloatArray:
-    """Return the active's labels one-hot, (N, K); a row of zeros where it has none."""
-    own_A = view.labels.get(view.parties[0], torch.full((int(positions.max()) + 1,), -1))
-    labels_N = own_A[positions].clamp(min=-1).numpy()
-    # The last row is of zeros.
-    return np.asarray(np.eye(view.knowledge.classes + 1, view.knowledge.classes)[labels_N])
+    """Return the active's labels one-hot, (N, K); zeros where it has none."""
+    no_labels_A = torch.full((int(positions.max()) + 1,), -1)
+    labels_A = view.labels.get(view.parties[0], no_labels_A)
+    labels_N = labels_A[positions].clamp(min=-1).numpy()
+    # One row for each class and one of zeros, the last, which -1 selects.
+    one_hot = np.eye(view.knowledge.classes + 1, view.knowledge.classes)
+    return np.asarray(one_hot[labels_N])

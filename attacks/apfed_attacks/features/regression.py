@@ -42,13 +42,13 @@ _WEAKER_ALPHAS = np.logspace(-10, 4, 29)
 keeps a part of them back."""
 _MIN_SINGULAR = 1e-13
 """Smallest singular value that counts, in units of the largest: a smaller one is rounding."""
-_FREE = 0.05
-"""Smallest weight of the other rows in a row's own fit (1 - leverage): below it its leave-one-out
-error says little, and the least of many such errors is luck."""
-_HELD_OUT = 5
-"""Known rows for each one that is held out to measure how well a network predicts other rows."""
-_JUDGED = 10
-"""Known rows, about, that are left out in turn where a fit has no closed form of that."""
+_MAX_LEVERAGE = 0.95
+"""Largest weight of a row in its own fit: above it the leave-one-out error says little, and the
+least of many such errors is luck."""
+_HELD_OUT_EVERY = 5
+"""One known row in so many is held out to measure how well a network predicts other rows."""
+_CROSS_VALIDATED = 10
+"""About so many known rows are left out in turn, where a fit has no closed form for that."""
 _BATCH = 200
 # (hidden width, most iterations, seed, rows) -> an unfitted scikit-learn regressor of many outputs.
 # Where one batch holds all rows their order changes nothing, and shuffling takes half of the time.
@@ -85,10 +85,11 @@ class LeastSquares:
     best_score_: float
 
     def fit(self, rows_nC: FloatArray, targets: NDArray[Any]) -> Self:
-        """Choose rank or ridge by leave-one-out errors and keep the weights, (C, F). For n rows of
-        rank R, every candidate is a filter on the singular values, so that one SVD serves all.
+        """Choose rank or ridge by leave-one-out errors, and fit.
 
-        `targets`: (n, T).
+        Every candidate is a filter on the R singular values, so that one SVD serves all.
+
+        `targets`: (n,) or (n, F), of the n known rows.
         """
         wanted_nF = targets.reshape(len(targets), -1).astype(np.float64)
         rows = len(rows_nC)
@@ -101,7 +102,8 @@ class LeastSquares:
         right_RC = right_RC[:rank]
         centred_nF = wanted_nF - self._mean_F
         along_RF = left_nR.T @ centred_nF
-        is_included = np.tri(rank + 1, rank, -1)  # the first so many directions, from none to all
+        # Filters of least squares: the first 0, 1, ..., R directions; then those of the ridge.
+        is_included = np.tri(rank + 1, rank, -1)
         strengths = _WEAKER_ALPHAS[:, None]
         filters = np.vstack([is_included, sizes_R**2 / (sizes_R**2 + strengths)])
         errors = [
@@ -113,18 +115,28 @@ class LeastSquares:
         return self
 
     def predict(self, rows_NC: FloatArray) -> FloatArray:
+        """Return the predicted targets (N, F)."""
         return np.asarray((rows_NC - self._centre_C) @ self._weight_CF + self._mean_F)
 
     @staticmethod
     def _compute_loo_error(
         filter_R: FloatArray, left_nR: FloatArray, along_RF: FloatArray, centred_nF: FloatArray
     ) -> float:
-        """Return the mean squared error of each row by the fit without it; inf if there is none."""
-        own_n = 1 / len(left_nR) + np.square(left_nR) @ filter_R
-        if own_n.max() > 1 - _FREE:
+        """Return the mean squared leave-one-out error of one candidate; inf if some row's leverage
+        is too large.
+
+        Args:
+            filter_R: the candidate's factor for each singular direction.
+            left_nR: left singular vectors of the known rows.
+            along_RF: the targets along these.
+            centred_nF: the targets minus their mean.
+        """
+        leverage_n = 1 / len(left_nR) + np.square(left_nR) @ filter_R
+        if leverage_n.max() > _MAX_LEVERAGE:
             return float("inf")
-        rest_nF = (centred_nF - left_nR @ (filter_R[:, None] * along_RF)) / (1 - own_n)[:, None]
-        return float(np.square(rest_nF).mean())
+        residual_nF = centred_nF - left_nR @ (filter_R[:, None] * along_RF)
+        loo_residual_nF = residual_nF / (1 - leverage_n)[:, None]
+        return float(np.square(loo_residual_nF).mean())
 
 
 class FeatureAttack(ColumnAttack):
@@ -136,7 +148,7 @@ class FeatureAttack(ColumnAttack):
     hidden: int = Field(128, ge=1)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why this view gives an attack on the victim's representations none of them."""
+        """Return why this view has no representations of the victim; None: it has some."""
         reason = explain_missing_releases(view)
         victim = view.knowledge.victim
         if reason is None and victim not in view.list_senders(view.epochs[-1]):
@@ -146,10 +158,15 @@ class FeatureAttack(ColumnAttack):
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """The same fit for every set of columns of the rows at `positions` (N,).
+    """The regressions of one attack, which fit known rows alike for every set of columns.
 
     Attributes:
-        pairs: (n, F) the victim's features of the shadow rows; shadow: (N,) which rows these are.
+        positions: alignment positions (N,) of all rows, ascending.
+        pairs: (n, F) the victim's features of the known (shadow) rows.
+        shadow: mask (N,) of the known rows.
+        hidden: width of networks.
+        iterations: of networks, at most.
+        seed: of networks.
         decoy: whether rows have other rows' releases.
     """
 
@@ -163,9 +180,10 @@ class Regression:
 
     @classmethod
     def from_view(cls, view: AdversaryView, positions: Tensor, *, hidden: int, seed: int) -> Self:
-        """Take the shadow rows among `positions` (N,), which are ascending.
+        """Return the regressions for rows at `positions` (N,), ascending, with the view's shadow
+        rows among them as known ones.
 
-        `hidden`: width of the networks.
+        `hidden`: width of networks. Raises AttackError: fewer than two known rows, or no other.
         """
         shadow = view.knowledge.shadow
         shadow_N = torch.isin(positions, shadow.positions)
@@ -199,9 +217,8 @@ class Regression:
     def predict_from_columns(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
         """Fit each linear regressor on each of the sets (N, F), and predict the other rows.
 
-        A network takes another fit to be held against known rows. It tries the set on which a
-        linear fit is best, and is among the predictions only where it is better still: no other
-        could be chosen.
+        A network is tried on the set with the best linear fit alone, since measuring it on held-out
+        known rows takes another fit. It is among the predictions only if it is better there.
         """
         hashes = {name: hash_inputs(values_NF) for name, values_NF in columns.items()}
         predictions = {
@@ -218,39 +235,44 @@ class Regression:
         return predictions | ({} if network is None else {f"{_NETWORK} on {name}": network})
 
     def cross_validate_guess(self, guess: Callable[["Regression"], FloatArray]) -> Prediction:
-        """Return what `guess` makes of the rows that are guessed, with its R2 on some known rows,
+        """Return the guesses of a function that fits known rows, with its R^2 on some known rows,
         each guessed by a fit without it.
+
+        `guess`: regressions -> features (U, F) of the U rows that are not known there.
         """
         errors = []
         known = np.flatnonzero(self.shadow)
-        for place in range(0, len(known), max(1, len(known) // _JUDGED)):
+        for index in range(0, len(known), max(1, len(known) // _CROSS_VALIDATED)):
             shadow = self.shadow.copy()
-            shadow[known[place]] = False
-            rest = replace(self, shadow=shadow, pairs=np.delete(self.pairs, place, axis=0))
-            position = int((~shadow)[: known[place]].sum())
-            errors.append(np.square(guess(rest)[position] - self.pairs[place]).mean())
-        spread = float(np.square(self.pairs - self.pairs.mean(axis=0)).mean()) or 1.0
-        return Prediction(guess(self), held_out=1 - float(np.mean(errors)) / spread)
+            shadow[known[index]] = False
+            without_row = replace(self, shadow=shadow, pairs=np.delete(self.pairs, index, axis=0))
+            index_among_guessed = int((~shadow)[: known[index]].sum())
+            guessed_F = guess(without_row)[index_among_guessed]
+            errors.append(np.square(guessed_F - self.pairs[index]).mean())
+        variance = float(np.square(self.pairs - self.pairs.mean(axis=0)).mean()) or 1.0
+        return Prediction(guess(self), held_out=1 - float(np.mean(errors)) / variance)
 
     def make_guess(self, attacks: Mapping[str, Prediction], own: Mapping[str, FloatArray]) -> Guess:
-        """Return the guess of these attacks, beside the same regressions on own columns.
+        """Return the guess with these attacks and, as baselines, the known rows' mean and the same
+        regressions on own columns.
 
-        `own` are sets of columns (N, F) without a release. A decoy is not compared with them:
-        nobody reads its baselines.
+        `own`: sets of columns (N, F) that use nothing released; not used for a decoy, whose
+        baselines are not read.
         """
         mean_UF = np.tile(self.pairs.mean(axis=0), (int((~self.shadow).sum()), 1))
         shadow_rows = len(self.pairs)
-        by_others = 1 - (shadow_rows / (shadow_rows - 1)) ** 2  # each row by the mean of the others
-        baselines = {"mean of the shadow rows": Prediction(mean_UF, held_out=by_others)}
+        # R^2 of predicting each known row by the mean of the others.
+        loo_r2 = 1 - (shadow_rows / (shadow_rows - 1)) ** 2
+        baselines = {"mean of the shadow rows": Prediction(mean_UF, held_out=loo_r2)}
         if not self.decoy:
             baselines |= self.predict_from_columns(own)
         return Guess(positions=self.positions[self.unknown], attacks=attacks, baselines=baselines)
 
     def _fit_regressor(self, regressor: str, values_NF: FloatArray, hashed: str) -> Prediction:
-        """Fit a linear regressor of `REGRESSORS` to the shadow rows and predict the others, (U, F).
+        """Fit a linear regressor of `REGRESSORS` to the known rows, and predict the others, (U, F).
 
-        The prediction's `held_out` is 1 - error / variance on known rows left out of the fit, by
-        leave-one-out in closed form. `hashed`: a hash of the columns.
+        The prediction's `held_out` is its leave-one-out R^2 on the known rows, in closed form.
+        `hashed`: a hash of the columns (N, C), by which equal fits are shared.
         """
 
         def predict_unknown() -> Prediction:
@@ -262,17 +284,19 @@ class Regression:
         return guess_once(predict_unknown, regressor, *self._inputs, hashed)
 
     def _fit_network(
-        self, values_NF: FloatArray, hashed: str, least: float | None
+        self, values_NF: FloatArray, hashed: str, threshold: float | None
     ) -> Prediction | None:
         """Return the prediction of a network, (U, F); None: it predicts known rows no better.
 
-        It is held against a fifth of them, which it is not fitted to. `least`: what it has to
-        exceed.
+        That is measured on a fifth of them, to which it is not fitted.
+
+        `values_NF`, `hashed`: the columns, and their hash. `threshold`: R^2 that it has to exceed;
+        None: any will do.
         """
         rows_n = np.arange(len(self.pairs))
-        if len(rows_n) < _HELD_OUT:
+        if len(rows_n) < _HELD_OUT_EVERY:
             return None
-        is_held_out_n = rows_n % _HELD_OUT == 0
+        is_held_out_n = rows_n % _HELD_OUT_EVERY == 0
 
         def predict_held_out() -> Prediction:
             """Fit four fifths of the shadow rows, and predict the others."""
@@ -292,15 +316,15 @@ class Regression:
             model = self._fit_rows(_NETWORK, values_NF, rows_n)
             return Prediction(self._predict_rows(model, values_NF[~self.shadow]))
 
-        judged = guess_once(predict_held_out, "held out", *self._inputs, hashed).held_out
-        if judged is None or not judged > (-np.inf if least is None else least):
+        r2 = guess_once(predict_held_out, "held out", *self._inputs, hashed).held_out
+        if r2 is None or not r2 > (-np.inf if threshold is None else threshold):
             return None
         predicted = guess_once(predict_unknown, _NETWORK, *self._inputs, hashed)
-        return replace(predicted, held_out=judged)
+        return replace(predicted, held_out=r2)
 
     @cached_property
     def _inputs(self) -> tuple[str | int, ...]:
-        """What a fit depends on beside the columns."""
+        """All that a fit depends on besides the columns."""
         return self.hidden, self.iterations, self.seed, hash_inputs(self.shadow, self.pairs)
 
     @cached_property
@@ -318,10 +342,13 @@ class Regression:
         return 1 - error / (float(np.square(self._scaled_pairs).mean()) or 1.0)
 
     def _fit_rows(self, regressor: str, values_NF: FloatArray, rows_n: NDArray[Any]) -> Any:
-        """Fit a fresh regressor to these shadow rows, by number."""
+        """Fit a new regressor to some of the known rows.
+
+        `values_NF`: the columns of all rows. `rows_n`: indices of these rows among the known ones.
+        """
         model = REGRESSORS[regressor](self.hidden, self.iterations, self.seed % 2**32, len(rows_n))
         wanted_nF = self._scaled_pairs
-        # scikit-learn warns of one column that is no vector.
+        # scikit-learn warns of a single target that is not a vector.
         targets = wanted_nF[rows_n, 0] if wanted_nF.shape[1] == 1 else wanted_nF[rows_n]
         return fit_model(model, values_NF[self.shadow][rows_n], targets)
 
@@ -334,7 +361,7 @@ class Regression:
 def predict_by_ridge(
     known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray
 ) -> Prediction:
-    """Fit ridge regression on P known rows; predict N others, (N, F)."""
+    """Fit ridge regression on P known rows; predict the targets of N others, (N, F)."""
     predicted_NF = RidgeCV(_ALPHAS).fit(known_PC, wanted_PF).predict(columns_NC)
     return Prediction(predicted_NF.reshape(len(columns_NC), -1))
 
@@ -346,10 +373,10 @@ def guess_features(
     released: Mapping[str, Tensor],
     seed: int,
 ) -> Guess:
-    """Regress all that was released of these positions, (N, C) by name, to the victim's features,
-    as from own ones x.
+    """Guess the victim's features by regression on what was released, alone and joined with the own
+    features x; the baseline is the same from x.
 
-    `people_N`: the positions.
+    `people_N`: alignment positions (N,). `released`: name -> values (N, C) of these people.
     """
     positions, order = people_N.sort()
     scaled = partial(standardise_columns, components=attack.components, seed=seed)

@@ -22,7 +22,7 @@ from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, collect_releases
 from secure_apfed.base.seeds import seed_draws
 
-_DRAWS = 8  # of the noise, whose rows are averaged
+_DRAWS = 8  # of the noise, over which generated rows are averaged
 
 
 class RepresentationNetwork(FeatureAttack):
@@ -52,7 +52,7 @@ class RepresentationNetwork(FeatureAttack):
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
         """Return why there is nothing to invert: no releases, or the recording has no encoder of
-        the victim. None: there is something.
+        the victim; None: there is something.
         """
         reason = super().explain_missing_input(view)
         if reason is None and view.knowledge.encoder is None:
@@ -82,7 +82,11 @@ class RepresentationNetwork(FeatureAttack):
     def _generate_rows(
         self, view: AdversaryView, columns_NC: FloatArray, h_ND: Tensor, noise: int, seed: int
     ) -> Tensor:
-        """Train a generator on these columns and noise by its rows' h; return its rows (N, F)."""
+        """Train a generator so that the victim's encoder maps its rows to h; return its rows
+        (N, F).
+
+        `columns_NC`: what it reads. `noise`: number of random numbers that it reads besides.
+        """
         encoder = view.knowledge.encoder
         h_ND = h_ND.float()
         assert encoder is not None
@@ -91,7 +95,7 @@ class RepresentationNetwork(FeatureAttack):
         # One scale for all features: single ones may be constant in a few rows.
         mean_F = known_SF.mean(dim=0)
         scale = float(known_SF.std()) or 1.0
-        most_F = known_SF.var(dim=0).flatten()
+        known_variance_F = known_SF.var(dim=0).flatten()
         spread_D = h_ND.std(dim=0)
         weight_D = 1 / torch.where(spread_D > 0, spread_D, 1)
 
@@ -117,9 +121,10 @@ class RepresentationNetwork(FeatureAttack):
                 rows_B = torch.randint(len(h_ND), (self.batch,))
                 generated_BF = generate_batch(rows_B)
                 error_BD = (encoder(generated_BF).float() - h_ND[rows_B]) * weight_D
-                beyond_F = F.relu(generated_BF.flatten(1).var(dim=0) - most_F) / scale**2
+                variance_F = generated_BF.flatten(1).var(dim=0)
+                excess_F = F.relu(variance_F - known_variance_F) / scale**2
                 adam.zero_grad()
-                (error_BD.square().mean() + self.variance_weight * beyond_F.mean()).backward()
+                (error_BD.square().mean() + self.variance_weight * excess_F.mean()).backward()
                 adam.step()
             draws = _DRAWS if noise else 1
             all_rows = torch.arange(len(own_NC))

@@ -28,8 +28,8 @@ from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError, collect_releases
 from secure_apfed.base.seeds import derive_seed, seed_draws, shuffle_rows
 
-_BETAS = 0.5, 0.9
-_SEEN = 1_000  # rows that the choice among starts compares
+_BETAS = 0.5, 0.9  # of Adam
+_COMPARED_ROWS = 1_000  # by which the best of several starts is chosen
 
 
 class UnpairedInversion(FeatureAttack):
@@ -83,14 +83,12 @@ class UnpairedInversion(FeatureAttack):
         public_PF = shadow.values[order].flatten(1).float()
         x_NC = own_columns(view, positions)
         x_PC = own_columns(view, shadow.positions[order])
-        own_columns_all = torch.cat([x_NC, x_PC])
-        # In one unit; no columns where the discriminators are not told.
-        own_columns_all = (
-            torch.from_numpy(self.scale_columns(own_columns_all, seed))
-            if self.conditioned
-            else own_columns_all[:, :0]
-        )
-        own_NC, own_PC = own_columns_all.float().split([len(x_NC), len(x_PC)])
+        joined = torch.cat([x_NC, x_PC])
+        if self.conditioned:
+            joined = torch.from_numpy(self.scale_columns(joined, seed))
+        else:
+            joined = joined[:, :0]  # the discriminators see no own features
+        own_NC, own_PC = joined.float().split([len(x_NC), len(x_PC)])
 
         def decode_columns(columns_NC: Tensor) -> Prediction:
             """Return features decoded from these columns, (N, F), by the best of all starts."""
@@ -106,7 +104,7 @@ class UnpairedInversion(FeatureAttack):
         }
         mean_F = public_PF.double().mean(dim=0).numpy(force=True)
         baselines = {"mean of the public rows": Prediction(np.tile(mean_F, (len(positions), 1)))}
-        if not view.is_decoy:  # of which nobody reads more
+        if not view.is_decoy:  # whose baselines are not read
             baselines["decoded x"] = decode_columns(x_NC)
             if self.conditioned:
                 known = (rows.double().numpy(force=True) for rows in (x_PC, public_PF, x_NC))
@@ -123,9 +121,16 @@ def _train_inversion(
     x_PC: Tensor,
     seed: int,
 ) -> tuple[float, FloatArray]:
-    """Train f~, d and two discriminators, which also see x, on standardised h and public rows.
+    """Train the simulator f~, the decoder d and two discriminators, which also see own features.
 
-    Returns how unlike f~(x) and h are, and d(h) and rows, and d(h) (N, F) in the rows' units.
+    Returns the energy distances of f~(rows) from h and of d(h) from the rows, added, and d(h)
+    (N, F) in the rows' units.
+
+    Args:
+        h_ND: standardised releases.
+        public_PF: the victim's features of public people.
+        x_NC, x_PC: own features of the people of the releases, and of the public ones.
+        seed: of weights and batches.
     """
     device = view.device
     size = h_ND.shape[1]
@@ -152,6 +157,7 @@ def _train_inversion(
     judge_adam = torch.optim.Adam(judges.parameters(), lr=attack.judge_rate, betas=_BETAS)
 
     def take_step(adam: torch.optim.Adam, loss: Tensor) -> None:
+        """Take one step of this optimiser on the loss."""
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -159,9 +165,10 @@ def _train_inversion(
     def compute_judge_loss(
         h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
     ) -> Tensor:
-        """Return the loss of discriminators: high for real h and rows, low for f~(x) and d(h).
+        """Return the loss of the discriminators, which tell real h and rows from f~(rows) and d(h).
 
-        `observed_BC`: representations h. `public_BC`: standardised rows of the public people.
+        `rows_BF`: standardised rows of public people. `observed_BC`, `public_BC`: own features of
+        the people of h, and of the public ones.
         """
         with torch.no_grad():
             simulated_BD = simulator(rows_BF)
@@ -171,22 +178,17 @@ def _train_inversion(
             (judge_h, (h_BD, observed_BC), (simulated_BD, public_BC)),
             (judge_x, (rows_BF, public_BC), (decoded_BF, observed_BC)),
         ):
-            pair_of_inputs = torch.hstack(real), torch.hstack(simulated)
-            loss = (
-                loss
-                + F.softplus(-judge(pair_of_inputs[0])).mean()
-                + F.softplus(judge(pair_of_inputs[1])).mean()
-            )
-            loss = loss + attack.penalty * slope_penalty(judge, *pair_of_inputs)
+            real_B = torch.hstack(real)
+            simulated_B = torch.hstack(simulated)
+            loss = loss + F.softplus(-judge(real_B)).mean() + F.softplus(judge(simulated_B)).mean()
+            loss = loss + attack.penalty * slope_penalty(judge, real_B, simulated_B)
         return loss
 
     def compute_inverse_loss(
         h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
     ) -> Tensor:
-        """Return the loss of f~ and d: inverse to each other, and real to the discriminators.
-
-        `rows_BF`: rows of the public people. `observed_BC`: representations h. `public_BC`:
-        standardised rows of the public people.
+        """Return the loss of f~ and d: they should be inverse to each other, and their results look
+        real to the discriminators. Arguments as `compute_judge_loss`.
         """
         simulated_BD = simulator(rows_BF)
         loss = F.mse_loss(decoder(simulated_BD), rows_BF)
@@ -207,11 +209,11 @@ def _train_inversion(
             take_step(pair_adam, compute_inverse_loss(*batch))
             judges.requires_grad_(True)
     with torch.no_grad():
-        h_SD = h_ND[:_SEEN]
-        x_SC = x_NC[:_SEEN]
-        made_h = torch.hstack([simulator(rows_PF), x_PC])
+        h_SD = h_ND[:_COMPARED_ROWS]
+        x_SC = x_NC[:_COMPARED_ROWS]
+        simulated = torch.hstack([simulator(rows_PF), x_PC])
         decoded = torch.hstack([decoder(h_SD), x_SC])
-        unlike = energy_distance(made_h, torch.hstack([h_SD, x_SC]))
-        unlike += energy_distance(decoded, torch.hstack([rows_PF, x_PC]))
+        distance = energy_distance(simulated, torch.hstack([h_SD, x_SC]))
+        distance += energy_distance(decoded, torch.hstack([rows_PF, x_PC]))
         decoded_NF: Tensor = decoder(h_ND) * scale + centre_F
-    return unlike, decoded_NF.double().numpy(force=True)
+    return distance, decoded_NF.double().numpy(force=True)

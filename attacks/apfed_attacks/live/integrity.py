@@ -35,8 +35,8 @@ class Steering:
 
     Attributes:
         harm: what it answers.
-        chosen: the people whom a backdoor moves, (N,), bool.
-        target: people whom it knows to be of the class that it wants, (N,), bool.
+        chosen: mask (A,) of the people whose predictions a backdoor should change.
+        target: mask (A,) of people whom it knows to be of the class that it wants.
         length: the norm of a row of its answer, at most what the sum clips rows to.
         seed: of random directions.
     """
@@ -60,17 +60,17 @@ class Steering:
 
 @dataclass(kw_only=True)
 class _Forger:
-    """The harms that are alike in all answers, and those of a backdoor."""
+    """A forger of a passive's rows; how a backdoor is forged depends on what is sent."""
 
     steering: Steering
     _first: Tensor | None = None
 
     def forge_rows(
-        self, step: int, honest_BD: Tensor, open_backdoor: Callable[[], Tensor]
+        self, step: int, honest_BD: Tensor, forge_backdoor: Callable[[], Tensor]
     ) -> Tensor:
         """Return the forged rows in place of honest ones, (B, D), in their autograd graph.
 
-        `open_backdoor`: returns rows with the trigger.
+        `forge_backdoor`: returns the rows of a backdoor.
         """
         harm = self.steering.harm
         if harm == "random":
@@ -80,10 +80,10 @@ class _Forger:
             return -honest_BD
         if harm == "replayed":
             return _keep_graph(self._replay_rows(honest_BD.detach()), honest_BD)
-        return open_backdoor()
+        return forge_backdoor()
 
     def _replay_rows(self, honest_BD: Tensor) -> Tensor:
-        """Return the rows of the first step, whoever is asked about now."""
+        """Return the rows of the first step, repeated to this batch's size, whoever is in it."""
         if self._first is None:
             self._first = honest_BD.clone()
         return self._first[torch.arange(len(honest_BD)) % len(self._first)]
@@ -97,7 +97,10 @@ def _keep_graph(forged_BD: Tensor, honest_BD: Tensor) -> Tensor:
 
 @dataclass(kw_only=True)
 class _ForgedAnswers(_Forger):
-    """A forger of a passive's gradients; `honest` is (step, rows (B,), z (B, D)) -> gradient."""
+    """A forger of a passive's gradients.
+
+    `honest`: (step, rows (B,), z (B, D)) -> the honest gradient.
+    """
 
     honest: Callable[[int, Tensor, Tensor], Tensor]
     _target_mean: Tensor | None = None
@@ -106,16 +109,18 @@ class _ForgedAnswers(_Forger):
         """Return the forged gradient (B, D) of one step in place of the honest one."""
         gradient_BD = self.honest(step, rows_B, z_BD).to(z_BD)
         return self.forge_rows(
-            step, gradient_BD, lambda: self._open_backdoor(rows_B, z_BD, gradient_BD)
+            step, gradient_BD, lambda: self._forge_backdoor(rows_B, z_BD, gradient_BD)
         )
 
     def collect_notes(self) -> dict[str, Tensor]:
+        """Return nothing: it keeps no notes for attacks."""
         return {}
 
-    def _open_backdoor(self, rows_B: Tensor, z_BD: Tensor, gradient_BD: Tensor) -> Tensor:
-        """Return the gradient that moves the chosen people towards the mean of the target class.
+    def _forge_backdoor(self, rows_B: Tensor, z_BD: Tensor, gradient_BD: Tensor) -> Tensor:
+        """Return the honest gradient, with rows that move the chosen people's representations to
+        the mean of the target class.
 
-        The active descends, so the answer points away from it.
+        The active descends along the gradient, so it points away from that mean.
         """
         is_target_B = self.steering.target[rows_B]
         if is_target_B.any():
@@ -140,16 +145,15 @@ class _ForgedRepresentations(_Forger):
     def forge_representations(
         self, step: int, rows_B: Tensor, z_BD: Tensor, is_training: bool
     ) -> Tensor:
-        """Return forged representations (B, D) of one step; `is_training` says whether the active
-        trains on them.
+        """Return forged representations (B, D) of one step.
+
+        `is_training`: whether the active trains on them, or predicts.
         """
-        return self.forge_rows(step, z_BD, lambda: self._open_backdoor(rows_B, z_BD, is_training))
+        return self.forge_rows(step, z_BD, lambda: self._forge_backdoor(rows_B, z_BD, is_training))
 
-    def _open_backdoor(self, rows_B: Tensor, z_BD: Tensor, is_training: bool) -> Tensor:
-        """Return z with one fixed trigger direction for the people to be moved: those of the target
+    def _forge_backdoor(self, rows_B: Tensor, z_BD: Tensor, is_training: bool) -> Tensor:
+        """Return z with one fixed direction (the trigger) for some people: those of the target
         class while the active learns, the chosen ones when it predicts.
-
-        `is_training`: whether the rows train.
         """
         if self._trigger is None:
             self._trigger = self.steering.draw_directions(z_BD.detach()[:1], 0)
@@ -159,9 +163,7 @@ class _ForgedRepresentations(_Forger):
 
 
 def poison_gradients(run: LiveRun, passive: str, steering: Steering) -> None:
-    """Let a passive of APFed answer with forged gradients from now on; its own objective keeps
-    learning.
-    """
+    """Let a passive of APFed answer with forged gradients from now on; it still learns honestly."""
     honest = run.get_gradient_function(passive)
     run.hand_over(passive, _ForgedAnswers(steering=steering, honest=honest))
 

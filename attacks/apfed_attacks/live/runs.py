@@ -73,21 +73,27 @@ from secure_apfed.runs.outcome import Recording
 from secure_apfed.settings.run import TranscriptSettings
 
 OfMethod = TypeVar("OfMethod", bound=ActiveRole)
-_UNBOUNDED = 1e30
-_READ = TranscriptSettings(keep="first_and_last")
+_UNBOUNDED = 1e30  # a norm that no row exceeds
+_TRANSCRIPT = TranscriptSettings(keep="first_and_last")
 Poison = Literal["random", "constant", "flip", "rotate", "backdoor"]
-_CHOSEN_SHARE = 0.1
+_CHOSEN_SHARE = 0.1  # of the people, for a backdoor
 
 
 class LiveSession(Generic[OfMethod]):
-    """A session of parties that are set up, and how far they have trained.
-
-    `learner` is the active.
+    """A session of all parties in this process, which an attack can take part in.
 
     Args:
-        alignment: of an earlier session with the same data.
+        config: of the run.
+        data: the tables of all parties; None: loaded as the settings say.
+        alignment: rows by party of an earlier session with the same data; None: intersect now.
         logs: folder in which parties count what they release and answer, over all sessions of one
-            run; None: this session is a run of its own.
+            run; None: in memory.
+
+    Attributes:
+        learner: the active's role.
+
+    Raises:
+        AttackError: the method has no passives of the kind that this class attacks.
     """
 
     role: type[OfMethod]
@@ -100,16 +106,13 @@ class LiveSession(Generic[OfMethod]):
         alignment: Mapping[str, Tensor] | None = None,
         logs: Path | None = None,
     ) -> None:
-        """Set up all parties in this process. Raises AttackError: the method has no passives of the
-        kind that this class attacks.
-
-        `alignment`: rows by party of an earlier session with the same data; None: intersect now.
-        `logs`: folder in which parties count what they release; None: in memory.
-        """
+        """Set up all parties, ready to train."""
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
-        if config.transcript.keep == "auto":  # it is attacked, whatever the run meant to be
-            config = config.model_copy(update={"transcript": _READ})
+        if (
+            config.transcript.keep == "auto"
+        ):  # which stores nothing unless the settings name attacks
+            config = config.model_copy(update={"transcript": _TRANSCRIPT})
         self.session: Simulation = open_session(config, self.data, alignment=alignment, logs=logs)
         if not isinstance(self.session.learner, self.role) or not self.session.contract.passives:
             raise AttackError(
@@ -119,7 +122,7 @@ class LiveSession(Generic[OfMethod]):
         self.learner: OfMethod = self.session.learner
         self.alignment: Mapping[str, Tensor] = self.session.alignment
         self._epoch = self._step = 0
-        self._asking = False  # whether this epoch is one of questions
+        self._in_question_epoch = False  # whether the current epoch has an attack's steps
 
     @property
     def recording(self) -> Recording:
@@ -132,9 +135,7 @@ class LiveSession(Generic[OfMethod]):
     def train_epochs(
         self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None
     ) -> None:
-        """Train for this number of further epochs, every party by its script; `before` is called
-        with each step and its rows.
-        """
+        """Train for this number of epochs more; call `before` with each step and its rows."""
         for _ in range(epochs):
             for rows_B in self._begin_epoch():
                 step = self._next_step()
@@ -146,7 +147,7 @@ class LiveSession(Generic[OfMethod]):
     def _begin_epoch(self) -> list[Tensor]:
         """Start the next epoch in the transcript and return its batches, (B,) each."""
         self._epoch = self._epoch + 1
-        self._asking = False
+        self._in_question_epoch = False
         self.session.transcript.begin_epoch(self._epoch - 1)
         return split_batches(self.learner, self.config, self._epoch - 1)
 
@@ -173,12 +174,12 @@ ALL_RULES = frozenset(Rule)
 
 
 def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
-    """Let a passive, honest so far, accept requests that keep to these rules only."""
-    agreed = passive.weight
+    """Let an honest passive check requests by these rules only."""
+    agreed_weight = passive.weight
 
     def parse_request(message: Envelope) -> tuple[AdmittedRequest, Tensor]:
-        """Parse a request for gradients and enforce those rules that are left; return what was
-        admitted, and z (B, ...).
+        """Parse a request for gradients, and enforce the rules; return the admitted request, and
+        its representations z (B, ...). Raises RemoteProtocolError: a rule is broken.
         """
         terms = passive.terms
         sender = message.sender
@@ -197,27 +198,29 @@ def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
         if Rule.SPREAD in rules:
             check_spread(z_BD, terms, sender=sender)
         weights = {} if Rule.WEIGHT in rules else meta.get("weights", {})
-        passive.weight = float(weights.get(passive.name, agreed))
+        passive.weight = float(weights.get(passive.name, agreed_weight))
         return passive.sum.admit_request(message, rows_B), z_BD
 
     passive.admit_batch = parse_request  # type: ignore[method-assign]
 
 
 class _WatchedSum(PassiveSum):
-    """A passive's end of the sum that enforces `rules` only and records its values.
+    """A passive's part in the secure sum that enforces only these `rules` and records its values.
 
-    `seen` (B, D) is what it added last: the experimenter's truth for scores.
+    Attributes:
+        last_values: (B, D) its last contribution, before it is protected; None: none yet.
     """
 
     def __init__(self, honest: PassiveSum, rules: Collection[Rule]) -> None:
+        """Take over the state of an honest passive's part."""
         vars(self).update(vars(honest))
         self.rules = rules
-        self.seen: NDArray[np.floating] | None = None
+        self.last_values: NDArray[np.floating] | None = None
 
-    def admit_request(self, request: Envelope, rows_B: Tensor, **how: Any) -> AdmittedRequest:
-        """Admit a request; without the allowance rule, any."""
+    def admit_request(self, request: Envelope, rows_B: Tensor, **options: Any) -> AdmittedRequest:
+        """Admit a request; without the allowance rule, any. `options`: as of `PassiveSum`."""
         if Rule.ALLOWANCE in self.rules:
-            return super().admit_request(request, rows_B, **how)
+            return super().admit_request(request, rows_B, **options)
         self._admitted_request = AdmittedRequest(
             request.step, rows_B, rows_B, request.payload, request.sender
         )
@@ -225,7 +228,7 @@ class _WatchedSum(PassiveSum):
 
     def protect_answer(self, admitted: AdmittedRequest, values_BD: NDArray[np.floating]) -> bytes:
         """Record the values that are added, then protect them."""
-        self.seen = np.ascontiguousarray(values_BD)
+        self.last_values = np.ascontiguousarray(values_BD)
         return super().protect_answer(admitted, values_BD)
 
     def count_answer(self, admitted: AdmittedRequest, digest: bytes) -> None:
@@ -234,14 +237,16 @@ class _WatchedSum(PassiveSum):
             super().count_answer(admitted, digest)
 
     def make_binding(self, admitted: AdmittedRequest) -> StepBinding:
-        """Bind the answer to its request or, without that rule, to its step alone."""
+        """Return what authenticates the answer: the digest of its request or, without that rule, of
+        its step alone.
+        """
         if Rule.BINDING in self.rules:
             return super().make_binding(admitted)
         return _bind_to_step(self.contract.session, admitted.step)
 
 
 def _bind_to_step(session: str, step: int) -> StepBinding:
-    """Return the binding of a contribution that is bound to its step only."""
+    """Return the binding of a contribution to its session and step only, not to any rows."""
     return bind_step(session, step, torch.empty(0, dtype=torch.int64), b"")
 
 
@@ -260,10 +265,7 @@ class LiveRun(LiveSession[ApfedActive]):
         rules: Collection[Rule] = ALL_RULES,
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Start APFed in this process, to be attacked; relax the rules that are not in `rules`.
-
-        `alignment`: rows by party of an earlier session with the same data; None: intersect now.
-        """
+        """Set up APFed, to be attacked; `rules`: those that passives enforce."""
         super().__init__(config, data, alignment=alignment)
         contract = self.session.contract
         aligned = self.alignment[self.data.active.name]
@@ -283,15 +285,17 @@ class LiveRun(LiveSession[ApfedActive]):
 
     @property
     def _parties(self) -> dict[str, ApfedPassive]:
+        """The passives' roles by name."""
         roles = self.session.helpers.values()
         return {role.name: role for role in roles if isinstance(role, ApfedPassive)}
 
     @property
     def _sum(self) -> ActiveSum:
+        """The active's part in the secure sum."""
         return self.learner.sum
 
     def _get_watched_sum(self, passive: str) -> _WatchedSum:
-        """Return a passive's watched end of the sum."""
+        """Return a passive's recorded part in the secure sum."""
         watched = self._parties[passive].sum
         assert isinstance(watched, _WatchedSum)
         return watched
@@ -299,24 +303,23 @@ class LiveRun(LiveSession[ApfedActive]):
     def hand_over(self, passive: str, strategy: Answering) -> None:
         """Let an adversary answer representations in this passive's place from now on.
 
-        It holds what an honest one holds, and adds no noise where some was agreed.
+        It has the keys and shares of the honest passive, and adds none of the agreed noise.
         """
         honest = self._parties[passive]
-        end = self._get_watched_sum(passive)
-        end.rules = {Rule.BINDING}
-        if end.noise is not None:  # none is charged
-            end.noise = SimpleNamespace(draw=lambda shape, **_: np.zeros(shape, dtype=np.int64))  # type: ignore[assignment]
+        passive_sum = self._get_watched_sum(passive)
+        passive_sum.rules = {Rule.BINDING}
+        if passive_sum.noise is not None:
+            no_noise = SimpleNamespace(draw=lambda shape, **_: np.zeros(shape, dtype=np.int64))
+            passive_sum.noise = no_noise  # type: ignore[assignment]
 
         def answer_request(message: Envelope) -> tuple[AdmittedRequest, FloatArray]:
-            """Admit the request and return the adversary's rows in place of the honest
-            gradients.
-            """
+            """Admit the request, and return the adversary's rows (B, D) in place of gradients."""
             specs = make_representation_specs(honest.terms)
             tensors, _ = unpack_tensors(message.payload, specs, sender=message.sender)
             rows_B = tensors["rows"]
             z_BD = tensors["z"]
             answer_BD = strategy.forge_gradient(message.step, rows_B, z_BD.flatten(1)).to(z_BD)
-            return end.admit_request(message, rows_B), answer_BD.flatten(1).cpu().numpy()
+            return passive_sum.admit_request(message, rows_B), answer_BD.flatten(1).cpu().numpy()
 
         honest.compute_contribution = answer_request  # type: ignore[method-assign]
 
@@ -336,18 +339,19 @@ class LiveRun(LiveSession[ApfedActive]):
         return self.alignment[passive][positions] >= 0
 
     def get_contribution(self, passive: str) -> Tensor:
-        """Return a passive's part (B, D) of its last sum, clipped; an attack asks colluders."""
-        contribution = self._get_watched_sum(passive).seen
+        """Return a passive's last contribution (B, D) to a sum, clipped; for a colluding one."""
+        contribution = self._get_watched_sum(passive).last_values
         bound = self.config.secure_sum.clip
         assert contribution is not None
         return torch.from_numpy(contribution if bound is None else clip_rows(contribution, bound))
 
     def encode_people(self, passive: str, positions: Tensor) -> Tensor:
-        """Return the unit representations (N, D) that a contrasting passive holds of these people.
+        """Return the unit representations (N, D) of these people by a passive with a contrastive
+        objective.
 
         `positions`: alignment positions (N,).
 
-        Raises AttackError: it does not hold all of them, or contrasts nothing.
+        Raises AttackError: it has not all of them, or another objective.
         """
         if not self.has_rows(passive, positions).all():
             raise AttackError(
@@ -363,7 +367,9 @@ class LiveRun(LiveSession[ApfedActive]):
         return F.normalize(z_ND.double(), dim=1)
 
     def find_sent_positions(self, rows_B: Tensor) -> Tensor:
-        """Return alignment positions of those of the active's rows that a step over them sends."""
+        """Return the alignment positions of those of the active's rows (B,) that are aligned, which
+        a step sends.
+        """
         aligned = self.alignment[self.data.active.name]
         return find_positions(aligned, intersect_rows(rows_B, aligned))
 
@@ -376,10 +382,10 @@ class LiveRun(LiveSession[ApfedActive]):
         weights: Mapping[str, float] | None = None,
         participants: Collection[str] | None = None,
     ) -> Tensor:
-        """Play one step of questions; see `LiveActive.request_sum`."""
-        if not self._asking:
+        """Play one step with chosen representations; see `LiveActive.request_sum`."""
+        if not self._in_question_epoch:
             self._begin_epoch()
-            self._asking = True
+            self._in_question_epoch = True
         dtype = make_representation_specs(self.terms)["z"].dtype
         shape = self.terms.shape
         meta = {"weights": dict(weights)} if weights else {}
@@ -387,9 +393,9 @@ class LiveRun(LiveSession[ApfedActive]):
             name for name in self.passives if participants is None or name in participants
         ]
         if len(participating) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
-            self._sum_over(participating)
+            self._replace_sum(participating)
         step = self._next_step()
-        end = self._sum
+        active_sum = self._sum
         links = self.session.links
 
         def build_payload(z_BD: Tensor) -> bytes:
@@ -397,26 +403,24 @@ class LiveRun(LiveSession[ApfedActive]):
             return pack_tensors({"rows": rows_B, "z": z_BD.to(dtype).reshape(-1, *shape)}, meta)
 
         async def exchange_sum() -> Tensor:
-            """Send the request to the participants, and return the sum that the active opens."""
+            """Send the request to the participants, and return the sum that the active decrypts."""
             for name in participating:
-                body = build_payload((instead or {}).get(name, z_BD))
-                links.send(name, Kind.REPRESENTATIONS, step, body)
-            present = end.present
-            end.present = participating
-            await end.receive_sum(
-                links, step, rows_B, build_payload(z_BD), z_BD.flatten(1).shape[1]
-            )
-            end.present = present
-            assert end.decoded_sum is not None
-            return end.decoded_sum
+                payload = build_payload((instead or {}).get(name, z_BD))
+                links.send(name, Kind.REPRESENTATIONS, step, payload)
+            present = active_sum.present
+            active_sum.present = participating
+            columns = z_BD.flatten(1).shape[1]
+            await active_sum.receive_sum(links, step, rows_B, build_payload(z_BD), columns)
+            active_sum.present = present
+            assert active_sum.decoded_sum is not None
+            return active_sum.decoded_sum
 
         return self.session.run_step_script(step, exchange_sum())
 
-    def _sum_over(self, names: Sequence[str]) -> None:
-        """Replace the sum by a plain one over these passives. Raises LocalProtocolError: the sum is
-        a secure one, which cannot be taken over a subset.
+    def _replace_sum(self, names: Sequence[str]) -> None:
+        """Replace the sum at all parties by a plain one over the passives of these names.
 
-        `names`: of the passives.
+        Raises LocalProtocolError: the sum is a secure one, which cannot be taken over a subset.
         """
         contract = self.session.contract
         settings = self.config.secure_sum
@@ -455,23 +459,22 @@ class JointRun(LiveSession[TvflActive]):
     role = TvflActive
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
-        """Let an adversary play the active towards this passive from now on; the others get honest
-        gradients.
+        """Let an adversary answer this passive in the active's place from now on; the others get
+        honest gradients.
         """
         honest = self.learner.train_on_parts
 
         def forge_gradients(
             step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
         ) -> tuple[StepLoss, dict[str, bytes]]:
-            """Return the honest loss and gradients, with the forged one for the attacked
-            passive.
+            """Return the honest loss and gradients, with a forged one for the attacked passive.
 
-            `parts`: each passive's representations.
+            `parts`: by passive its representations (B, ...).
             """
             h_BD = parts[passive].clone()
-            chosen_BD = strategy.forge_gradient(step, rows_B, h_BD.flatten(1)) / len(rows_B)
+            forged_BD = strategy.forge_gradient(step, rows_B, h_BD.flatten(1)) / len(rows_B)
             loss, gradients = honest(step, rows_B, parts)
-            gradients[passive] = pack_tensors({"gradient": chosen_BD.reshape(h_BD.shape).to(h_BD)})
+            gradients[passive] = pack_tensors({"gradient": forged_BD.reshape(h_BD.shape).to(h_BD)})
             return loss, gradients
 
         self.learner.train_on_parts = forge_gradients  # type: ignore[method-assign]
@@ -513,7 +516,7 @@ class SummedRun(LiveSession[SummedSplitNnActive]):
 class VotesRun(LiveSession[VotesActive]):
     """A session of votes, where an active chooses rows and labels, or a passive its labeller."""
 
-    # Any opening of votes will do, and only their base is common to all.
+    # The base class of all ways to reveal votes.
     role = VotesActive
 
     @property
@@ -523,29 +526,33 @@ class VotesRun(LiveSession[VotesActive]):
 
     @property
     def voters(self) -> tuple[str, ...]:
+        """The names of the passives."""
         return tuple(self.session.contract.passives)
 
     def request_votes(
         self, rows_U: Tensor | None = None, labels: Mapping[int, int] | None = None
     ) -> tuple[Ballot, Floats]:
-        """Ask for votes on rows (U,), with labels by alignment position; None: the honest ones.
+        """Request votes as the active; return the request, and the votes that were revealed.
 
-        Returns what was asked, and what was revealed. RemoteProtocolError: a party refused.
+        `rows_U`: alignment positions to vote on; None: the honest ones. `labels`: by alignment
+        position the labels to send with them; None: an honest request, whatever the rows.
+
+        Raises RemoteProtocolError: a party refused.
         """
         honest = self.ballot
         if labels is not None:
             rows_U = honest.rows if rows_U is None else rows_U
-            place = {position: number for number, position in enumerate(rows_U.tolist())}
+            index_by_position = {position: index for index, position in enumerate(rows_U.tolist())}
             self.learner.ballot = Ballot.from_rows(
                 rows_U,
-                Tensor([place[position] for position in labels]).long(),
+                Tensor([index_by_position[position] for position in labels]).long(),
                 Tensor(list(labels.values())).long(),
                 size=honest.size,
                 shows_labels=exchange_of(self.config).labels == "shown",
             )
         if not self._step:
             self.session.transcript.begin_epoch(0)
-        # Sends and awaits as they do.
+        # It has the methods of Links that a request for votes uses.
         links = cast(Links, _FixedStepLinks(self.session.links, self._next_step()))
         try:
             votes = self.session.run_script(self.learner.gather_votes(links))
@@ -555,7 +562,7 @@ class VotesRun(LiveSession[VotesActive]):
         return request, votes
 
     def get_voter(self, passive: str) -> VotesPassive:
-        """Return the honest role of a passive, which the experimenter asks for the truth."""
+        """Return the honest role of a passive, for the true values that attacks are scored by."""
         role = self.session.helpers[passive]
         assert isinstance(role, VotesPassive)
         return role
@@ -567,24 +574,31 @@ class VotesRun(LiveSession[VotesActive]):
 
 
 class _FixedStepLinks:
-    """The links of an active whose question has another number, so that it looks like a new one."""
+    """The links of an active whose request for votes has another step number, so that it is not
+    taken for a repetition.
+    """
 
     def __init__(self, links: Links, step: int) -> None:
+        """Take the honest links; `step`: of the request and its answers."""
         self._links = links
         self._step = step
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+        """Send as `Links.send`, a request for votes with the other step."""
         step = self._step if kind is Kind.LABELS else step
         self._links.send(receiver, kind, step, payload)
 
     async def receive(self, senders: Any, *kinds: Kind, **others: Any) -> Envelope:
+        """Receive as `Links.receive`, votes with the other step."""
         if Kind.VOTES in kinds:
             others["step"] = self._step
         return await self._links.receive(senders, *kinds, **others)
 
 
 def choose_people(features_UF: Features) -> NDArray[np.bool_]:
-    """Return the tenth of the rows whose features add up to most: whom a backdoor is for, (U,)."""
+    """Return a mask (U,) of the people for whom a backdoor is: the tenth of the rows with the
+    largest sum of features.
+    """
     total_U = np.asarray(features_UF).reshape(len(features_UF), -1).sum(axis=1)
     return np.asarray(total_U >= np.quantile(total_U, 1 - _CHOSEN_SHARE))
 
@@ -636,11 +650,10 @@ class PoisonedVotes(Labeller):
 
 
 def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> AttackResult:
-    """Run the attack as the active in a running training; score it like any other.
+    """Run the attack as the active in a running training, and return its result.
 
-    A refusal is a result that does not apply, for that reason.
-
-    `victim`: the attacked passive.
+    If a party refuses a request, the attack does not apply, for that reason. `victim`: the attacked
+    passive.
     """
     trial = Trial(attack, run.recording, (run.data.active.name,), victim, seed=seed)
     try:
@@ -662,9 +675,10 @@ def play_answers(
     data: VerticalData | None = None,
     seed: int = 0,
 ) -> AttackResult:
-    """Let the adversary answer what goes over this passive's link in all epochs; score it.
+    """Train a run in which an adversary sends the answers on this passive's link; return the
+    attack's result.
 
-    By the attack's role it is that passive, in APFed, or the active, in TVFL.
+    By the attack's role the adversary is that passive (in APFed), or the active (in TVFL).
     """
     is_passive = "passive" in attack.roles
     run = LiveRun(config, data) if is_passive else JointRun(config, data)

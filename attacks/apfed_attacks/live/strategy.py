@@ -27,10 +27,11 @@ class LiveActive(Protocol):
     """The active of a running training, as an attack plays it.
 
     Attributes:
-        training_positions: (T,) alignment positions of the training rows, in an order of the seed.
-        terms: what a row of representations may be; batch_size: the largest agreed batch.
+        training_positions: (T,) alignment positions of the training rows, shuffled by the seed.
+        terms: shape and bounds of a row of representations.
+        batch_size: the largest agreed batch.
         passives: their names.
-        enforces_rules: whether the passives hold the active to the protocol's rules.
+        enforces_rules: whether the passives enforce the protocol's rules.
     """
 
     training_positions: Tensor
@@ -52,13 +53,13 @@ class LiveActive(Protocol):
         weights: Mapping[str, float] | None = None,
         participants: Collection[str] | None = None,
     ) -> Tensor:
-        """Play one step with these flattened representations; return the sum (B, D) that it
-        decrypts.
+        """Play one step with these flattened representations (B, D) of rows at alignment positions
+        (B,); return the sum (B, D) that the active decrypts.
 
         Args:
-            instead: what is sent to single passives in the place of `z_BD`.
-            weights: asks these passives to use another lambda_p.
-            participants: whose contributions are added; None: everybody's.
+            instead: by passive, representations that it gets in place of `z_BD`.
+            weights: by passive, the lambda_p that it is asked to use.
+            participants: whose contributions are added; None: all passives'.
 
         Raises:
             RemoteProtocolError: a party refused; the run is over then.
@@ -76,10 +77,10 @@ class ActiveAttack(Attack):
     """Base of the attacks by a malicious active on a passive's features.
 
     Attributes:
-        people: how many it asks about, known ones among them.
-        spread: how far the rows of one question are apart, relative to their norm.
-        decoys: share of a batch in random directions, so that the rest may be alike.
-        repeats: how often it asks the same, which averages noise; only under the protocol.
+        people: number of people that it asks about, known ones among them.
+        spread: distance between the rows of one batch, relative to their norm.
+        decoys: share of a batch with random directions, so that the other rows may be alike.
+        repeats: how often it asks the same, to average out noise; only if rules are enforced.
     """
 
     target = "features"
@@ -99,14 +100,15 @@ class ActiveAttack(Attack):
 
     @abstractmethod
     def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Ask what it needs; return what the adversary keeps besides the recording."""
+        """Play steps as the active; return what the adversary notes for `run`."""
 
     def prepare_request(
         self, active: LiveActive, knowledge: Knowledge, seed: int, *, length: float, maximum: int
     ) -> tuple[Tensor, torch.Generator, int, float]:
-        """Return people to ask about (N,), known ones first, a generator, D, and the rows' norm.
+        """Return the positions of people to ask about (N,), known ones first, a seeded generator,
+        the size D of a row, and the norm of rows.
 
-        `length`: norm of the rows; `maximum`: people at most.
+        `length`: the wanted norm, which the agreed bounds may change. `maximum`: people at most.
         """
         draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
         length = min(max(length, active.terms.minimum_norm), active.terms.maximum_norm)
@@ -114,34 +116,36 @@ class ActiveAttack(Attack):
         return people_N, draw, math.prod(active.terms.shape), length
 
     def rows_at_once(self, active: LiveActive) -> int:
-        """Return how many people a batch of the agreed size asks about; the rest are decoys."""
+        """Return how many rows of a batch of the agreed size are no decoys."""
         return max(1, int(active.batch_size * (1 - self.decoys)))
 
     def ask_among_decoys(
         self, active: LiveActive, people_N: Tensor, z_ND: Tensor, draw: torch.Generator
     ) -> Tensor:
-        """Ask about people, a batch at a time; return answers (N, D), means over the repeats.
+        """Request sums for people (N,), a batch at a time; return these (N, D), averaged over the
+        repeats.
 
-        Others in random directions fill up each batch to the attack's share of decoys.
+        Each batch is filled up to the attack's share of decoys: rows of other people with random
+        directions. `z_ND`: what is sent for the people. `draw`: the generator.
         """
         chunk = self.rows_at_once(active)
-        rest = active.training_positions[~torch.isin(active.training_positions, people_N)]
+        outsiders = active.training_positions[~torch.isin(active.training_positions, people_N)]
         answers = []
-        # All of them before any again, so that their passives have trained as long on average.
+        # All batches before any repeat, so that passives have trained equally for all on average.
         for _ in range(self.repeats):
             for rows_B, z_BD in zip(people_N.split(chunk), z_ND.split(chunk), strict=True):
-                # Not always the same people, since each is answered about once an epoch only.
-                strangers = rest[torch.randperm(len(rest), generator=draw)]
-                others = torch.cat([strangers, people_N[~torch.isin(people_N, rows_B)]])
+                # Different decoys each time, since a passive answers once an epoch about a person.
+                shuffled = outsiders[torch.randperm(len(outsiders), generator=draw)]
+                decoys = torch.cat([shuffled, people_N[~torch.isin(people_N, rows_B)]])
                 wanted_decoys = round(len(rows_B) * self.decoys / (1 - self.decoys))
-                others = others[: min(wanted_decoys, active.batch_size - len(rows_B))]
-                if len(others):
+                decoys = decoys[: min(wanted_decoys, active.batch_size - len(rows_B))]
+                if len(decoys):
                     noise_CD = torch.randn(
-                        len(others), z_BD.shape[1], generator=draw, dtype=z_BD.dtype
+                        len(decoys), z_BD.shape[1], generator=draw, dtype=z_BD.dtype
                     )
                     scale = z_BD.norm(dim=1).mean() / noise_CD.norm(dim=1).mean()
                     z_BD = torch.cat([z_BD, noise_CD * scale])
-                answers_BD = active.request_sum(torch.cat([rows_B, others]), z_BD)
+                answers_BD = active.request_sum(torch.cat([rows_B, decoys]), z_BD)
                 answers.append(answers_BD[: len(rows_B)])
         return torch.cat(answers).double().reshape(self.repeats, len(people_N), -1).mean(dim=0)
 
@@ -150,19 +154,23 @@ class Answering(Protocol):
     """The answers of a malicious party in place of its objective's."""
 
     def forge_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
-        """Return the "gradient" (B, D), row by row; an end of a sum clips the rows."""
+        """Return the "gradient" (B, D) of each row in place of an honest one; the secure sum still
+        clips its rows.
+
+        `rows_B`: alignment positions. `z_BD`: the representations to answer.
+        """
         ...
 
     def collect_notes(self) -> Mapping[str, Tensor]:
-        """Return what the adversary keeps, for `view.played`."""
+        """Return what the adversary notes, for `view.deviation`."""
         ...
 
 
 class AnsweringAttack(Attack):
-    """Base of the attacks on features by a passive of APFed, or TVFL's active, in its answers.
+    """Base of the attacks on features by forged answers, of a passive of APFed or TVFL's active.
 
     Attributes:
-        people: outsiders whom it knows wholly, at most.
+        people: outsiders (people outside the training) all of whose features it knows, at most.
         hidden: width of its networks.
     """
 
@@ -179,14 +187,14 @@ class AnsweringAttack(Attack):
     def start_answering(
         self, terms: "RepresentationTerms", knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> Answering:
-        """Return what plays the party from now on; `own_AF` are its `own_columns`."""
+        """Return what sends the party's answers from now on.
+
+        `terms`: of representations. `own_AF`: the adversary's `own_columns`, (A, F).
+        """
 
 
 def people_to_ask(active: LiveActive, knowledge: Knowledge, maximum: int) -> Tensor:
-    """Return (N,) positions that the victim holds: known ones first, then others.
-
-    `maximum`: people at most.
-    """
+    """Return positions (N,) of people whom the victim has, at most `maximum`, known ones first."""
     known = knowledge.shadow.positions
     victim = knowledge.victim
     others = active.training_positions[~torch.isin(active.training_positions, known)]
@@ -196,18 +204,21 @@ def people_to_ask(active: LiveActive, knowledge: Knowledge, maximum: int) -> Ten
 
 
 def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
-    """Return the tensors that the adversary recorded during its live run; "people" are those it
-    asked about.
+    """Return the tensors that the adversary noted during its live run, by name.
+
+    "people" are the positions that it asked about; in a decoy they are exchanged. Raises
+    AttackError: the view is not of such a run.
     """
     if view.deviation is None or view.deviation.attack != attack.name:
         raise AttackError(f"{attack.name} was not played in this run")
-    notes = view.deviation.notes
-    people = {"people": view.attribute_positions(notes["people"])} if "people" in notes else {}
-    return {**notes, **people}
+    notes = dict(view.deviation.notes)
+    if "people" in notes:
+        notes["people"] = view.attribute_positions(notes["people"])
+    return notes
 
 
 def explain_missing_play(attack: Attack, view: AdversaryView) -> str | None:
-    """Return why this view is not one of a live run of `attack`, or None."""
+    """Return why this view is not of a live run of `attack`; None: it is."""
     if view.deviation is not None and view.deviation.attack == attack.name:
         missing = [name for name in attack.keeps if name not in view.deviation.notes]
         return f"what {attack.name} kept lacks {', '.join(missing)}" if missing else None

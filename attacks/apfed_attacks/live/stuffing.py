@@ -33,25 +33,31 @@ from secure_apfed.base.seeds import shuffle_rows
 from secure_apfed.errors import DataError
 from secure_apfed.settings.alignment import AlignmentSettings
 
-_MOST = 2**24
+_MAX_IDS = 2**24
 """Largest number of IDs that the adversary allows itself: above all candidates, within memory."""
 _DEALER = "dealer (in memory)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Boundless(IntersectionAgreement):
-    """The adversary's own copy of an agreement, whose size limit does not bind it."""
+    """The adversary's copy of an agreement with another size limit but the original's digest."""
 
     claimed: IntersectionAgreement
 
     @property
     def digest(self) -> bytes:
+        """The digest that the adversary shows its peer."""
         return self.claimed.digest
 
 
 @dataclass
 class Stuffed:
-    """The candidates by number that were tried and found, and what ended the attempt."""
+    """The result of an attempt.
+
+    Attributes:
+        tried, found: numbers of the candidates that were tried, and of those in the intersection.
+        refusal: why the attempt ended early; None: it did not.
+    """
 
     tried: set[int] = field(default_factory=set)
     found: set[int] = field(default_factory=set)
@@ -67,31 +73,28 @@ class Tables:
     outsiders: Sequence[str]
 
     def draw_candidates(self, count: int, seed: int) -> list[str]:
-        """Return candidates, mixed: half the victim's and not the adversary's, half nobody's.
-
-        `count`: how many.
+        """Return `count` candidate IDs, shuffled: half are the victim's and not the adversary's,
+        half are neither's.
 
         Raises AttackError: there are too few of one kind.
         """
-        secret = sorted(set(self.victim) - set(self.own))
-        nobody = sorted(set(self.outsiders) - set(self.own) - set(self.victim))
+        victims = sorted(set(self.victim) - set(self.own))
+        neithers = sorted(set(self.outsiders) - set(self.own) - set(self.victim))
         half = count // 2
-        if half > min(len(secret), len(nobody)):
+        if half > min(len(victims), len(neithers)):
             raise AttackError(
-                f"{count} candidates were asked for; the victim has {len(secret)} IDs that the "
-                f"adversary lacks, and {len(nobody)} belong to nobody; lower candidates"
+                f"{count} candidates were asked for; the victim has {len(victims)} IDs that the "
+                f"adversary lacks, and {len(neithers)} belong to nobody; lower candidates"
             )
 
         def shuffle_names(names: list[str], which: str) -> list[str]:
             """Return the names in an order that follows from the seed and `which`."""
-            return [
-                names[position]
-                for position in shuffle_rows(torch.arange(len(names)), seed, "stuffing", which)
-            ]
+            order = shuffle_rows(torch.arange(len(names)), seed, "stuffing", which)
+            return [names[position] for position in order]
 
-        return shuffle_names(
-            shuffle_names(secret, "secret")[:half] + shuffle_names(nobody, "nobody")[:half], "order"
-        )
+        chosen_victims = shuffle_names(victims, "secret")[:half]
+        chosen_neithers = shuffle_names(neithers, "nobody")[:half]
+        return shuffle_names(chosen_victims + chosen_neithers, "order")
 
 
 def play_stuffing(
@@ -103,23 +106,32 @@ def play_stuffing(
     history: AlignmentHistory | None = None,
     seed: int = 0,
 ) -> tuple[AttackResult, Stuffed]:
-    """Let the adversary stuff its set until the candidates, or the victim's patience, are used up.
+    """Let the adversary add candidates to its set, in one intersection after another, until all are
+    tried or the victim refuses.
 
-    Where the victim refused before anything was learned, the result does not apply, for that
-    reason. `role` is the adversary's, of which the active is the hub, `history` the victim's own.
+    If the victim refused before anything was learned, the attack does not apply, for that reason.
+
+    Args:
+        attack: its options.
+        tables: the IDs of both parties, and others.
+        settings: of the intersection.
+        role: the adversary's; the active is the hub, the party that all others align with.
+        history: the victim's record of intersections, which may limit them; None: none.
+        seed: of the choice of candidates.
     """
     candidates = tables.draw_candidates(attack.candidates, seed)
     own_size = len(tables.own)
     stuffed = Stuffed()
     room = len(candidates) if attack.overstuff else settings.maximum_ids - own_size
     for _ in range(attack.intersections):
-        numbers = [n for n in range(len(candidates)) if n not in stuffed.tried][: max(room, 0)]
+        untried = [number for number in range(len(candidates)) if number not in stuffed.tried]
+        numbers = untried[: max(room, 0)]
         if not numbers:
             if not stuffed.tried:
                 stuffed.refusal = "the agreed size leaves no room for a guess"
             break
         session = f"in memory {fresh_key().hex()}"
-        # With all its customers in the set the run looks as usual.
+        # The adversary's own IDs stay in the set, so that the intersection is of the usual size.
         ids = [*tables.own, *(candidates[number] for number in numbers)]
         try:
             if history is not None:
@@ -130,9 +142,10 @@ def play_stuffing(
             break
         stuffed.tried.update(numbers)
         stuffed.found.update(numbers[row - own_size] for row in rows.tolist() if row >= own_size)
+    every_number = range(len(candidates))
     notes = {
-        name: torch.tensor([number in chosen for number in range(len(candidates))])
-        for name, chosen in (("tried", stuffed.tried), ("found", stuffed.found))
+        "tried": torch.tensor([number in stuffed.tried for number in every_number]),
+        "found": torch.tensor([number in stuffed.found for number in every_number]),
     }
     victim = "passive" if role == "active" else "active"
     view = AdversaryView(
@@ -148,8 +161,8 @@ def play_stuffing(
     if not stuffed.tried:
         reason = f"the protocol refused: {stuffed.refusal}"
         return make_inapplicable_result(attack, view, reason, seed), stuffed
-    has = set(tables.victim)
-    members = torch.tensor([[name in has, False] for name in candidates])
+    victim_ids = set(tables.victim)
+    members = torch.tensor([[name in victim_ids, False] for name in candidates])
     truth = Truth.for_members(members, classes=2)
     return score_guess(attack, view, attack.run(view, seed), truth, seed), stuffed
 
@@ -163,29 +176,31 @@ def _intersect(
     role: Literal["active", "passive"],
 ) -> NDArray[np.int64]:
     """Play one intersection of both parties; return the rows of its own set that the adversary
-    learned.
+    learned to be common.
 
-    `stuffed`: the adversary's IDs, guesses included. `session`: its name.
+    `stuffed`: the adversary's IDs, guesses included. `victim`: the victim's IDs. `session`: its
+    name. `role`: the adversary's.
     """
     honest = make_intersection(settings, session=session, dealer=_DEALER)
-    stuffing: SetIntersection = honest
+    malicious: SetIntersection = honest
     if attack.overstuff:
-        agreed = vars(honest.agreement) | {"maximum_ids": _MOST}
+        agreed = vars(honest.agreement) | {"maximum_ids": _MAX_IDS}
         boundless = _Boundless(**agreed, claimed=honest.agreement)
-        stuffing = SET_INTERSECTIONS[settings.backend](boundless)
-    unbounded = settings.model_copy(update={"maximum_ids": _MOST})
+        malicious = SET_INTERSECTIONS[settings.backend](boundless)
+    unbounded = settings.model_copy(update={"maximum_ids": _MAX_IDS})
     stuffed_ids = canonical_ids(role, list(stuffed), unbounded)
-    other = canonical_ids("victim", list(victim), settings)
-    is_hub = role == "active"
-    hub = (stuffing if is_hub else honest).make_hub(
-        "active", ["passive"], stuffed_ids if is_hub else other
-    )
-    member = (honest if is_hub else stuffing).make_member(
-        "passive", "active", other if is_hub else stuffed_ids
-    )
-    helpers = {_DEALER: honest.make_dealer("active", ["passive"])} if honest.needs_dealer else {}
-    ends = {"active": hub, "passive": member}
-    converse({role: ends[role], **ends, **helpers})  # the adversary begins
-    if is_hub and isinstance(hub, EcdhHub):
+    victim_ids = canonical_ids("victim", list(victim), settings)
+    # The active is the hub, which the other party (a member) aligns with.
+    adversary_is_hub = role == "active"
+    if adversary_is_hub:
+        hub = malicious.make_hub("active", ["passive"], stuffed_ids)
+        member = honest.make_member("passive", "active", victim_ids)
+    else:
+        hub = honest.make_hub("active", ["passive"], victim_ids)
+        member = malicious.make_member("passive", "active", stuffed_ids)
+    parties = {"active": hub, "passive": member}
+    dealers = {_DEALER: honest.make_dealer("active", ["passive"])} if honest.needs_dealer else {}
+    converse({role: parties[role], **parties, **dealers})  # the adversary begins
+    if adversary_is_hub and isinstance(hub, EcdhHub):
         return hub.overlaps["passive"]
-    return hub.rows if is_hub else member.rows
+    return hub.rows if adversary_is_hub else member.rows
