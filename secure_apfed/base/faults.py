@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from secure_apfed.errors import DataError
 
-# What YAML 1.1 reads as it is written; of words some are truths, or nothing.
+# Texts that YAML 1.1 reads as written, except for words that it takes for booleans or null.
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_ -]*[A-Za-z0-9_]|[A-Za-z_]")
 _YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none"})
 
@@ -46,7 +46,7 @@ class Fault:
 
     Attributes:
         message: party, column, count, place and what to do.
-        remedies: settings of which one mends it; the first one is proposed.
+        remedies: settings, each of which mends the fault by itself; the first one is proposed.
     """
 
     message: str
@@ -81,12 +81,13 @@ class TableError(DataError):
 
 
 class JoinedTableError(TableError):
-    """The table of a party that joins a project cannot be used; the party has no file of the run
+    """An error for the unusable table of a party that joins a project, which has no file of the run
     yet.
     """
 
     @property
     def remedy(self) -> tuple[str, str]:
+        """Advice, and the proposed settings as command-line options."""
         return "Or join with these options, too:", format_options(self.lines)
 
 
@@ -106,7 +107,7 @@ class FaultList:
 
     @contextmanager
     def gather_faults(self) -> Iterator[None]:
-        """Collect faults that the block raises, and continue after it."""
+        """Collect the faults of a DataError that the block raises, and continue after the block."""
         try:
             yield
         except DataError as error:
@@ -120,29 +121,31 @@ class FaultList:
 
 @dataclass(frozen=True)
 class Advice:
-    """A proposer of settings that repair one party's table, in addition to those that it has.
+    """A maker of proposed settings for one party's table.
 
     Attributes:
         party: the table's party.
-        lists: by key of the party's settings, the present entries of lists.
+        lists: the present lists in the party's settings, by key, such as ignore.
     """
 
     party: str
     lists: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def add_to_list(self, key: str, *names: str, remark: str = "") -> SettingLine:
-        """Return the party's list of this key with these names added, as a setting."""
-        listed = tuple(dict.fromkeys((*self.lists.get(key, ()), *names)))
-        return self.set_value(key, listed, remark=remark)
+        """Return the setting that adds these names to the party's list under this key.
+
+        `remark`: a comment for the line.
+        """
+        extended = tuple(dict.fromkeys((*self.lists.get(key, ()), *names)))
+        return self.set_value(key, extended, remark=remark)
 
     def drop_from_list(self, key: str, *names: str) -> SettingLine:
-        """Return the party's list of this key without these names, as a setting."""
-        return self.set_value(
-            key, tuple(name for name in self.lists.get(key, ()) if name not in names)
-        )
+        """Return the setting that removes these names from the party's list under this key."""
+        remaining = tuple(name for name in self.lists.get(key, ()) if name not in names)
+        return self.set_value(key, remaining)
 
     def set_value(self, key: str, value: Any, *, remark: str = "") -> SettingLine:
-        """Return this value of the party's settings, as a setting."""
+        """Return the setting that gives the party this value under this key."""
         return SettingLine(("data", "parties", self.party, key), value, remark)
 
 
@@ -160,9 +163,8 @@ def describe_remedies(remedies: Sequence[Remedy]) -> str:
 
 
 def _merge_lines(lines: Sequence[SettingLine]) -> dict[tuple[str, ...], Any]:
-    """Return values by path; lists of one path are merged, of other values the first is taken.
-
-    `lines`: values by path.
+    """Return the values of settings by path; lists of one path are merged, of other values the
+    first is taken.
     """
     values = dict[tuple[str, ...], Any]()
     for line in lines:
@@ -181,28 +183,27 @@ def format_options(lines: Sequence[SettingLine]) -> str:
 
 
 def format_settings(lines: Sequence[SettingLine]) -> str:
-    """Return the settings as YAML; lists of one key are merged, of other values the
-    first is taken.
+    """Return the settings as nested YAML, with remarks as comments.
 
-    `lines`: values by path.
+    Lists of one key are merged, of other values the first is taken.
     """
     values = _merge_lines(lines)
     remarks = dict[tuple[str, ...], str]()
     for line in lines:
         if line.remark:
             remarks.setdefault(line.path, line.remark)
-    written = list[str]()
-    above: tuple[str, ...] = ()
+    yaml_lines = list[str]()
+    open_keys: tuple[str, ...] = ()  # the keys under which the last line stands
     for path in sorted(values, key=lambda path: path[:-1]):
         for depth, key in enumerate(path[:-1]):
-            if path[: depth + 1] != above[: depth + 1]:
-                written.append(f"{'  ' * depth}{format_value(key)}:")
-                above = path[: depth + 1]
+            if path[: depth + 1] != open_keys[: depth + 1]:
+                yaml_lines.append(f"{'  ' * depth}{format_value(key)}:")
+                open_keys = path[: depth + 1]
         remark = f"  # {remarks[path]}" if path in remarks else ""
         indent = "  " * (len(path) - 1)
-        written.append(f"{indent}{format_value(path[-1])}: {format_value(values[path])}{remark}")
-        above = path[:-1]
-    return "\n".join(written)
+        yaml_lines.append(f"{indent}{format_value(path[-1])}: {format_value(values[path])}{remark}")
+        open_keys = path[:-1]
+    return "\n".join(yaml_lines)
 
 
 def format_value(value: Any) -> str:

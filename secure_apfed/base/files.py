@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 MAX_BYTES = 2**34
 # A byte of JSON may take twenty in memory.
 MAX_JSON_BYTES = 2**24
-# Of a run, of a study of runs, of a party.
-_OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem", "party.yaml")
-_DIGITS = 20
+# Files by which a folder is recognised as that of a run, of a study of runs, or of a party.
+_OWN_FILES = ("config.yaml", "result.json", "study.yaml", "identity.pem", "party.yaml")
+_MAX_DIGITS = 20  # of an integer in JSON
 _CHUNK = 2**20
 PartT = TypeVar("PartT")
 PathLike = str | os.PathLike[str]
@@ -42,10 +42,10 @@ PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc")
 """Suffixes of files in Arrow's IPC format, compressed or not."""
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-# A run of what may separate or be skipped, taken whole, and the sign of a formula behind it; the
-# last signs are as wide as Chinese characters.
+# Separators and skipped characters (white space, quotes, semicolons), and a sign behind them that
+# may begin a formula; the last four signs are full-width forms.
 _FORMULA = re.compile(r'(^[\s";]*|[\s";]+)([=+\-@\uff1d\uff0b\uff0d\uff20])?')
-_NO_SEPARATORS = ' "'
+_NO_SEPARATORS = ' "'  # of these characters, those that begin no new cell
 _RESTORE = "restore it from a copy"
 VERSIONS = "versions.json"
 """The file of a run that says which versions of all libraries wrote it."""
@@ -74,19 +74,21 @@ def describe_missing(path: Path) -> str:
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Open a file. Raises CheckpointError: it is missing, or a pipe, device or folder."""
+    """Open a regular file to read it. Raises CheckpointError: it is missing, unreadable, or a pipe,
+    device or folder.
+    """
     try:
-        # Opening a pipe would wait for its writer.
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
         file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     except FileNotFoundError:
         raise CheckpointError(f"{path}: is missing; {_explain_missing(path.parent)}") from None
     except IsADirectoryError:
-        raise _not_a_file_error(path) from None
+        raise _make_not_a_file_error(path) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise _not_a_file_error(path)
+        raise _make_not_a_file_error(path)
     return file
 
 
@@ -154,13 +156,16 @@ def count_lines(path: Path) -> int:
 
 
 def _load_content(path: Path) -> bytes:
+    """Return the bytes of a text file of limited size. Raises CheckpointError: as `load_bytes`."""
     return load_bytes(path, maximum=MAX_JSON_BYTES)
 
 
 def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
-    """Parse JSON, refusing huge integers and NaN. Raises CheckpointError: names the place.
+    """Parse JSON, refusing huge integers and NaN.
 
-    `content`: what to write or parse.
+    `path`, `place`: of the content, for the error; `place` is "line 3: " or empty.
+
+    Raises CheckpointError: it is not such JSON.
     """
     try:
         return json.loads(content, parse_int=_parse_integer, parse_constant=_refuse_constant)
@@ -173,7 +178,7 @@ def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
 
 def _parse_integer(digits: str) -> int:
     """Return an integer. Raises ValueError: it has too many digits."""
-    if len(digits) > _DIGITS:
+    if len(digits) > _MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
 
@@ -184,27 +189,30 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def describe_origin(path: Path) -> str:
-    """Return advice for a run's file that another version wrote; "": this version did.
+    """Return advice for a run's file that another version wrote; "": this version did, or it is
+    not known.
 
     The version is read from versions.json in the same folder.
     """
-    writer = ""
+    writer_version = ""
     with contextlib.suppress(CheckpointError):
-        writer = find_writer(_parse_json(path, _load_content(path.with_name(VERSIONS))))
-    if not writer:
+        writer_version = find_writer(_parse_json(path, _load_content(path.with_name(VERSIONS))))
+    if not writer_version:
         return ""
     return (
-        f"secure-apfed {writer} wrote it, and this is {find_installed_version()}: read it with "
-        "that version, or restore it from a copy"
+        f"secure-apfed {writer_version} wrote it, and this is {find_installed_version()}: read it "
+        "with that version, or restore it from a copy"
     )
 
 
 def _validate_content(
     path: Path, kind: type[PartT], value: Any, *, remedy: str = _RESTORE
 ) -> PartT:
-    """Return a value as this type. Raises CheckpointError: names the field that does not fit.
+    """Return a file's parsed value as this type.
 
-    `remedy`: what the error advises.
+    `path`: of the file, for the error. `remedy`: what the error advises.
+
+    Raises CheckpointError: names the field that does not fit.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -221,17 +229,23 @@ def _validate_content(
         ) from None
 
 
-def _not_a_file_error(path: Path) -> CheckpointError:
+def _make_not_a_file_error(path: Path) -> CheckpointError:
+    """Return the error for a folder, pipe or device in the place of a file to be read."""
     return CheckpointError(f"{path}: is no plain file; restore it from a copy")
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder that only its owner may enter; close an existing one to others."""
+    """Create a folder that only its owner may enter, or restrict an existing run folder so.
+
+    Raises CheckpointError: others may read it and it has other files, or it cannot be made.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not folder.stat().st_mode & 0o077:
+        others_may_enter = folder.stat().st_mode & 0o077
+        if not others_may_enter:
             return
-        if any(folder.iterdir()) and not any((folder / name).is_file() for name in _OURS):
+        is_run_folder = any((folder / name).is_file() for name in _OWN_FILES)
+        if any(folder.iterdir()) and not is_run_folder:
             raise CheckpointError(
                 f"{folder} cannot be a run folder: others may read it, and it holds other files, "
                 "so it is not shut for them; choose a new folder"
@@ -244,9 +258,10 @@ def make_private(folder: Path) -> None:
 
 
 def own_subfolder(folder: Path) -> Path:
-    """Create a folder within one that may have been sent by others, or take the existing one.
+    """Return a folder within one that may have been sent by others; create it if missing.
 
-    Refuses a link, behind which files would be written or deleted.
+    Raises CheckpointError: it is a link, through which files elsewhere would be written or deleted,
+    or a file.
     """
     try:
         folder.mkdir(mode=0o700, parents=True)
@@ -296,10 +311,10 @@ def open_regular(path: Path, *, create: bool) -> int:
 
 
 def add_line(log: Path, fields: Mapping[str, Any], *, is_durable: bool = True) -> None:
-    """Append a JSON line to a log; a newline comes first, as the last line may be torn.
+    """Append a JSON object as a line to a log, which is created if missing.
 
-    `is_durable`: until it is on the disk, not only with the operating system. `fields`: the JSON
-    object.
+    A newline comes first, since the last line may be incomplete. `is_durable`: wait until the line
+    is on the disk, not only with the operating system.
     """
     with FileIO(open_regular(log, create=True), "a") as lines:
         lines.write(f"\n{json.dumps(fields)}\n".encode())
@@ -308,6 +323,7 @@ def add_line(log: Path, fields: Mapping[str, Any], *, is_durable: bool = True) -
 
 
 def _make_irregular_error(path: Path) -> CheckpointError:
+    """Return the error for a folder, pipe or device in the place of a log."""
     return CheckpointError(f"{path} is not a regular file; remove what stands in its place")
 
 
@@ -336,9 +352,8 @@ def refuse_replacing_input(output: Path, option: str, *inputs: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Replace `path` in one step; `private` files are readable by their owner only.
-
-    `content`: what to write or parse.
+    """Write a file, replacing an existing one in one step; `private` files are readable by their
+    owner only.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
@@ -362,7 +377,7 @@ def to_json(content: Any, *, indent: int | None = None) -> str:
 
     Terminal control characters are escaped, which every JSON reader reverses.
 
-    `content`: what to write or parse. `indent`: blanks by level; None: one line.
+    `content`: plain values. `indent`: spaces for each level; None: one line.
     """
     text = json.dumps(
         _replace_non_finite(content), indent=indent, allow_nan=False, ensure_ascii=False
@@ -376,10 +391,7 @@ def to_json(content: Any, *, indent: int | None = None) -> str:
 
 
 def _replace_non_finite(content: Any) -> Any:
-    """Return plain values with infinity and NaN as texts.
-
-    `content`: what to write or parse.
-    """
+    """Return plain values with infinity, NaN and paths as texts, at any depth."""
     if isinstance(content, Mapping):
         return {key: _replace_non_finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
@@ -399,10 +411,10 @@ def escape_cell(value: object) -> object:
 
 
 def _add_apostrophe(match: re.Match[str]) -> str:
-    """Return a matched cell part with an apostrophe before a sign that could begin a formula."""
-    run, sign = match.groups(default="")
-    begins = match.start() == 0 or run.strip(_NO_SEPARATORS)
-    return f"{run}'{sign}" if sign and begins else f"{run}{sign}"
+    """Return a match of `_FORMULA` with an apostrophe before a sign that could begin a formula."""
+    separators, sign = match.groups(default="")
+    begins_cell = match.start() == 0 or separators.strip(_NO_SEPARATORS)
+    return f"{separators}'{sign}" if sign and begins_cell else f"{separators}{sign}"
 
 
 def to_csv(frame: "pd.DataFrame", *, header: bool = True) -> str:

@@ -39,10 +39,11 @@ class FileFormat:
     """A versioned format of a file that people keep.
 
     Attributes:
-        title: what it is called in messages.
+        title: its name in messages.
         key: the field with the number of its format.
-        number: that this version writes; oldest: that it still reads.
-        unnumbered: the format of a file without the field; None: there is no such file.
+        number: the format that this version writes.
+        oldest: the oldest format that this version reads.
+        unnumbered: the format of a file without the field; None: every file has it.
         remedy: what to do with a file that is too old to be read.
     """
 

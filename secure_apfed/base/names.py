@@ -26,13 +26,13 @@ from apfed_protocols.date_formats import check_date_format
 from secure_apfed.errors import ConfigError
 
 _T = TypeVar("_T")
-_FORM = "[A-Za-z0-9][A-Za-z0-9._-]*"
+_NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]*"
 _PARTY_LETTERS = 64
 _RUN_LETTERS = 200
 
-# Of a party's ledger of private updates.
+# Suffix of the name of a party's ledger of private updates (DP-SGD).
 UPDATES = "+updates"
-# What a party's account of its releases is called; see `secure_apfed.settings.promises.FIGURES`.
+# Name of the epsilon of a party's releases; see `secure_apfed.settings.promises.FIGURES`.
 ReleaseFigure: TypeAlias = Literal["epsilon_x", "epsilon_v", "epsilon_c"]
 # Roles that are parties of every contract, and the passives' settings for those not named.
 RESERVED = ("aggregator", "dealer", "default")
@@ -43,10 +43,10 @@ DateFormat: TypeAlias = Annotated[str, AfterValidator(check_date_format)]
 
 
 def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
-    """Return the name. Raises ValueError: too long, or with other characters than
-    names may have.
+    """Return the name. Raises ValueError: longer than `at_most` letters, or with other characters
+    than names may have.
     """
-    if len(name) > at_most or not re.fullmatch(_FORM, name):
+    if len(name) > at_most or not re.fullmatch(_NAME_PATTERN, name):
         shortened = repr(name if len(name) <= at_most else f"{name[:at_most]}...")
         raise ValueError(
             f"expected a name of 1 to {at_most} letters (a-z, A-Z), digits, '_', '-' and '.', a "
@@ -63,7 +63,8 @@ def check_parties(names: Iterable[str]) -> None:
     name_by_key: dict[str, str] = {}
     for name in names:
         _check_party_name(name)
-        if (other := name_by_key.get(name.casefold())) is not None:
+        other = name_by_key.get(name.casefold())
+        if other is not None:
             raise ValueError(
                 f"{other!r} and {name!r} differ in capitals at most, and would share files; "
                 "rename one"
@@ -87,6 +88,7 @@ def _check_party_name(name: str) -> str:
 
 
 def _check_party_keys(by_party: dict[str, _T]) -> dict[str, _T]:
+    """Return a mapping whose keys are parties' names. Raises ValueError: some are no such names."""
     check_parties(by_party)
     return by_party
 
@@ -100,7 +102,7 @@ ByParty: TypeAlias = Annotated[dict[str, _T], AfterValidator(_check_party_keys)]
 
 
 def log_file(folder: Path, kind: str, name: str, suffix: str) -> Path:
-    """Return `folder/KIND-NAME.SUFFIX` for a party's name, or one with `UPDATES` behind it.
+    """Return `folder/KIND-NAME.SUFFIX` for a party's name, which may have `UPDATES` behind it.
 
     Raises:
         ConfigError: the name could reach another file than its own.

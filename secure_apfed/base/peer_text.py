@@ -58,11 +58,10 @@ def quote_text(text: object, *, maximum: int = _MAX_LETTERS) -> str:
 
 
 def find_unprintable(value: Any, prefix: str = "", *, level: int = 0) -> Iterator[str]:
-    """Yield the paths in plain values whose text is not printable, or that are nested too deeply.
+    """Yield the dotted paths in plain values whose text is not printable, or that are nested too
+    deeply.
 
-    Keys count as text. A path is dotted and escaped.
-
-    `prefix`: path of the values. `level`: their depth.
+    Keys count as text. Paths are escaped. `prefix`, `level`: path and depth of `value` itself.
     """
     if level > _MAX_LEVELS:
         yield f"{prefix} (more than {_MAX_LEVELS} levels deep)"
@@ -72,10 +71,10 @@ def find_unprintable(value: Any, prefix: str = "", *, level: int = 0) -> Iterato
     elif isinstance(value, Mapping):
         for key, item in value.items():
             name = escape_text(str(key)[:_MAX_LETTERS])
-            place = f"{prefix}.{name}" if prefix else name
+            path = f"{prefix}.{name}" if prefix else name
             if not str(key).isprintable():
-                yield f"the name {place}"
-            yield from find_unprintable(item, place, level=level + 1)
+                yield f"the name {path}"
+            yield from find_unprintable(item, path, level=level + 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from find_unprintable(item, f"{prefix}.{index}", level=level + 1)
@@ -102,4 +101,5 @@ def check_host(host: str) -> str:
 
 
 def _escape_character(character: str) -> str:
+    r"""Return a character as an escape, such as \n or \u202e."""
     return character.encode("unicode_escape").decode("ascii")

@@ -21,7 +21,7 @@ _LOGGER = logging.getLogger(__name__)
 PhaseName: TypeAlias = Literal[
     "start", "read", "agree", "align", "train", "baselines", "attacks", "report"
 ]
-_STARTED = time.perf_counter()  # the start of the interpreter itself is not measured
+_PROCESS_START = time.perf_counter()  # that the interpreter takes before it is not measured
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Phase:
 
 
 def peak_memory() -> int:
-    """Return the most bytes that this process has used.
+    """Return the peak memory of this process so far, in bytes.
 
     On Linux `ru_maxrss` would include the parent process's memory, so it is not used.
     """
@@ -53,20 +53,23 @@ class Phases(dict[PhaseName, Phase]):
         """Start with the phase from the process's start on."""
         super().__init__()
         self._name: PhaseName = "start"
-        self._started_at = (_STARTED, 0.0)
+        self._last_seconds = _PROCESS_START
+        self._last_processor_seconds = 0.0
 
     def end_phase(self) -> None:
         """Add the cost since the last call to the current phase."""
-        times = os.times()
-        peak = peak_memory()
-        current = time.perf_counter(), sum(times[:4])  # of children that were waited for, too
+        seconds = time.perf_counter()
+        # User and system time, of this process and of children that were waited for.
+        processor_seconds = sum(os.times()[:4])
         phase = self.setdefault(self._name, Phase())
-        phase.seconds += current[0] - self._started_at[0]
-        phase.processor_seconds += current[1] - self._started_at[1]
-        phase.peak_bytes = max(peak, *(phase_so_far.peak_bytes for phase_so_far in self.values()))
-        self._started_at = current
+        phase.seconds += seconds - self._last_seconds
+        phase.processor_seconds += processor_seconds - self._last_processor_seconds
+        phase.peak_bytes = max(peak_memory(), *(other.peak_bytes for other in self.values()))
+        self._last_seconds = seconds
+        self._last_processor_seconds = processor_seconds
 
     def begin_phase(self, name: PhaseName) -> None:
+        """End the current phase, and start this one or continue it."""
         self.end_phase()
         self._name = name
 

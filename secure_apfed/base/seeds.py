@@ -23,9 +23,10 @@ from torch.overrides import TorchFunctionMode
 
 _Function: TypeAlias = Callable[..., Any]
 _Device: TypeAlias = torch.device | str | int | None
-# Random functions that take a generator; those of `_FILL` on the first argument's device.
-_MAKE = frozenset({torch.rand, torch.randint, torch.randn, torch.randperm})
-_FILL = frozenset(
+# Random functions that take a generator: of a new tensor, or, in `_FILLING`, on the device of their
+# first argument.
+_CREATING = frozenset({torch.rand, torch.randint, torch.randn, torch.randperm})
+_FILLING = frozenset(
     {
         Tensor.bernoulli,
         Tensor.bernoulli_,
@@ -54,12 +55,13 @@ _FILL = frozenset(
         nn.init.xavier_uniform_,
     }
 )
-_LIKE: Mapping[_Function, _Function] = {
+# Functions without a generator, and those that do the same with one.
+_REPLACED: Mapping[_Function, _Function] = {
     torch.rand_like: torch.rand,
     torch.randn_like: torch.randn,
 }
-# These draw from torch's own generator alone, which is lent to them.
-_BORROW = frozenset(
+# Functions that draw from torch's global generator alone, which is seeded for their call.
+_GLOBAL_ONLY = frozenset(
     {
         F.alpha_dropout,
         F.dropout1d,
@@ -82,10 +84,10 @@ _BORROW = frozenset(
         torch.rrelu,
     }
 )
-_CHANGED = frozenset({F.dropout, torch.dropout, *_BORROW, *_LIKE, *_MAKE, *_FILL})
-_LENT = threading.RLock()
-# What torch.dropout and its cousin in torch.nn call the same.
-_DROPOUTS_NAMES = {"input": "values", "train": "training"}
+_RANDOM = frozenset({F.dropout, torch.dropout, *_GLOBAL_ONLY, *_REPLACED, *_CREATING, *_FILLING})
+_GLOBAL_GENERATORS = threading.RLock()  # held while torch's global generators are seeded
+# The parameters' names of F.dropout and torch.dropout as `_draw_dropout` has them.
+_DROPOUT_PARAMETERS = {"input": "values", "train": "training"}
 
 
 OfModule = TypeVar("OfModule", bound=nn.Module)
@@ -102,46 +104,44 @@ class Draws(TorchFunctionMode):
     `with draws:`.
 
     On the CPU they are what torch's own generator would draw at the same seed, dropout included. A
-    block costs two microseconds for each of its calls of torch in this thread, so that a training
-    loop of small networks had better hand generators over.
+    block costs two microseconds for each call of torch in this thread, so a training loop of small
+    networks should pass generators instead.
     """
 
     def __init__(self, seed: int) -> None:
-        """Take the seed; a generator for each device is made at its first use."""
+        """Start from this seed; a generator for each device is made at its first use."""
         super().__init__()
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def get_generator(self, device: _Device = "cpu") -> torch.Generator:
         """Return the generator of a device, which continues from one call to the next."""
-        place = torch.device("cpu" if device is None else device)
-        if place not in self._generators:
-            self._generators[place] = torch.Generator(place).manual_seed(self._seed)
-        return self._generators[place]
+        key = torch.device("cpu" if device is None else device)
+        if key not in self._generators:
+            self._generators[key] = torch.Generator(key).manual_seed(self._seed)
+        return self._generators[key]
 
     def __torch_function__(
         self, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a torch function; if it draws random numbers, draw them from this object's
-        generator.
-
-        `types`: as torch passes them.
+        """Call a torch function, as torch's modes do; if it draws random numbers, draw them from
+        this object's generators.
         """
         kwargs = kwargs or {}
-        if func not in _CHANGED:
+        if func not in _RANDOM:
             return func(*args, **kwargs)
         if func is F.dropout or func is torch.dropout:
             if kwargs:
-                kwargs = {_DROPOUTS_NAMES.get(name, name): kwargs[name] for name in kwargs}
+                kwargs = {_DROPOUT_PARAMETERS.get(name, name): kwargs[name] for name in kwargs}
             return self._draw_dropout(*args, **kwargs)
-        if func in _BORROW:
-            with self._lend_generators(*args, *kwargs.values()):
+        if func in _GLOBAL_ONLY:
+            with self._seed_global_generators(*args, *kwargs.values()):
                 return func(*args, **kwargs)
-        if func in _LIKE:
+        if func in _REPLACED:
             like = args[0] if args else kwargs.pop("input")
             kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
             kwargs.pop("memory_format", None)
-            func = _LIKE[func]
+            func = _REPLACED[func]
             args = (like.shape,)
         if kwargs.get("generator") is None:
             first = args[0] if args else next(iter(kwargs.values()))
@@ -154,8 +154,7 @@ class Draws(TorchFunctionMode):
     ) -> Tensor:
         """Return values after dropout, with the mask drawn from this object's generator.
 
-        `training`: as in torch's dropout; otherwise values stay. `inplace`: ignored, since torch
-        asks for it.
+        `p`, `training`, `inplace`: as in torch's dropout.
         """
         if not training or not 0 < p < 1 or not values.numel():
             return F.dropout(values, p, training, inplace)
@@ -166,16 +165,16 @@ class Draws(TorchFunctionMode):
         return values.mul_(mask) if inplace else values * mask
 
     @contextmanager
-    def _lend_generators(self, *values: object) -> Iterator[None]:
-        """Seed torch's own generators for one thread at a time; restore them afterwards.
+    def _seed_global_generators(self, *values: object) -> Iterator[None]:
+        """Seed torch's global generators in this block, for one thread at a time, and restore them.
 
-        The generators are those of the devices of `values`.
+        They are those of the CPU and of the devices of `values`, a call's arguments.
         """
         seed = int(torch.randint(2**62, (), generator=self.get_generator()))
         gpus = {
             value.device.index for value in values if isinstance(value, Tensor) and value.is_cuda
         }
-        with _LENT, torch.random.fork_rng(list(gpus)):
+        with _GLOBAL_GENERATORS, torch.random.fork_rng(list(gpus)):
             torch.manual_seed(seed)
             yield
 
@@ -188,7 +187,7 @@ def seed_draws(seed: int, *purpose: str | int) -> Draws:
     return Draws(derive_seed(seed, *purpose))
 
 
-# Whose own forward pass draws no random number.
+# Classes of modules whose own forward pass draws no random number.
 _DRAW_NOTHING: set[type[nn.Module]] = {
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -206,20 +205,21 @@ _DRAW_NOTHING: set[type[nn.Module]] = {
 
 
 def draws_nothing(kind: type[OfModule]) -> type[OfModule]:
-    """Mark a module class whose forward pass draws no random number, which saves the cost of
-    `Draws`.
+    """Register a module class whose forward pass draws no random number, which saves the cost of
+    `Draws`; return it, as a decorator.
     """
     _DRAW_NOTHING.add(kind)
     return kind
 
 
 def may_draw(network: nn.Module) -> bool:
-    """Return whether some of its modules may draw random numbers."""
-    return any(
-        bool(module._forward_hooks or module._forward_pre_hooks)  # whatever those do
-        or (type(module) not in _DRAW_NOTHING and not (type(module) is nn.Dropout and not module.p))
-        for module in network.modules()
-    )
+    """Return whether some of a network's modules may draw random numbers."""
+    for module in network.modules():
+        has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)  # which may draw
+        is_zero_dropout = type(module) is nn.Dropout and not module.p
+        if has_hooks or not (type(module) in _DRAW_NOTHING or is_zero_dropout):
+            return True
+    return False
 
 
 def shuffle_rows(rows: torch.Tensor, seed: int, *purpose: str | int) -> torch.Tensor:
@@ -229,32 +229,32 @@ def shuffle_rows(rows: torch.Tensor, seed: int, *purpose: str | int) -> torch.Te
 
 
 class _DefaultDtype:
-    """A reference-counted default dtype of float32: torch's default belongs to the process, not to
-    a thread.
+    """A switch of torch's default dtype to float32, counted by the blocks that need it, since the
+    default belongs to the process and not to a thread.
     """
 
     def __init__(self) -> None:
-        """Start without users."""
+        """Start without blocks."""
         self._lock = threading.Lock()
-        self._users = 0
-        self._callers = torch.float32
+        self._blocks = 0
+        self._former = torch.float32
 
     @contextmanager
     def as_float32(self) -> Iterator[None]:
         """Set the process's default dtype to float32 while at least one block needs it."""
         with self._lock:
-            if not self._users:
-                self._callers = torch.get_default_dtype()
-            self._users += 1
+            if not self._blocks:
+                self._former = torch.get_default_dtype()
+            self._blocks += 1
             if torch.get_default_dtype() != torch.float32:
                 torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
             with self._lock:
-                self._users -= 1
-                if not self._users and torch.get_default_dtype() != self._callers:
-                    torch.set_default_dtype(self._callers)
+                self._blocks -= 1
+                if not self._blocks and torch.get_default_dtype() != self._former:
+                    torch.set_default_dtype(self._former)
 
 
 _DEFAULT_DTYPE = _DefaultDtype()
@@ -281,26 +281,26 @@ def isolate_torch_modes() -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """Return how many processor cores this process may use; OMP_NUM_THREADS may lower the
-    number.
+    """Return how many processor cores this process may use, at most OMP_NUM_THREADS if that is
+    set.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    setting = re.match(r"\s*([0-9]{1,9})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
-    return max(1, min(cores or 1, int(setting[1]) if setting else cores or 1))
+    affinity = hasattr(os, "sched_getaffinity")
+    cores = (len(os.sched_getaffinity(0)) if affinity else os.cpu_count()) or 1
+    limit = re.match(r"\s*([0-9]{1,9})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
+    if limit:
+        cores = min(cores, int(limit[1]))
+    return max(1, cores)
 
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """Limit torch to this number of threads in the block.
-
-    `count`: how many.
-    """
-    callers = torch.get_num_threads()
+    """Limit torch to this number of threads in the block."""
+    former = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(callers)
+        torch.set_num_threads(former)
 
 
 @contextmanager
@@ -309,7 +309,8 @@ def one_thread() -> Iterator[None]:
 
     So fits do not depend on the number of cores, and small ones do not wait for other threads.
     """
-    import sklearn  # noqa: F401 - what is not here yet would not be limited, SciPy's included
+    # Loaded first, with SciPy: a library that is loaded later would not be limited.
+    import sklearn  # noqa: F401
 
     with limit_threads(1), threadpool_limits(1):
         yield

@@ -14,7 +14,7 @@ from torch import Tensor
 
 HOST = torch.device("cpu")
 StepLoss: TypeAlias = float | Tensor
-"""The task loss of a step: a number, or a scalar on a GPU that nobody has waited for."""
+"""The task loss of a step: a number, or a scalar on a GPU that may not be computed yet."""
 
 
 def send_tensor(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
@@ -41,7 +41,9 @@ def fetch_tensors(*values: Tensor) -> tuple[Tensor, ...]:
 
 
 def defer_reading(loss: Tensor) -> StepLoss:
-    """Return a scalar as a number where that costs no wait, else itself, to be read with others."""
+    """Return a scalar loss as a number if it is on the CPU; else itself, detached, to be read later
+    together with others, since reading waits for the GPU.
+    """
     return loss.item() if loss.device.type == "cpu" else loss.detach()
 
 

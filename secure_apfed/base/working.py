@@ -23,16 +23,16 @@ __all__ = [
     "working_on",
 ]
 
-_MAX_MARKS = 512
+_MAX_MARKS = 512  # of progress that are remembered
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A piece of long work, and its progress.
+    """The progress of a long computation.
 
     Attributes:
-        name: what is done, such as "solo baselines".
-        done: how many of its parts are done; total: the number of parts.
+        name: what is computed, such as "solo baselines".
+        done, total: number of its finished parts, and of all.
         part: the current part; empty: it has no name.
     """
 
@@ -48,14 +48,13 @@ class Work:
 
 
 class TimeLeft:
-    """An estimate of the time left of some work, from when its parts ended.
+    """An estimate of the time left of a computation, from the times when its parts ended.
 
-    The pace is that of the later half of the marks: a slow first part (loading, compiling), or
-    parts that were done before, count only during the first half of the work. Nothing is estimated
-    before two parts have ended.
+    The pace is that of the later half of these times: a slow first part (loading, compiling), or
+    parts that were done before, count only during the first half. Nothing is estimated before two
+    parts have ended.
 
-    Args:
-        clock: seconds, as `time.monotonic` gives them.
+    `clock`: returns seconds, as `time.monotonic`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,22 +72,23 @@ class TimeLeft:
             del self._marks[1:-1:2]
 
     def estimate_seconds(self, total: float) -> float | None:
-        """Return the seconds that the remaining parts of `total` take; None: too
-        early to estimate.
+        """Return the seconds that the remaining parts of `total` take; None: too early to
+        estimate.
         """
-        ended, done = self._marks[-1]
-        rest = total - done
-        if rest <= 0:
+        last_end, done = self._marks[-1]
+        remaining = total - done
+        if remaining <= 0:
             return 0.0
         intervals = len(self._marks) - 1
         if intervals < 2:
             return None
-        mark_time, mark_done = self._marks[intervals // 2]
-        pace = (ended - mark_time) / (done - mark_done)
-        on_it = self._clock() - ended
+        middle_end, middle_done = self._marks[intervals // 2]
+        seconds_per_part = (last_end - middle_end) / (done - middle_done)
+        elapsed = self._clock() - last_end
         # The current part may be nearly over; those after it still need all their time.
-        current = min(rest, 1.0)
-        return pace * (rest - current) + max(pace * current - on_it, 0.0)
+        current = min(remaining, 1.0)
+        current_seconds = max(seconds_per_part * current - elapsed, 0.0)
+        return seconds_per_part * (remaining - current) + current_seconds
 
 
 def describe_time_left(seconds: float | None) -> str:
@@ -119,9 +119,9 @@ _OBSERVER: ContextVar[_Observer | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
-def observing_work(tell: _Observer) -> Iterator[None]:
-    """Call `tell` with all work that is reported in this block."""
-    token = _OBSERVER.set(tell)
+def observing_work(observer: _Observer) -> Iterator[None]:
+    """Call `observer` with the progress that is reported in this block (`report_work`)."""
+    token = _OBSERVER.set(observer)
     try:
         yield
     finally:
@@ -129,7 +129,10 @@ def observing_work(tell: _Observer) -> Iterator[None]:
 
 
 def report_work(name: str, done: int, total: int, part: str = "") -> None:
-    """Report the progress of some work to its observer, if there is one."""
+    """Report the progress of a computation to the observer, if there is one.
+
+    Arguments: the attributes of `Work`.
+    """
     observer = _OBSERVER.get()
     if observer is not None:
         observer(Work(name=name, done=done, total=total, part=part))
@@ -137,7 +140,7 @@ def report_work(name: str, done: int, total: int, part: str = "") -> None:
 
 @contextmanager
 def working_on(name: str, part: str = "") -> Iterator[None]:
-    """Report this block as one piece of work without parts, which ends even if the block fails."""
+    """Report this block as a computation of one part, which ends even if the block fails."""
     report_work(name, 0, 1, part)
     try:
         yield

@@ -65,14 +65,17 @@ from secure_apfed.settings.promises import Promise, promises_of
 from secure_apfed.settings.run import TranscriptSettings
 from secure_apfed.settings.training import BlackBoxSettings, ContrastiveSettings, ModelSettings
 
-_WIDE = 1024
+# A forecast plays a rehearsal: a few steps of the run with random data, in this process.
+# Numbers a row, and epsilon, from which on a warning is given.
+_MANY_NUMBERS = 1024
 _LARGE_EPSILON = 10.0
 _MAX_FORECAST_BYTES = 2**31
-_MAX_PLANNED_ROWS = 10**6
-_SET_UP = (Kind.GREETING, Kind.SESSION, Kind.SIGNATURE, Kind.SUM_SETUP, Kind.READY)
+_MAX_PLANNED_ROWS = 10**6  # of declared tables; larger ones are planned by fewer rows
+# Messages that do not grow with the number of rows.
+_SETUP_KINDS = (Kind.GREETING, Kind.SESSION, Kind.SIGNATURE, Kind.SUM_SETUP, Kind.READY)
 # Of a mapped table: the process without it, and bytes of a row in memory, measured as the peak at
 # 10 million rows; on disk bytes of a number (in its column, and as a feature), and of an ID (its
-# text, its digest and its place); seconds of reading a cell, measured on the same rows.
+# text, its digest and its position); seconds of reading a cell, measured on the same rows.
 _PROCESS_BYTES = 400 * 2**20
 _MAPPED_ROW_BYTES = 200
 _MAPPED_CELL_BYTES = 12
@@ -90,9 +93,10 @@ _COPIES_SENT = 4
 # Bytes of two rows of a batch that contrastive objectives compare, in both views; 48 were measured.
 _PAIR_BYTES = 56
 _MAX_NETWORK_BYTES = 2**31
-_MAX_LABEL_BYTES = 2**30
-_KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM, Kind.CONTRIBUTION)
-_OPENED = "sums as the active decoded them"
+_MAX_LABEL_BYTES = 2**30  # of encrypted labels in a rehearsal
+# Messages whose payloads a transcript stores.
+_STORED_KINDS = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM, Kind.CONTRIBUTION)
+_DECODED_SUMS = "sums as the active decoded them"
 # What one passive adds to a sum, by what is summed.
 _SUMMED = {
     "gradients are summed": "gradient",
@@ -102,18 +106,19 @@ _SUMMED = {
     "pseudo-labels are averaged": "passive's pseudo-labels",
     "weights are averaged": "passive's weights",
 }
-STEPS = 5
-_LONGER = 8  # factor, for methods with a single request
-_TEST_ROWS = 200
-_FEWEST = 4
-_GOLDEN = 0.618
-_SAMPLE = 2000  # in as many pieces as two threads take
-_SMALL_SAMPLES = {"circuit_ot": 200}  # of what takes milliseconds an ID
+STEPS = 5  # of a rehearsal
+_LONGER = 8  # times as many rows, in a second rehearsal of methods with a single request
+_TEST_ROWS = 200  # of a rehearsal
+_MIN_ROWS = 4
+_GOLDEN = 0.618  # multiples of it, modulo the classes, give labels without a period
+_SAMPLE = 2000  # IDs of an intersection, in as many pieces as two threads take
+_SMALL_SAMPLES = {"circuit_ot": 200}  # of protocols that take milliseconds for each ID
 _DEALER = "dealer"
 _Route: TypeAlias = tuple[str, str]
 """A sender and a receiver."""
 
-_TWINS = {"circuit_crypten": "circuit"}  # sends what the other sends, and takes an extra
+# Protocols that send the same as another one, and need an extra package.
+_SAME_COST = {"circuit_crypten": "circuit"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,19 +152,20 @@ class Forecast:
     """The expected costs of a run; bytes and seconds are estimates.
 
     Attributes:
-        labelled_rows: rows whose labels the active learns from, out of `teaching_rows`, from which
-            it would learn if all had a label.
+        labelled_rows: rows whose labels the active learns from.
+        teaching_rows: rows from which it would learn if all had a label.
         numbers_per_row: numbers sent for each row in each step.
-        seconds: by phase, on this machine with all parties in one process; of some phases.
-        figure, figure_passives: the epsilon, of `promises.FIGURES`, that covers what leaves the
-            active, and what passives add noise to.
+        seconds: by phase, on this machine with all parties in one process; not of all phases.
+        figure, figure_passives: names (in `promises.FIGURES`) of the epsilon that covers what
+            leaves the active, and of the one that covers what passives add noise to.
         epsilon_x: at the end; infinite without a guard, 0 if the active trains alone.
         epsilon_y, epsilon_model: of one training label and one record; infinite without a
             guarantee.
-        promises: the promises that follow from these figures, as people are shown them.
-        releases: T, planned of one row; releases_passives: of one person, null without noise.
+        promises: the privacy promises that follow from these figures.
+        releases: T, how often one row is to be released.
+        releases_passives: the same of one person at a passive; None: no noise there.
         epsilon_passives: the privacy cost of one person at each passive that adds noise.
-        tables: what large tables take that are memory-mapped; empty if all are small.
+        tables: costs of memory-mapped tables; empty if all tables are small.
     """
 
     rows: Mapping[str, int]
@@ -206,18 +212,19 @@ def _digest_ids(table: PartyTable) -> NDArray[np.int64]:
 def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
     """Refuse declared tables whose rehearsal would not fit into memory, by arithmetic.
 
-    `shapes`: of the parties' own tables, the active's first; None: not declared.
+    `shapes`: of the parties' own tables, the active's first.
 
     Raises DataError: it would take more than `_MAX_FORECAST_BYTES`; names the party that declared
     most, and what to change.
     """
     rows = next(iter(shapes.values())).rows
-    row_count = (
-        min(config.train.batch_size, rows) * STEPS * (_LONGER if config.method.asks_once else 1)
-        + _TEST_ROWS
-    )
     if config.method.averages:
-        row_count = rows * STEPS + _TEST_ROWS
+        rehearsed_rows = rows * STEPS
+    else:
+        rehearsed_rows = min(config.train.batch_size, rows) * STEPS
+        if config.method.asks_once:
+            rehearsed_rows *= _LONGER
+    row_count = rehearsed_rows + _TEST_ROWS
     width = max(map(_count_widths, _iter_models(config)))
     sizes = {
         name: shape.rows * _ID_BYTES
@@ -237,11 +244,11 @@ def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
             "batches (train.batch_size) or networks (model)"
         )
     batch = min(config.train.batch_size, rows)
-    pairs = _PAIR_BYTES * batch**2 * _is_contrastive(config, [*shapes][1:])
-    if pairs > _MAX_FORECAST_BYTES:
+    pair_bytes = _PAIR_BYTES * batch**2
+    if _is_contrastive(config, [*shapes][1:]) and pair_bytes > _MAX_FORECAST_BYTES:
         raise DataError(
             f"a contrastive objective compares all {batch:,} rows of a batch with each other and "
-            f"would take about {pairs / 2**30:,.1f} GiB, expected "
+            f"would take about {pair_bytes / 2**30:,.1f} GiB, expected "
             f"{_MAX_FORECAST_BYTES / 2**30:g} GiB at most; take smaller batches (train.batch_size)"
         )
 
@@ -254,15 +261,17 @@ def _is_contrastive(config: Config, passives: Sequence[str]) -> bool:
 
 
 def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, passives: int) -> int:
-    """Return how many labelled rows a rehearsal uses, so that encrypted labels fit into memory."""
+    """Return how many of `labelled` rows a rehearsal uses, so that encrypted labels fit into
+    memory.
+
+    `classes`, `passives`: their numbers.
+    """
     bytes_per_label = config.method.count_label_bytes(
         config, labelled=labelled, classes=classes, passives=passives
     )
-    return (
-        min(labelled, max(_FEWEST, _MAX_LABEL_BYTES // bytes_per_label))
-        if bytes_per_label
-        else labelled
-    )
+    if not bytes_per_label:
+        return labelled
+    return min(labelled, max(_MIN_ROWS, _MAX_LABEL_BYTES // bytes_per_label))
 
 
 def _iter_models(settings: Settings) -> Iterator[ModelSettings]:
@@ -279,10 +288,13 @@ def _iter_models(settings: Settings) -> Iterator[ModelSettings]:
 
 
 def _count_widths(model: ModelSettings) -> int:
-    """Return how many numbers a network computes for a row, over all layers."""
-    waves = model.random_features if model.network in ("random_features", "cross_view") else 0
+    """Return how many numbers a network computes for a row, over all layers, with the copies of
+    those that are sent.
+    """
+    uses_random_features = model.network in ("random_features", "cross_view")
+    random_features = model.random_features if uses_random_features else 0
     projection = model.projection if isinstance(model.projection, int) else 0
-    layers = sum((*model.hidden, *model.head, waves, model.representation_size))
+    layers = sum((*model.hidden, *model.head, random_features, model.representation_size))
     return layers + _COPIES_SENT * projection
 
 
@@ -295,13 +307,14 @@ def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
     """
     parameters = config.method.count_further_parameters(max(1, len(features) - 1))
     for model in _iter_models(config):
-        first = (*model.hidden, model.representation_size)[0]
+        first_width = (*model.hidden, model.representation_size)[0]
         if model.network in ("random_features", "cross_view"):
-            first = model.random_features
-        between = model.min_parameters * max(1, len(features))
+            first_width = model.random_features
+        later_layers = model.min_parameters * max(1, len(features))
         # An encoder, and a decoder that mirrors it.
-        parameters += 2 * (between + first * sum(features))
-    if (needed := parameters * _PARAMETER_BYTES) > _MAX_NETWORK_BYTES:
+        parameters += 2 * (later_layers + first_width * sum(features))
+    needed = parameters * _PARAMETER_BYTES
+    if needed > _MAX_NETWORK_BYTES:
         raise DataError(
             f"the networks of all parties would have about {parameters:,} parameters, and a "
             f"forecast would take about {needed / 2**30:,.1f} GiB for them, expected "
@@ -311,9 +324,8 @@ def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
 
 
 def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> VerticalData:
-    """Return tables of these shapes, the active's first, in which all know the same people.
-
-    They have no value of any real row.
+    """Return tables of zeros of these shapes, the active's first, in which all have the same
+    people; under `data.horizontal` all have different ones.
     """
     first = next(iter(shapes.values()))
     classes = 2 if first.classes is None else first.classes
@@ -380,10 +392,10 @@ def forecast(
 
 
 def _shrink_shape(shape: TableShape, factor: float) -> TableShape:
-    """Return a table's shape with so many times fewer rows."""
+    """Return a table's shape with the number of rows divided by this factor."""
     if factor == 1:
         return shape
-    labelled = None if shape.labelled is None else max(_FEWEST, round(shape.labelled / factor))
+    labelled = None if shape.labelled is None else max(_MIN_ROWS, round(shape.labelled / factor))
     rows = round(shape.rows / factor)
     return shape.model_copy(update={"rows": rows, "labelled": labelled})
 
@@ -391,7 +403,11 @@ def _shrink_shape(shape: TableShape, factor: float) -> TableShape:
 def _multiply_costs(
     planned: Forecast, config: Config, shapes: Mapping[str, TableShape], factor: float
 ) -> Forecast:
-    """Return the forecast of tables with so many times more rows; privacy is per row."""
+    """Return a forecast of shrunk tables with costs multiplied by this factor; privacy costs are of
+    one row and stay.
+
+    `planned`: the forecast of the shrunk tables. `shapes`: of the real ones, the active's first.
+    """
 
     def multiply(count: float) -> int:
         return round(count * factor)
@@ -401,15 +417,17 @@ def _multiply_costs(
     most_labelled = active.rows if active.labelled is None else active.labelled
     links = tuple(
         link
-        if link.kind in _SET_UP
+        if link.kind in _SETUP_KINDS
         else replace(link, messages=multiply(link.messages), wire_bytes=multiply(link.wire_bytes))
         for link in planned.links
     )
+    warnings_of_size: list[str] = []
     too_many = [name for name, shape in shapes.items() if shape.rows > config.alignment.maximum_ids]
-    limit = (
-        f"{', '.join(too_many)}: more rows than alignment.maximum_ids "
-        f"({config.alignment.maximum_ids:,}); raise it at all parties"
-    )
+    if too_many and config.method.aligns:
+        warnings_of_size.append(
+            f"{', '.join(too_many)}: more rows than alignment.maximum_ids "
+            f"({config.alignment.maximum_ids:,}); raise it at all parties"
+        )
     seconds = {phase: seconds * factor for phase, seconds in planned.seconds.items()}
     seconds["read"] = _READ_CELL_S * sum(shape.rows * shape.features for shape in shapes.values())
     return replace(
@@ -428,13 +446,13 @@ def _multiply_costs(
             replace(cost, wire_bytes=multiply(cost.wire_bytes), seconds=cost.seconds * factor)
             for cost in planned.intersections
         ),
-        warnings=(*planned.warnings, *([limit] if too_many and config.method.aligns else [])),
+        warnings=(*planned.warnings, *warnings_of_size),
         tables=tuple(_estimate_table(name, shape) for name, shape in shapes.items()),
     )
 
 
 def _estimate_table(name: str, shape: TableShape) -> TableCost:
-    """Return the memory and disk of a mapped table, by what was measured of 10 million rows."""
+    """Return the memory and disk of a mapped table, from measurements at 10 million rows."""
     cells = shape.rows * shape.features
     return TableCost(
         party=name,
@@ -450,20 +468,20 @@ def _forecast_tables(
     *,
     time_baselines: Callable[[VerticalData], float] | None,
 ) -> Forecast:
-    """Return the forecast of tables that are read, or made of zeros by their shapes."""
-    began = time.perf_counter()
-    declared = shapes is not None and config.data.dataset == TABLES
-    features = [shape.features for shape in shapes.values()] if shapes and declared else []
-    if shapes is not None and declared:
+    """Return the forecast for tables that are read, or of zeros if their shapes are declared.
+
+    `time_baselines`: as for `forecast`.
+    """
+    start_time = time.perf_counter()
+    if shapes is not None and config.data.dataset == TABLES:
         _require_memory(config, shapes)
-    _require_bounded_networks(config, features)
-    if shapes is not None and declared:
+        _require_bounded_networks(config, [shape.features for shape in shapes.values()])
         data = _make_empty_data(config, shapes)
     else:
+        _require_bounded_networks(config, [])
         data = load_data(config.data, seed=config.seed)
-    read_seconds = time.perf_counter() - began
+    read_seconds = time.perf_counter() - start_time
     data.compare_ids(make_id_rules(config.alignment).normalise_text)
-    # All tables are at hand in a simulation.
     method = METHODS[config.method.name]
     own_data = data.select_party(data.active.name)
     assert own_data is not None
@@ -479,10 +497,10 @@ def _forecast_tables(
     batch = count_rehearsed_rows(config, len(train_rows), aligned_share=aligned_share, steps=STEPS)
     stages = make_label_mechanism(config.labels, classes=len(data.classes)).stages
     steps = count_batches(config, len(train_rows), stages=stages)
-    # No more steps than the run takes, if steps are alike.
-    rehearsed_steps = (
-        STEPS if config.method.asks_once or config.method.averages else min(STEPS, max(2, steps))
-    )
+    rehearsed_steps = STEPS
+    if not (config.method.asks_once or config.method.averages):
+        # All steps are alike, so no more are rehearsed than the run has.
+        rehearsed_steps = min(STEPS, max(2, steps))
     scales = estimate_growth(
         config, steps=steps / rehearsed_steps, rows=len(train_rows) / (batch * rehearsed_steps)
     )
@@ -492,20 +510,21 @@ def _forecast_tables(
         rehearsed_labels = _count_rehearsed_labels(
             config, labelled=labelled_rows, classes=len(data.classes), passives=len(data.passives)
         )
-        longer_labels = labelled_rows / max(1, rehearsed_labels)
+        label_factor = labelled_rows / max(1, rehearsed_labels)
         rehearse = partial(
             _rehearse, settled, data, batch=batch, aligned=aligned_share, labelled=rehearsed_labels
         )
         rehearsal = rehearse(rehearsed_steps)
         step_seconds = rehearsal.step_seconds
         longer_steps = _LONGER * STEPS
-        if (
-            config.method.asks_once and steps > longer_steps
-        ):  # much is the same of however many rows
+        if config.method.asks_once and steps > longer_steps:
+            # Part of the time does not depend on the number of rows: a longer rehearsal shows the
+            # part that does.
             added_seconds = rehearse(longer_steps).step_seconds - step_seconds
-            seconds_each = max(0.0, added_seconds / (_LONGER - 1))
-            step_seconds = seconds_each + (step_seconds - seconds_each) * STEPS / steps
-        step_seconds *= longer_labels
+            variable_seconds = max(0.0, added_seconds / (_LONGER - 1))
+            fixed_seconds = step_seconds - variable_seconds
+            step_seconds = variable_seconds + fixed_seconds * STEPS / steps
+        step_seconds *= label_factor
         privacy = _compute_privacy(config)
     accounts: dict[str, dict[str, Any]] = {
         name: {
@@ -517,9 +536,19 @@ def _forecast_tables(
         for name, ledger in rehearsal.contributions.items()
     }
     fixed = _count_fixed_bytes(config, data)
-    links = tuple(_scale_links(rehearsal, data, *scales, labels=longer_labels, fixed=fixed))
+    message_factor, byte_factor = scales
+    links = tuple(
+        _scale_links(
+            rehearsal,
+            data,
+            message_factor=message_factor,
+            byte_factor=byte_factor,
+            label_factor=label_factor,
+            fixed_bytes=fixed,
+        )
+    )
     intersections = _measure_intersection_costs(config, data)
-    aligned_by = _TWINS.get(config.alignment.backend, config.alignment.backend)
+    measured_backend = _SAME_COST.get(config.alignment.backend, config.alignment.backend)
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
     test_scale = len(data.test_rows) / len(rehearsal.data.test_rows)
     return Forecast(
@@ -535,7 +564,9 @@ def _forecast_tables(
         links=links,
         seconds={
             "read": read_seconds,
-            "align": sum(cost.seconds for cost in intersections if cost.protocol == aligned_by),
+            "align": sum(
+                cost.seconds for cost in intersections if cost.protocol == measured_backend
+            ),
             "train": steps * step_seconds + evaluations * rehearsal.evaluation_seconds * test_scale,
             **({} if time_baselines is None else {"baselines": time_baselines(data)}),
         },
@@ -566,12 +597,10 @@ def _forecast_tables(
 def _count_party_columns(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> dict[str, int]:
-    """Return how many distinct columns each party has that enter the revealed numbers.
+    """Return the number of distinct columns of each party whose table enters the decrypted numbers.
 
-    In a decomposition these are all parties, else the passives. If tables are only declared, all
-    columns count as distinct.
-
-    `shapes`: of the parties' own tables, the active's first; None: not declared.
+    In a decomposition these are all parties, else the passives. Of declared tables all columns
+    count as distinct. `shapes`: by party; None: the tables were read.
     """
     tables = data.tables if config.method.decomposes else data.passives
     if shapes is not None and config.data.dataset == TABLES:
@@ -579,21 +608,22 @@ def _count_party_columns(
     return {table.name: count_columns(table.features) for table in tables}
 
 
-def _is_counted(config: Config, data: VerticalData) -> bool:
-    """Return whether the method opens a finite, positive number of linear numbers a person."""
+def _opens_linear_numbers(config: Config, data: VerticalData) -> bool:
+    """Return whether the active decrypts a finite, positive number of linear combinations of
+    columns for each person.
+    """
     return 0 < config.method.linear_numbers(config, len(data.classes)) < math.inf
 
 
 def _apply_agreed_numbers(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Config:
-    """Return the settings with the numbers that these passives would agree to.
+    """Return the settings with the sizes that these passives would agree on.
 
-    They depend on distinct columns, counted on the real tables, as those of a rehearsal are random.
-
-    `shapes`: of the parties' own tables, the active's first; None: not declared.
+    They depend on the number of distinct columns, which is counted in the real tables, since those
+    of a rehearsal are random. `shapes`: by party; None: the tables were read.
     """
-    if not _is_counted(config, data):
+    if not _opens_linear_numbers(config, data):
         return config
     settled = METHODS[config.method.name].resolve_settings(
         config, _count_party_columns(config, data, shapes)
@@ -605,11 +635,11 @@ def _apply_agreed_numbers(
 def _describe_openings(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Iterator[str]:
-    """Yield what the numbers that the active decrypts reveal of columns.
+    """Yield a warning of what the linear combinations that the active decrypts reveal of columns.
 
-    `shapes`: of the parties' own tables, the active's first; None: not declared.
+    `shapes`: by party; None: the tables were read.
     """
-    if not _is_counted(config, data):
+    if not _opens_linear_numbers(config, data):
         return
     columns = list(_count_party_columns(config, data, shapes).values())
     description = describe_opened_numbers(config, len(data.classes), columns)
@@ -623,40 +653,52 @@ def _describe_openings(
 def _scale_links(
     rehearsal: "_Rehearsal",
     data: VerticalData,
-    messages: float,
-    wire: float,
     *,
-    labels: float,
-    fixed: Mapping[_Route, int],
+    message_factor: float,
+    byte_factor: float,
+    label_factor: float,
+    fixed_bytes: Mapping[_Route, int],
 ) -> Iterator[Link]:
-    """Scale the rehearsal's traffic to the run: alignment by IDs, training by the given factors.
+    """Yield the run's traffic: the rehearsal's, with alignment scaled by IDs and training by
+    factors; other messages before training stay.
 
-    Traffic of the set-up stays. `labels`: encrypted labels of the run for each of the rehearsal.
-    `fixed`: bytes of the alignment that do not depend on the number of IDs.
-
-    `messages`: factor of the number of messages. `wire`: factor of their bytes.
+    Args:
+        data: the real tables.
+        message_factor, byte_factor: of the messages of training, and of their bytes.
+        label_factor: of the bytes of encrypted labels, besides.
+        fixed_bytes: bytes of the alignment that do not depend on the number of IDs.
     """
-    real = {table.name: len(table.ids) for table in data.tables}
-    rehearsed = len(rehearsal.data.active.ids)
-    for flows, count, scale in ((rehearsal.setup, 1.0, 1.0), (rehearsal.training, messages, wire)):
-        for flow in flows:
-            size = scale * labels if flow.kind == Kind.ENCRYPTED_LABELS else scale
-            unscaled = 0
-            if flows is rehearsal.setup and flow.kind == Kind.ALIGNMENT:
-                unscaled = min(fixed.get((flow.sender, flow.receiver), 0), flow.wire_bytes)
-                rows = [real[name] for name in (flow.sender, flow.receiver) if name in real]
-                size = sum(rows) / (len(rows) * rehearsed)
-            yield Link(
-                sender=flow.sender,
-                receiver=flow.receiver,
-                kind=flow.kind.value,
-                messages=round(flow.messages * count),
-                wire_bytes=round(unscaled + (flow.wire_bytes - unscaled) * size),
-            )
+    real_rows = {table.name: len(table.ids) for table in data.tables}
+    rehearsed_rows = len(rehearsal.data.active.ids)
+    for flow in rehearsal.setup:
+        factor = label_factor if flow.kind == Kind.ENCRYPTED_LABELS else 1.0
+        unscaled = 0
+        if flow.kind == Kind.ALIGNMENT:
+            unscaled = min(fixed_bytes.get((flow.sender, flow.receiver), 0), flow.wire_bytes)
+            rows = [real_rows[name] for name in (flow.sender, flow.receiver) if name in real_rows]
+            factor = sum(rows) / (len(rows) * rehearsed_rows)
+        yield Link(
+            sender=flow.sender,
+            receiver=flow.receiver,
+            kind=flow.kind.value,
+            messages=flow.messages,
+            wire_bytes=round(unscaled + (flow.wire_bytes - unscaled) * factor),
+        )
+    for flow in rehearsal.training:
+        factor = byte_factor * label_factor if flow.kind == Kind.ENCRYPTED_LABELS else byte_factor
+        yield Link(
+            sender=flow.sender,
+            receiver=flow.receiver,
+            kind=flow.kind.value,
+            messages=round(flow.messages * message_factor),
+            wire_bytes=round(flow.wire_bytes * factor),
+        )
 
 
 def _compute_privacy(config: Config) -> PrivacySpent:
-    """Return the joint privacy cost of all planned releases of passives and active."""
+    """Return the privacy cost of the whole planned run: of all releases, and of private training
+    and label mechanism.
+    """
     delta = config.delta
     epochs = config.train.epochs
     # No noise is drawn here, so any key does.
@@ -690,14 +732,17 @@ def _compute_privacy(config: Config) -> PrivacySpent:
 def _find_warnings(
     config: Config, rehearsal: "_Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
-    """Yield warnings for the user before the run: weak protection, and avoidable traffic."""
+    """Yield warnings for the user before the run: of weak protection and avoidable traffic.
+
+    `epsilon`: epsilon_x of the plan. `passives`: their number.
+    """
     method_facts = config.method.facts
     sends_representations = "representations are sent" in method_facts
     guarded = config.guard.mechanism != "none" and sends_representations
     draws_noise = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
     if config.guard.noise != "secret" and draws_noise:
         yield "the noise can be taken off by whoever knows the seed (guard.noise)"
-    if rehearsal.numbers_per_row > _WIDE:
+    if rehearsal.numbers_per_row > _MANY_NUMBERS:
         yield (
             f"this sends {rehearsal.numbers_per_row:,} numbers a row; with model.projection: 64 it "
             f"would be {rehearsal.numbers_per_row / 64:.0f} times less"
@@ -725,27 +770,29 @@ def _find_warnings(
 
 
 def _warn_of_memory(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
-    """Warn if the disk is too small for the transcript."""
+    """Yield a warning if the disk is too small for the transcript."""
     method_facts = config.method.facts
-    # The same representations go to every passive, and are stored once.
+    # Bytes of what is stored, by "sender kind" and receiver; representations that go to all
+    # passives are stored once.
     bytes_once: dict[tuple[str, str], int] = {}
     for link in links:
-        if link.kind in _KEPT:
+        if link.kind in _STORED_KINDS:
             is_representations = link.kind == Kind.REPRESENTATIONS
             shared = is_representations and "the active sends representations" in method_facts
             receiver = "all" if shared else link.receiver
             bytes_once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
             if shared and "gradients are summed" in method_facts:
                 # Decoded sums are stored too, and are as large as the representations.
-                bytes_once[_OPENED, receiver] = link.wire_bytes
+                bytes_once[_DECODED_SUMS, receiver] = link.wire_bytes
     epochs = config.train.epochs
-    summed = [route for route in bytes_once if route[0].endswith(f" {Kind.CONTRIBUTION}")]
-    if contributed := sum(bytes_once.pop(route) for route in summed):
+    contributions = [key for key in bytes_once if key[0].endswith(f" {Kind.CONTRIBUTION}")]
+    contributed = sum(bytes_once.pop(key) for key in contributions)
+    if contributed:
         bytes_once["contributions", "aggregator"] = min(contributed, epochs * MAX_CONTRIBUTED)
-    megabytes = (
-        sum(bytes_once.values()) / epochs * config.effective_transcript.count_epochs(epochs) / 1e6
-    )
-    if megabytes > (free := count_free_megabytes(Path())):
+    stored_epochs = config.effective_transcript.count_epochs(epochs)
+    megabytes = sum(bytes_once.values()) / epochs * stored_epochs / 1e6
+    free = count_free_megabytes(Path())
+    if megabytes > free:
         yield (
             f"the transcript would hold about {megabytes:,.0f} MB, and the disk of this folder has "
             f"{free:,.0f} MB free; send a smaller representation (model.projection), or set "
@@ -755,9 +802,14 @@ def _warn_of_memory(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rehearsal:
-    """A rehearsal's traffic and time: `setup` before the first step, `training` in some steps.
+    """The traffic and time of a rehearsal, a few steps of the run with random data.
 
-    `contributions` are ledgers of the passives that add noise under the sum.
+    Attributes:
+        data: the random tables.
+        setup, training: messages before the first step, and in the steps.
+        step_seconds, evaluation_seconds: of one step, and of one evaluation.
+        numbers_per_row: numbers sent for each row in each step.
+        contributions: by passive that adds noise under the sum, its ledger.
     """
 
     data: VerticalData
@@ -772,9 +824,14 @@ class _Rehearsal:
 def _rehearse(
     config: Config, template: VerticalData, steps: int, *, batch: int, aligned: float, labelled: int
 ) -> _Rehearsal:
-    """Rehearse a number of steps of `batch` random rows, with the run's names, shapes and classes.
+    """Play some steps of the run with random rows, with its names, shapes and classes.
 
-    `aligned`: the share of rows that all parties know. `labelled`: rows with a label to learn from.
+    Args:
+        template: the real tables, or tables of their shapes.
+        steps: how many.
+        batch: rows of a step.
+        aligned: share of the rows that all parties have.
+        labelled: number of rows with a label to learn from.
     """
     changes = {
         "transcript": TranscriptSettings(keep="none"),
@@ -811,7 +868,7 @@ def _rehearse(
 
 
 def _list_black_boxes(config: Config, data: VerticalData) -> list[str]:
-    """Return the passives that bring their own gradients."""
+    """Return the passives whose gradients come from a black box: a function of their own."""
     if not config.method.sums_gradients:
         return []
     names = [table.name for table in data.passives]
@@ -819,17 +876,18 @@ def _list_black_boxes(config: Config, data: VerticalData) -> list[str]:
 
 
 def _contribute_zeros(step: int, rows: NDArray[np.int64], z: NDArray[Any]) -> NDArray[Any]:
+    """Return zeros in place of a black box's gradients (B, D)."""
     return np.zeros_like(z)
 
 
 class _RehearsalLoop:
-    """A loop that times one epoch of a few steps; see `secure_apfed.methods.TrainingLoop`."""
+    """The training loop of a rehearsal, one epoch of a few steps, which it times.
+
+    See `secure_apfed.methods.TrainingLoop`. `batch`: rows of a step.
+    """
 
     def __init__(self, session: Simulation, batch: int) -> None:
-        """Make the training loop of a rehearsal, which measures each step's seconds.
-
-        `batch`: rows of a step.
-        """
+        """Start before the first step."""
         self._session = session
         self._batch = batch
         self._start_time = time.perf_counter()
@@ -858,8 +916,8 @@ class _RehearsalLoop:
 
     @property
     def step_seconds(self) -> float:
-        """The median without the first step, whose caches are cold; with one step,
-        a share of it.
+        """The median without the first step, whose caches are cold; of a single step, which does
+        the work of `STEPS`, its share.
         """
         if len(self.seconds) == 1:
             return self.seconds[0] / STEPS
@@ -868,10 +926,10 @@ class _RehearsalLoop:
 
     async def finish_epoch(self, *, last: bool) -> None:
         """Time one evaluation."""
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         session = self._session
         await session.learner.evaluate(session.links, next_step=self.next_step, is_final=False)
-        self.evaluation_seconds = time.perf_counter() - began
+        self.evaluation_seconds = time.perf_counter() - start_time
 
 
 def _make_random_data(
@@ -879,21 +937,22 @@ def _make_random_data(
 ) -> VerticalData:
     """Return random tables shaped like the real ones, with this share of aligned rows.
 
-    `train`: rows for training. `labelled`: of them, those with a label.
+    `train`: number of training rows. `labelled`: number of those with a label.
     """
-    rows = train + min(_TEST_ROWS, max(_FEWEST, len(template.test_rows)))
-    # Aligned rows are spread evenly, since a run's batches mix them too.
-    shared = (torch.arange(rows) * aligned).floor().diff(prepend=torch.tensor([-1.0])) > 0
-    shared[:_FEWEST] |= rows * aligned < 2 * _FEWEST  # of two classes, or it would be refused
+    rows = train + min(_TEST_ROWS, max(_MIN_ROWS, len(template.test_rows)))
+    # Aligned rows are spread evenly, as in the batches of a run.
+    aligned_so_far = (torch.arange(rows) * aligned).floor()
+    shared = aligned_so_far.diff(prepend=torch.tensor([-1.0])) > 0
+    if rows * aligned < 2 * _MIN_ROWS:
+        shared[:_MIN_ROWS] = True  # else there might be one class alone, which would be refused
     is_horizontal = template.horizontal
     generator = torch.Generator().manual_seed(0)
 
     def make_ids(party: str) -> list[str]:
         """Return a party's IDs: common ones at the shared rows, its own elsewhere."""
-        mine = enumerate(shared.tolist())
         return [
             f"all {row}" if is_shared and not is_horizontal else f"{party} {row}"
-            for row, is_shared in mine
+            for row, is_shared in enumerate(shared.tolist())
         ]
 
     return replace(
@@ -947,18 +1006,19 @@ class IntersectionCost:
 
 
 def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
-    """Run every protocol with one ID and with at most 2,000 a party, and extrapolate to all."""
+    """Run every protocol with one ID and with at most 2,000 a party, and extrapolate linearly."""
     if not config.method.aligns:
         return ()
-    real = sum(len(table.ids) for table in data.tables)
+    real_ids = sum(len(table.ids) for table in data.tables)
     costs = []
     for name, backend in SET_INTERSECTIONS.items():
-        if name in _TWINS:
+        if name in _SAME_COST:
             continue
         ids = _sample_ids(config, data, _SMALL_SAMPLES.get(name, _SAMPLE))
         single = {party: own_ids[:1] for party, own_ids in ids.items()}
-        sampled = sum(map(len, ids.values()))
-        scale = (real - len(ids)) / max(sampled - len(ids), 1)
+        sampled_ids = sum(map(len, ids.values()))
+        parties = len(ids)  # as many IDs as the run with one each has
+        scale = (real_ids - parties) / max(sampled_ids - parties, 1)
         fixed_bytes, fixed_seconds = _run_intersection(config, data, name, single)
         bytes_by_route, seconds = _run_intersection(config, data, name, ids)
         fixed = fixed_bytes.total()
@@ -976,14 +1036,14 @@ def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[Int
 
 
 def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, int]:
-    """Return the alignment's bytes by sender and receiver that do not depend on the
-    number of IDs.
+    """Return by sender and receiver the alignment's bytes that do not depend on the number of IDs,
+    measured with one ID.
     """
     if not config.method.aligns:
         return {}
-    return _run_intersection(config, data, config.alignment.backend, _sample_ids(config, data, 1))[
-        0
-    ]
+    single = _sample_ids(config, data, 1)
+    bytes_by_route, _ = _run_intersection(config, data, config.alignment.backend, single)
+    return bytes_by_route
 
 
 def _sample_ids(config: Config, data: VerticalData, count: int) -> dict[str, list[bytes]]:
@@ -997,24 +1057,28 @@ def _sample_ids(config: Config, data: VerticalData, count: int) -> dict[str, lis
 def _run_intersection(
     config: Config, data: VerticalData, name: str, ids: Mapping[str, list[bytes]]
 ) -> tuple[Counter[_Route], float]:
-    """Run one protocol in this process; return the bytes by sender and receiver, and seconds."""
-    # The limit fits the rehearsed IDs, so that no protocol refuses the run's largest set.
+    """Run one intersection protocol in this process; return the bytes by sender and receiver, and
+    its seconds.
+
+    `name`: of the protocol. `ids`: by party; the active is the hub, which all others align with.
+    """
+    # The size limit fits the sampled IDs; that of the run may be one that a protocol refuses.
     update = {"protocol": name, "maximum_ids": _SAMPLE}
     settings = config.alignment.for_a_trial().model_copy(update=update)
-    ends = make_intersection(settings, session=f"plan {name}", dealer=_DEALER)
-    # IDs of one data set's first rows may share none
-    ends.agreement = replace(ends.agreement, minimum_rows=0)
-    began = time.perf_counter()
+    intersection = make_intersection(settings, session=f"plan {name}", dealer=_DEALER)
+    # The first rows of two tables may have no ID in common.
+    intersection.agreement = replace(intersection.agreement, minimum_rows=0)
+    start_time = time.perf_counter()
     hub = data.active.name
     members = [party for party in ids if party != hub]
-    roles: dict[str, Conversation] = {hub: ends.make_hub(hub, members, ids[hub])}
-    roles |= {member: ends.make_member(member, hub, ids[member]) for member in members}
-    if ends.needs_dealer:
-        roles[_DEALER] = ends.make_dealer(hub, members)
+    roles: dict[str, Conversation] = {hub: intersection.make_hub(hub, members, ids[hub])}
+    roles |= {member: intersection.make_member(member, hub, ids[member]) for member in members}
+    if intersection.needs_dealer:
+        roles[_DEALER] = intersection.make_dealer(hub, members)
     bytes_by_route = Counter[_Route]()
 
     def count_message(sender: str, message: Outgoing) -> None:
         bytes_by_route[sender, message.receiver] += len(message.body)
 
     converse(roles, record=count_message)
-    return bytes_by_route, time.perf_counter() - began
+    return bytes_by_route, time.perf_counter() - start_time
