@@ -484,7 +484,7 @@ def _forecast_tables(
     data.compare_ids(make_id_rules(config.alignment).normalise_text)
     method = METHODS[config.method.name]
     own_data = data.select_party(data.active.name)
-    assert own_data is not None
+    assert own_data is not None  # a simulation has all parties' tables
     common = _find_common_rows(config, data)
     require_labels(method, config, own_data, common)
     labelled_rows = len(method.find_learnt_labels(config, own_data, common))

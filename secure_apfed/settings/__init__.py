@@ -53,10 +53,10 @@ class Settings(BaseModel):
     )
 
     def collect_terms(self) -> dict[str, Any]:
-        """Return the settings that all parties sign, as plain values.
+        """Return the settings that all parties sign, as plain values: all keys except those that
+        one party decides (`DecidedBy`).
 
-        These are all keys except those marked as decided by one party. Parties whose settings
-        differ in them do not start (`secure_apfed.exchange.agreement`).
+        A run of parties that differ in them does not start (`secure_apfed.exchange.agreement`).
         """
         terms = self.model_dump(mode="json")
         for name, field in type(self).model_fields.items():
@@ -81,8 +81,8 @@ def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.5) -> str
 
 
 def unknown_name(name: str, names: Iterable[str]) -> str:
-    """Return an error text for a name that is not in a table, with the nearest and
-    all known names.
+    """Return an error text for a name that is not among these, with the nearest one and all of
+    them.
     """
     names = list(names)
     shortened = name[:_MAX_SHOWN]

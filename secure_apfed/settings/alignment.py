@@ -112,7 +112,7 @@ class AlignmentSettings(Settings):
 
     @model_validator(mode="after")
     def _check_combination(self) -> "AlignmentSettings":
-        """Refuse contradicting row limits, and half of a history."""
+        """Refuse contradicting row limits, and only one of history and runs_with_a_peer."""
         if self.minimum_rows > self.maximum_ids:
             raise ValueError(
                 f"minimum_rows ({self.minimum_rows}) is above maximum_ids ({self.maximum_ids})"
@@ -138,10 +138,10 @@ class AlignmentSettings(Settings):
         return super().collect_terms() | {"protocol": self.backend}
 
     def for_a_trial(self) -> "AlignmentSettings":
-        """Return the settings for tables of random IDs, whose overlaps need not be hidden.
+        """Return the settings for a trial with IDs that need no protection.
 
-        Any number of common rows will do, no history counts the run, and every protocol may be
-        tried.
+        Overlaps may be shown, any number of common rows is enough, and no history counts the run,
+        so that every protocol may be tried.
         """
         trial = {
             "protocol": self.backend,

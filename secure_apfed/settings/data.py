@@ -83,7 +83,8 @@ class ViewColumns(Settings):
         if self.sequence is None:
             return self
         steps, channels = self.sequence
-        if len(self.columns) != (needed := 1 + steps * channels):
+        needed = 1 + steps * channels  # the first says how many steps are in use
+        if len(self.columns) != needed:
             raise ValueError(
                 f"sequence: {steps} steps of {channels} channels and the number of steps in use "
                 f"are {needed} columns, got {len(self.columns)}"
@@ -111,10 +112,10 @@ class Database(Settings):
     @model_validator(mode="before")
     @classmethod
     def _show_no_password(cls, raw: Any) -> Any:
-        """Refuse values that may contain a password, since pydantic shows refused
-        values in errors.
+        """Refuse malformed settings here, before validation, since pydantic's errors would show
+        their values, among them a password.
 
-        `raw`: the settings before validation.
+        `raw`: the settings as they were given.
         """
         values = raw.__dict__ if isinstance(raw, Database) else raw
         if not isinstance(values, Mapping):
@@ -140,15 +141,18 @@ class Database(Settings):
     def _check_query(cls, query: str) -> str:
         """Refuse a query that is not one ordered SELECT, or that could write."""
         plain = _QUOTED.sub(" ", query).strip().rstrip("; \n").lower()
-        writes = next(iter(re.findall(_WRITES, plain)), "").upper()
-        for wrong, message in (
-            (";" in plain, "has several statements; give one SELECT"),
-            (not re.match(r"(select|with)\b", plain), "is no SELECT, which alone reads a table"),
-            (writes, f"{writes} writes, and a table is only read; quote it if it is a name"),
-            (not re.search(r"\border\s+by\b", plain), "has no ORDER BY: any row may come first"),
-        ):
-            if wrong:
-                raise ValueError(message)
+        if ";" in plain:
+            raise ValueError("has several statements; give one SELECT")
+        if not re.match(r"(select|with)\b", plain):
+            raise ValueError("is no SELECT, which alone reads a table")
+        write_words = re.findall(_WRITES, plain)
+        if write_words:
+            raise ValueError(
+                f"{write_words[0].upper()} writes, and a table is only read; quote it if it is a "
+                "name"
+            )
+        if not re.search(r"\border\s+by\b", plain):
+            raise ValueError("has no ORDER BY: any row may come first")
         return query
 
 
@@ -214,15 +218,16 @@ class PartySettings(Settings):
 
     @model_validator(mode="after")
     def _check_rows_settings(self) -> Self:
-        """Refuse settings of columns for rows that are taken unchanged, and note code to import."""
+        """Refuse settings of columns for rows that the user's code makes; trust that code."""
         if self.rows is None:
             return self
         if self.rows_code not in (None, OWN_ROWS):
             note_code(self.rows)
-        of_columns = ("numeric", "categorical", "encoding")
-        if column_keys := [key for key in of_columns if getattr(self, key) is not None]:
+        keys = ("numeric", "categorical", "encoding")
+        given_keys = [key for key in keys if getattr(self, key) is not None]
+        if given_keys:
             raise ValueError(
-                f"rows: they are taken as they are, and {', '.join(column_keys)} is of columns; "
+                f"rows: they are taken as they are, and {', '.join(given_keys)} is of columns; "
                 "leave one of the two out"
             )
         return self
@@ -360,7 +365,9 @@ class DataSettings(Settings):
     positive: Annotated[str | None, NOBODY] = None
 
     def collect_terms(self) -> dict[str, Any]:
-        """Return which parties have labels and, if several do, the order of the classes."""
+        """Return the settings that all parties sign: which have labels and, if several do, the
+        order of the classes.
+        """
         keys = {"partition", "labels_at"}
         if self.horizontal or self.labels_at:
             keys.add("classes")

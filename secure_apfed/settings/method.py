@@ -123,7 +123,7 @@ class MethodSettings(Settings, ABC):
 
         0: no more than a row without a label. `labelled`: how many labelled rows there are.
         """
-        del config, labelled, classes, passives
+        del config, labelled, classes, passives  # for methods that override this
         return 0
 
     def find_noise(self, config: "RunSettings") -> NoiseSettings | None:
@@ -133,13 +133,12 @@ class MethodSettings(Settings, ABC):
         return config.secure_sum.noise
 
     def linear_numbers(self, config: "RunSettings", classes: int) -> float:
-        """Return at most how many numbers of a person, (nearly) linear in the passives' columns,
-        the active decodes.
+        """Return an upper bound on how many (nearly) linear combinations of the passives' columns
+        the active decrypts of each person, over the whole run.
 
-        Counted over the whole run. If they reach the rank of these columns, anybody who knows a few
-        people can reconstruct everybody's columns (`secure_apfed.networks.rank`). 0: nothing linear
-        is decoded, which tests/secure_apfed/test_rank.py measures. Infinite by default: not
-        counted.
+        If they reach the rank of these columns, anybody who knows a few people can reconstruct
+        everybody's columns (`secure_apfed.networks.rank`). 0: none, which
+        tests/secure_apfed/test_rank.py measures. Infinite by default: not counted. `classes`: K.
         """
         return math.inf
 
@@ -177,10 +176,10 @@ class MethodSettings(Settings, ABC):
 
     @property
     def goes_on_without(self) -> bool:
-        """True if a step has a meaning without some passive.
+        """Whether a step is possible without some passive that does not answer.
 
-        The active then predicts locally; for pseudo-labels the others' average is used, if the
-        settings ask for it.
+        The active then predicts locally; of pseudo-labels the other passives' average is used, if
+        the settings ask for it.
         """
         summed = self.sums_gradients or self.opens_votes == "sum"
         return summed or self.averages == "pseudo-labels"
@@ -203,8 +202,8 @@ class MethodSettings(Settings, ABC):
 
     @property
     def facts(self) -> frozenset[str]:
-        """The facts of what the parties exchange, as keys of the report's tables
-        (`who_learns.md`).
+        """The facts that hold of what the parties exchange, as sentences; keys of the report's
+        tables (`who_learns.md`).
         """
         votes = self.opens_votes
         averages = self.averages
@@ -230,7 +229,7 @@ class MethodSettings(Settings, ABC):
             "gradients are returned": self.returns_gradients,
             "the active predicts alone": self.predicts_alone,
         }
-        return frozenset(word for word, holds in facts.items() if holds)
+        return frozenset(fact for fact, holds in facts.items() if holds)
 
     @property
     def aligns(self) -> bool:

@@ -53,9 +53,9 @@ __all__ = [
     "require_owner",
 ]
 
-_DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
-CODE_NAME = re.compile(f"{_DOTTED}:{_DOTTED}")
-"""Code of a party's own, as package.module:Name."""
+_DOTTED_PATH = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+CODE_NAME = re.compile(f"{_DOTTED_PATH}:{_DOTTED_PATH}")
+"""Pattern of the import path of a user's own code, package.module:Name."""
 
 
 def require_code_name(name: str) -> str:
@@ -87,15 +87,16 @@ GROUPS: Mapping[PluginKind, str] = {kind: f"secure_apfed.{kind}" for kind in get
 _VARIABLE = "SECURE_APFED_CODE"
 _MAX_LISTED = 10  # names of a module, in an error
 _EntryT = TypeVar("_EntryT")
+# Whether the settings that are being read are the party's own.
 _is_own: ContextVar[bool] = ContextVar("is_own", default=True)
-_named: set[str] = set()
-"""Code that settings of this party's own name, and that is imported later."""
+_noted_code: set[str] = set()
+"""Import paths that this party's own settings have named, to be imported later."""
 
 
 @contextmanager
 def reading_settings(*, own: bool) -> Iterator[None]:
-    """Mark settings read in this block as the party's own, or as another's, who may
-    name no code.
+    """Mark the settings that are read in this block as the party's own, or as another's, which may
+    not name code.
     """
     token = _is_own.set(own)
     try:
@@ -105,25 +106,26 @@ def reading_settings(*, own: bool) -> Iterator[None]:
 
 
 def note_code(code: str) -> None:
-    """Remember code to be imported later, if the settings being read are the party's own."""
+    """Trust an import path later, if the settings that are being read are the party's own."""
     if _is_own.get():
-        _named.add(code)
+        _noted_code.add(code)
 
 
 def list_noted_code() -> tuple[str, ...]:
-    """Return the code that the party's own settings have named in this process."""
-    return tuple(sorted(_named))
+    """Return the import paths that the party's own settings have named in this process, sorted."""
+    return tuple(sorted(_noted_code))
 
 
 def require_owner(code: str, *, key: str, noted: bool = False) -> None:
-    """Refuse code that another than the party itself names.
+    """Raise ConfigError unless the party itself named this code, or trusts it by the environment.
 
     Args:
-        noted: whether the settings that named it were read before (`note_code`), and not now.
-
-    Raises ConfigError: the party's own settings do not name it.
+        code: its import path.
+        key: the setting that names it, for the error.
+        noted: whether only settings read before count (`note_code`); else also those that are
+            being read, if they are the party's own.
     """
-    trusted = {name.strip() for name in os.environ.get(_VARIABLE, "").split(",")} | _named
+    trusted = {name.strip() for name in os.environ.get(_VARIABLE, "").split(",")} | _noted_code
     if code not in trusted and (noted or not _is_own.get()):
         raise ConfigError(
             f"{key}: {code!r} names code, and only the party that runs code may name it; read "
@@ -139,16 +141,18 @@ def list_declared(kind: PluginKind) -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _read_entry_points(group: str, path: tuple[str, ...]) -> dict[str, str]:
-    """Read the entry points of a group; cached by the import path, as every package
-    is inspected.
+    """Return the entry points of a group, name -> import path.
+
+    Cached, since every installed package is inspected. `path`: `sys.path`, which decides what is
+    installed.
     """
-    del path
+    del path  # it is only part of the cache's key
     return {entry.name: entry.value for entry in entry_points(group=group)}
 
 
 def find_code_name(name: str, kind: PluginKind) -> str | None:
-    """Return the code (package.module:Name) that an installed package declares under a name,
-    without importing it; None: there is none.
+    """Return the import path that a name stands for: itself, or what an installed package declares;
+    None: neither. Nothing is imported.
     """
     if CODE_NAME.fullmatch(name):
         return name
@@ -156,11 +160,11 @@ def find_code_name(name: str, kind: PluginKind) -> str | None:
 
 
 def expand_name(name: str, kind: PluginKind) -> str:
-    """Return the code (package.module:Name) of a name that a package declares; any other name
+    """Return the import path that an installed package declares under a name; any other name
     unchanged.
 
-    Nothing is imported. Raises ValueError: another than the party names what an installed package
-    declares.
+    Nothing is imported. Raises ValueError: the settings that are being read are another party's,
+    and may not name code.
     """
     code = find_code_name(name, kind)
     if code is None or code == name:
@@ -175,13 +179,13 @@ def expand_name(name: str, kind: PluginKind) -> str:
 class PluginTable(dict[str, _EntryT]):
     """A table of built-in entries by name, and of the plug-ins that this process has imported.
 
-    Only `take_name` imports code; a lookup never does. `ours` are the names of built-in entries.
+    Only `take_name` imports code; a lookup never does.
 
     Args:
-        ours: by name.
+        ours: the built-in entries by name. As an attribute it has their names.
         kind: of plug-ins.
-        prepare: maps an imported object and its name to the entry, or raises TypeError with what
-            was expected.
+        prepare: maps an imported object and its import path to the entry, or raises TypeError with
+            what was expected.
     """
 
     def __init__(
@@ -191,11 +195,7 @@ class PluginTable(dict[str, _EntryT]):
         kind: PluginKind,
         prepare: Callable[[Any, str], _EntryT],
     ) -> None:
-        """Make a table of built-in entries and plug-ins; `prepare` checks what a name of code
-        stands for.
-
-        `ours`: entries by name.
-        """
+        """Start with the built-in entries."""
         super().__init__(ours)
         self.ours = tuple(ours)
         self._kind: PluginKind = kind
@@ -209,13 +209,13 @@ class PluginTable(dict[str, _EntryT]):
         return (*self.ours, *declared)
 
     def take_name(self, name: str, *, key: str) -> str:
-        """Return the table's key for an entry, importing it if it is code.
+        """Return the table's key of an entry, which is imported if it is a plug-in.
 
         Args:
             name: a built-in one, an installed package's, or package.module:Name.
             key: the setting that names it, for errors.
 
-        Raises ConfigError: there is none, it is of another kind, or another than the party named it
+        Raises ConfigError: there is none, it is of another kind, or another party named it
         (`require_owner`).
         """
         if name in self:
@@ -234,27 +234,24 @@ class PluginTable(dict[str, _EntryT]):
 
 
 def require_class(candidate: Any, base: type) -> Any:
-    """Return a plug-in class that derives from `base` and has no abstract method left.
-
-    `candidate`: what the name leads to.
+    """Return an imported object that is a subclass of `base` without abstract methods.
 
     Raises TypeError: it is something else.
     """
-    wanted = f"{base.__module__}.{base.__name__}"
+    base_name = f"{base.__module__}.{base.__name__}"
     if not (isinstance(candidate, type) and issubclass(candidate, base)):
         kind = candidate.__name__ if isinstance(candidate, type) else type(candidate).__name__
-        raise TypeError(f"expected a subclass of {wanted}, got {kind}")
-    if missing := sorted(getattr(candidate, "__abstractmethods__", ())):
-        raise TypeError(f"{candidate.__name__} lacks {', '.join(missing)} of {wanted}")
+        raise TypeError(f"expected a subclass of {base_name}, got {kind}")
+    missing = sorted(getattr(candidate, "__abstractmethods__", ()))
+    if missing:
+        raise TypeError(f"{candidate.__name__} lacks {', '.join(missing)} of {base_name}")
     return candidate
 
 
 def import_code(name: str, *, key: str, code_folder: Path | None = None) -> Any:
-    """Return the class, function or module that `package.module:Name` names; see `import_name`.
+    """Return the class, function or other callable that `package.module:Name` names.
 
-    `code_folder`: a folder whose modules may be named; None: installed ones alone.
-
-    Raises ConfigError: it names nothing, or something of another kind.
+    Arguments as for `import_name`. Raises ConfigError: it names nothing, or nothing callable.
     """
     code_object = import_name(name, key=key, code_folder=code_folder)
     if not callable(code_object):
@@ -272,7 +269,7 @@ def import_name(name: str, *, key: str, code_folder: Path | None = None) -> Any:
         key: the setting that names it, for errors.
         code_folder: a folder whose modules may be named; None: the working directory.
 
-    Raises ConfigError: malformed, or there is no such module or name.
+    Raises ConfigError: malformed, or there is no such module or name, or its import fails.
     """
     if not CODE_NAME.fullmatch(name):
         raise ConfigError(f"{key}: expected code as package.module:Name, got {name!r}")
@@ -344,7 +341,7 @@ def _describe_import_error(error: Exception) -> str:
 
 @contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    """Import modules of this folder first during the block."""
+    """Put a folder first in Python's search path for modules, in this block."""
     sys.path.insert(0, str(folder))
     try:
         yield

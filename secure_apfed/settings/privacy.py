@@ -73,26 +73,25 @@ class GuardSettings(Settings):
     @field_validator("mechanism", mode="before")
     @classmethod
     def _is_a_guard(cls, mechanism: object) -> object:
-        """Return the guard's name, or the code that a declared name stands for; name the nearest in
-        errors.
+        """Return a built-in guard's name, or the import path of a plug-in.
+
+        Raises ValueError: it is neither; suggests the nearest name.
         """
         if not isinstance(mechanism, str) or mechanism in _GUARDS:
             return mechanism
         code = expand_name(mechanism, "guards")
         if not CODE_NAME.fullmatch(code):
             known = (*_GUARDS, *list_declared("guards"))
-            near = did_you_mean(mechanism, known, cutoff=0.7)
-            listed = ", ".join(map(repr, known))
+            suggestion = did_you_mean(mechanism, known, cutoff=0.7)
+            advice = f"; {suggestion}" if suggestion else ""
             raise ValueError(
-                f"expected one of {listed}, got {mechanism[:60]!r}{f'; {near}' if near else ''}"
+                f"expected one of {', '.join(map(repr, known))}, got {mechanism[:60]!r}{advice}"
             )
         return code
 
     @model_validator(mode="after")
     def _check_one_strength(self) -> Self:
-        """Refuse noise for no guard, and other than exactly one of sigma and
-        epsilon for a guard.
-        """
+        """Refuse sigma or epsilon without a guard, and a guard with both or neither."""
         strengths = [name for name in ("sigma", "epsilon") if getattr(self, name) is not None]
         if self.mechanism == "none" and strengths:
             raise ValueError(
@@ -130,7 +129,7 @@ class DpSgdSettings(Settings):
 
     @model_validator(mode="after")
     def _check_one_strength(self) -> Self:
-        """Refuse other than exactly one of noise_multiplier and epsilon."""
+        """Refuse both or neither of noise_multiplier and epsilon."""
         if (self.noise_multiplier is None) == (self.epsilon is None):
             count_text = "neither" if self.epsilon is None else "both"
             raise ValueError(
@@ -166,14 +165,14 @@ class LabelSettings(Settings):
     @model_validator(mode="after")
     def _check_one_strength(self) -> Self:
         """Refuse an epsilon without a mechanism, and a mechanism without one."""
-        if (self.mechanism == "none") != (self.epsilon is None):
+        if self.mechanism == "none" and self.epsilon is not None:
             raise ValueError(
-                f"labels.mechanism {self.mechanism} "
-                + (
-                    "changes no label, but epsilon was given; say mechanism: randomised_response"
-                    if self.mechanism == "none"
-                    else "needs epsilon, got none; say epsilon: 1.0"
-                )
+                "labels.mechanism none changes no label, but epsilon was given; say mechanism: "
+                "randomised_response"
+            )
+        if self.mechanism != "none" and self.epsilon is None:
+            raise ValueError(
+                f"labels.mechanism {self.mechanism} needs epsilon, got none; say epsilon: 1.0"
             )
         return self
 
@@ -216,9 +215,10 @@ class DefenceOfOthers(Settings):
     @model_validator(mode="before")
     @classmethod
     def _collect_options(cls, content: Any) -> Any:
-        """Move the keys beside `kind` into `options`, and expand a declared name to its code.
+        """Return the settings of a plug-in defence, with all keys but `kind` moved into `options`,
+        and a declared name replaced by its import path.
 
-        `content`: of one defence in the settings.
+        `content`: as they are written. Raises ValueError: no such defence is known.
         """
         if not isinstance(content, Mapping):
             return content
@@ -234,19 +234,23 @@ _DEFENCES = ("compression", "marvell")
 _OF_OTHERS = "package.module:Name"
 
 
-def kind(defence: Any) -> Any:
-    """Return the tag of a defence's settings: its built-in kind, or that it is a plug-in."""
-    named = defence.get("kind") if isinstance(defence, Mapping) else getattr(defence, "kind", None)
-    if not isinstance(named, str) or named in _DEFENCES:
-        return named
-    is_of_others = CODE_NAME.fullmatch(named) or list_declared("defences")
-    return _OF_OTHERS if is_of_others else named
+def find_defence_tag(defence: Any) -> Any:
+    """Return the tag by which pydantic picks the class of a defence's settings: a built-in kind, or
+    that of plug-ins.
+
+    `defence`: its settings, parsed or not.
+    """
+    kind = defence.get("kind") if isinstance(defence, Mapping) else getattr(defence, "kind", None)
+    if not isinstance(kind, str) or kind in _DEFENCES:
+        return kind
+    is_plug_in = CODE_NAME.fullmatch(kind) or list_declared("defences")
+    return _OF_OTHERS if is_plug_in else kind
 
 
 DefenceSettings = Annotated[
     Annotated[CompressionSettings, Tag("compression")]
     | Annotated[MarvellSettings, Tag("marvell")]
     | Annotated[DefenceOfOthers, Tag(_OF_OTHERS)],
-    Discriminator(kind),
+    Discriminator(find_defence_tag),
 ]
 """The settings of any defence, told apart by `kind`."""

@@ -167,7 +167,10 @@ def epsilon_words(epsilon: float | None) -> str:
 
 
 def list_epsilons(promises: Iterable[Promise]) -> dict[str, float]:
-    """Return the epsilon spent, by what it protects; infinite: no guarantee; absent: not sent."""
+    """Return the epsilon of each promise by its title; infinite without a guarantee.
+
+    Promises about data that are not sent are left out.
+    """
     return {
         promise.format_title(): promise.epsilon
         for promise in promises
@@ -186,9 +189,9 @@ def describe_epsilon(figure: str, epsilon: float | None) -> str:
 
 
 def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
-    """Return the title of a figure: its name, the party `of`, and what it covers.
+    """Return the title of a figure: its name, its party, and what it covers.
 
-    `fixed`: also what is assumed to be fixed.
+    `of`: the party; "": not named. `fixed`: whether to add what the guarantee assumes to be fixed.
 
     Examples:
         >>> figure_title("epsilon_v", of="shop", fixed=True)
@@ -196,9 +199,8 @@ def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
     """
     meaning, fixed_part = FIGURES[figure]
     owner = f" of {of}" if of else ""
-    return f"{figure}{owner}, {meaning}" + (
-        f", {fixed_part} held fixed" if fixed and fixed_part else ""
-    )
+    assumption = f", {fixed_part} held fixed" if fixed and fixed_part else ""
+    return f"{figure}{owner}, {meaning}{assumption}"
 
 
 def promises_of(
@@ -257,9 +259,9 @@ def _list_representation_promises(method: "MethodSettings", figures: Spent) -> I
 def _list_passive_promises(
     config: "RunSettings", contributions: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Promise]:
-    """Yield the promises for what passives send besides representations.
+    """Yield the promises for what passives send other than representations.
 
-    `contributions`: account of each passive that adds noise.
+    `contributions`: by passive that adds noise, its account.
     """
     for name, account in contributions.items():
         yield promise_of_account(account, party=name)
@@ -279,7 +281,7 @@ def _explain_missing_noise(method: "MethodSettings") -> str:
 
 
 def promise_of_account(account: Mapping[str, Any], *, party: str = "") -> Promise:
-    """Return the promise of one account: its figure, epsilon, delta and releases."""
+    """Return the promise of one account, a mapping with figure, epsilon, delta and releases."""
     epsilon = float(account["epsilon"])
     reason = "" if math.isfinite(epsilon) else "what was charged has no finite bound"
     return _make_promise(
@@ -296,9 +298,9 @@ def _make_promise(
     party: str = "",
     why: str = "",
 ) -> Promise:
-    """Return the promise of an account; without a release nothing was sent.
+    """Return a promise; epsilon 0 means that nothing was sent yet.
 
-    `why`: the reason where nothing is sent.
+    `why`: the reason for an infinite epsilon.
     """
     if epsilon == 0:
         return Promise(figure=figure, epsilon=None, party=party, why=_NOT_YET)
@@ -338,10 +340,10 @@ def promise_of_party(
 
 
 def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
-    """Return the promise of a party that has charged nothing yet; None: its
-    features do not leave.
+    """Return the promise of a party that has charged nothing yet; None: it sends nothing that
+    depends on its features.
 
-    `role`: active, passive, aggregator or dealer.
+    `role`: active or passive.
     """
     method = config.method
     if method.representations_from == ("active" if role == "active" else "passives"):

@@ -81,7 +81,10 @@ class Protection:
     read: Callable[[Any], Any] | None = None
 
     def compute_strength(self, value: Any) -> float:
-        """Return how much a value protects, higher is more; unknown values protect least."""
+        """Return how much a value protects, as a number that is higher for more protection.
+
+        Unknown values protect least.
+        """
         if self.less == "other":
             ranks = (-rank for rank, group in enumerate(self.order) if value in group)
             return next(ranks, -math.inf)
@@ -152,8 +155,8 @@ class Key:
 
     @property
     def departs(self) -> bool:
-        """True if it protects less than the default or, without a default, than the strongest
-        value.
+        """Whether its value protects less than the default or, without a default, than the
+        strongest one.
         """
         if self.mark is None:
             return bool(self.value != self.default)
@@ -189,7 +192,7 @@ class Departure:
 
 
 def find_departures(settings: Settings) -> tuple[Departure, ...]:
-    """Return every key that protects less than by default, in the settings' order."""
+    """Return every setting that protects less than by default, in the settings' order."""
     return tuple(
         Departure(
             setting=key.path,
@@ -204,27 +207,27 @@ def find_departures(settings: Settings) -> tuple[Departure, ...]:
 
 
 def find_keys(settings: Settings, default: Any = None, prefix: str = "") -> Iterator[Key]:
-    """Yield every key of a proposal, except those that each party sets for itself.
+    """Yield every key of settings that all parties agree on, with its value, default and mark.
 
-    `default`: the default settings. `prefix`: path of these settings.
+    `default`: settings of the same class that replace its defaults; None: none. `prefix`: dotted
+    path of these settings, with a dot at the end.
     """
     for name, declared in type(settings).model_fields.items():
         if _is_of_each_party(name, declared):
             continue
         path = f"{prefix}{name}"
         value = getattr(settings, name)
-        usual = (
-            getattr(default, name)
-            if isinstance(default, type(settings))
-            else _find_default(declared)
-        )
+        if isinstance(default, type(settings)):
+            default_value = getattr(default, name)
+        else:
+            default_value = _find_default(declared)
         mark = _get_protection_mark(declared)
         if mark is not None:
-            yield _make_key(path, settings, default, value, usual, mark)
+            yield _make_key(path, settings, default, value, default_value, mark)
         elif isinstance(value, Settings):
-            yield from find_keys(value, usual, f"{path}.")
+            yield from find_keys(value, default_value, f"{path}.")
         elif not _find_settings_classes(declared.annotation):
-            yield Key(path=path, value=value, default=usual, mark=None)
+            yield Key(path=path, value=value, default=default_value, mark=None)
         elif isinstance(value, Mapping | tuple):
             parts = value.items() if isinstance(value, Mapping) else enumerate(value)
             for index, part in parts:
@@ -234,9 +237,9 @@ def find_keys(settings: Settings, default: Any = None, prefix: str = "") -> Iter
 def find_key_types(
     kind: type[Settings], prefix: str = ""
 ) -> Iterator[tuple[str, Protection | Unprotective | FollowsFrom | None]]:
-    """Yield path and mark of every key that such settings may have; `*` stands for any name.
+    """Yield the dotted path and the mark of every key that settings of this class may have.
 
-    `prefix`: path of these settings.
+    `*` stands for any name. `prefix`: path of these settings, with a dot at the end.
     """
     for name, declared in kind.model_fields.items():
         if _is_of_each_party(name, declared):
@@ -252,7 +255,9 @@ def find_key_types(
 
 
 def list_keys(kind: type[Settings], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted path of every key that such settings may have; `*` stands for any name."""
+    """Yield the dotted path of every key that settings of this class may have, those of single
+    parties included; `*` stands for any name. `prefix`: as for `find_key_types`.
+    """
     for name, declared in kind.model_fields.items():
         yield f"{prefix}{name}"
         is_collection = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
@@ -273,6 +278,8 @@ def require_limits(
     """Refuse settings that protect less than a party's own file allows.
 
     Args:
+        settings: of the run.
+        minima, maxima: the party's limits by dotted path, in which `*` is any name.
         known: by path, the marks of all possible keys (`find_key_types`).
         party: whose limits these are.
         file: where they are written.
@@ -282,36 +289,44 @@ def require_limits(
     names all of them, and what to change where.
     """
     keys = list(find_keys(settings))
-    wrong = list[str]()
+    faults = list[str]()
     for side, limits in (("minima", minima), ("maxima", maxima)):
         for pattern, limit in limits.items():
             mark = _find_limited_mark(pattern, side, limit, known, file)
+            bound = _BOUND_WORDS[side] if mark.less != "other" else " or what protects more"
             matches = [key for key in keys if _is_match(pattern, key.path)]
             values = [(key.path, key.value) for key in matches] or [(pattern, None)]
-            wrong += [
-                f"{party}: {path} is {_format_value(value) if matches else 'not set in this run'}, "
-                f"and {side}.{pattern} of {file} asks for {_format_value(limit)}"
-                f"{_AT[side] if mark.less != 'other' else ' or what protects more'}: it protects "
-                f"{mark.whom} (less: {mark.means}); ask {ask} for other settings, or change "
-                f"{side}.{pattern} in {file}"
-                for path, value in values
-                if (value is None and mark.less != "other") or mark.is_less(value, limit)
-            ]
-    if wrong:
-        raise ConfigError("\n".join(wrong))
+            for path, value in values:
+                is_missing = value is None and mark.less != "other"
+                if not is_missing and not mark.is_less(value, limit):
+                    continue
+                state = _format_value(value) if matches else "not set in this run"
+                faults.append(
+                    f"{party}: {path} is {state}, and {side}.{pattern} of {file} asks for "
+                    f"{_format_value(limit)}{bound}: it protects {mark.whom} (less: {mark.means}); "
+                    f"ask {ask} for other settings, or change {side}.{pattern} in {file}"
+                )
+    if faults:
+        raise ConfigError("\n".join(faults))
 
 
-_AT = {"minima": " at least", "maxima": " at most"}
+_BOUND_WORDS = {"minima": " at least", "maxima": " at most"}
 
 
 def _find_limited_mark(
     pattern: str, side: str, limit: Limit, known_marks: Mapping[str, Any], file: str
 ) -> Protection:
-    """Return the mark of the key that a limit names. Raises ConfigError: it cannot
-    be limited so.
+    """Return the protection mark of the key that a party's limit names.
 
-    `pattern`: the limit's path, where * is any name. `side`: "minima" or "maxima". `known_marks`:
-    marks by path.
+    Args:
+        pattern: the limit's dotted path, in which `*` is any name.
+        side: "minima" or "maxima".
+        limit: its value.
+        known_marks: marks of all possible keys, by path.
+        file: where the limit is written, for errors.
+
+    Raises:
+        ConfigError: there is no such key, or it cannot be limited on this side or by this value.
     """
     place = f"{file}: {side}.{pattern}"
     marks = [
@@ -325,8 +340,8 @@ def _find_limited_mark(
         raise ConfigError(f"{place}: this setting protects nobody; leave it out")
     right_side = "maxima" if mark.less == "higher" else "minima"
     if side != right_side:
-        way = "more" if mark.less == "higher" else "less"
-        raise ConfigError(f"{place}: {way} of it protects less; say it under {right_side}")
+        direction = "more" if mark.less == "higher" else "less"
+        raise ConfigError(f"{place}: {direction} of it protects less; say it under {right_side}")
     if mark.less == "other":
         names = [name for group in mark.order for name in group if name is not None]
         if limit not in names:
@@ -351,17 +366,19 @@ def _is_match(pattern: str, path: str) -> bool:
 
 
 def _make_key(
-    path: str, settings: Settings, default: Any, value: Any, usual: Any, mark: Any
+    path: str, settings: Settings, default: Any, value: Any, default_value: Any, mark: Any
 ) -> Key:
-    """Return a key with value and default, as its mark reads them.
+    """Return a key with its value and default, which its mark may derive from all `settings`.
 
-    `usual`: the default.
+    `default`: as for `find_keys`. `value`, `default_value`: of the key itself.
     """
     read_value = mark.read if isinstance(mark, Protection) else None
     if read_value is None:
-        return Key(path=path, value=value, default=usual, mark=mark)
-    defaults = default if isinstance(default, type(settings)) else type(settings)()
-    return Key(path=path, value=read_value(settings), default=read_value(defaults), mark=mark)
+        return Key(path=path, value=value, default=default_value, mark=mark)
+    default_settings = default if isinstance(default, type(settings)) else type(settings)()
+    return Key(
+        path=path, value=read_value(settings), default=read_value(default_settings), mark=mark
+    )
 
 
 def _find_default(declared: FieldInfo) -> Any:
@@ -373,13 +390,16 @@ def _is_of_each_party(name: str, declared: FieldInfo) -> bool:
 
 
 def _get_protection_mark(declared: FieldInfo) -> Any:
-    """Return the protection mark in a field's metadata; constants protect nobody."""
-    marks = (Protection, Unprotective, FollowsFrom)
-    constant = (
-        get_origin(declared.annotation) is Literal and len(get_args(declared.annotation)) == 1
-    )
-    declared_marks = (mark for mark in declared.metadata if isinstance(mark, marks))
-    return next(declared_marks, NOBODY if constant else None)
+    """Return the mark in a field's metadata that says whom it protects; None: there is none.
+
+    A field with a single possible value has the mark `NOBODY`.
+    """
+    kinds = (Protection, Unprotective, FollowsFrom)
+    marks = [mark for mark in declared.metadata if isinstance(mark, kinds)]
+    if marks:
+        return marks[0]
+    values = get_args(declared.annotation) if get_origin(declared.annotation) is Literal else ()
+    return NOBODY if len(values) == 1 else None
 
 
 def _strip_annotations(annotation: Any) -> Any:
@@ -398,7 +418,7 @@ def _find_settings_classes(annotation: Any) -> list[type[Settings]]:
 
 
 def _format_value(value: Any) -> str:
-    """Return a value as a settings file has it, shortened."""
+    """Return a value as it is written in a settings file, shortened; for messages."""
     if value is NO_DEFAULT:
         return _NO_DEFAULT
     words = {None: "null", True: "true", False: "false"}

@@ -188,7 +188,7 @@ class RunSettings(Settings, ABC):
         listed = [attacks] if isinstance(attacks, str) else attacks
         if not isinstance(listed, list | tuple):
             return listed
-        # Strict once it was looked at.
+        # The settings accept no list in place of a tuple.
         return tuple({"name": choice} if isinstance(choice, str) else choice for choice in listed)
 
     def settings_of(self, passive: str) -> PassiveSettings:
@@ -206,11 +206,13 @@ class RunSettings(Settings, ABC):
 
     @property
     def effective_transcript(self) -> TranscriptSettings:
-        """The transcript's settings with "auto" resolved."""
+        """The transcript's settings with "auto" resolved: payloads are stored if the run is to be
+        attacked.
+        """
         if self.transcript.keep != "auto":
             return self.transcript
-        is_read = self.attacks or self.tradeoff
-        return TranscriptSettings(keep="first_and_last" if is_read else "none")
+        is_attacked = self.attacks or self.tradeoff
+        return TranscriptSettings(keep="first_and_last" if is_attacked else "none")
 
     @property
     def labels_are_private(self) -> bool:

@@ -48,7 +48,7 @@ Width = Annotated[int, Field(ge=1, le=65536)]
 MAX_PARAMETERS = 2**28
 """Largest number of parameters of one layer, or of a network between layers of configured widths:
 1 GiB of float32."""
-_AUTO_NUMBERS = 32
+_AUTO_SIZE = 32  # of a representation
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 """Pattern of the device on which a party computes, as its settings name it."""
 # As model.projection is read where it names no number, for comparisons.
@@ -140,7 +140,7 @@ class ModelSettings(Settings):
         higher_is_less(
             EVERYBODY,
             "more numbers of each row are sent, or summed",
-            numbers={"auto": _AUTO_NUMBERS},
+            numbers={"auto": _AUTO_SIZE},
         ),
     ] = "auto"
     projection: Annotated[
@@ -161,21 +161,25 @@ class ModelSettings(Settings):
     @field_validator("network", mode="before")
     @classmethod
     def _is_a_network(cls, network: object) -> object:
-        """Return the network's name; errors name the nearest, or how own code is named."""
-        ours = get_args(get_args(cls.model_fields["network"].annotation)[0])
-        if isinstance(network, str) and network not in ours:
+        """Return a built-in network's name, or the import path of the user's own code.
+
+        Raises ValueError: it is neither; names the nearest name, or the form of such a path.
+        """
+        built_in = get_args(get_args(cls.model_fields["network"].annotation)[0])
+        if isinstance(network, str) and network not in built_in:
             network = expand_name(network, "networks")
             if ":" not in network and "." not in network:
-                raise ValueError(unknown_name(network, (*ours, *list_declared("networks"))))
+                raise ValueError(unknown_name(network, (*built_in, *list_declared("networks"))))
             require_code_name(network)
         return network
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
-        """Refuse too large networks by arithmetic, before any is built: another party may propose
-        them.
+        """Refuse networks of too many parameters, which another party may propose, before any is
+        built.
         """
-        if (parameters := self.min_parameters) > MAX_PARAMETERS:
+        parameters = self.min_parameters
+        if parameters > MAX_PARAMETERS:
             raise ValueError(
                 f"these layers have {parameters:,} parameters, expected {MAX_PARAMETERS:,} at "
                 "most; take fewer or narrower ones in hidden, head, sequences, random_features or "
@@ -190,26 +194,28 @@ class ModelSettings(Settings):
 
     @property
     def min_parameters(self) -> int:
-        """The number of parameters between layers of configured widths, whatever the rows are."""
-        hidden = (*self.hidden, self.representation_size)
-        between = sum(inputs * outputs for inputs, outputs in pairwise(hidden))
-        head = sum(inputs * outputs for inputs, outputs in pairwise(self.head))
-        waves = 0
-        if self.network in ("random_features", "cross_view"):
-            waves = self.random_features * self.representation_size
+        """The number of parameters that do not depend on the width of the data: between hidden
+        layers, of the head, from random features, and of the GRUs of sequences.
+        """
         size = self.representation_size
-        views = sum(
+        hidden_layers = sum(inputs * outputs for inputs, outputs in pairwise((*self.hidden, size)))
+        head_layers = sum(inputs * outputs for inputs, outputs in pairwise(self.head))
+        random_features = 0
+        if self.network in ("random_features", "cross_view"):
+            random_features = self.random_features * size
+        # A bidirectional GRU has 3 gates in each of 2 directions.
+        grus = sum(
             steps * channels + 6 * size * (channels + size + 2)
             for steps, channels in self.sequences
         )
-        return between + head + waves + views
+        return hidden_layers + head_layers + random_features + grus
 
     @property
     def representation_size(self) -> int:
         """D, the size of the encoder's output; an upper limit where parties may agree on less."""
         if self.representation != "auto":
             return self.representation
-        return 1 if self.network == "glm" else _AUTO_NUMBERS
+        return 1 if self.network == "glm" else _AUTO_SIZE
 
 
 class ReconstructionSettings(Settings):
@@ -386,9 +392,10 @@ class TrainSettings(Settings):
 
     @property
     def trains_unaligned_rows(self) -> bool:
-        """True if rows that no passive knows take part in the epochs of the exchange.
+        """Whether rows that no passive has are in the batches of the exchange.
 
-        Without the task loss they would train nothing there; local models use them afterwards.
+        Under `labels: after` there is no task loss, so that they would train nothing; local models
+        use them afterwards.
         """
         return self.use_unaligned and not self.meets_labels_after
 
@@ -449,7 +456,11 @@ class PassiveSettings(Settings):
     @field_validator("objective", mode="before")
     @classmethod
     def _take_code(cls, objective: object) -> object:
-        """Return the objective's settings from a name: a built-in objective, or own code."""
+        """Return the settings of an objective that is given by name or by own code.
+
+        `objective`: a name, a mapping with a name, or settings. Own code becomes the objective
+        `own`, with all other keys but row_wise as its options.
+        """
         content = {"name": objective} if isinstance(objective, str) else objective
         if not isinstance(content, Mapping) or not isinstance(content.get("name"), str):
             return objective
@@ -458,12 +469,17 @@ class PassiveSettings(Settings):
             return content
         code = expand_name(name, "objectives")
         if not CODE_NAME.fullmatch(code):
-            if declared := list_declared("objectives"):
+            declared = list_declared("objectives")
+            if declared:
                 raise ValueError(unknown_name(name, (*_OBJECTIVES, *declared)))
-            return content  # of which the settings say what was expected
-        options = {key: value for key, value in content.items() if key not in ("name", "row_wise")}
-        promised = {key: content[key] for key in ("row_wise",) if key in content}
-        return {"name": "own", "code": code, "options": options, **promised}
+            return content  # pydantic's error then lists the built-in objectives
+        own: dict[str, Any] = {"name": "own", "code": code}
+        own["options"] = {
+            key: value for key, value in content.items() if key not in ("name", "row_wise")
+        }
+        if "row_wise" in content:
+            own["row_wise"] = content["row_wise"]
+        return own
 
 
 class NoiseSettings(Settings):

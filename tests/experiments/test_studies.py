@@ -320,7 +320,7 @@ def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
 def test_a_worker_takes_the_code_that_settings_of_the_caller_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plugins, "_named", set())  # as in a process that has read no settings
+    monkeypatch.setattr(plugins, "_noted_code", set())  # as in a process that has read no settings
     task = partial(plugins.require_owner, "their_attacks:Mine", key="attacks", noted=True)
     with pytest.raises(ConfigError, match="only the party that runs code may name it"):
         _run_task("trial", task, own_modules=())
