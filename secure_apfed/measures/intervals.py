@@ -26,11 +26,12 @@ MIN_ROWS = 20
 """Rows of each class, below which resamples alone vary too little."""
 MIN_POSITIVES = 30
 """Rows of a rare class, below which its figures carry a warning."""
-# Cells of one block of resamples, so that a block stays in the cache.
-_CELLS = 50_000
-_LEAST = 8
-# Cells of all cached resamples, in 16 bits each.
-_KEPT_CELLS = 2**24
+# Counts in one block of resamples, so that a block stays in the processor's cache; resamples of a
+# block at least.
+_BLOCK_CELLS = 50_000
+_MIN_BLOCK = 8
+# Counts of resamples that are cached at most, in 16 bits each.
+_CACHED_CELLS = 2**24
 _CONFIDENCE = 0.95
 # A largest difference is biased upwards by sampling: rows against all people, and resamples against
 # the rows. Mirroring the interval at the value removes that bias.
@@ -52,21 +53,21 @@ def estimate_measures(
     """Return all measures that the rows define, with percentile intervals; KS has the basic one.
 
     Rows are drawn class by class, so that a rare class is in every resample: intervals are for this
-    share of each class. Measures of one resample are of the same rows. If a class has fewer rows
-    than `MIN_ROWS`, intervals also contain the measure with one more row of the rarest class,
-    predicted like the worst and like the best of all rows.
+    share of each class. All measures of one resample use the same rows. If a class has fewer rows
+    than `MIN_ROWS`, intervals are widened to those with one more row of the rarest class, predicted
+    like the worst and like the best of all rows.
     """
     values = measure_all(scored)
-    spans = [
+    intervals = [
         _compute_intervals(sample, values, resamples, seed)
         for sample in (scored, *_add_rare_row(scored))
     ]
-    return {
-        name: Estimate(
-            value, min(span[name][0] for span in spans), max(span[name][1] for span in spans)
-        )
-        for name, value in values.items()
-    }
+    estimates = {}
+    for name, value in values.items():
+        low = min(interval[name][0] for interval in intervals)
+        high = max(interval[name][1] for interval in intervals)
+        estimates[name] = Estimate(value, low, high)
+    return estimates
 
 
 def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
@@ -77,24 +78,26 @@ def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
     the measure.
     """
     rows = len(scored.truth)
-    redrawn = REDRAWN[measure.name]
-    block = max(_LEAST, _CELLS // max(rows, 1))
-    on_all_rows = redrawn(Resamples(scored, np.ones((1, rows))))
+    measure_resamples = REDRAWN[measure.name]
+    block = max(_MIN_BLOCK, _BLOCK_CELLS // max(rows, 1))
+    value = measure_resamples(Resamples(scored, np.ones((1, rows))))
     influences = []
     with np.errstate(divide="ignore", invalid="ignore"):
-        for first in range(0, rows, block):
-            counts_RB = np.ones((min(block, rows - first), rows))
-            counts_RB[np.arange(len(counts_RB)), first + np.arange(len(counts_RB))] = 0
-            influences.append((rows - 1) * (on_all_rows - redrawn(Resamples(scored, counts_RB))))
+        for start in range(0, rows, block):
+            # Resample r of the block has every row once but row start + r.
+            counts_RB = np.ones((min(block, rows - start), rows))
+            in_block = np.arange(len(counts_RB))
+            counts_RB[in_block, start + in_block] = 0
+            value_without_R = measure_resamples(Resamples(scored, counts_RB))
+            influences.append((rows - 1) * (value - value_without_R))
     return np.concatenate([np.empty(0), *influences])
 
 
-def proportion_interval(of_it: int, rows: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson 1927), valid even for few or no rows.
-
-    `of_it`: the number of rows that count, of `rows` in all.
+def proportion_interval(successes: int, rows: int) -> tuple[float, float]:
+    """Return the 95 % interval of the share successes / rows (Wilson 1927), valid even for few or
+    no rows.
     """
-    interval = scipy.stats.binomtest(of_it, rows).proportion_ci(_CONFIDENCE, method="wilson")
+    interval = scipy.stats.binomtest(successes, rows).proportion_ci(_CONFIDENCE, method="wilson")
     return float(interval.low), float(interval.high)
 
 
@@ -103,31 +106,33 @@ def gain_between(
 ) -> Estimate | None:
     """Return how much better one model is than another on the same rows, with a 95 % interval.
 
-    The interval is over rows and paired: both models are measured on each draw of the rows, so that
-    rows hard for both cancel. None if they were tested on other rows, or the measure is not defined
-    there.
+    The interval is over rows and paired: both models are measured on the same bootstrap resamples,
+    so that rows which are hard for both cancel. None if they were tested on different rows, or the
+    measure is undefined there.
 
-    `resamples`: R, how many bootstrap samples.
+    `resamples`: R, their number.
     """
     if not np.array_equal(model.truth, reference.truth):
         return None
     values = [measure_all(scored).get(measure.name, math.nan) for scored in (model, reference)]
     if any(map(math.isnan, values)):
         return None
-    redrawn = REDRAWN[measure.name]
+    measure_resamples = REDRAWN[measure.name]
     sign = 1 if measure.higher_is_better else -1
-    gains_R = [
-        sign * (redrawn(Resamples(model, counts_RB)) - redrawn(Resamples(reference, counts_RB)))
-        for counts_RB in _iter_draws(model, resamples if len(model.truth) > 1 else 0, seed)
-    ]
-    return Estimate(measure.compute_gain(*values), *_compute_interval(0.0, gains_R, mirrored=False))
+    gains: list[FloatArray] = []  # (R,) of each block
+    for counts_RB in _iter_draws(model, resamples if len(model.truth) > 1 else 0, seed):
+        model_R = measure_resamples(Resamples(model, counts_RB))
+        reference_R = measure_resamples(Resamples(reference, counts_RB))
+        gains.append(sign * (model_R - reference_R))
+    low, high = _compute_interval(0.0, gains, mirrored=False)
+    return Estimate(measure.compute_gain(*values), low, high)
 
 
 def _add_rare_row(scored: Scored) -> Iterator[Scored]:
-    """Yield the same rows with one more of a rare class: predicted worst, then predicted best.
+    """Yield the same rows with one more of the rarest class: predicted worst, then predicted best.
 
-    Only where a class has few rows: the interval of few rows that are all predicted correctly would
-    otherwise have no width.
+    Nothing is yielded unless a class has fewer than `MIN_ROWS` rows: the interval of few rows that
+    are all predicted correctly would otherwise have no width.
     """
     if np.issubdtype(scored.truth.dtype, np.floating):
         return
@@ -136,8 +141,8 @@ def _add_rare_row(scored: Scored) -> Iterator[Scored]:
         return
     rarest = classes[counts.argmin()]
     class_scores_B = scored.scores[:, rarest]
-    for place in (class_scores_B.argmin(), class_scores_B.argmax()):
-        extended = scored.select_rows(np.append(np.arange(len(scored.truth)), place))
+    for row in (class_scores_B.argmin(), class_scores_B.argmax()):
+        extended = scored.select_rows(np.append(np.arange(len(scored.truth)), row))
         extended.truth[-1] = rarest
         yield extended
 
@@ -145,12 +150,16 @@ def _add_rare_row(scored: Scored) -> Iterator[Scored]:
 def _compute_intervals(
     scored: Scored, values: Mapping[str, float], resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Return, by measure, its interval over resamples of these rows; NaN ends for a single row."""
+    """Return by measure the interval of its value over resamples of these rows; NaN ends for a
+    single row.
+
+    `values`: by measure, on the rows themselves. `resamples`: their number.
+    """
     resampled: dict[str, list[FloatArray]] = {name: [] for name in values}
     for counts_RB in _iter_draws(scored, resamples if len(scored.truth) > 1 else 0, seed):
-        redrawn = Resamples(scored, counts_RB)
+        block = Resamples(scored, counts_RB)
         for name, arrays in resampled.items():
-            arrays.append(REDRAWN[name](redrawn))
+            arrays.append(REDRAWN[name](block))
     return {
         name: _compute_interval(value, resampled[name], mirrored=name in _MIRRORED)
         for name, value in values.items()
@@ -158,38 +167,42 @@ def _compute_intervals(
 
 
 def _iter_draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
-    """Yield how often each row is drawn, (R, B), in blocks of resamples."""
+    """Yield how often each resample has each row, (R, B), in blocks of resamples."""
     truth_B = scored.truth
-    if resamples * len(truth_B) > _KEPT_CELLS:
+    if resamples * len(truth_B) > _CACHED_CELLS:
         return _draw_counts(truth_B, resamples, seed)
     draws = _cache_draws(truth_B.tobytes(), truth_B.dtype.str, resamples, seed)
     return (counts_RB.astype(np.float64) for counts_RB in draws)
 
 
 @lru_cache(maxsize=1)
-def _cache_draws(truth: bytes, kind: str, resamples: int, seed: int) -> list[NDArray[np.uint16]]:
-    """Return the draws for these rows, cached: a run's report and summary use the same ones."""
-    draws = _draw_counts(np.frombuffer(truth, kind), resamples, seed)
+def _cache_draws(truth: bytes, dtype: str, resamples: int, seed: int) -> list[NDArray[np.uint16]]:
+    """Return the blocks of `_draw_counts`, cached: a run's report and summary use the same ones.
+
+    `truth`, `dtype`: the rows' truth as bytes, which can be a cache's key.
+    """
+    draws = _draw_counts(np.frombuffer(truth, dtype), resamples, seed)
     return [counts_RB.astype(np.uint16) for counts_RB in draws]
 
 
 def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[FloatArray]:
-    """Yield multinomial counts (R, B) by class, so that every class keeps its number of rows.
+    """Yield how often each resample has each row, (R, B), in blocks of resamples.
 
-    `truth_B`: class of each row. `resamples`: R, how many bootstrap samples.
+    Rows are drawn with replacement within each class, so that a class keeps its number of rows.
+
+    `truth_B`: class of each row, or numbers. `resamples`: their number.
     """
     groups = _group_rows(truth_B)
     rows = len(truth_B)
-    rngs = np.random.default_rng(seed).spawn(len(groups))  # so that blocks change nothing
-    block = max(_LEAST, _CELLS // max(rows, 1))
-    for first in range(0, resamples, block):
-        count = min(block, resamples - first)
+    # A generator for each class, so that draws do not depend on the size of blocks.
+    generators = np.random.default_rng(seed).spawn(len(groups))
+    block = max(_MIN_BLOCK, _BLOCK_CELLS // max(rows, 1))
+    for start in range(0, resamples, block):
+        count = min(block, resamples - start)
         counts_RB = np.empty((count, rows))
-        for rng, group in zip(rngs, groups, strict=True):
-            drawn_counts = rng.multinomial(
-                len(group), np.full(len(group), 1 / len(group)), size=count
-            )
-            counts_RB[:, group] = drawn_counts
+        for generator, group in zip(generators, groups, strict=True):
+            probabilities = np.full(len(group), 1 / len(group))
+            counts_RB[:, group] = generator.multinomial(len(group), probabilities, size=count)
         yield counts_RB
 
 
@@ -203,7 +216,9 @@ def _group_rows(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
 def _compute_interval(
     value: float, resampled: list[FloatArray], *, mirrored: bool
 ) -> tuple[float, float]:
-    """Return the interval from resampled values: by percentiles, or mirrored at the value."""
+    """Return the 95 % interval from resampled values (blocks of (R,)): by percentiles or, if
+    `mirrored`, these reflected at the value within 0 to 1; NaN ends without values.
+    """
     if not resampled:
         return math.nan, math.nan
     tail = (1 - _CONFIDENCE) / 2
@@ -217,9 +232,9 @@ def _compute_interval(
 
 @dataclass(frozen=True, eq=False)
 class _Curve:
-    """The true and false alarms (T, R) by threshold, from the strictest on.
+    """The numbers of true and false positives (T, R) by threshold, from the strictest on.
 
-    Resamples come last: sums over thresholds then add whole rows.
+    Resamples are the last axis: sums over thresholds then add contiguous rows.
     """
 
     true: FloatArray
@@ -231,18 +246,21 @@ class _Curve:
         return _compute_shares(self.true), _compute_shares(self.false)
 
 
-def _compute_shares(alarms_TR: FloatArray) -> FloatArray:
-    """Return cumulated counts (T, R) as shares of the total, with a first row of zeros."""
-    share_TR = np.zeros((1 + len(alarms_TR), alarms_TR.shape[1]))
-    np.divide(alarms_TR, alarms_TR[-1], out=share_TR[1:])
+def _compute_shares(cumulated_TR: FloatArray) -> FloatArray:
+    """Return cumulated counts (T, R) as shares of the last one, after a row of zeros,
+    (T + 1, R).
+    """
+    share_TR = np.zeros((1 + len(cumulated_TR), cumulated_TR.shape[1]))
+    np.divide(cumulated_TR, cumulated_TR[-1], out=share_TR[1:])
     return share_TR
 
 
 @dataclass(frozen=True, eq=False)
 class Resamples:
-    """A set of resamples of scored rows, each with as many rows of every class as there are.
+    """A set of R resamples of scored rows.
 
     Attributes:
+        scored: the rows.
         counts: (R, B), how often each resample has each row.
     """
 
@@ -250,8 +268,9 @@ class Resamples:
     counts: FloatArray
 
     def compute_means(self, values_B: FloatArray) -> FloatArray:
-        means: FloatArray = self.counts @ values_B / self.counts.sum(axis=1)
-        return means
+        """Return the mean of the rows' values in each resample, (R,)."""
+        means_R: FloatArray = self.counts @ values_B / self.counts.sum(axis=1)
+        return means_R
 
     @cached_property
     def decisions(self) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -267,19 +286,23 @@ class Resamples:
 
     @cached_property
     def curves(self) -> tuple[_Curve, ...]:
-        """The ROC counts of each class in question; a class with no row, or all rows, has none."""
+        """The ROC curves of the second of two classes, or of each of more classes; a class with no
+        row, or all rows, has none.
+        """
         return tuple(self._iter_curves())
 
     def _iter_curves(self) -> Iterator[_Curve]:
-        """Yield each class's true and false alarms by threshold; equal scores share a threshold."""
+        """Yield the ROC curves; rows with equal scores share a threshold."""
         scores = self.scored.scores
         truth_B = self.scored.truth
         counts_BR = np.ascontiguousarray(self.counts.T)
-        ranked = {1: scores} if scores.ndim == 1 else dict(enumerate(scores.T))
-        for label in ranked if len(ranked) > 2 else (1,):
+        scores_by_class = {1: scores} if scores.ndim == 1 else dict(enumerate(scores.T))
+        for label in scores_by_class if len(scores_by_class) > 2 else (1,):
             if 0 < (truth_B == label).sum() < len(truth_B):
-                order_B = np.argsort(-ranked[label], kind="stable")
-                ends_T = np.flatnonzero(np.diff(ranked[label][order_B], append=-np.inf))
+                class_scores_B = scores_by_class[label]
+                order_B = np.argsort(-class_scores_B, kind="stable")
+                # The last row of each run of equal scores.
+                ends_T = np.flatnonzero(np.diff(class_scores_B[order_B], append=-np.inf))
                 is_label_B = (truth_B == label)[order_B]
                 ranked_counts_BR = counts_BR[order_B]
                 all_TR = ranked_counts_BR.cumsum(axis=0)[ends_T]
@@ -288,6 +311,7 @@ class Resamples:
 
     @cached_property
     def auc(self) -> FloatArray:
+        """The area under the ROC curve of each resample, (R,), mean over classes."""
         areas = [np.trapezoid(*curve.shares, axis=0) for curve in self.curves]
         return np.asarray(np.mean(areas, axis=0))
 
@@ -305,9 +329,10 @@ def _compute_average_precision(resamples: Resamples) -> FloatArray:
     """Return the average precision of each resample, (R,), mean over classes."""
     precisions = []
     for curve in resamples.curves:
-        alarms_TR = curve.true + curve.false
-        precision_TR = curve.true / np.maximum(alarms_TR, 1)
-        precisions.append((np.diff(curve.shares[0], axis=0) * precision_TR).sum(axis=0))
+        predicted_TR = curve.true + curve.false
+        precision_TR = curve.true / np.maximum(predicted_TR, 1)
+        true_share_TR, _ = curve.shares
+        precisions.append((np.diff(true_share_TR, axis=0) * precision_TR).sum(axis=0))
     return np.asarray(np.mean(precisions, axis=0))
 
 

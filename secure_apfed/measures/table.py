@@ -28,10 +28,10 @@ from secure_apfed.errors import DataError
 from secure_apfed.settings import unknown_name
 
 FloatArray: TypeAlias = NDArray[np.float64]
-_EVALUATION_ROWS = 4096
+_EVALUATION_ROWS = 4096  # of a forward pass
 Task: TypeAlias = Literal["classification", "regression", "poisson"]
-_CANDIDATES = 200
-_RANGES = 10
+_MAX_CANDIDATES = 200  # thresholds that are tried
+_RANGES = 10  # of scores, in calibration curves and lift tables
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,10 +39,10 @@ class Scored:
     """A set of rows with their truth, and a model's predictions for them.
 
     Attributes:
-        truth: (B,), classes 0 to K - 1; floating, the targets of a regression.
+        truth: (B,), classes 0 to K - 1; of a regression floating-point targets.
         scores: (B, K), probabilities of each class; of a regression (B,), the predictions.
-        threshold: of two classes, the probability of the second from which on it is decided for;
-            None: the likeliest class is.
+        threshold: of two classes, the probability from which the second is predicted; None: the
+            likeliest class is.
         are_counts: whether the targets of a regression are counts, which have a deviance, too.
     """
 
@@ -71,35 +71,34 @@ class Scored:
 
     @classmethod
     def from_probabilities(cls, truth: ArrayLike, probabilities: ArrayLike) -> Self:
-        """Return scores from labels (B,) and probabilities (B, K); for two classes also (B,) of the
-        second.
+        """Return scored rows from labels (B,) and probabilities (B, K), or (B,) of the second of
+        two classes. Raises DataError: they do not fit together.
         """
         labels_B = np.asarray(truth, dtype=np.int64)
-        shares = np.asarray(probabilities, dtype=np.float64)
-        shares_BK = np.column_stack([1 - shares, shares]) if shares.ndim == 1 else shares
-        if shares_BK.ndim != 2 or shares_BK.shape[1] < 2:
-            raise DataError(f"measures: probabilities are (B, K) or (B,), got {shares.shape}")
-        if not ((shares_BK >= 0).all() and np.allclose(shares_BK.sum(axis=1), 1, atol=1e-4)):
+        scores = np.asarray(probabilities, dtype=np.float64)
+        scores_BK = np.column_stack([1 - scores, scores]) if scores.ndim == 1 else scores
+        if scores_BK.ndim != 2 or scores_BK.shape[1] < 2:
+            raise DataError(f"measures: probabilities are (B, K) or (B,), got {scores.shape}")
+        if not ((scores_BK >= 0).all() and np.allclose(scores_BK.sum(axis=1), 1, atol=1e-4)):
             raise DataError(
                 "measures: the probabilities of a row are at least 0 and add up to 1; take the "
                 "softmax of a network's scores first"
             )
-        if len(labels_B) and not 0 <= labels_B.min() <= labels_B.max() < shares_BK.shape[1]:
+        if len(labels_B) and not 0 <= labels_B.min() <= labels_B.max() < scores_BK.shape[1]:
             raise DataError(
-                f"measures: labels lie in 0 to {shares_BK.shape[1] - 1}, got {labels_B.min()} to "
+                f"measures: labels lie in 0 to {scores_BK.shape[1] - 1}, got {labels_B.min()} to "
                 f"{labels_B.max()}"
             )
-        return cls(truth=labels_B, scores=shares_BK)
+        return cls(truth=labels_B, scores=scores_BK)
 
     @classmethod
     def from_network_outputs(cls, truth: ArrayLike, scores_BK: ArrayLike) -> Self:
-        """Return scores from labels (B,) and a network's outputs (B, K), by softmax as in
-        `predict`.
+        """Return scored rows from labels (B,) and a network's outputs (B, K), by their softmax.
 
         A diverged training gives outputs that are not finite, whose measures are NaN.
         """
-        shares_BK = torch.as_tensor(scores_BK, dtype=torch.float64).softmax(1).numpy()
-        return cls(truth=np.asarray(truth, dtype=np.int64), scores=shares_BK)
+        probabilities_BK = torch.as_tensor(scores_BK, dtype=torch.float64).softmax(1).numpy()
+        return cls(truth=np.asarray(truth, dtype=np.int64), scores=probabilities_BK)
 
     @property
     def classes(self) -> int:
@@ -119,22 +118,29 @@ class Scored:
         return np.asarray(self.scores[:, 1] >= self.threshold, dtype=np.int64)
 
     def replace_threshold(self, threshold: float | None) -> Self:
+        """Return the same rows, decided at this threshold."""
         return replace(self, threshold=threshold)
 
-    def select_rows(self, places: NDArray[np.int64]) -> Self:
+    def select_rows(self, rows: NDArray[np.int64]) -> Self:
         """Return the rows at these indices, which may repeat."""
-        return replace(self, truth=self.truth[places], scores=self.scores[places])
+        return replace(self, truth=self.truth[rows], scores=self.scores[rows])
 
 
 @torch.no_grad()
 def outputs_of(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """Return a model's outputs for `rows` of a table, computed a few thousand at a time."""
+    """Return a model's outputs for `rows` of a table, float64 on the CPU, computed in blocks.
+
+    `predict`: indices of rows (B,) -> outputs.
+    """
     parts = [predict(rows_B).double().cpu() for rows_B in rows.split(_EVALUATION_ROWS)]
     return torch.cat(parts)
 
 
 def score_model(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
-    """Return the scores (B, K) of a model for `rows` of a table, with their labels."""
+    """Return a model's scores for `rows` of a table, with their labels.
+
+    `predict`: indices of rows (B,) -> scores (B, K). `labels_N`: of the whole table.
+    """
     rows_on_device = rows.to(labels_N.device)
     return Scored.from_network_outputs(
         labels_N[rows_on_device].cpu(), outputs_of(predict, rows_on_device)
@@ -142,14 +148,15 @@ def score_model(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Ten
 
 
 def probabilities_of(scores_BK: FloatArray) -> FloatArray:
-    """Return probabilities from scores that may leave 0 to 1, as a regression's do.
+    """Return probabilities (B, K) from scores that may lie outside 0 to 1, as a regression's do.
 
-    Scores below 0 count as 0, and a row adds up to 1; a row without a positive score has all equal.
+    Scores below 0 count as 0, and a row is divided by its sum; a row without a positive score
+    becomes uniform.
     """
-    shares_BK = scores_BK.clip(min=0.0)
-    total_B1 = shares_BK.sum(axis=1, keepdims=True)
-    even = np.full_like(shares_BK, 1 / shares_BK.shape[1])
-    return np.asarray(np.divide(shares_BK, total_B1, out=even, where=total_B1 > 0))
+    positive_BK = scores_BK.clip(min=0.0)
+    total_B1 = positive_BK.sum(axis=1, keepdims=True)
+    uniform_BK = np.full_like(positive_BK, 1 / positive_BK.shape[1])
+    return np.asarray(np.divide(positive_BK, total_B1, out=uniform_BK, where=total_B1 > 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +164,15 @@ class Measure:
     """A measure of predictions on rows whose truth is known.
 
     Attributes:
-        name: its key in the table; title: for people.
+        name: its key in the table.
+        title: its name for people.
+        function: computes it from scored rows that define it.
+        higher_is_better: whether a higher value is better.
         share: whether it is a share of rows, displayed in per cent.
         decides: whether it uses the predicted classes only, no scores.
         ranks: whether it needs rows of two classes.
         least, most: the smallest and the largest possible value; infinite without a bound.
+        tasks: to which it applies.
     """
 
     name: str
@@ -176,7 +187,10 @@ class Measure:
     tasks: tuple[Task, ...] = ("classification",)
 
     def compute_value(self, scored: Scored) -> float:
-        """Return the measure's value; NaN if the rows do not define it."""
+        """Return the measure's value; NaN if these rows do not define it.
+
+        Raises DataError: it does not apply to their task.
+        """
         task = task_of(scored)
         if task not in self.tasks:
             raise DataError(
@@ -206,6 +220,7 @@ class Measure:
         return ""
 
     def compute_gain(self, reached: float, reference: float) -> float:
+        """Return by how much a value is better than a reference; below 0 if it is worse."""
         return reached - reference if self.higher_is_better else reference - reached
 
     def rank_value(self, value: float | None) -> float:
@@ -226,6 +241,7 @@ class Measure:
         return "no gain can be told" if math.isnan(gain) else self.format_points(gain)
 
     def format_points(self, gain: float) -> str:
+        """Return a difference of two values as text, as `format_gain` does."""
         return f"{100 * gain:+.1f} points" if self.share else f"{gain:+.3f}"
 
 
@@ -238,26 +254,28 @@ def _import_metrics() -> Any:
 
 @lru_cache(maxsize=1)  # three measures read the same curves
 def _compute_rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
-    """Return the shares of false and of true alarms by threshold, for each class in question."""
+    """Return the false and true positive rates (T,) by threshold, for each class of
+    `_iter_class_scores`.
+    """
     return tuple(
-        _import_metrics().roc_curve(alarm_B, class_scores_B)[:2]
-        for alarm_B, class_scores_B in _iter_class_scores(scored)
+        _import_metrics().roc_curve(is_class_B, class_scores_B)[:2]
+        for is_class_B, class_scores_B in _iter_class_scores(scored)
     )
 
 
 def _iter_class_scores(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
-    """Yield a mask of the rows of a class, and the scores for it.
+    """Yield for each class the mask (B,) of its rows, and the scores (B,) for it.
 
-    For two classes this is the second one only, else each class. A class with no row, or all rows,
-    is left out.
+    Of two classes this is the second one only. A class with no row, or all rows, is left out.
     """
     for label in range(scored.classes) if scored.classes > 2 else (1,):
-        alarm_B = scored.truth == label
-        if 0 < alarm_B.sum() < len(alarm_B):
-            yield alarm_B, scored.scores[:, label]
+        is_class_B = scored.truth == label
+        if 0 < is_class_B.sum() < len(is_class_B):
+            yield is_class_B, scored.scores[:, label]
 
 
 def _compute_mean(values: list[float]) -> float:
+    """Return the mean of these values; NaN of none."""
     return float(np.mean(values)) if values else math.nan
 
 
@@ -269,14 +287,18 @@ def _compute_auc(scored: Scored) -> float:
 
 
 def _compute_ks(scored: Scored) -> float:
+    """Return the largest gap of true and false positive rates, mean over classes."""
     return _compute_mean([(true_T - false_T).max() for false_T, true_T in _compute_rocs(scored)])
 
 
 def _compute_average_precision(scored: Scored) -> float:
     """Return the average precision, mean over classes."""
-    rank = _import_metrics().average_precision_score
+    compute_precision = _import_metrics().average_precision_score
     return _compute_mean(
-        [rank(alarm_B, class_scores_B) for alarm_B, class_scores_B in _iter_class_scores(scored)]
+        [
+            compute_precision(is_class_B, class_scores_B)
+            for is_class_B, class_scores_B in _iter_class_scores(scored)
+        ]
     )
 
 
@@ -426,6 +448,7 @@ def find_measure(name: str) -> Measure:
 
 
 def measure_all(scored: Scored) -> dict[str, float]:
+    """Return the value of every measure that these rows define, by name."""
     values = {name: MEASURES[name].compute_value(scored) for name in names_of(task_of(scored))}
     return {name: value for name, value in values.items() if not math.isnan(value)}
 
@@ -443,11 +466,11 @@ THRESHOLDS: Mapping[str, str] = MappingProxyType(
 
 
 def compute_balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
-    """Return a weight for each class (K,) so that all classes count equally; 1 a labelled row on
-    average.
+    """Return a weight for each class (K,) with which all classes count equally, 1 on average over
+    the labelled rows.
 
-    Rows / (classes with rows x rows of the class), as scikit-learn's "balanced"; 0 for a class
-    without a row, of which nothing is learnt.
+    It is rows / (classes with rows x rows of the class), as scikit-learn's "balanced"; 0 for a
+    class without a row. Raises DataError: no row has a label (negative: none).
     """
     counts_K = torch.bincount(labels_N[labels_N >= 0].cpu(), minlength=classes).double()
     if not counts_K.sum():
@@ -467,26 +490,25 @@ def best_threshold(scored: Scored, measure: str) -> float:
             f"threshold: chosen by one of {', '.join(THRESHOLDS)}, which read decisions; "
             f"got {measure!r}"
         )
-    return _best_threshold(scored, MEASURES[measure].compute_value)
+    return _maximise_threshold(scored, MEASURES[measure].compute_value)
 
 
 def cheapest_threshold(scored: Scored, cost: float) -> float:
-    """Return the threshold with the least cost: `cost` for a missed row of class 1, 1 for a false
-    alarm.
+    """Return the threshold with the least cost, where a missed row of class 1 costs `cost`, and a
+    false positive 1. Candidates and ties as for `best_threshold`.
     """
 
     def compute_negative_cost(decided: Scored) -> float:
         """Return the negative cost of these decisions."""
-        missed = (decided.truth == 1) & (decided.class_predictions == 0)
-        alarms = (decided.truth == 0) & (decided.class_predictions == 1)
-        return -float(cost * missed.sum() + alarms.sum())
+        false_negatives = (decided.truth == 1) & (decided.class_predictions == 0)
+        false_positives = (decided.truth == 0) & (decided.class_predictions == 1)
+        return -float(cost * false_negatives.sum() + false_positives.sum())
 
-    return _best_threshold(scored, compute_negative_cost)
+    return _maximise_threshold(scored, compute_negative_cost)
 
 
-def _best_threshold(scored: Scored, rate: Callable[[Scored], float]) -> float:
-    """Return the candidate threshold with the highest value of `rate`, the nearest to 0.5 of equal
-    ones.
+def _maximise_threshold(scored: Scored, objective: Callable[[Scored], float]) -> float:
+    """Return the candidate threshold with the highest objective; of equal ones the nearest to 0.5.
 
     Raises DataError: there are not two classes with labelled rows.
     """
@@ -495,20 +517,24 @@ def _best_threshold(scored: Scored, rate: Callable[[Scored], float]) -> float:
             f"threshold: chosen between two classes with labelled rows of both; there are "
             f"{scored.classes} classes, and labels of {len(np.unique(scored.truth))}"
         )
-    levels = np.unique(scored.scores[:, 1])
-    between = (levels[1:] + levels[:-1]) / 2
-    if len(between) > _CANDIDATES:
-        between = np.quantile(between, np.linspace(0, 1, _CANDIDATES))
+    distinct_scores = np.unique(scored.scores[:, 1])
+    midpoints = (distinct_scores[1:] + distinct_scores[:-1]) / 2
+    if len(midpoints) > _MAX_CANDIDATES:
+        midpoints = np.quantile(midpoints, np.linspace(0, 1, _MAX_CANDIDATES))
     candidates: list[float] = sorted(
-        {0.5, *between.tolist()}, key=lambda threshold: abs(threshold - 0.5)
+        {0.5, *midpoints.tolist()}, key=lambda threshold: abs(threshold - 0.5)
     )
-    reached = {candidate: rate(scored.replace_threshold(candidate)) for candidate in candidates}
-    return max(candidates, key=reached.__getitem__)
+    values = {candidate: objective(scored.replace_threshold(candidate)) for candidate in candidates}
+    return max(candidates, key=values.__getitem__)
 
 
 class CalibrationPoint(BaseModel):
-    """The rows of one range of scores: the mean score, the share that it predicts, and their
-    number.
+    """The rows of one range of scores.
+
+    Attributes:
+        predicted: their mean score.
+        observed: the share of them that is of the class.
+        rows: their number.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -519,10 +545,12 @@ class CalibrationPoint(BaseModel):
 
 
 def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[CalibrationPoint, ...]:
-    """Return predicted probability and observed share, in ranges with about equally many rows.
+    """Return predicted probability and observed share in ranges of about equally many rows.
 
-    For two classes of the second class; for several of the likeliest class: its probability, and
-    how often it is right. Empty for a diverged training.
+    Of two classes they are of the second one; of several of the likeliest class, which is observed
+    if it is the true one. Empty for a diverged training.
+
+    `ranges`: their number. Raises DataError: the scores are no probabilities.
     """
     from sklearn.calibration import calibration_curve as curve
 
@@ -551,9 +579,11 @@ class LiftRow(BaseModel):
     """The rows of one tenth of the scores, the highest first, as in scorecards.
 
     Attributes:
-        rows, positives: in it; those of the second class. rate: their share.
-        captured: of all positives, those in it and the tenths above; lift: their share there over
-            that of all rows; ks: by how much it exceeds the share of the other rows there.
+        rows, positives: number of its rows, and of those of the second class.
+        rate: positives / rows.
+        captured: share of all positives that are in it and the tenths above.
+        lift: rate in these tenths, divided by the rate of all rows.
+        ks: `captured` minus the share of all negatives in these tenths.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -570,7 +600,7 @@ def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
     """Return a row for each tenth of the rows, by falling probability of the second of two classes.
 
     Equal scores are kept together, so few different scores make fewer parts. Empty if one class has
-    no row.
+    no row. `parts`: how many. Raises DataError: there are not two classes.
     """
     if scored.classes != 2:
         raise DataError(f"measures: a lift table is of two classes, got {scored.classes}")
@@ -580,24 +610,26 @@ def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
         return ()
     edges = np.unique(np.quantile(scores_B, np.linspace(0, 1, parts + 1)[1:-1]))
     part_B = len(edges) - np.searchsorted(edges, scores_B, side="right")
-    rows_T, of_it_T = (np.bincount(part_B, weights, len(edges) + 1) for weights in (None, true_B))
+    rows_T = np.bincount(part_B, minlength=len(edges) + 1)
+    positives_T = np.bincount(part_B, true_B, len(edges) + 1)
     lift_rows = list[LiftRow]()
-    seen_rows = seen_positives = 0
-    for rows, of_it in zip(rows_T.tolist(), map(int, of_it_T), strict=True):
+    rows_so_far = 0
+    positives_so_far = 0
+    for rows, positives in zip(rows_T.tolist(), map(int, positives_T), strict=True):
         if not rows:
             continue
-        seen_rows = seen_rows + rows
-        seen_positives = seen_positives + of_it
-        captured = seen_positives / true_B.sum()
-        other_share = (seen_rows - seen_positives) / (~true_B).sum()
+        rows_so_far += rows
+        positives_so_far += positives
+        captured = positives_so_far / true_B.sum()
+        captured_negatives = (rows_so_far - positives_so_far) / (~true_B).sum()
         lift_rows.append(
             LiftRow(
                 rows=rows,
-                positives=of_it,
-                rate=of_it / rows,
+                positives=positives,
+                rate=positives / rows,
                 captured=captured,
-                lift=captured * len(true_B) / seen_rows,
-                ks=captured - other_share,
+                lift=captured * len(true_B) / rows_so_far,
+                ks=captured - captured_negatives,
             )
         )
     return tuple(lift_rows)

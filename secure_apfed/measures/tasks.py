@@ -33,14 +33,15 @@ class Task(ABC):
     measures.
 
     Attributes:
-        name: its key in `TASKS`; title: for people.
+        name: its key in `TASKS`.
+        title: its name for people.
         headline: the default main measure of a run.
         tells: name of the output for a row, such as probabilities.
-        measured_as: the task of its measures in `MEASURES`; the form of `scored` is of it.
+        measured_as: the task of its measures in `MEASURES`, and of the form of its scored rows.
         learns_numbers: whether its labels are numbers, standardised by a `TargetScale`; else they
             are classes.
         learns_counts: whether these numbers are counts, which have a deviance, too.
-        link: what a sum of coefficients is, as generalised linear models report it.
+        link: what the terms of a generalised linear model add up to, in words.
         not_attacked: attack target -> the reason why no attack on it applies.
         learnt_by: for a task outside of this package, the methods that learn it; built-in tasks are
             listed in `MethodSettings.tasks`.
@@ -73,7 +74,10 @@ class Task(ABC):
     def compute_loss(
         self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
     ) -> Tensor:
-        """Return the mean loss of a batch's labelled rows; 0 if it has none."""
+        """Return the mean loss of a batch's labelled rows; 0 if it has none.
+
+        `outputs_BK`: the head's outputs. `weights_K`: weight of each class; None: all equal.
+        """
 
     def sum_losses(self, outputs_BK: Tensor, labels_B: Tensor) -> Tensor:
         """Return the sum of the losses of rows that all have a label."""
@@ -98,7 +102,10 @@ class Task(ABC):
 def score_rows(
     task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor
 ) -> Scored:
-    """Return a model's predictions for `rows` of a table, with their labels."""
+    """Return a model's predictions for `rows` of a table, with their labels.
+
+    `predict`: indices of rows (B,) -> outputs (B, K). `labels_N`: of the whole table.
+    """
     rows_on_device = rows.to(labels_N.device)
     return task.score_outputs(outputs_of(predict, rows_on_device), labels_N[rows_on_device].cpu())
 
@@ -142,8 +149,8 @@ class Classification(Task):
         outputs.
         """
         labelled_B = labels_B != UNLABELLED
-        # A GPU is not asked whether all have one: the answer would be waited for, and the general
-        # form differs in the last bits alone.
+        # On a GPU the question would wait for it; the general form below differs in the last bits
+        # only.
         if weights_K is None and labels_B.device.type == "cpu" and bool(labelled_B.all()):
             return F.cross_entropy(outputs_BK, labels_B)
         total = F.cross_entropy(
@@ -172,9 +179,10 @@ _NUMBERS_NOT_ATTACKED: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class _NumericTask(Task):
-    """A number for each row, predicted by one output; `predicts`: the numbers, for errors.
+    """A number for each row, predicted by one output.
 
     Attributes:
+        predicts: the kind of numbers, for errors.
         targets: how labels were standardised.
     """
 
@@ -208,7 +216,7 @@ class _NumericTask(Task):
 
     @abstractmethod
     def _compute_errors(self, outputs_B: Tensor, labels_B: Tensor) -> Tensor:
-        """Return the error of each row, (B,); of a row without a label any number."""
+        """Return the error of each row, (B,); any number for a row without a label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,9 +298,9 @@ class Poisson(_NumericTask):
 
     def _compute_errors(self, outputs_B: Tensor, labels_B: Tensor) -> Tensor:
         """Return (mu - y log mu) / m of each row, up to a constant."""
-        # y / m of standardised labels; of a row without a label any number.
-        share_B = (1 + labels_B * (self.targets.scale / self.targets.mean)).clamp(min=0)
-        return outputs_B.exp() - share_B * outputs_B
+        # y / m from standardised labels; any number for a row without a label.
+        relative_B = (1 + labels_B * (self.targets.scale / self.targets.mean)).clamp(min=0)
+        return outputs_B.exp() - relative_B * outputs_B
 
     def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
         return self.targets.mean * outputs_BK[:, 0].double().exp()
@@ -305,11 +313,9 @@ class Poisson(_NumericTask):
 
 def _require_task(candidate: Any, code: str) -> type[Task]:
     """Check that a class named as `package.module:Name` is a Task that lists the methods learning
-    it.
-
-    `candidate`: what the name leads to. `code`: the name.
+    it; return it.
     """
-    del code
+    del code  # the name, which other kinds of plug-ins use
     kind: type[Task] = require_class(candidate, Task)
     if not kind.learnt_by:
         raise TypeError(

@@ -216,10 +216,10 @@ def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.Monke
             assert REDRAWN[name](redrawn) == pytest.approx(found, rel=1e-8), (case, name)
     whole = estimate_measures(make_scored(50, 3))
     monkeypatch.setattr(
-        "secure_apfed.measures.intervals._CELLS", 333
+        "secure_apfed.measures.intervals._BLOCK_CELLS", 333
     )  # blocks of resamples are the same
     monkeypatch.setattr(
-        "secure_apfed.measures.intervals._KEPT_CELLS", 0
+        "secure_apfed.measures.intervals._CACHED_CELLS", 0
     )  # and draws that are not kept
     blocks = estimate_measures(make_scored(50, 3))
     assert {name: one.low for name, one in blocks.items()} == pytest.approx(
