@@ -116,10 +116,10 @@ def list_local_models() -> tuple[Baseline, ...]:
 
 
 def measure_collapse(predictor: Predictor, task: SoloTask) -> float:
-    """Return the distance of the predicted classes from the labels' classes, 0 to 1.
+    """Return how far the predicted classes are from the labels' classes, 0 to 1.
 
-    It is the total variation between the class shares predicted on rows without a label and those
-    of the labels; 0 if fewer than 30 rows have no label.
+    It is the total variation distance between the class shares predicted on rows without a label
+    and those of the labels; 0 if fewer than 30 rows have no label.
     """
     unlabelled = np.setdiff1d(np.arange(len(task.features)), task.labelled)
     if len(unlabelled) < _MIN_UNLABELLED:
@@ -136,13 +136,15 @@ def every_baseline() -> dict[str, Baseline]:
 
 
 def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
-    """Return whether a baseline fitted to this task predicts other classes than the labels have.
+    """Return whether a baseline fitted to this task has collapsed: predicts classes in other shares
+    than the labels have (by more than `MAX_APART`).
 
     The answer is cached where a store of fits is in use. Raises ModelError: it cannot be fitted to
     these rows.
     """
 
     def compute_collapse() -> FloatArray:
+        """Return the distance in an array, as the store has scores."""
         return np.array([measure_collapse(fit_once(baseline, task), task)])
 
     name = f"apart-{fit_name(baseline, task)}"
@@ -177,14 +179,16 @@ class LocalModel:
         return copy.deepcopy(make_model())
 
     def has_collapsed(self) -> bool:
+        """Return whether it predicts classes in other shares than the labels have."""
         return has_collapsed(self.baseline, self.task)
 
     def score_held_out(self) -> Scored | None:
+        """Return its out-of-fold predictions; None: no label can be held out."""
         return score_out_of_fold(self.baseline, self.task)
 
     def compute_rank(self) -> tuple[float, float]:
-        """Return the task's measure on held-out labels, and their mean
-        log-likelihood, for sorting.
+        """Return the task's measure and the mean log-likelihood of held-out labels, as a key to
+        sort by: higher is better.
         """
         scored = self.score_held_out()
         return rank_of(scored, self.task.measure), likelihood_of(scored)
@@ -202,14 +206,14 @@ def pick_models(
     guide.
 
     Args:
-        maximum: how many, the best by held-out labels, best first; None: all, in their order.
-            Models ranked lower are neither fitted to all labels nor named.
+        maximum: how many to use, the best by held-out labels, best first; None: all, in their
+            order. Models ranked lower are neither fitted to all labels nor named.
 
     Raises ModelError: none can be fitted.
     """
-    left_out: list[str] = []
+    omitted: list[str] = []
     if maximum is not None:
-        models = _rank_models(models, left_out)
+        models = _rank_models(models, omitted)
     intact: list[ModelT] = []
     collapsed: list[ModelT] = []
     for model in models:
@@ -218,42 +222,43 @@ def pick_models(
         try:
             group = collapsed if model.has_collapsed() else intact
         except ModelError:
-            left_out.append(_describe_fit_failure(model))
+            omitted.append(_describe_fit_failure(model))
         else:
             group.append(model)
     if intact:
-        left_out += [f"{model.name}: it collapsed" for model in collapsed]
+        omitted += [f"{model.name}: it collapsed" for model in collapsed]
     usable = (intact or collapsed)[:maximum]
     if not usable:
         raise ModelError("no local model can be fitted to the rows of this run")
-    return usable, left_out
+    return usable, omitted
 
 
-def _rank_models(models: Iterable[ModelT], left_out: list[str]) -> list[ModelT]:
-    """Return the models that can be fitted, best first; append the names of the others to
-    `left_out`.
+def _rank_models(models: Iterable[ModelT], omitted: list[str]) -> list[ModelT]:
+    """Return the models that can be fitted, best first; append the names of the others, with the
+    reason, to `omitted`.
     """
     ranks: dict[ModelT, tuple[float, float]] = {}
     for model in models:
         try:
             ranks[model] = model.compute_rank()
         except ModelError:
-            left_out.append(_describe_fit_failure(model))
+            omitted.append(_describe_fit_failure(model))
     return sorted(ranks, key=ranks.__getitem__, reverse=True)
 
 
 def _describe_fit_failure(model: LocalModel) -> str:
+    """Return a model's name, and that it cannot be fitted."""
     return f"{model.name}: it cannot be fitted"
 
 
 def average_held_out(models: Iterable[LocalModel]) -> Scored | None:
     """Return the mean held-out predictions of models of one task; None: no label is held out."""
-    scored = [model.score_held_out() for model in models]
-    scores_of_models = [scores for scores in scored if scores is not None]
-    if not scores_of_models:
+    predictions = [model.score_held_out() for model in models]
+    scored = [held_out for held_out in predictions if held_out is not None]
+    if not scored:
         return None
-    mean_nK = np.mean([scores.scores for scores in scores_of_models], axis=0)
-    return Scored(truth=scores_of_models[0].truth, scores=mean_nK)
+    mean_nK = np.mean([held_out.scores for held_out in scored], axis=0)
+    return Scored(truth=scored[0].truth, scores=mean_nK)
 
 
 class MeanOfModels(Baseline):
@@ -287,16 +292,18 @@ class MeanOfModels(Baseline):
 
 
 def mean_of(predictors: Sequence[Predictor], *, features: int) -> Predictor:
-    """Return the mean of the probabilities of these models, all of the same rows.
+    """Return a predictor of the mean of these models' probabilities.
 
-    `predictors`: of the models. `features`: F, columns of a row.
+    `features`: F, columns of a row, which all of them read.
     """
 
     def score_rows(rows_BF: FloatArray) -> FloatArray:
-        shares = [probabilities_of(predictor.of_block(rows_BF)) for predictor in predictors]
-        return np.asarray(np.mean(shares, axis=0), dtype=np.float64)
+        """Return mean probabilities (B, K)."""
+        probabilities = [probabilities_of(predictor.of_block(rows_BF)) for predictor in predictors]
+        return np.asarray(np.mean(probabilities, axis=0), dtype=np.float64)
 
     def build_network() -> FittedModel:
+        """Return the mean as one model that can be stored."""
         view = View.for_whole_row(features)
         return average_of([(view, convert_predictor(predictor)) for predictor in predictors])
 
@@ -327,11 +334,12 @@ def find_baseline(name: str) -> Baseline:
 
 
 def choose_baseline(task: SoloTask, *, candidates: Iterable[Baseline] | None = None) -> Baseline:
-    """Return the baseline with the best validation, by the task's measure.
+    """Return the baseline with the best measure on held-out labels.
 
-    `candidates`: the baselines to choose from; None: all single models and combinations. Ties go to
-    the one with the higher likelihood of the held-out labels. One that cannot be fitted with the
-    run's settings is skipped. So is one that has collapsed, unless all have.
+    Ties go to the one with the higher likelihood of these labels. One that cannot be fitted with
+    the run's settings is skipped, and so is one that has collapsed, unless all have.
+
+    `candidates`: the baselines to choose from; None: all single models and combinations.
     """
     task = task.with_few_rows  # the labelled rows that cross-validation can afford
     ranked: dict[Baseline, tuple[float, float]] = {}
@@ -351,8 +359,8 @@ def likelihood_of(scored: Scored | None) -> float:
     if scored is None or not len(scored.truth):
         return -math.inf
     truth_n = scored.truth.astype(np.int64)
-    likely_n = scored.scores[np.arange(len(truth_n)), truth_n]
-    return float(np.log(likely_n.clip(min=_MIN_LIKELY)).mean())
+    probability_n = scored.scores[np.arange(len(truth_n)), truth_n]
+    return float(np.log(probability_n.clip(min=_MIN_LIKELY)).mean())
 
 
 def validation_of(scored: Scored | None, measure: Measure) -> float | None:
@@ -362,10 +370,12 @@ def validation_of(scored: Scored | None, measure: Measure) -> float | None:
 
 
 def score_out_of_fold(baseline: Baseline, task: SoloTask) -> Scored | None:
-    """Return the scores of held-out labels, each part by a model fitted without it.
+    """Return the scores of held-out labelled rows, each fold's by a model fitted without its
+    labels.
 
-    There are three parts, fewer where a class has fewer labels, and one from 400 labels on; their
-    rows stay among the unlabelled ones. None if no label can be held out, as every class has one.
+    There are three folds, fewer where a class has fewer labels, and one from 400 labels on; their
+    rows stay among the unlabelled ones. None if no label can be held out, since every class has
+    only one.
     """
     task = task.with_few_rows
     if isinstance(baseline, MeanOfModels):
@@ -375,10 +385,10 @@ def score_out_of_fold(baseline: Baseline, task: SoloTask) -> Scored | None:
         return None
 
     def out_of_fold() -> FloatArray:
-        """Return the scores of the labelled rows of the parts, one part after the other."""
+        """Return the scores of the held-out rows, one fold after the other."""
         tasks = [task.drop_labels(part) for part in parts]
-        # The whole task, too, where they learn at the same time: it takes hardly longer, and is
-        # asked for next. Where they do not, it is not reached.
+        # With the whole task, which is fitted next: a baseline that trains all tasks in parallel
+        # then hardly takes longer. Others fit a task when it is read, and the last is not read.
         fitted = baseline.fit_together([*tasks, task])
         scores = [
             predictor.compute_scores(task.labelled_rows[part])
@@ -393,13 +403,15 @@ def score_out_of_fold(baseline: Baseline, task: SoloTask) -> Scored | None:
 
 
 def rank_of(scored: Scored | None, measure: Measure) -> float:
+    """Return a number that is higher for better predictions; -inf without predictions."""
     return measure.rank_value(None if scored is None else measure.compute_value(scored))
 
 
 def surely_better(
     first: Scored | None, second: Scored | None, measure: Measure, *, seed: int
 ) -> bool:
-    """Return whether `first` beats `second` on the same rows by more than the gain's deviation.
+    """Return whether `first` is better than `second` on the same rows by more than the standard
+    deviation of that gain.
 
     The deviation is over bootstrap resamples of the rows; resamples that do not define the measure
     are skipped.
@@ -414,8 +426,8 @@ def surely_better(
             Scored(truth=scored.truth[rows_n], scores=scored.scores[rows_n])
             for scored in (first, second)
         )
-        better, worse = (rank_of(scored, measure) for scored in pair)
-        if math.isfinite(better) and math.isfinite(worse):
-            gains.append(better - worse)
+        first_rank, second_rank = (rank_of(scored, measure) for scored in pair)
+        if math.isfinite(first_rank) and math.isfinite(second_rank):
+            gains.append(first_rank - second_rank)
     gain = rank_of(first, measure) - rank_of(second, measure)
     return len(gains) > 1 and math.isfinite(gain) and gain > float(np.std(gains))

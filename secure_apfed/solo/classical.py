@@ -49,13 +49,17 @@ from secure_apfed.solo.interface import (
 )
 
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
+"""Values tried of C, the inverse strength of the L2 penalty of a logistic regression."""
 _FOLDS = 3
 _STEPS = 5_000
-_SURE = 0.9
+"""Iterations of the optimiser of a logistic regression at most."""
+_CONFIDENT = 0.9
+"""Class probability from which self-training takes a prediction for a label."""
 _MAX_STRENGTH = 1.0
 """Largest C of the regression in self-training, since a larger one is sure of all rows at once."""
 _TEACHING_ROUNDS = 10
-_MAX_IN_A_LEAF = 20
+_MAX_LEAF_ROWS = 20
+"""Least rows of a leaf of a boosted tree: a quarter of a class, and no more than this number."""
 _BOOSTING_ROUNDS = 60
 _MIN_BINS = 2
 _MAX_BINS = 255
@@ -67,20 +71,24 @@ _LAMBDAS = tuple(10.0**power for power in range(-3, 4))
 _MAX_DECOMPOSED = 8
 _MAX_DECOMPOSED_BYTES = 2**23
 _DECOMPOSED: OrderedDict[bytes, tuple[FloatArray, ...]] = OrderedDict()
+# Label spreading: neighbours and alpha where nothing is chosen, then the values tried of each.
 _NEIGHBOURS = 10
 _ALPHA = 0.2
-_NEAR = (5, 10, 20)
+_NEIGHBOUR_COUNTS = (5, 10, 20)
 _ALPHAS = (0.2, 0.5, 0.8)
-_BLIND = 0.1
+_UNIFORM_SHARE = 0.1
 """Share of uniform probabilities mixed into predictions, so that no single error decides."""
 _TREES = 200
-_BOOSTING_PARTS = 2
+_BOOSTING_FOLDS = 2
 
 
 def build_classifier(
     scale: Any, model: Any, classes: int, kind: Callable[[], ModelKind]
 ) -> Predictor:
-    """Return the predictor of a fitted scikit-learn classifier; `kind`: makes it as a network."""
+    """Return the predictor of a fitted scikit-learn classifier.
+
+    `scale`: the fitted scaler of its rows. `kind`: makes the same model as tensors, for storage.
+    """
     return Predictor(
         lambda x_BF: table_of(model, scale.transform(x_BF), classes), lambda: FittedModel(kind())
     )
@@ -89,7 +97,7 @@ def build_classifier(
 def build_regression(scale: Any, model: Any, classes: int) -> Predictor:
     """Return the predictor of a fitted logistic regression on standardised rows.
 
-    `scale`: scikit-learn's fitted scaler.
+    `scale`: the fitted scaler of its rows.
     """
 
     def build_layers() -> ModelKind:
@@ -102,7 +110,10 @@ def build_regression(scale: Any, model: Any, classes: int) -> Predictor:
 
 
 def table_of(model: Any, scaled_BF: FloatArray, classes: int) -> FloatArray:
-    """Return probabilities (B, K), 0 for classes that the model never saw."""
+    """Return a scikit-learn classifier's probabilities (B, K), 0 for classes that it never saw.
+
+    `scaled_BF`: rows as it reads them.
+    """
     table_BK = np.zeros((len(scaled_BF), classes))
     table_BK[:, model.classes_] = model.predict_proba(scaled_BF)
     return table_BK
@@ -133,7 +144,7 @@ def best_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float
 def _choose_strength(rows: bytes, labels: bytes, seed: int) -> float:
     """Choose the strength of a regression; cached, since several baselines need the same.
 
-    `labels`: as bytes, so that they can be a cache's key.
+    `rows`, `labels`: arrays as bytes, which can be a cache's key.
     """
     labels_n = np.frombuffer(labels, dtype=np.int64)
     scaled_nF = np.frombuffer(rows, dtype=np.float64).reshape(len(labels_n), -1)
@@ -195,7 +206,7 @@ class SelfTraining(Baseline):
             )
         labels_N = np.full(len(scaled_NF), -1)
         labels_N[task.labelled] = task.labels
-        classifier = SelfTrainingClassifier(model, threshold=_SURE, max_iter=_TEACHING_ROUNDS)
+        classifier = SelfTrainingClassifier(model, threshold=_CONFIDENT, max_iter=_TEACHING_ROUNDS)
         return build_regression(scale, classifier.fit(scaled_NF, labels_N).estimator_, task.classes)
 
 
@@ -254,13 +265,15 @@ class GradientBoosting(Baseline):
         scaled_nF = scale.transform(task.labelled_rows)
         labels_n = task.labels
         loss_R = np.zeros(_BOOSTING_ROUNDS)
-        for part in split_folds(labels_n, _BOOSTING_PARTS, task.seed):
+        for part in split_folds(labels_n, _BOOSTING_FOLDS, task.seed):
             fitted = np.setdiff1d(np.arange(len(labels_n)), part)
             model = self._fit_booster(task, scaled_nF[fitted], labels_n[fitted], _BOOSTING_ROUNDS)
-            place = np.searchsorted(model.classes_, labels_n[part])
-            stages = model.staged_predict_proba(scaled_nF[part])
+            true_class = np.searchsorted(model.classes_, labels_n[part])
+            every_row = np.arange(len(part))
+            # After each round, the log-likelihood of the held-out labels.
             loss_R -= [
-                np.log(shares_BK[np.arange(len(part)), place] + LEAST).sum() for shares_BK in stages
+                np.log(probabilities_BK[every_row, true_class] + LEAST).sum()
+                for probabilities_BK in model.staged_predict_proba(scaled_nF[part])
             ]
         rounds = int(loss_R.argmin()) + 1 if loss_R.any() else _BOOSTING_ROUNDS
         model = self._fit_booster(task, scaled_nF, labels_n, rounds)
@@ -271,11 +284,14 @@ class GradientBoosting(Baseline):
     def _fit_booster(
         self, task: SoloTask, scaled_nF: FloatArray, labels_n: IntArray, rounds: int
     ) -> Any:
-        """Return boosted trees after a number of rounds; leaf sizes follow the number of labels."""
+        """Return trees boosted on these rows for a number of rounds.
+
+        The smallest leaf follows from the number of the task's labels.
+        """
         from sklearn.ensemble import HistGradientBoostingClassifier
 
-        min_leaf_rows = min(max(len(task.labels) // (4 * task.classes), 1), _MAX_IN_A_LEAF)
-        # A column has no more values than rows: more bins stay empty, and only cost time.
+        min_leaf_rows = min(max(len(task.labels) // (4 * task.classes), 1), _MAX_LEAF_ROWS)
+        # A column has no more values than rows: more bins would be empty, and only cost time.
         bins = min(max(len(scaled_nF), _MIN_BINS), _MAX_BINS)
         model = HistGradientBoostingClassifier(
             max_iter=rounds,
@@ -289,33 +305,31 @@ class GradientBoosting(Baseline):
 
     @staticmethod
     def _build_trees(model: Any, scale: Any, task: SoloTask) -> ModelKind:
-        """Return a fitted model's trees; with two classes a round has one tree, of the second.
+        """Return a fitted model's trees as tensors; with two classes a round has one tree, for the
+        second.
 
-        `scale`: scikit-learn's fitted scaler.
+        `scale`: the fitted scaler of its rows.
         """
         seen = model.classes_
         trees = []
         bias = np.full(task.classes, UNSEEN)
-        bias[seen] = (
-            np.append(0.0, model._baseline_prediction)
-            if len(seen) == 2
-            else (model._baseline_prediction.ravel())
-        )
+        if len(seen) == 2:
+            bias[seen] = np.append(0.0, model._baseline_prediction)
+        else:
+            bias[seen] = model._baseline_prediction.ravel()
         for round_trees in model._predictors:
             for index, tree in enumerate(round_trees):
                 nodes = tree.nodes
-                values_VK = np.zeros((len(tree.nodes), task.classes))
-                values_VK[:, seen[1] if len(round_trees) == 1 else seen[index]] = nodes["value"]
-                leaf = nodes["is_leaf"].astype(bool)
-                left_children, right_children = (
-                    nodes[side].astype(np.int64) for side in ("left", "right")
-                )
+                tree_class = seen[1] if len(round_trees) == 1 else seen[index]
+                values_VK = np.zeros((len(nodes), task.classes))
+                values_VK[:, tree_class] = nodes["value"]
+                is_leaf = nodes["is_leaf"].astype(bool)
                 trees.append(
                     {
                         "feature": nodes["feature_idx"],
                         "threshold": nodes["num_threshold"],
-                        "left": np.where(leaf, -1, left_children),
-                        "right": np.where(leaf, -1, right_children),
+                        "left": np.where(is_leaf, -1, nodes["left"].astype(np.int64)),
+                        "right": np.where(is_leaf, -1, nodes["right"].astype(np.int64)),
                         "values": values_VK,
                     }
                 )
@@ -325,17 +339,15 @@ class GradientBoosting(Baseline):
 
 
 def fit_ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
-    """Return the regression from the features of the task's `rows`, (R,), to `targets_RK`."""
+    """Return a ridge regression from the features of the task's `rows`, (R,), to `targets_RK`."""
     return fit_ridges(task, rows, [targets_RK])[0]
 
 
 def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) -> list[Predictor]:
-    """Return a regression from the features of the task's `rows`, (R,), to each of the targets.
+    """Return a ridge regression from the features of the task's `rows`, (R,), to each of the
+    targets, (R, K).
 
     All share one regularisation strength, chosen by the sum of their leave-one-out errors.
-
-    Args:
-        targets: each (R, K).
     """
     from sklearn.kernel_approximation import RBFSampler
 
@@ -367,6 +379,8 @@ def fit_best_ridge(
     X^T X, on which rows are projected once (G. Golub, M. Heath, G. Wahba, Technometrics 21, 1979,
     section 2): scikit-learn multiplies all rows by a matrix for each strength, and takes several
     times as long.
+
+    `columns_RC`: the inputs. `targets_RT`: numbers to predict. `strengths`: that are tried.
     """
     from sklearn.linear_model import RidgeCV
 
@@ -383,9 +397,9 @@ def fit_best_ridge(
     def compute_error(strength: float) -> float:
         """Return the mean squared leave-one-out error at this strength."""
         shrink_C = 1 / (sizes_C + strength)
-        rest_RT = centred_RT - along_RC @ (shrink_C[:, None] * along_CT)
-        others_R = 1 - 1 / rows - squares_RC @ shrink_C
-        return float(np.square(rest_RT / others_R[:, None]).mean())
+        residual_RT = centred_RT - along_RC @ (shrink_C[:, None] * along_CT)
+        one_minus_leverage_R = 1 - 1 / rows - squares_RC @ shrink_C
+        return float(np.square(residual_RT / one_minus_leverage_R[:, None]).mean())
 
     best = min(strengths, key=compute_error)
     weights_TC = (vectors_CC @ (along_CT / (sizes_C + best)[:, None])).T
@@ -421,7 +435,8 @@ def _make_cosine_regression(
 ) -> Predictor:
     """Return the predictor of a regression on standardised rows and their random cosines.
 
-    `scale`: scikit-learn's fitted scaler.
+    `scale`, `cosines`: scikit-learn's fitted scaler and sampler of cosines. `weights_KC`: of the
+    columns of `_stack_columns`.
     """
 
     def score_rows(features_BF: FloatArray) -> FloatArray:
@@ -470,6 +485,7 @@ class Ridge(Baseline):
     title = "Ridge on random features"
 
     def fit(self, task: SoloTask) -> Predictor:
+        """Fit a ridge regression to the indicators of the labels."""
         return fit_ridge(task, task.labelled, task.indicators)
 
 
@@ -480,10 +496,10 @@ class _SpreadLabels(Baseline):
         return next(iter(self.fit_together([task])))
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> Iterable[Predictor]:
-        """Fit each task when its predictor is requested; paths between labelled rows are found
-        once.
+        """Yield each task's predictor, fitted when it is read; spreading between labelled rows is
+        computed once for all.
 
-        `tasks`: of the same rows.
+        `tasks`: of the same rows, with different labels.
         """
         largest_task = max(tasks, key=lambda task: len(task.labels))
         return (
@@ -510,8 +526,9 @@ class Spreading(_SpreadLabels):
         """Return a predictor of the mean spread label of a row's nearest training rows."""
         from sklearn.neighbors import NearestNeighbors
 
-        reached_RK = labels_NK[labels_NK.any(axis=1)]
-        rows_RF = task.features[labels_NK.any(axis=1)]
+        is_reached_N = labels_NK.any(axis=1)
+        reached_RK = labels_NK[is_reached_N]
+        rows_RF = task.features[is_reached_N]
         nearest = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(reached_RK)))
         nearest.fit(rows_RF)
 
@@ -548,16 +565,19 @@ def _cache_spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
 
 
 def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
-    """Return labels (N, K) of all training rows; 0 in rows that no label reached.
+    """Return labels (N, K) of all training rows, spread from the known ones; 0 in rows that no
+    label reached.
+
+    With few labels the number of neighbours and alpha are chosen by leave-one-out prediction.
 
     `largest_task`: a task of the same rows with at least as many labels.
     """
     features_NF = task.features
     known_nK = task.indicators
-    nearest_NN = score_once(
+    nearest_NC = score_once(
         "nearest",
         task,
-        lambda: find_nearest_rows(features_NF, max(_NEAR)).astype(np.float64),
+        lambda: find_nearest_rows(features_NF, max(_NEIGHBOUR_COUNTS)).astype(np.float64),
         labels=False,
     ).astype(np.int64)
     count = _NEIGHBOURS
@@ -565,51 +585,56 @@ def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
     if len(task.labels) < ENOUGH_LABELS:
 
         def rate_predictions(scores_nK: FloatArray) -> tuple[int, float]:
-            """Return how many labels the others predict, and how likely: a large alpha makes shares
-            flat.
+            """Return how many labels are predicted by the others, and the log-likelihood of all,
+            which decides ties: a large alpha makes scores uniform.
             """
-            right = int((scores_nK.argmax(axis=1) == task.labels)[scores_nK.any(axis=1)].sum())
-            scores_nK = (1 - _BLIND) * scores_nK + _BLIND / task.classes
-            return right, float(np.log(scores_nK[known_nK > 0]).sum())
+            is_reached_n = scores_nK.any(axis=1)
+            right = int((scores_nK.argmax(axis=1) == task.labels)[is_reached_n].sum())
+            mixed_nK = (1 - _UNIFORM_SHARE) * scores_nK + _UNIFORM_SHARE / task.classes
+            return right, float(np.log(mixed_nK[known_nK > 0]).sum())
 
-        reach_CAnn = _take_reach(task, largest_task, nearest_NN)
+        reach_CAnn = _take_reach(task, largest_task, nearest_NC)
         ratings = {
             (neighbours, weight): rate_predictions(divide_by_norm(reach_nn.T @ known_nK))
-            for neighbours, reach_Ann in zip(_NEAR, reach_CAnn, strict=True)
+            for neighbours, reach_Ann in zip(_NEIGHBOUR_COUNTS, reach_CAnn, strict=True)
             for weight, reach_nn in zip(_ALPHAS, reach_Ann, strict=True)
         }
+        # The default comes first, so that it wins ties.
         count, alpha = max([(count, alpha), *ratings], key=ratings.__getitem__)
     placed_NK = scatter_columns(len(features_NF), task.labelled, known_nK)
-    graph_NN = build_graph(nearest_NN[:, :count])
+    graph_NN = build_graph(nearest_NC[:, :count])
     return divide_by_norm(LabelSpreading(alpha=alpha).propagate_columns(graph_NN, placed_NK))
 
 
-def _take_reach(task: SoloTask, largest_task: SoloTask, nearest_NN: IntArray) -> FloatArray:
-    """Return how much each label of a task contributes to the others, (C, A, n, n).
+def _take_reach(task: SoloTask, largest_task: SoloTask, nearest_NC: IntArray) -> FloatArray:
+    """Return how much each labelled row's label contributes to each other labelled row, (C, A, n,
+    n), for C numbers of neighbours and A values of alpha.
 
-    For each number C of nearest rows and each alpha. It is taken from the table of `largest_task`,
-    if that has all labels of the task.
+    It is a part of the contributions in `largest_task`, if that has all labels of the task.
+
+    `nearest_NC`: nearest rows of each row.
     """
     order = np.argsort(largest_task.labelled)
-    place_n = np.searchsorted(largest_task.labelled, task.labelled, sorter=order)
-    place_n = order[place_n.clip(max=len(order) - 1)]
-    if not np.array_equal(largest_task.labelled[place_n], task.labelled):
+    index_n = np.searchsorted(largest_task.labelled, task.labelled, sorter=order)
+    index_n = order[index_n.clip(max=len(order) - 1)]
+    if not np.array_equal(largest_task.labelled[index_n], task.labelled):
         largest_task = task
-        place_n = np.arange(len(task.labelled))
+        index_n = np.arange(len(task.labelled))
     reach_CAnn = _find_reach(
-        nearest_NN.tobytes(), largest_task.labelled.tobytes(), nearest_NN.shape[1]
+        nearest_NC.tobytes(), largest_task.labelled.tobytes(), nearest_NC.shape[1]
     )
-    return reach_CAnn[:, :, place_n][:, :, :, place_n]
+    return reach_CAnn[:, :, index_n][:, :, :, index_n]
 
 
 @lru_cache(maxsize=1)
 def _find_reach(nearest: bytes, labelled: bytes, count: int) -> FloatArray:
-    """Compute the contributions of all labelled rows; cached, since folds of the same labels share
-    them.
+    """Compute the contributions of all labelled rows, (C, A, n, n); cached, since folds of the same
+    labels share them.
 
-    `nearest`: indices as bytes, so that they can be a cache's key. `count`: neighbours of each row.
+    `nearest`, `labelled`: arrays as bytes, which can be a cache's key. `count`: neighbours of each
+    row in `nearest`.
     """
-    nearest_NN = np.frombuffer(nearest, dtype=np.int64).reshape(-1, count)
+    nearest_NC = np.frombuffer(nearest, dtype=np.int64).reshape(-1, count)
     labelled_n = np.frombuffer(labelled, dtype=np.int64)
-    graphs = (build_graph(nearest_NN[:, :neighbours]) for neighbours in _NEAR)
+    graphs = (build_graph(nearest_NC[:, :neighbours]) for neighbours in _NEIGHBOUR_COUNTS)
     return np.stack([find_reach(graph_NN, labelled_n, _ALPHAS) for graph_NN in graphs])

@@ -28,17 +28,17 @@ LEAST = 1e-12
 """Probability of a class that a model never saw."""
 UNSEEN = -40.0
 """Score before a softmax of a class that a model never saw."""
-_DEEPEST = 4096
-_MAX_MEMBERS = 256
-_MIN_DEVIATION = 1e-9
+_MAX_DEPTH = 4096  # of a tree
+_MAX_MEMBERS = 256  # of an average
+_MIN_DEVIATION = 1e-9  # below it a column counts as constant
 
 
 class ModelKind(nn.Module, ABC):
-    """The base of the kinds."""
+    """The base of the kinds of fitted models, which compute class shares from rows."""
 
     @abstractmethod
     def get_shape(self) -> tuple[int, int]:
-        """Return F and K."""
+        """Return F, the columns of a row, and K, the classes."""
 
     @abstractmethod
     def forward(self, x_BF: Tensor) -> Tensor:
@@ -94,24 +94,25 @@ class Layers(Simple):
         shapes = [tuple(buffer.shape) for buffer in self.buffers()]
         widths = [shape[0] for shape in shapes[1::2]]
         pairs = list(zip(shapes[::2], shapes[1::2], strict=True))
-        input_widths = [0, *widths]
-        if not pairs or any(
-            len(w) != 2 or b != w[:1] or (index and w[1] != input_widths[index])
-            for index, (w, b) in enumerate(pairs)
-        ):
+        input_widths = [None, *widths]  # the first layer reads rows of any width
+        fits = bool(pairs)
+        for (weight, bias), inputs in zip(pairs, input_widths, strict=False):
+            fits = fits and len(weight) == 2 and bias == weight[:1]
+            fits = fits and inputs in (None, weight[1])
+        if not fits:
             raise ModelError(f"layers of shapes {shapes} do not follow each other")
 
     def get_shape(self) -> tuple[int, int]:
-        parts = list(self.buffers())
-        return parts[0].shape[1], len(parts[-1])
+        tensors = list(self.buffers())
+        return tensors[0].shape[1], len(tensors[-1])
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """Return class probabilities (B, K)."""
-        parts = list(self.buffers())
-        for index in range(0, len(parts), 2):
-            x_BF = nn.functional.linear(
-                x_BF.relu() if index else x_BF, parts[index], parts[index + 1]
-            )
+        tensors = list(self.buffers())
+        for index in range(0, len(tensors), 2):
+            if index:
+                x_BF = x_BF.relu()
+            x_BF = nn.functional.linear(x_BF, tensors[index], tensors[index + 1])
         return x_BF.softmax(1)
 
 
@@ -144,8 +145,8 @@ class Cosines(Simple):
 
 
 class Nearest(Simple):
-    """A nearest-neighbour model: predicts the mean class shares of the nearest stored rows, so it
-    contains rows of people.
+    """A nearest-neighbour model, which predicts the mean class shares of the nearest stored rows;
+    so it contains rows of people.
     """
 
     names = ("rows", "shares", "neighbours")
@@ -154,14 +155,14 @@ class Nearest(Simple):
     neighbours: Tensor
 
     def _check_tensors(self) -> None:
-        """Raise ModelError unless rows and shares have fitting shapes and the
-        number is in range.
+        """Raise ModelError unless rows and shares have fitting shapes, and the number of
+        neighbours is in range.
         """
         rows = len(self.rows)
         fits = self.rows.ndim == self.shares.ndim == 2 and len(self.shares) == rows
         if not fits or self.neighbours.numel() != 1 or not 1 <= float(self.neighbours) <= rows:
             raise ModelError("remembered rows and their shares do not belong together")
-        self._number = int(self.neighbours)
+        self._neighbours = int(self.neighbours)
 
     def get_shape(self) -> tuple[int, int]:
         return self.rows.shape[1], self.shares.shape[1]
@@ -169,24 +170,28 @@ class Nearest(Simple):
     def forward(self, x_BF: Tensor) -> Tensor:
         """Return the mean shares of each row's nearest stored rows, (B, K)."""
         if torch.compiler.is_exporting():
-            # ONNX has no cdist. Squares by a product of matrices, of the same order but for ties.
+            # ONNX has no cdist. Squared distances up to a term of x, which order rows the same way
+            # but for ties.
             distance_BR = self.rows.square().sum(1) - 2 * x_BF @ self.rows.T
         else:
             distance_BR = torch.cdist(x_BF, self.rows, compute_mode="donot_use_mm_for_euclid_dist")
-        nearest_BN = distance_BR.topk(self._number, dim=1, largest=False).indices
-        return self.shares[nearest_BN].mean(1)
+        nearest_BC = distance_BR.topk(self._neighbours, dim=1, largest=False).indices
+        return self.shares[nearest_BC].mean(1)
 
 
 class Trees(Simple):
     """A sum of decision trees' outputs: class shares, or scores before a softmax.
 
     Attributes:
-        feature, threshold, left, right: (V,), of each node; a leaf is its own child.
-        values: (V, K); roots: (T,); bias: (K,), added to the sum.
+        feature, threshold, left, right: (V,), of each node; a row with a feature of at most the
+            threshold goes to the left child. A leaf is its own child.
+        values: (V, K), output of each node.
+        roots: (T,), the first node of each tree.
+        bias: (K,), added to the sum.
         levels: how many nodes a row passes at most.
-        raw: 1 where scores go through a softmax, 0 where they are shares.
-        single: 1 where rows are compared in float32, as the trees were grown, 0 else.
-        centre, scale: (F,), of the rows before.
+        raw: 1 if the sum goes through a softmax, 0 if it is class shares.
+        single: 1 if rows are compared in float32, as when the trees were grown, else 0.
+        centre, scale: (F,), by which rows are standardised first.
     """
 
     names = (
@@ -220,25 +225,27 @@ class Trees(Simple):
         """Raise ModelError unless every node refers to nodes and features that exist."""
         nodes = len(self.feature)
         features = len(self.centre)
-        inside = all(
-            bool(((buffer >= 0) & (buffer < limit)).all())
-            for buffer, limit in (
+        are_in_range = all(
+            bool(((indices >= 0) & (indices < limit)).all())
+            for indices, limit in (
                 (self.feature, features),
                 (self.left, nodes),
                 (self.right, nodes),
                 (self.roots, nodes),
             )
         )
-        shapes = {buffer.shape for buffer in (self.threshold, self.left, self.right)}
-        fits = shapes == {(nodes,)} and self.values.shape == (nodes, *self.bias.shape)
-        flags = (self.levels, self.raw, self.single)
-        fits = fits and self.roots.ndim == 1 and len(self.roots) > 0
+        scalars = (self.levels, self.raw, self.single)
         fits = (
-            fits and self.scale.shape == (features,) and {buffer.numel() for buffer in flags} == {1}
+            {buffer.shape for buffer in (self.threshold, self.left, self.right)} == {(nodes,)}
+            and self.values.shape == (nodes, *self.bias.shape)
+            and self.roots.ndim == 1
+            and len(self.roots) > 0
+            and self.scale.shape == (features,)
+            and {buffer.numel() for buffer in scalars} == {1}
         )
-        if not fits or not inside or not 0 <= float(self.levels) <= _DEEPEST:
+        if not fits or not are_in_range or not 0 <= float(self.levels) <= _MAX_DEPTH:
             raise ModelError("these tensors make no trees")
-        self._number, self._raw, self._single = (int(buffer) for buffer in flags)
+        self._levels, self._raw, self._single = (int(buffer) for buffer in scalars)
 
     def get_shape(self) -> tuple[int, int]:
         return len(self.centre), len(self.bias)
@@ -252,7 +259,7 @@ class Trees(Simple):
         left_V = self.left.long()
         right_V = self.right.long()
         node_BT = self.roots.long()[None] + torch.zeros_like(x_BF[:, :1], dtype=torch.int64)
-        for _ in range(self._number):
+        for _ in range(self._levels):
             is_left_BT = x_BF.gather(1, feature_V[node_BT]) <= self.threshold[node_BT]
             node_BT = torch.where(is_left_BT, left_V[node_BT], right_V[node_BT])
         scores_BK = self.values[node_BT].sum(1) + self.bias
@@ -260,19 +267,25 @@ class Trees(Simple):
 
 
 def shares_of_one(shares_BK: Tensor) -> Tensor:
-    """Return probabilities (B, K); uniform for a row without a prediction."""
+    """Return probabilities (B, K) from class shares; uniform for a row of zeros."""
     total_B1 = shares_BK.sum(1, keepdim=True)
     even_BK = torch.full_like(shares_BK, 1 / shares_BK.shape[1])
     return torch.where(total_B1 > 0, shares_BK / total_B1.clamp(min=LEAST), even_BK)
 
 
 class Member(nn.Module):
-    """A member of an average of models, which reads some columns of a row, standardised.
+    """A member of an average of models, whose model reads some columns of a row, standardised.
+
+    Args:
+        tensors: its state by name.
 
     Attributes:
         columns: (2,), the first column that it reads and the one behind the last.
-        centre, scale: (F',), of these columns, before its own model reads them.
+        centre, scale: (F',), by which these columns are standardised.
         weight: (1,), of its probabilities in the average, above 0; 1 if a state has none.
+
+    Raises:
+        ModelError: the tensors are not those of a member.
     """
 
     columns: Tensor
@@ -280,23 +293,20 @@ class Member(nn.Module):
     scale: Tensor
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check and register the columns, their scaling, the weight, and the model. Raises
-        ModelError.
-
-        `tensors`: of the state, by name.
-        """
+        """Check and register the columns, their scaling, the weight, and the model."""
         super().__init__()
         own_tensors = {name: tensor for name, tensor in tensors.items() if "." not in name}
         kinds = {name.partition(".")[0] for name in tensors if "." in name}
-        named = set(own_tensors) - {"weight"}
-        if named != {"columns", "centre", "scale"} or len(kinds) != 1 or kinds - set(SIMPLE):
+        required = set(own_tensors) - {"weight"}
+        has_one_kind = len(kinds) == 1 and kinds <= set(SIMPLE)
+        if required != {"columns", "centre", "scale"} or not has_one_kind:
             raise ModelError(
                 "a model that is averaged with others holds columns, centre, scale and one of "
                 f"{', '.join(SIMPLE)}"
             )
         for name, tensor in own_tensors.items():
-            own_tensor = torch.as_tensor(tensor, dtype=torch.float64).clone()  # a file of its own
-            self.register_buffer(name, own_tensor)
+            # A copy, since a file is written from tensors that share no memory.
+            self.register_buffer(name, torch.as_tensor(tensor, dtype=torch.float64).clone())
         if not all(bool(tensor.isfinite().all()) for tensor in self.buffers()):
             raise ModelError("a model that is averaged with others holds what is not finite")
         (self.kind,) = kinds
@@ -332,14 +342,13 @@ class Average(ModelKind):
 
     Args:
         tensors: of each `Member`, as "0.columns", "0.layers.w0", "1.columns" and so on.
+
+    Raises:
+        ModelError: no member, too many, or of different numbers of classes.
     """
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
-        """Build the numbered members. Raises ModelError: none, too many, or of
-        different classes.
-
-        `tensors`: of the state, by name.
-        """
+        """Build the numbered members."""
         super().__init__()
         parts = {name: torch.as_tensor(tensor) for name, tensor in tensors.items()}
         numbers = {name.partition(".")[0] for name in parts}
@@ -352,6 +361,7 @@ class Average(ModelKind):
             raise ModelError("models that are averaged tell different classes")
 
     def list_members(self) -> list[Member]:
+        """Return the members in the order of their numbers."""
         return [member for member in self.children() if isinstance(member, Member)]
 
     def get_shape(self) -> tuple[int, int]:
@@ -399,18 +409,17 @@ class View:
 
     @classmethod
     def from_rows(cls, rows_NF: np.ndarray, *, first: int, end: int) -> "View":
-        """Return the view of these columns to mean 0 and deviation 1 over these rows.
-
-        `first`: the first column, and `end`, the one behind the last.
+        """Return the view that standardises columns `first` to `end` - 1 to mean 0 and deviation 1
+        over these rows.
         """
         columns_NF = rows_NF[:, first:end]
-        scale = columns_NF.std(axis=0)
-        constant = scale < _MIN_DEVIATION
+        deviation = columns_NF.std(axis=0)
+        is_constant = deviation < _MIN_DEVIATION
         return cls(
             first=first,
             end=end,
             centre=columns_NF.mean(axis=0),
-            scale=np.where(constant, 1.0, scale),
+            scale=np.where(is_constant, 1.0, deviation),
         )
 
     def standardise_columns(self, rows_NF: np.ndarray) -> np.ndarray:
@@ -420,7 +429,7 @@ class View:
 
 
 def average_of(models: Sequence[tuple[View, "FittedModel"]]) -> "FittedModel":
-    """Return the average of fitted models, each of the columns that it reads."""
+    """Return the average of fitted models, each with the view of the columns that it reads."""
     tensors: dict[str, ArrayLike | Tensor] = {}
     for number, (view, model) in enumerate(models):
         tensors[f"{number}.columns"] = np.array([view.first, view.end], dtype=np.float64)
@@ -440,14 +449,15 @@ def blend_models(view: View, model: "FittedModel", others: "FittedModel") -> "Fi
     Raises ModelError: `others` is not an average of equal weights, or `model` is one.
     """
     average = others.get_submodule(others.kind)
-    if not isinstance(average, Average) or {member.share for member in average.list_members()} != {
-        1.0
-    }:
+    if not isinstance(average, Average) or any(
+        member.share != 1.0 for member in average.list_members()
+    ):
         raise ModelError("only an average of equal weights is averaged with one more model")
+    # The model becomes one more member, whose weight is that of all others together.
     number = len(average.list_members())
-    blended = average_of([(view, model)]).state_dict()
+    single_state = average_of([(view, model)]).state_dict()
     tensors: dict[str, ArrayLike | Tensor] = dict(average.state_dict())
-    for name, tensor in remove_prefix("average.0", blended).items():
+    for name, tensor in remove_prefix("average.0", single_state).items():
         tensors[f"{number}.{name}"] = tensor
     tensors[f"{number}.weight"] = np.array([float(number)])
     return FittedModel(Average(tensors))
@@ -456,12 +466,14 @@ def blend_models(view: View, model: "FittedModel", others: "FittedModel") -> "Fi
 def scores_of_network(
     columns: int, classes: int, *, are_shares: bool
 ) -> tuple[View, "FittedModel"]:
-    """Return a model that reads a network's class scores (B, K) in a row, and their columns.
+    """Return a model that makes probabilities of class scores which stand in a row, and the view of
+    these columns.
 
     Args:
-        columns: how many columns precede them in a row.
-        are_shares: negative scores count as 0 and the others are shares; else shares are the
-            scores' softmax.
+        columns: how many columns precede the scores in a row.
+        classes: K, number of the scores.
+        are_shares: whether scores are class shares, negative ones counting as 0; else they go
+            through a softmax.
     """
     end = columns + classes
     view = View(first=columns, end=end, centre=np.zeros(classes), scale=np.ones(classes))
@@ -484,11 +496,11 @@ _MEMBER = re.compile(r"\d+\.(columns|centre|scale)")
 
 
 def _is_state_of(kind: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether a state is of this kind of fitted model, and may be damaged.
+    """Return whether these tensors are of this kind of fitted model, even if some are missing.
 
-    A network of somebody's own may have a part of the same name, as `layers`.
+    A user's own network may have a part of the same name, such as `layers`.
 
-    `tensors`: of the state, by name.
+    `tensors`: the state by name, without the kind.
     """
     if kind == "average":
         return any(_MEMBER.fullmatch(name) for name in tensors)
@@ -502,16 +514,16 @@ class FittedModel(nn.Module):
     """A fitted model: rows (B, *shape) of any float dtype -> log-probabilities (B, K), float64."""
 
     def __init__(self, kind: ModelKind) -> None:
-        """Take a model, and name it by its kind, which its stored tensors state."""
+        """Register the model under the name of its kind, with which its tensors are stored."""
         super().__init__()
         self.kind = next(name for name, model_class in KINDS.items() if type(kind) is model_class)
         self.add_module(self.kind, kind)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "FittedModel | None":
-        """Return the model in a state; None: it has none. Raises ModelError: it is damaged.
+        """Return the fitted model with this state; None: it is another network's.
 
-        `tensors`: of the state, by name.
+        `tensors`: the state by name. Raises ModelError: it is damaged.
         """
         first_names = {name.partition(".")[0] for name in tensors}
         kinds = {
@@ -582,15 +594,18 @@ def modules_in(
     tensors: Mapping[str, Tensor],
     make_modules: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> tuple[nn.Module, nn.Module]:
-    """Return the encoder and head of this state.
+    """Return the encoder and head with this state.
 
-    A fitted model stands in place of both, or after an encoder, or after the row and an encoder
-    (`WithFeatures`), or after the row and the scores of a whole network (`join_scores_to_row`). All
-    else is as `make_modules` makes it from the state of encoder and head.
+    A fitted model may be both; or the head after an encoder, after the row joined with an encoder's
+    output (`WithFeatures`), or after the row joined with the scores of a whole network
+    (`join_scores_to_row`).
 
-    `tensors`: of the state, by name.
+    Args:
+        tensors: the state by name.
+        make_modules: makes all other modules, from the state of encoder and head.
 
-    Raises ModelError: a damaged fitted model.
+    Raises:
+        ModelError: a damaged fitted model.
     """
     fitted = FittedModel.from_tensors(remove_prefix("encoder", tensors))
     if fitted is not None:
@@ -614,12 +629,10 @@ def _load_cross_view_networks(
     represented: Mapping[str, Tensor],
     make_modules: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> nn.Module:
-    """Return an encoder of the row and the scores of a network in this state.
+    """Return an encoder that joins the row with the scores of a network (`join_scores_to_row`).
 
-    See `join_scores_to_row`.
-
-    `represented`: tensors of the represented rows' model. `make_modules`: makes untrained encoder
-    and head for a state.
+    `represented`: the state of that network, by name. `make_modules`: makes untrained encoder and
+    head for a state.
     """
     head_state = remove_prefix(STUDENT_HEAD, represented)
     encoder_state = remove_prefix(STUDENT_ENCODER, represented)
@@ -638,11 +651,16 @@ def build_regression_layers(
     classes: int,
     below: Sequence[tuple[np.ndarray, np.ndarray]] = (),
 ) -> Layers:
-    """Return scikit-learn's softmax regression (K', F) on standardised rows, after layers `below`.
+    """Return scikit-learn's softmax regression on standardised rows as linear layers on unscaled
+    ones.
 
-    For two classes scikit-learn has one row, of the second.
-
-    `scale`: scikit-learn's fitted scaler; or deviations (F,).
+    Args:
+        scale: the fitted scaler of its rows.
+        coefficients, offsets: (K', F) and (K',); of two classes scikit-learn has one row, for the
+            second.
+        seen: (K',) the classes that it has seen.
+        classes: K, all classes.
+        below: weights and biases of layers before it.
     """
     weight = np.atleast_2d(np.asarray(coefficients))
     bias = np.atleast_1d(np.asarray(offsets))
@@ -650,17 +668,18 @@ def build_regression_layers(
         weight = np.vstack([np.zeros_like(weight), weight])
         bias = np.append(0.0, bias)
     weight, bias = unscale_layer(scale, weight, bias)
-    w_KF = np.zeros((classes, weight.shape[1]))
-    b_K = np.full(classes, UNSEEN)
-    w_KF[np.asarray(seen)] = weight
-    b_K[np.asarray(seen)] = bias
-    return Layers.from_weights([*below, (w_KF, b_K)])
+    weight_KF = np.zeros((classes, weight.shape[1]))
+    bias_K = np.full(classes, UNSEEN)
+    weight_KF[np.asarray(seen)] = weight
+    bias_K[np.asarray(seen)] = bias
+    return Layers.from_weights([*below, (weight_KF, bias_K)])
 
 
 def layers_of(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the linear layers of a network that reads standardised rows.
+    """Return weights and biases of a network's linear layers, the first changed so that it reads
+    unscaled rows.
 
-    `scale`: scikit-learn's fitted scaler; or deviations (F,).
+    `scale`: the fitted scaler of the rows that the network reads.
     """
     layers = [
         (layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy())
@@ -673,7 +692,9 @@ def layers_of(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarr
 def unscale_layer(
     scale: Any, weight: np.ndarray, bias: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a layer on standardised rows as one on unscaled rows."""
+    """Return weight (out, F) and bias (out,) of a layer on standardised rows as those of one on
+    unscaled rows. `scale`: the fitted scaler.
+    """
     weight = weight / scale.scale_
     return weight, bias - weight @ scale.mean_
 
@@ -687,22 +708,27 @@ def assemble_trees(
     features: int,
     scale: Any = None,
 ) -> Trees:
-    """Build trees from `feature`, `threshold`, `left`, `right` (V,) and `values` (V, K) of each.
+    """Build one model from several trees.
 
-    The children of a leaf are -1; no other node comes before its parent.
-
-    `raw`: whether values are raw scores before a softmax. `single`: whether rows are compared in
-    float32, as the trees were grown. `scale`: scikit-learn's fitted scaler; or deviations (F,).
+    Args:
+        trees: `feature`, `threshold`, `left`, `right` (V,) and `values` (V, K) of each, by node;
+            the children of a leaf are -1, and a node comes after its parent.
+        bias: (K,) added to the sum of the trees.
+        raw: whether that sum goes through a softmax.
+        single: whether rows are compared in float32, as when the trees were grown.
+        features: F, columns of a row.
+        scale: the fitted scaler of the rows; None: rows are not scaled.
     """
     starts = np.cumsum([0, *(len(tree["feature"]) for tree in trees)])
     parts: dict[str, list[np.ndarray]] = {name: [] for name in Trees.names[:5]}
     for start, tree in zip(starts, trees, strict=False):
-        positions = np.arange(len(tree["feature"]))
-        leaf = tree["left"] < 0
-        parts["feature"].append(np.where(leaf, 0, tree["feature"]))
-        parts["threshold"].append(np.where(leaf, 0.0, tree["threshold"]))
-        parts["left"].append(np.where(leaf, positions, tree["left"]) + start)
-        parts["right"].append(np.where(leaf, positions, tree["right"]) + start)
+        nodes = np.arange(len(tree["feature"]))
+        is_leaf = tree["left"] < 0
+        parts["feature"].append(np.where(is_leaf, 0, tree["feature"]))
+        parts["threshold"].append(np.where(is_leaf, 0.0, tree["threshold"]))
+        # In the joined model a leaf is its own child.
+        parts["left"].append(np.where(is_leaf, nodes, tree["left"]) + start)
+        parts["right"].append(np.where(is_leaf, nodes, tree["right"]) + start)
         parts["values"].append(tree["values"])
     return Trees(
         {
@@ -721,23 +747,25 @@ def assemble_trees(
 def _compute_depth(tree: Mapping[str, np.ndarray]) -> int:
     """Return the number of nodes below the root on the longest path, counted level by level.
 
-    `tree`: scikit-learn's arrays by name.
+    `tree`: as for `assemble_trees`.
     """
     depth = 0
-    level = np.zeros(1, dtype=np.int64)  # the root
+    level_nodes = np.zeros(1, dtype=np.int64)  # the root
     while True:
-        inner = level[tree["left"][level] >= 0]
-        if not len(inner):
+        inner_nodes = level_nodes[tree["left"][level_nodes] >= 0]
+        if not len(inner_nodes):
             return depth
-        level = np.concatenate([tree["left"][inner], tree["right"][inner]])
+        level_nodes = np.concatenate([tree["left"][inner_nodes], tree["right"][inner_nodes]])
         depth += 1
 
 
 def convert_forest(
     trees: Sequence[Any], values: Sequence[np.ndarray], classes: int, scale: Any = None
 ) -> Trees:
-    """Return scikit-learn's trees as one model, their mean; `values` holds each tree's shares
-    (V, K) by node.
+    """Return scikit-learn's trees as one model that predicts their mean.
+
+    `values`: of each tree the class shares (V, K) by node. `scale`: the fitted scaler of the rows;
+    None: rows are not scaled.
     """
     nodes = [
         {

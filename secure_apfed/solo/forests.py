@@ -22,7 +22,9 @@ _ANY_DEPTH = np.iinfo(np.int32).max
 def grow_classifying_trees(
     rows_NF: NDArray[Any], labels_N: NDArray[np.int64], *, count: int, seed: int
 ) -> tuple[list[Tree], NDArray[np.int64]]:
-    """Return extra trees of these labels, and the classes that they tell apart, ascending."""
+    """Return `count` extremely randomised trees fitted to these labels, and the classes (K',) that
+    occur, ascending; a tree's outputs are in their order.
+    """
     from sklearn.ensemble import ExtraTreesClassifier
 
     classes, numbers_N = np.unique(labels_N, return_inverse=True)
@@ -37,7 +39,9 @@ def grow_classifying_trees(
 def grow_regressing_trees(
     rows_NF: NDArray[Any], targets_NT: NDArray[Any], *, count: int, leaf: int, seed: int
 ) -> list[Tree]:
-    """Return extra trees of these numbers, with at least `leaf` rows in each of their leaves."""
+    """Return `count` extremely randomised trees fitted to these targets, with at least `leaf` rows
+    in each of their leaves.
+    """
     from sklearn.ensemble import ExtraTreesRegressor
 
     forest = ExtraTreesRegressor(count, min_samples_leaf=leaf, random_state=seed)
@@ -52,12 +56,14 @@ def _grow_trees(
     classes: Sequence[int] | None,
     per_split: int,
 ) -> list[Tree]:
-    """Return the trees that this forest would grow; by the forest itself where it builds otherwise.
+    """Return the trees that this forest would grow, without its checks of the rows.
+
+    If this version of scikit-learn has another interface for that, the forest itself grows them.
 
     Args:
         forest: scikit-learn's, not fitted.
-        classes: how many each target has; None: targets are numbers.
-        per_split: how many features a split is chosen among.
+        classes: number of classes of each target; None: targets are numbers.
+        per_split: number of features among which a split is chosen.
     """
     try:
         return _build_trees(forest, rows_NF, targets_NT, classes=classes, per_split=per_split)

@@ -231,8 +231,8 @@ def sample_rows(rows: int, labelled: IntArray, *, seed: int) -> IntArray:
 
 
 def measure_of_classes(config: RunSettings) -> Measure:
-    """Return the measure by which models are ranked; accuracy where classes are
-    ranges of numbers.
+    """Return the run's measure for ranking models, or accuracy if that is a measure of numbers,
+    whose ranges then are the classes.
     """
     measure = MEASURES[config.measure]
     return measure if "classification" in measure.tasks else ACCURACY
@@ -243,7 +243,7 @@ class Predictor:
     """A fitted model that predicts from the active's own features alone.
 
     Attributes:
-        of_block: from rows (B, F) to scores (B, K), probabilities but for a regression's.
+        of_block: rows (B, F) -> scores (B, K), which are probabilities except for regressions.
         kept: builds an equivalent network for storage, whose softmax gives these probabilities;
             None: the model cannot be stored.
     """
@@ -258,9 +258,13 @@ class Predictor:
 
 
 class Baseline(ABC):
-    """A local baseline, which learns without other parties. `name`: its key in the table; `title`:
-    its name for people; `of_run`: whether it is the run's own network and settings;
-    `reads_measure`: whether its fit depends on the task's `measure`.
+    """A local baseline, which learns without other parties.
+
+    Attributes:
+        name: its key in the table.
+        title: its name for people.
+        of_run: whether it is the run's own network with the run's settings.
+        reads_measure: whether its fit depends on the task's `measure`.
     """
 
     name: str
@@ -270,9 +274,7 @@ class Baseline(ABC):
 
     @abstractmethod
     def fit(self, task: SoloTask) -> Predictor:
-        """Fit a model to the labelled rows and, depending on the baseline, to the
-        unlabelled ones.
-        """
+        """Fit a model to the labelled rows and, depending on the baseline, to unlabelled ones."""
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> Iterable[Predictor]:
         """Fit each task as by itself, when its predictor is requested.
@@ -283,7 +285,7 @@ class Baseline(ABC):
 
 
 def check_flat_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
-    """Return the rows. Raises DataError: not finite, or not flattened rows of this shape."""
+    """Return the rows (B, F). Raises DataError: not finite, or not flattened rows of this shape."""
     width = math.prod(shape)
     if features_BF.ndim != 2 or features_BF.shape[1] != width or not len(features_BF):
         raise DataError(
@@ -299,14 +301,14 @@ def check_flat_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
 
 
 def split_folds(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
-    """Return disjoint parts of the labelled rows, as positions in `labels_n`.
+    """Return disjoint folds of the labelled rows, as indices into `labels_n`.
 
-    Each class is spread over the parts as evenly as possible. There are `folds` parts, or as many
-    as the rarest class has labels if that is fewer: the remaining labels then have the same class
-    shares. (With two labels a class and five parts, the held-out class would be the rarest in
-    training, and ridge regression was right about none of them.) The only label of a class is never
-    held out, so every class stays known. Empty if every class has one label; only the first of
-    `folds` parts from `ENOUGH_LABELS` labels on.
+    Each class is spread over the folds as evenly as possible. There are `folds` of them, or as many
+    as the rarest class has labels (of two or more) if that is fewer: the remaining labels then have
+    the same class shares. (With two labels a class and five folds, the held-out class would be the
+    rarest in training, and ridge regression was right about none of them.) The only label of a
+    class is never held out, so every class stays known. Empty if every class has one label; only
+    the first fold from `ENOUGH_LABELS` labels on.
     """
     generator = np.random.default_rng(derive_seed(seed, "solo", "folds"))
     members = [np.flatnonzero(labels_n == label) for label in np.unique(labels_n)]
@@ -346,7 +348,7 @@ def cache_fits() -> Iterator[None]:
     fitted: dict[str, bytes] = {}
 
     def make_once(name: str, make: Callable[[], bytes]) -> bytes:
-        """Return the stored bytes of this name, or make and store them."""
+        """Return the bytes stored under this name, which are made first if there are none."""
         if name not in fitted:
             fitted[name] = make()
         return fitted[name]
@@ -388,10 +390,15 @@ def fit_network_once(
 ) -> nn.Module:
     """Return the network that `fit` trains, or the stored one of an equal task, for evaluation.
 
-    The fit depends on rows and seed, and with `labels` also on labels and classes, but on no
-    settings of the run. `fresh` makes a network of the shape that `fit` returns.
+    Args:
+        name: of the fit, in the store.
+        task: on whose rows and seed the fit depends, but on no settings of the run.
+        fresh: makes a network of the shape that `fit` returns.
+        fit: trains it with these random numbers.
+        labels: whether the fit depends also on labels and classes.
     """
-    draws, store = seed_draws(task.seed, "solo", name), _STORE.get()
+    draws = seed_draws(task.seed, "solo", name)
+    store = _STORE.get()
     if store is None:
         return fit(draws).eval()
     content = store(f"{name}-{_digest_task(task, labels)}", lambda: save(fit(draws).state_dict()))
@@ -409,33 +416,39 @@ def score_once(
     labels: bool = True,
     of_run: bool = False,
 ) -> FloatArray:
-    """Return these scores, or the stored ones of this name for an equal task.
+    """Return the scores that `score` computes, or the stored ones of an equal task.
 
-    With `of_run` they depend on the settings of the run's own network, with `labels` on the labels.
+    Args:
+        name: of the scores, in the store.
+        task: on whose rows and seed they depend.
+        score: computes them.
+        labels: whether they depend also on the labels.
+        of_run: whether they depend also on the settings of the run's own network.
     """
     store = _STORE.get()
     if store is None:
         return score()
-    about = _hash_run_settings(task, of_run)
-    make = lambda: save({"scores": torch.from_numpy(score())})  # noqa: E731
-    scores = load(store(f"{name}-{about}-{_digest_task(task, labels)}", make))["scores"]
-    return np.asarray(scores.numpy())
+
+    def make_content() -> bytes:
+        return save({"scores": torch.from_numpy(score())})
+
+    key = f"{name}-{_hash_run_settings(task, of_run)}-{_digest_task(task, labels)}"
+    return np.asarray(load(store(key, make_content))["scores"].numpy())
 
 
 def _hash_run_settings(task: SoloTask, of_run: bool) -> str:
-    """Return a digest of the settings of the run's own network if `of_run`, else ""."""
+    """Return a digest of the settings of the run's own network; of "" unless `of_run`."""
     settings = task.model.model_dump_json() + task.train.model_dump_json() if of_run else ""
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
 def _digest_task(task: SoloTask, labels: bool) -> str:
-    """Return the SHA-256 (hex) of all that such a fit depends on.
-
-    `labels`: whether labels are included.
+    """Return the SHA-256 (hex) of a task's rows and seed and, with `labels`, of its labels and
+    number of classes.
     """
-    read = (task.features, task.labelled, task.labels) if labels else (task.features,)
-    about = (task.features.shape, task.seed, task.classes if labels else None)
-    content = hashlib.sha256(repr(about).encode())
-    for values in read:
-        content.update(values.tobytes())
-    return content.hexdigest()
+    arrays = (task.features, task.labelled, task.labels) if labels else (task.features,)
+    facts = (task.features.shape, task.seed, task.classes if labels else None)
+    digest = hashlib.sha256(repr(facts).encode())
+    for values in arrays:
+        digest.update(values.tobytes())
+    return digest.hexdigest()

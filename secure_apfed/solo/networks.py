@@ -27,34 +27,39 @@ from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTas
 
 _ADAM = make_eager_class(torch.optim.Adam)
 _ADAMW = make_eager_class(torch.optim.AdamW)
+# The run's own network: steps at most, steps before the rate is judged, and between two looks at
+# the loss.
 _MAX_STEPS = 1_000
 _FIRST_LOOK = 300
 _LOOK_EVERY = 100
-# Times the run's rate: the next is tried where the first look is above _SLOW times a blind guess.
-_RAISES = (5, 25)
+# Multiples of the run's rate. The next is tried if the loss at the first look is above _SLOW times
+# that of a uniform guess.
+_RATE_FACTORS = (5, 25)
 _SLOW = 0.8
-# A mean loss since the last look below which nothing is left to learn, and training stops: labels
-# are too few for a held-out part.
+# A mean loss since the last look below which training stops: labels are too few for a held-out
+# part that would show when to stop.
 _LEARNT = 0.02
+# The autoencoder.
 _CODER_WIDTH = 128
 _CODE = 64
 _CODER_STEPS = 600
 _CODER_BATCH = 128
 _CODER_RATE = 2e-3
 _CODER_NOISE = 0.3  # deviation of what is added to the standardised features
+# MixMatch.
 _WIDTH = 128
 _STEPS = 400
 _BATCH = 64
 _RATE = 3e-3
 _DECAY = 2e-3
-_NOISE = 0.2
-_DROPPED = 0.1
-_GUESSES = 2
+_NOISE = 0.2  # standard deviation of the augmentation
+_DROPPED = 0.1  # probability that it sets a feature to its mean
+_GUESSES = 2  # augmentations that are averaged
 _TEMPERATURE = 0.5
 _MIX = 0.75  # alpha of the Beta distribution of the mixing weight
 # Of the unlabelled rows' loss, after a ramp over half of the steps; the paper's for CIFAR-10.
 _WEIGHT = 75.0
-_AVERAGE = 0.98
+_AVERAGE = 0.98  # decay of the moving average of weights
 
 
 class Network(Baseline):
@@ -72,8 +77,8 @@ class Network(Baseline):
     def fit(self, task: SoloTask) -> Predictor:
         """Fit the network.
 
-        Raises ModelError: the loss is not finite at the run's rate, or the network cannot take
-        rows.
+        Raises ModelError: the loss is not finite at the run's rate, or the network does not accept
+        these rows.
         """
         attempt = _train_until_learning(task)
         attempt.finish_training()
@@ -88,19 +93,21 @@ class Network(Baseline):
 
 
 def _train_until_learning(task: SoloTask) -> "_Attempt":
-    """Return the first training whose loss falls soon, trying higher rates.
+    """Return a training at the run's rate or, while its loss hardly falls, at a higher one.
 
-    If none does, the last one with a finite loss.
+    If it falls at none, the last one with a finite loss is returned.
     """
-    blind = math.log(len(np.unique(task.labels)))
-    best = attempt = _Attempt(task, task.train.learning_rate)
-    loss = attempt.go_on(_FIRST_LOOK)
-    for times in _RAISES:
-        if loss < _SLOW * blind or not math.isfinite(loss):
+    uniform_loss = math.log(len(np.unique(task.labels)))
+    attempt = _Attempt(task, task.train.learning_rate)
+    best = attempt
+    loss = attempt.train_steps(_FIRST_LOOK)
+    for factor in _RATE_FACTORS:
+        if loss < _SLOW * uniform_loss or not math.isfinite(loss):
             break
-        attempt = _Attempt(task, times * task.train.learning_rate)
-        loss = attempt.go_on(_FIRST_LOOK)
-        best = attempt if math.isfinite(loss) else best
+        attempt = _Attempt(task, factor * task.train.learning_rate)
+        loss = attempt.train_steps(_FIRST_LOOK)
+        if math.isfinite(loss):
+            best = attempt
     return best
 
 
@@ -108,8 +115,8 @@ class _Attempt:
     """A training of the network from fresh weights at one learning rate."""
 
     def __init__(self, task: SoloTask, rate: float) -> None:
-        """Build a fresh network with this learning rate, and place the labelled
-        rows on its device.
+        """Build a network with fresh weights for this learning rate, and move the labelled rows to
+        its device.
         """
         train = task.train.model_copy(update={"learning_rate": rate})
         self.compute = Compute.from_settings(train)
@@ -126,14 +133,14 @@ class _Attempt:
         )
         self.network = nn.Sequential(encoder, head)
         rows_nF = _place_rows(task.labelled_rows, task.shape, self.compute)
-        # What an encoder without weights makes of the rows is the same at every step.
-        learns = next(encoder.parameters(), None) is not None or len(rows_nF) > BLOCK
+        # An encoder without parameters maps rows alike at every step: once is enough.
+        runs_encoder = next(encoder.parameters(), None) is not None or len(rows_nF) > BLOCK
         with self._trainer.forward_pass("rows"):
-            self._x_nF = rows_nF if learns else encoder(rows_nF)
-        self._learner = self.network if learns else head
+            self._x_nF = rows_nF if runs_encoder else encoder(rows_nF)
+        self._learner = self.network if runs_encoder else head
         self._y_n = torch.from_numpy(task.labels).to(self.compute.device)
-        self._size = min(train.batch_size, len(self._y_n))
-        self._queue = torch.empty(0, dtype=torch.int64)
+        self._batch_size = min(train.batch_size, len(self._y_n))
+        self._queue = torch.empty(0, dtype=torch.int64)  # rows of the next batches
         self._steps = 0
 
     def finish_training(self) -> None:
@@ -142,25 +149,26 @@ class _Attempt:
         """
         loss = math.inf
         while self._steps < _MAX_STEPS and loss > _LEARNT:
-            loss = self.go_on(_LOOK_EVERY)
+            loss = self.train_steps(_LOOK_EVERY)
             if not math.isfinite(loss):
                 raise ModelError(
                     "solo: the network's training diverged; lower train.learning_rate, or set "
                     "train.max_gradient_norm"
                 )
 
-    def go_on(self, steps: int) -> float:
-        """Take some steps; return the mean loss of the last `_LOOK_EVERY`."""
-        losses = [self._take_step() for _ in range(steps)][-_LOOK_EVERY:]
-        return sum(losses) / len(losses)
+    def train_steps(self, steps: int) -> float:
+        """Take some steps; return the mean loss of the last `_LOOK_EVERY` of them."""
+        losses = [self._take_step() for _ in range(steps)]
+        last_losses = losses[-_LOOK_EVERY:]
+        return sum(last_losses) / len(last_losses)
 
     def _take_step(self) -> float:
         """Take one step on the next batch; return its loss."""
-        if len(self._queue) < self._size:
-            order = torch.arange(len(self._y_n))
-            self._queue = shuffle_rows(order, self._seed, "solo", "batches", self._steps)
-        batch = self._queue[: self._size]
-        self._queue = self._queue[self._size :]
+        if len(self._queue) < self._batch_size:
+            every_row = torch.arange(len(self._y_n))
+            self._queue = shuffle_rows(every_row, self._seed, "solo", "batches", self._steps)
+        batch = self._queue[: self._batch_size]
+        self._queue = self._queue[self._batch_size :]
         self._trainer.zero_grad()
         with self._trainer.forward_pass(self._steps):
             loss = F.cross_entropy(self._learner(self._x_nF[batch]).float(), self._y_n[batch])
@@ -185,8 +193,8 @@ class Autoencoder(Baseline):
     title = "Autoencoder"
 
     def fit(self, task: SoloTask) -> Predictor:
-        """Fit an autoencoder to all rows, and a logistic regression to the codes of
-        labelled ones.
+        """Fit an autoencoder to all rows, and a logistic regression to the codes of labelled
+        rows.
         """
         from sklearn.preprocessing import StandardScaler
 
@@ -252,6 +260,7 @@ def _pretrain_encoder(x_NF: Tensor, draws: Draws) -> nn.Module:
 
 @torch.no_grad()
 def _encode_rows(encoder: nn.Module, scaled_BF: FloatArray) -> FloatArray:
+    """Return the codes (B, D) of standardised rows."""
     codes_BD: Tensor = encoder(torch.from_numpy(scaled_BF).float())
     return codes_BD.double().numpy()
 
@@ -272,6 +281,7 @@ class MixMatch(Baseline):
     title = "MixMatch"
 
     def fit(self, task: SoloTask) -> Predictor:
+        """Fit this task alone."""
         return self.fit_together([task])[0]
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> list[Predictor]:
@@ -296,10 +306,7 @@ class MixMatch(Baseline):
             return trained[position]
 
         def build_predictor(position: int) -> Predictor:
-            """Return the predictor of the task at this index.
-
-            `position`: the index.
-            """
+            """Return the predictor of the task at this index."""
             network = fit_network_once(
                 self.name,
                 tasks[position],
@@ -318,13 +325,16 @@ class MixMatch(Baseline):
                 score_rows, lambda: FittedModel(Layers.from_weights(layers_of(network, scale)))
             )
 
-        return [build_predictor(place) for place in range(len(tasks))]
+        return [build_predictor(position) for position in range(len(tasks))]
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The scaled features (n, F) and labels (n, K) of labelled rows; features (U, F) of the
-    others.
+    """The scaled rows of one task.
+
+    Attributes:
+        labelled, labels: (n, F) and (n, K) of labelled rows.
+        others: (U, F) of the others; where all have a label, of the labelled ones.
     """
 
     labelled: Tensor
@@ -342,10 +352,7 @@ class _Rows:
 
 
 def _make_network(features: int, classes: int) -> nn.Sequential:
-    """Return an untrained perceptron of two hidden layers.
-
-    `features`: F, columns of a row.
-    """
+    """Return an untrained perceptron of two hidden layers, (B, F) -> logits (B, K)."""
     return nn.Sequential(
         nn.Linear(features, _WIDTH),
         nn.ReLU(),
@@ -402,12 +409,12 @@ class _ParallelNetworks(nn.Module):
     def split_networks(self, network: nn.Sequential) -> list[nn.Module]:
         """Return each copy as a network of its own, shaped like this one."""
         networks: list[nn.Module] = []
-        for place in range(len(self.weights[0])):
+        for number in range(len(self.weights[0])):
             single = copy.deepcopy(network).requires_grad_(False)
             layers = (layer for layer in single if isinstance(layer, nn.Linear))
             for layer, weight, bias in zip(layers, self.weights, self.biases, strict=True):
-                layer.weight.copy_(weight[place])
-                layer.bias.copy_(bias[place])
+                layer.weight.copy_(weight[number])
+                layer.bias.copy_(bias[number])
             networks.append(single)
         return networks
 
@@ -445,9 +452,10 @@ def _pass_positive(error_GBW: Tensor, output_GBW: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
-    """Train one network on each part, all with the same random numbers.
+    """Train one network on each part in parallel, all with the same random numbers; return the
+    moving averages of their weights as networks.
 
-    `parts`: tasks that are trained side by side.
+    `parts`: the rows of each task.
     """
     features = parts[0].labelled.shape[1]
     classes = parts[0].labels.shape[1]
@@ -489,9 +497,9 @@ def _compute_frequencies(labels: Iterable[Tensor]) -> Tensor:
 
 
 def _draw_rows(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
-    """Draw indices (B,) below each size, from the same random numbers for every part.
+    """Draw indices (B,) of rows for each part, from the same random numbers.
 
-    `sizes`: one for each part.
+    `sizes`: number of rows of each part.
     """
     state = draw.get_state()
     batches = []
@@ -502,7 +510,7 @@ def _draw_rows(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
 
 
 def _take_rows(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
-    """Return the given rows of each table, stacked: one table for each copy that is trained."""
+    """Return rows of each table at their indices, stacked, (G, B, ...) for G tables."""
     return torch.stack([table[positions] for table, positions in zip(tables, rows, strict=True)])
 
 
@@ -515,7 +523,7 @@ def _augment_rows(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def _guess_labels(networks: nn.Module, augmented: list[Tensor]) -> Tensor:
-    """Return the mean guess over the augmentations, Eq. (6)."""
+    """Return each copy's mean probabilities (G, B, K) over the augmentations (G, B, F), Eq. (6)."""
     scores_GAK: Tensor = networks(torch.cat(augmented, dim=1)).softmax(-1)
     copies, _, classes = scores_GAK.shape
     return scores_GAK.reshape(copies, len(augmented), -1, classes).mean(1)
@@ -564,18 +572,20 @@ def _compute_loss_gradient(logits_GMK: Tensor, y_GMK: Tensor, *, weight: float) 
 def flatten_parameters(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Tensor]:
     """Return all parameters as one (P,), and its gradient; the networks' own become views of them.
 
-    For a few small layers most of a step's time is spent between the parameters, not on them.
-    Numbers change as they would separately: each by its own gradient.
+    An optimiser of few small layers spends most of a step on the number of parameters, not on their
+    size. Values change as they would separately: each by its own gradient.
 
-    Before each step set the gradient to 0 in place: if it were dropped, the views would lose it.
+    Before each step set the gradient to 0 in place: if it were replaced, the views would lose it.
     """
-    apart = [weight for network in networks for weight in network.parameters()]
-    flat_P = nn.Parameter(torch.cat([weight.detach().flatten() for weight in apart]))
-    flat_P.grad = gradient_P = torch.zeros_like(flat_P)
-    sizes = [weight.numel() for weight in apart]
-    views = zip(apart, flat_P.data.split(sizes), gradient_P.split(sizes), strict=True)
-    for weight, values, gradient in views:
-        weight.data, weight.grad = values.view_as(weight), gradient.view_as(weight)
+    parameters = [parameter for network in networks for parameter in network.parameters()]
+    flat_P = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
+    gradient_P = torch.zeros_like(flat_P)
+    flat_P.grad = gradient_P
+    sizes = [parameter.numel() for parameter in parameters]
+    views = zip(parameters, flat_P.data.split(sizes), gradient_P.split(sizes), strict=True)
+    for parameter, values, gradient in views:
+        parameter.data = values.view_as(parameter)
+        parameter.grad = gradient.view_as(parameter)
     return flat_P, gradient_P
 
 
