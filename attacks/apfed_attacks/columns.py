@@ -27,16 +27,17 @@ from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.base.seeds import derive_seed, shuffle_rows
 from secure_apfed.labellers import Spreading
 
-_ROUNDS = 4
-_TO_SPARE = 10
+_SUBSPACE_ROUNDS = 4
+_EXTRA_DIRECTIONS = 10
 TRUST = (0.03, 0.1, 0.3, 1.0)
 """Powers of the releases' likelihood in `correct_priors`, one variant of an attack for each."""
 _EM_ROUNDS = 5
 _UNLABELLED_WEIGHT = 0.3  # weight of a row whose label is not known
 _MIN_VARIANCE = 1e-3
-_SMALLEST = 1e-12
-_MOST = 128
-_KEPT: OrderedDict[str, Prediction] = OrderedDict()
+_MIN_SHARE = 1e-12  # of a row and of a class, so that logarithms and means are finite
+# Predictions of one process by the hash of what they were made of, and how many stay.
+_KEPT_PREDICTIONS: OrderedDict[str, Prediction] = OrderedDict()
+_MAX_KEPT = 128
 
 
 class ColumnAttack(Attack):
@@ -55,13 +56,14 @@ class ColumnAttack(Attack):
         return standardise_columns(columns_NF, components=self.components, seed=seed)
 
     def scale_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> FloatArray:
-        """Return the coalition's own columns x of `positions`, scaled."""
+        """Return the coalition's own columns x of the rows at `positions`, scaled."""
         return self.scale_columns(own_columns(view, positions), seed)
 
     def choose_rows(self, view: AdversaryView, candidates: Tensor, seed: int) -> Tensor:
-        """Return those of `candidates` (N,) that are known, others up to `max_rows`, ascending.
+        """Return the `candidates` (N,) to learn from: known rows, and others up to `max_rows`.
 
-        People whom the victim does not hold are left out: of them there is nothing to guess.
+        They ascend. People whom the victim does not hold are left out: of them there is nothing to
+        guess.
         """
         candidates = candidates[view.has_rows(view.knowledge.victim, candidates)]
         known = torch.isin(
@@ -87,9 +89,11 @@ def explain_missing_releases(view: AdversaryView) -> str | None:
 def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
     """Return (N, F): the coalition's own features of `positions`, members side by side.
 
-    A member that does not hold everybody has the mean of those whom it holds in place of the
-    others, and one more column, which is 1 for these. Without own features it is a column of zeros,
-    which tells nothing.
+    A member that does not hold everybody has one more column, which is 1 for people whom it does
+    not hold; their features are the mean of those whom it holds. Without own features the result is
+    one column of zeros, which tells nothing.
+
+    Raises AttackError: a member has fewer rows than `positions` refer to.
     """
     if not view.features:
         return torch.zeros(len(positions), 1, device=view.device)
@@ -112,6 +116,8 @@ def standardise_columns(columns_NF: Tensor, *, components: int, seed: int) -> Fl
     """Return columns of mean 0 and variance 1; wider ones as their first principal components.
 
     Constant columns become 0. The adversary has all rows, so all of them set the scale.
+
+    `components`: columns of the result at most. `seed`: of the components' first directions.
     """
     is_wide = min(columns_NF.shape) > components
     # Convolution maps have thousands of columns: those stay in single precision until reduced.
@@ -126,15 +132,15 @@ def standardise_columns(columns_NF: Tensor, *, components: int, seed: int) -> Fl
 def _compute_principal_components(values_NF: Tensor, count: int, seed: int) -> Tensor:
     """Return (N, count) principal components of columns of mean 0, on their device.
 
-    Four rounds of subspace iteration with ten directions to spare (Halko et al., 2011, Algorithms
-    4.4, 5.1). Signs are those with which each component's largest weight is positive.
+    Four rounds of subspace iteration with ten directions more than asked for (Halko et al., 2011,
+    Algorithms 4.4, 5.1). Signs are those with which each component's largest weight is positive.
 
-    `values_NF`: the columns.
+    `values_NF`: the columns. `seed`: of the first directions.
     """
     draw = torch.Generator().manual_seed(derive_seed(seed, "attacks", "components"))
-    start_FQ = torch.randn(values_NF.shape[1], count + _TO_SPARE, generator=draw)
+    start_FQ = torch.randn(values_NF.shape[1], count + _EXTRA_DIRECTIONS, generator=draw)
     range_NQ = torch.linalg.qr(values_NF @ start_FQ.to(values_NF)).Q
-    for _ in range(_ROUNDS):
+    for _ in range(_SUBSPACE_ROUNDS):
         range_FQ = torch.linalg.qr(values_NF.T @ range_NQ).Q
         range_NQ = torch.linalg.qr(values_NF @ range_FQ).Q
     left_QQ, sizes_Q, right_QF = torch.linalg.svd(range_NQ.T @ values_NF, full_matrices=False)
@@ -147,7 +153,10 @@ def _compute_principal_components(values_NF: Tensor, count: int, seed: int) -> T
 def join_own_columns(
     name: str, released_NF: FloatArray, own_NF: FloatArray
 ) -> dict[str, FloatArray]:
-    """Return standardised released and own columns side by side, for each weight of the former."""
+    """Return standardised released and own columns side by side, for each weight of the former.
+
+    `name`: of the released columns. The keys begin with the weight, unless it is 1.
+    """
     weights = {"": 1.0, "0.3 ": 0.3, "0.1 ": 0.1}
     return {
         f"{prefix}{name} and x": np.hstack([weight * released_NF, own_NF])
@@ -161,42 +170,49 @@ def correct_priors(
     """Return class probabilities (N, K) by own features, corrected by released columns.
 
     Each class is a Gaussian around a mean of its released columns, one variance for all classes.
-    Few labels tell little of the means, so all rows do, each as far as it seems to be of a class,
-    rows without a label with a smaller weight; what own features tell of a row stands in for the
-    shares of the classes (semi-supervised expectation maximisation; Nigam et al., 2000, Text
+    A few labels say little of the means, so all rows count: each by its probability of the class,
+    and those without a label by a smaller weight. What own features tell of a row takes the place
+    of the shares of the classes (semi-supervised expectation maximisation; Nigam et al., 2000, Text
     Classification from Labeled and Unlabeled Documents using EM, Section 5, EM-lambda).
 
-    `prior_NK` is by own columns, `released_NF` standardised, `labels_N` -1 where unknown. `trust`,
-    0 to 1, is the power of the releases' likelihood, below 1 since neither the columns nor the two
-    sources are independent.
+    Args:
+        prior_NK: class probabilities by own columns.
+        released_NF: standardised released columns.
+        labels_N: classes, -1 where unknown.
+        trust: 0 to 1, power of the releases' likelihood; below 1 since neither the columns nor the
+            two sources are independent.
     """
     known_N = labels_N >= 0
     one_hot_nK = np.eye(prior_NK.shape[1])[labels_N[known_N]]
-    log_prior_NK = np.log(np.maximum(prior_NK, _SMALLEST))
+    log_prior_NK = np.log(np.maximum(prior_NK, _MIN_SHARE))
     weight_N1 = np.where(known_N, 1.0, _UNLABELLED_WEIGHT)[:, None]
     posterior_NK = prior_NK.copy()
     for _ in range(_EM_ROUNDS):
         posterior_NK[known_N] = one_hot_nK
         share_NK = weight_N1 * posterior_NK
-        size_K1 = np.maximum(share_NK.sum(axis=0), _SMALLEST)[:, None]
+        size_K1 = np.maximum(share_NK.sum(axis=0), _MIN_SHARE)[:, None]
         mean_KF = share_NK.T @ released_NF / size_K1
         between_F = (size_K1 * mean_KF**2).sum(axis=0) / size_K1.sum()
         within_F = np.maximum((released_NF**2).mean(axis=0) - between_F, _MIN_VARIANCE)
-        distance_NK = (released_NF / within_F) @ mean_KF.T - 0.5 * (mean_KF**2 / within_F).sum(1)
-        posterior_NK = softmax(log_prior_NK + trust * distance_NK, axis=1)
+        # Gaussian log-likelihoods up to a term that is the same for all classes.
+        likelihood_NK = (released_NF / within_F) @ mean_KF.T - 0.5 * (mean_KF**2 / within_F).sum(1)
+        posterior_NK = softmax(log_prior_NK + trust * likelihood_NK, axis=1)
     return posterior_NK
 
 
 def fit_model(model: Any, rows_nF: FloatArray, targets: NDArray[Any] | None) -> Any:
-    """Fit a model of scikit-learn and return it."""
+    """Fit a model of scikit-learn and return it.
+
+    `targets`: of the rows; None: the model needs none.
+    """
     with warnings.catch_warnings():
-        # The budget may end the optimiser; that is part of the adversary's description.
+        # An adversary has a limited number of iterations, so its fit may end early.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return model.fit(rows_nF, targets)
 
 
 def hash_inputs(*inputs: NDArray[Any] | str | int) -> str:
-    """Return the SHA-256 (hex) of arrays and plain values."""
+    """Return the SHA-256 (hex) of arrays, with their types and shapes, and of plain values."""
     digest = hashlib.sha256()
     for value in inputs:
         if isinstance(value, np.ndarray):
@@ -208,26 +224,30 @@ def hash_inputs(*inputs: NDArray[Any] | str | int) -> str:
 
 
 def guess_once(guess: Callable[[], Prediction], *inputs: NDArray[Any] | str | int) -> Prediction:
-    """Return what `guess` returns, or returned where it was made of the same; nobody changes it.
+    """Return what `guess` returns, or what it returned earlier for the same `inputs`; read-only.
 
     Baselines are the same for every run on the same data and seed.
+
+    `inputs`: all that the prediction depends on.
     """
     key = hash_inputs(*inputs)
-    if key not in _KEPT:
-        _KEPT[key] = guess()
-        _KEPT[key].values.setflags(write=False)
-        if len(_KEPT) > _MOST:
-            _KEPT.popitem(last=False)
-    _KEPT.move_to_end(key)
-    return _KEPT[key]
+    if key not in _KEPT_PREDICTIONS:
+        _KEPT_PREDICTIONS[key] = guess()
+        _KEPT_PREDICTIONS[key].values.setflags(write=False)
+        if len(_KEPT_PREDICTIONS) > _MAX_KEPT:
+            _KEPT_PREDICTIONS.popitem(last=False)
+    _KEPT_PREDICTIONS.move_to_end(key)
+    return _KEPT_PREDICTIONS[key]
 
 
 def own_votes(
     features_UF: FloatArray, labelled_n: Tensor, labels_n: Tensor, classes: int
 ) -> FloatArray:
-    """Return the votes that a party's own features give, with label spreading.
+    """Return the votes (U, K) that a party's own features give, with label spreading.
 
-    The places `labelled_n` of its labelled rows ascend. Raises AttackError: no row is labelled.
+    `labelled_n`: indices of its labelled rows, ascending; `labels_n`: the classes of these.
+
+    Raises AttackError: no row is labelled.
     """
     if not len(labelled_n):
         raise AttackError("no row is labelled, so nobody can vote")
