@@ -1,4 +1,4 @@
-"""Mounts the chosen attacks on a finished run, each by every adversary that it fits.
+"""Mounts the chosen attacks on a finished run, each by every adversary that can mount it.
 
 Run by: the experimenter, who holds the recording of all parties.
 """
@@ -138,13 +138,16 @@ def _iter_pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[st
     passives = tuple(party.name for party in recording.data.passives)
     for role in attack.roles:
         role_parties = {"active": (active,), "passive": passives}.get(role, (role,))
-        coalitions = (
-            [role_parties] if attack.coalition == "all" else [(party,) for party in role_parties]
-        )
-        passives_too = attack.target == "features" or role == "active"
-        victims = (active, *passives) if passives_too else (active,)
-        if role == "aggregator":  # which adds what passives contribute
-            victims = passives
+        if attack.coalition == "all":
+            coalitions = [role_parties]
+        else:
+            coalitions = [(party,) for party in role_parties]
+        if role == "aggregator":
+            victims = passives  # whose contributions it adds
+        elif role == "active" or attack.target == "features":
+            victims = (active, *passives)
+        else:
+            victims = (active,)
         for parties in coalitions:
             for victim in victims:
                 # Parties of one role exchange nothing with each other.
@@ -152,7 +155,8 @@ def _iter_pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[st
                     yield parties, victim
 
 
-_libraries = cache(ThreadpoolController)  # looked up once: it reads the list of all loaded
+# Libraries with threads of their own. Looked up once, since that reads the list of all loaded ones.
+_find_libraries = cache(ThreadpoolController)
 
 
 @dataclass(frozen=True)
@@ -160,10 +164,13 @@ class Trial:
     """An attack by one adversary on one victim.
 
     Attributes:
-        parties: the adversary, and those that collude with it; victim: who holds what it is after.
+        recording: of the run that is attacked.
+        parties: the adversary, and those that collude with it.
+        victim: the party whose data the attack guesses.
         seed: of the known rows and of the attack.
-        device: where the attack computes; by default where the run did.
-        on_score: told of a result that applies, with the guess that it scores.
+        device: where the attack computes; None: where the run did.
+        on_score: called with a result that applies, and the guess that it scores; None: not called.
+        played: what a malicious adversary did during the run; None: nothing.
     """
 
     attack: Attack
@@ -227,48 +234,61 @@ class Trial:
         return Knowledge(classes=len(self.recording.data.classes), victim=self.victim)
 
     def reveal_knowledge(self) -> tuple[Knowledge, Truth]:
-        """Return the knowledge that the attack's options give, and the truth that its guess is
-        scored by.
+        """Return the knowledge that the attack's options give, and the truth to score its guess by.
+
+        Raises AttackError: the run does not have what the attack is about.
         """
+        if self.attack.target == "membership":
+            facts, truth = self._reveal_candidates()
+        else:
+            facts, truth = self._reveal_known_rows()
+        return replace(self.make_empty_knowledge(), **facts).to(self._device), truth
+
+    def _reveal_candidates(self) -> tuple[dict[str, Any], Truth]:
+        """Return the fields of `Knowledge` for an attack on membership, and who is a member."""
+        attack = self.attack
+        recording = self.recording
+        seed = self.seed
+        facts: dict[str, Any]
+        if isinstance(attack, AveragedMembership):
+            if recorded.exchange_of(recording.config).opens != "weights":
+                raise AttackError("the parties average no weights")
+            candidates, members = recorded.reveal_people(
+                recording, self.parties[0], self.victim, attack.candidates, seed, attack.strangers
+            )
+            facts = {"alike": recorded.build_local_training(recording, seed)}
+        else:
+            candidates, members = recorded.reveal_candidates(recording, attack.candidates, seed)
+            facts = {"architecture": recorded.reveal_architecture(recording)}
+        truth = Truth.for_members(members, classes=len(recording.data.classes))
+        return {**facts, "candidates": candidates}, truth
+
+    def _reveal_known_rows(self) -> tuple[dict[str, Any], Truth]:
+        """Return the fields of `Knowledge` for an attack on labels or features, and their truth."""
         attack = self.attack
         recording = self.recording
         victim = self.victim
         seed = self.seed
-        facts: dict[str, Any]
-        if attack.target == "membership":
-            if isinstance(attack, AveragedMembership):
-                if recorded.exchange_of(recording.config).opens != "weights":
-                    raise AttackError("the parties average no weights")
-                candidates, members = recorded.reveal_people(
-                    recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
-                )
-                facts = {"alike": recorded.build_local_training(recording, seed)}
-            else:
-                candidates, members = recorded.reveal_candidates(recording, attack.candidates, seed)
-                facts = {"architecture": recorded.reveal_architecture(recording)}
-            facts["candidates"] = candidates
-            truth = Truth.for_members(members, classes=len(recording.data.classes))
-        else:
-            truth = recorded.truth_of(recording, victim)
-            facts = {
-                "labels": recorded.reveal_labels(recording, attack.labels_per_class, seed),
-                "priors": recorded.class_priors(truth) if attack.priors else None,
-                "shadow": recorded.reveal_features(recording, victim, attack.shadow_rows, seed),
-                "encoder": recorded.reveal_encoder(recording, victim) if attack.white_box else None,
-                "order": recorded.reveal_order(recording) if attack.told_order else {},
-            }
-            if isinstance(attack, AnsweringAttack):
-                names = *self.parties, victim
-                facts["public"] = recorded.reveal_public(recording, names, attack.people, seed)
-        return replace(self.make_empty_knowledge(), **facts).to(self._device), truth
+        truth = recorded.truth_of(recording, victim)
+        facts: dict[str, Any] = {
+            "labels": recorded.reveal_labels(recording, attack.labels_per_class, seed),
+            "priors": recorded.class_priors(truth) if attack.priors else None,
+            "shadow": recorded.reveal_features(recording, victim, attack.shadow_rows, seed),
+            "encoder": recorded.reveal_encoder(recording, victim) if attack.white_box else None,
+            "order": recorded.reveal_order(recording) if attack.told_order else {},
+        }
+        if isinstance(attack, AnsweringAttack):
+            names = *self.parties, victim
+            facts["public"] = recorded.reveal_public(recording, names, attack.people, seed)
+        return facts, truth
 
 
 @contextmanager
 def name_failures(attack: Attack) -> Iterator[None]:
     """Name a user's own attack, and the line of it, in any error that it raises in this block.
 
-    Raises ModelError in place of that error. Errors meant for people, and those of the attacks of
-    this package, stay as they are.
+    Raises ModelError in place of that error. Errors meant for people, and those of this package's
+    attacks, are not changed.
     """
     kind = type(attack)
     try:
@@ -295,25 +315,27 @@ def compute_guesses(
     exchanges: int = 1,
     on_pass: Callable[[], None] = lambda: None,
 ) -> list[Guess]:
-    """Return what the attack guesses, once beside the decoys of each exchange of releases.
+    """Return what the attack guesses, once with the decoys of each exchange of releases.
 
-    `on_pass` is called after each run of the attack; what it raises ends them.
+    `exchanges`: their number, and that of the guesses. `on_pass`: called after each run of the
+    attack; an error that it raises ends them.
     """
     # Small fits get slower with more threads, and their sums would differ.
-    with _libraries().limit(limits=1), config_context(skip_parameter_validation=True):
+    with _find_libraries().limit(limits=1), config_context(skip_parameter_validation=True):
         guesses = [attack.run(view, seed)] * exchanges
         on_pass()
-        for number, guess in enumerate(guesses if attack.is_exchangeable else ()):
-            decoy = exchange_releases(
-                view, derive_seed(seed, "exchange", number) if number else seed
-            )
-            if decoy is None:
+        if not attack.is_exchangeable:
+            return guesses
+        for number, guess in enumerate(guesses):
+            exchange_seed = derive_seed(seed, "exchange", number) if number else seed
+            decoy_view = exchange_releases(view, exchange_seed)
+            if decoy_view is None:
                 continue
             try:
-                lucky = attack.run(decoy, seed)
+                decoy = attack.run(decoy_view, seed)
             except AttackError:
-                continue  # what the attack found is told, whatever becomes of its decoy
-            guesses[number] = add_decoys(guess, lucky)
+                continue  # the guess is kept without decoys
+            guesses[number] = add_decoys(guess, decoy)
             on_pass()
         return guesses
 
@@ -326,31 +348,34 @@ def exchange_releases(view: AdversaryView, seed: int) -> AdversaryView | None:
     releases are independent of all that the adversary has, an attack and its decoys are
     exchangeable, so the expected advantage is exactly 0, whatever the attack (a permutation test;
     Good, 2005, Permutation, Parametric, and Bootstrap Tests of Hypotheses, Section 1.2). Baselines
-    that compute functions of what it has are the attack's to give.
+    that compute functions of what the adversary has are left to the attack.
 
-    The order is the same in all epochs. Exchanged among themselves are rows of which as much was
+    The order is the same in all epochs. Rows are exchanged within a group of which equally much was
     seen: people whom a malicious adversary asked about; rows that trained, which got gradients or
-    pseudo-labels, or of which a sum was revealed; and the others, which are test rows; of each,
-    people whom the victim holds and those whom it does not. So a decoy speaks of the same rows.
+    pseudo-labels, or of which a sum was revealed; and the others, which are test rows. Within each,
+    people whom the victim holds and those whom it does not are groups of their own. So a decoy
+    guesses the same rows.
+
+    `seed`: of the exchange.
     """
-    observed, answered_positions = list_seen_positions(view)
-    asked_positions = (
-        observed[:0] if view.deviation is None else view.deviation.notes.get("people", observed[:0])
-    )
+    observed, answered = list_seen_positions(view)
+    asked = observed[:0]
+    if view.deviation is not None:
+        asked = view.deviation.notes.get("people", asked)
     groups = {
-        "asked": asked_positions.unique(),
-        "answered": answered_positions[~torch.isin(answered_positions, asked_positions)],
-        "others": observed[~torch.isin(observed, torch.cat([asked_positions, answered_positions]))],
+        "asked": asked.unique(),
+        "answered": answered[~torch.isin(answered, asked)],
+        "others": observed[~torch.isin(observed, torch.cat([asked, answered]))],
     }
     all_positions = torch.cat(list(groups.values()))
     if len(all_positions) < 2:
         return None
     stands_for = torch.arange(int(all_positions.max()) + 1)
     for name, group in groups.items():
-        present_N = view.has_rows(view.knowledge.victim, group)
-        for part, rows in ((name, group[present_N]), (f"{name}, not held", group[~present_N])):
+        is_held_N = view.has_rows(view.knowledge.victim, group)
+        for part, rows in ((name, group[is_held_N]), (f"{name}, not held", group[~is_held_N])):
             order = shuffle_rows(rows, seed, "attacks", "decoy", part)
-            stands_for[order] = order.roll(1)  # so that of two rows or more none keeps its own
+            stands_for[order] = order.roll(1)  # of two rows or more, none keeps its own release
     return replace(view, stands_for=stands_for)
 
 
@@ -359,11 +384,14 @@ def add_decoys(guess: Guess, decoy: Guess) -> Guess:
 
     Those rows are kept that both guess; epochs may lack some.
 
+    `decoy`: of the same attack, on a view whose releases were exchanged.
+
     Raises:
         AttackError: exchanging the releases changed nothing, so that the decoys would hide all that
             the attack found.
     """
-    if torch.equal(guess.positions, decoy.positions) and all(
+    has_same_rows = torch.equal(guess.positions, decoy.positions)
+    if has_same_rows and all(
         np.array_equal(prediction.values, decoy.attacks[name].values, equal_nan=True)
         for name, prediction in guess.attacks.items()
         if name in decoy.attacks
@@ -372,25 +400,21 @@ def add_decoys(guess: Guess, decoy: Guess) -> Guess:
             "exchanging releases between rows changes nothing: either all rows' are the same, or "
             "the attack reads them other than by apfed_attacks.view"
         )
-    common_N = torch.isin(guess.positions, decoy.positions)
-    positions = guess.positions[common_N]
+    if has_same_rows:
+        return replace(guess, decoys=decoy.attacks)
+    is_common_N = torch.isin(guess.positions, decoy.positions)
+    positions = guess.positions[is_common_N]
     order = decoy.positions.argsort()
     decoy_order = order[torch.searchsorted(decoy.positions[order], positions)]
-
-    def select_shared_rows(
-        predictions: Mapping[str, Prediction], rows: Tensor
-    ) -> Mapping[str, Prediction]:
-        """Return the predictions for the rows that both guesses have."""
-        if torch.equal(guess.positions, decoy.positions):
-            return predictions
-        return {
-            name: prediction.select_rows(rows.numpy()) for name, prediction in predictions.items()
-        }
-
     return Guess(
         positions=positions,
-        attacks=select_shared_rows(guess.attacks, common_N),
-        baselines=select_shared_rows(guess.baselines, common_N),
-        references=select_shared_rows(guess.references, common_N),
-        decoys=select_shared_rows(decoy.attacks, decoy_order),
+        attacks=_select_rows(guess.attacks, is_common_N),
+        baselines=_select_rows(guess.baselines, is_common_N),
+        references=_select_rows(guess.references, is_common_N),
+        decoys=_select_rows(decoy.attacks, decoy_order),
     )
+
+
+def _select_rows(predictions: Mapping[str, Prediction], rows: Tensor) -> dict[str, Prediction]:
+    """Return the predictions for `rows`: indices, or true for each row that stays."""
+    return {name: prediction.select_rows(rows.numpy()) for name, prediction in predictions.items()}
