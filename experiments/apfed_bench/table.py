@@ -134,7 +134,10 @@ def _read_steal_time() -> tuple[int, int]:
 
 
 def _measure_rows(group: Group, names: Sequence[str]) -> list[Row]:
-    """Return one row for each of these cases; a case that failed has the reason in its row."""
+    """Return one row for each of these cases of a group; one that failed has the reason in its row.
+
+    `names`: of the cases.
+    """
     row_by_case: dict[str, Row] = {}
     reason = "its bench made no row of it"
     try:

@@ -191,7 +191,7 @@ USER = Bench(
 
 
 def _run_command(*arguments: str, folder: Path) -> str:
-    """Run `secure-apfed` with these arguments in a folder and return what it prints."""
+    """Run `secure-apfed` with these arguments in a folder and return its output."""
     return _run_python("-m", "secure_apfed.cli", *arguments, folder=folder)
 
 

@@ -71,8 +71,9 @@ def set_margins(
 ) -> None:
     """Set the margins of a figure and the space between its columns of axes, in inches.
 
-    Labels of axes get fixed positions. matplotlib's own layouts, and its search for the positions
-    of labels, measure every text and take most of the time of a picture.
+    The margins are `left`, `right`, `bottom` and `top`; the axes get the rest. Labels of axes get
+    fixed positions. matplotlib's own layouts, and its search for the positions of labels, measure
+    every text and take most of the time of a picture.
     """
     width, height = figure.get_size_inches()
     columns = max(1, len({axes.get_position().x0 for axes in figure.axes}))

@@ -9,9 +9,9 @@ import torch
 
 
 def describe_machine() -> dict[str, Any]:
-    """Describe this machine, the same from one measurement to the next.
+    """Return a description of this machine as plain values, without anything that changes.
 
-    The processor's model is given where the system tells.
+    The processor's model is None if the system does not have it.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()

@@ -31,6 +31,7 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
     supports_retrieve_callback = True
 
     def __init__(self, **settings: Any) -> None:
+        """Prepare the backend; `settings` are joblib's."""
         super().__init__(**settings)
         self._remote_task = ray.remote(num_cpus=1, max_retries=_MAX_RETRIES)(_call_task)
         self._waiters: ThreadPoolExecutor | None = None

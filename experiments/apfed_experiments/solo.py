@@ -848,7 +848,8 @@ def measure_gain(
 def _compute_gain_without_scores(
     config: Config, outcome: Outcome, solo: SoloRecord
 ) -> RunGain | None:
-    """Return the gain from the stored measures alone, without an interval.
+    """Return the gain from the stored measures of a run and of its local models, without an
+    interval.
 
     None if model and baseline were measured on different numbers of test rows, or the number is
     not known.

@@ -49,7 +49,7 @@ def plan(
     links: Annotated[
         bool, typer.Option("--links", help="Show the traffic of each link instead of the total.")
     ] = False,
-    party: Annotated[
+    party_file: Annotated[
         Path | None,
         typer.Option(
             "--config",
@@ -57,7 +57,7 @@ def plan(
             help="Instead of CONFIG: plan from this party's table and what the others declared.",
         ),
     ] = None,
-    peers: Annotated[
+    rehearsal_epsilon: Annotated[
         float | None,
         typer.Option(
             "--with-peers",
@@ -78,14 +78,14 @@ def plan(
     """Forecast time, traffic and privacy cost of a run, or find the noise for an epsilon."""
     planned: dict[str, Any] = {}
     shapes = None
-    if party is not None and config_file is not None:
+    if party_file is not None and config_file is not None:
         raise typer.BadParameter("give CONFIG, or --config, not both")
-    if baselines and (party is not None or config_file is None):
+    if baselines and (party_file is not None or config_file is None):
         raise typer.BadParameter("--baselines takes CONFIG, whose tables all lie here")
-    if party is not None:
-        shapes, config_file = _load_shapes(party)
+    if party_file is not None:
+        shapes, config_file = _load_shapes(party_file)
     if config_file is None:
-        if epsilon is None or overrides or peers is not None:
+        if epsilon is None or overrides or rehearsal_epsilon is not None:
             raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
         calibrations = [
             _calibrate_noise(
@@ -102,8 +102,8 @@ def plan(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
         )
         planned = _forecast_run(config, shapes, quiet=as_json, links=links, baselines=baselines)
-        if peers is not None:
-            planned["rehearsal"] = _rehearse_votes(config, peers, quiet=as_json)
+        if rehearsal_epsilon is not None:
+            planned["rehearsal"] = _rehearse_votes(config, rehearsal_epsilon, quiet=as_json)
         guard = config.guard
         calibrations = []
         if guard.epsilon is not None and "representations are sent" in config.method.facts:

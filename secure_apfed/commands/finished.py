@@ -393,6 +393,8 @@ def _list_gain_rows(
 ) -> Iterator[tuple[str, str]]:
     """Yield title and text of the best local model, the gain over it, each passive's worth, and the
     use of votes.
+
+    `finished`: the run as its folder has it. `solo`: the local models; None: not measured.
     """
     from apfed_experiments.worth import AROUND_ZERO, DEPENDS, list_worth_rows
 

@@ -1,9 +1,9 @@
-"""The checks of `project check --meet` at a site of NVFlare's, where parties meet inside jobs.
+"""The checks of `project check --meet` at an NVFlare site, where parties connect inside jobs.
 
 Run by: NVFlare's job processes, in the job `job-check` that a sealed project writes for its
-organiser. Part of the composition root, as `project check` is; like all commands it loads what it
-needs when it runs. Each party's findings go to a file in its own folder; NVFlare learns whether a
-party is ready, and no finding.
+organiser. Part of the composition root, as `project check` is; like all commands it imports what it
+needs when it runs. Each party's findings go to a file in its own folder; NVFlare learns only
+whether a party is ready.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CHECKED = "check.txt"
 """Name of the file with the findings of the last check inside a job, in a party's folder."""
-_MEET_S = 120.0
+_MEETING_TIMEOUT_S = 120.0
 
 
 def __getattr__(name: str) -> Any:
@@ -27,18 +27,22 @@ def __getattr__(name: str) -> Any:
 
 @cache
 def _make_site_class() -> "type[Site]":
+    """Return the class `CheckSite`; NVFlare and the checks are imported only here."""
     from secure_apfed.base.files import write_atomically
     from secure_apfed.commands.check import Checks, format_findings
     from secure_apfed.errors import ConfigError
     from secure_apfed.organisations.nvflare_site import Site, find_party_file
 
     class CheckSite(Site):
-        """A site that meets all others as for a run, compares what they have, and trains not."""
+        """A site that connects to all others as for a run, but only compares settings."""
 
         def run_party(self, site: str, connect: "Connect") -> None:
-            """Check the site's party, and write what was found; ConfigError: it is not ready."""
+            """Check the party of a site and write the findings into its folder.
+
+            `connect`: connects the party to all others. Raises ConfigError: it is not ready.
+            """
             checks = Checks(find_party_file(site), is_quiet=True, connect=connect)
-            findings = list(checks.run_checks(_MEET_S))
+            findings = list(checks.run_checks(_MEETING_TIMEOUT_S))
             text = format_findings(checks, findings)
             write_atomically(checks.file.folder / CHECKED, text.encode(), private=True)
             if checks.code:

@@ -67,7 +67,8 @@ def show_work(
 ) -> Iterator[None]:
     """Show the progress of long work that the block reports by `report_work`.
 
-    `party`: that does the work; empty: this process. Other arguments are those of `show_board`.
+    `party`: that does the work; empty: this process. `as_json`, `json_events` and `console` are
+    those of `show_board`.
     """
     board = Board()
 

@@ -306,7 +306,7 @@ def test_every_reader_reads_no_further_than_its_bound(
 
 
 def test_an_audit_ends_whatever_is_claimed(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audited, "_MAX_RELEASES", 3)
+    monkeypatch.setattr(audited, "_MAX_AUDITED_RELEASES", 3)
     path = copied / "result.json"
     result = json.loads(path.read_bytes())
     result["privacy"]["releases"] = 2**31

@@ -257,7 +257,8 @@ class Retrainings:
     def compute_example_terms(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
         """Return each example's term of the sum of gradients, (R, B, P): its gradient, clipped.
 
-        `row_RBD`: the passive's gradients on the representations.
+        `x_RBF`, `y_RB`: features and labels. `row_RBD`: the passive's gradients on the
+        representations.
         """
         gradient_RBP = self.compute_example_gradients(x_RBF, y_RB, row_RBD)
         if math.isinf(self.protection.gradient_clip):
@@ -267,8 +268,8 @@ class Retrainings:
     def compute_example_gradients(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
         """Return each example's gradient, (R, B, P), which DP-SGD clips.
 
-        It is of the task loss plus <row, z>, where `row_RBD` are the passive's gradients on the
-        representations z.
+        It is of the task loss on features `x_RBF` and labels `y_RB`, plus <row, z>, where `row_RBD`
+        are the passive's gradients on the representations z.
         """
 
         def compute_loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:

@@ -169,7 +169,8 @@ def score_all_answers(
 ) -> Floats:
     """Score `runs` sets of randomised answers on all rows by their log likelihood ratio.
 
-    `world`: whose table the passive has.
+    `labeller`, `response`: the passive's, under audit. `tables`: of both worlds. `world`: whose
+    table the passive has.
     """
     votes_by_world = [
         harden_votes(labeller.label_rows(x_UF, tables.labelled, tables.labels, tables.classes))
@@ -261,6 +262,9 @@ def score_weights_and_answer(
 ) -> Floats:
     """Score `runs` noisy weights together with the person's own randomised answer, by their log
     likelihood ratio.
+
+    `private`: makes the labeller with a key. `response`: randomises the answer. `tables`: of both
+    worlds. `world`: whose table the passive has.
     """
     readings = _observe_weights(private, tables, runs, seed, world)
     answers_R = response.randomise_votes(
@@ -277,7 +281,8 @@ def score_weights_and_sum(
     """Score `runs` noisy weights together with the noisy sum of hard votes on the person's row, by
     their log likelihood ratio.
 
-    `added`: the sum.
+    `private`: makes the labeller with a key. `added`: the sum. `tables`: of both worlds. `world`:
+    whose table the passive has.
     """
     readings = _observe_weights(private, tables, runs, seed, world)
     total_RK = added.reveal_sums(readings.votes, seed=seed, world=world)

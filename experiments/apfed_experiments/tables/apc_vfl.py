@@ -228,6 +228,7 @@ def _prepare_run(
     labels_T = data.active.labels[data.train_rows]
 
     def score_rows(subject: str, values_TF: Tensor) -> Figures:
+        """Return mean scores of a cross-validation in per cent, by "SUBJECT SCORE"."""
         scores_by_name = cross_validate_scores(values_TF, labels_T, seed=seed, scores=scores)
         return {
             f"{subject} {name}": 100 * float(folds.mean()) for name, folds in scores_by_name.items()

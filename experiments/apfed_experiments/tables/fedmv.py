@@ -118,7 +118,9 @@ def measure_accuracy(
 
 
 def make_view_model(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewModel:
-    """Return the untrained model of one view with these training features."""
+    """Return the untrained model of one view with training features `x_NF`; `rng` draws its initial
+    weights.
+    """
     return ViewModel.from_features(
         x_NF,
         _CLASSES,
@@ -517,6 +519,7 @@ def _measure_lines(
         """Return a line's name and its mean accuracy over models, on held-out and on test rows."""
 
         def average_accuracy(measured_rows: RowNumbers) -> float:
+            """Return the mean accuracy of the models on these rows, in per cent."""
             return float(
                 np.mean(
                     [
