@@ -76,7 +76,7 @@ class ViewColumns(Settings):
     sequence: tuple[_Count, _Count] | None = None
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _check_columns(self) -> Self:
         """Refuse repeated columns, and another number of columns than the sequence needs."""
         if len(set(self.columns)) != len(self.columns):
             raise ValueError("columns: a column is listed twice; a view has it once")
@@ -111,7 +111,7 @@ class Database(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _show_no_password(cls, raw: Any) -> Any:
+    def _check_address(cls, raw: Any) -> Any:
         """Refuse malformed settings here, before validation, since pydantic's errors would show
         their values, among them a password.
 
@@ -197,6 +197,7 @@ class PartySettings(Settings):
 
     @property
     def table_name(self) -> str:
+        """The table's name in errors: its file, or "its query"."""
         return "its query" if self.file is None else str(self.file)
 
     @property
@@ -206,7 +207,7 @@ class PartySettings(Settings):
 
     @property
     def is_here(self) -> bool:
-        """True if the settings name a file of it, and no code is needed to read its rows."""
+        """True if the settings name a file of the table or rows, and no code makes its rows."""
         is_named = self.file is not None or (self.rows is not None and not self.has_table)
         return is_named and self.rows_code is None
 
@@ -377,10 +378,12 @@ class DataSettings(Settings):
 
     @property
     def explicit_views(self) -> tuple[str, ...]:
+        """The listed names of views; empty if `views` is a number or not given."""
         return self.views if isinstance(self.views, tuple) else ()
 
     @property
     def explicit_classes(self) -> tuple[str, ...]:
+        """The listed classes; empty if they are inferred, or if labels are numbers."""
         return self.classes if isinstance(self.classes, tuple) else ()
 
     @property
@@ -390,23 +393,25 @@ class DataSettings(Settings):
 
     @property
     def horizontal(self) -> bool:
+        """True if parties have different people with the same features and labels."""
         return self.partition == "horizontal"
 
     def id_columns(self, name: str) -> tuple[str, ...]:
-        """Return the columns that identify a row in this party's own table."""
+        """Return the columns that identify a row in the own table of the party `name`."""
         columns = (self.parties or {})[name].id_column or self.id_column
         return (columns,) if isinstance(columns, str) else columns
 
     def missing_at(self, name: str) -> Missing:
-        """Return how this party treats empty cells."""
+        """Return how the party `name` treats empty cells."""
         return (self.parties or {})[name].missing or self.missing
 
     def date_formats_at(self, name: str) -> tuple[str, ...]:
-        """Return the date formats in this party's own table."""
+        """Return the date formats in the own table of the party `name`."""
         own_formats = (self.parties or {})[name].date_formats
         return self.date_formats if own_formats is None else own_formats
 
     def holds_labels(self, name: str) -> bool:
+        """Return whether the party `name` has labels of its people."""
         return self.horizontal or name == self.active_name or name in self.labels_at
 
     @field_validator("classes")

@@ -23,8 +23,8 @@ LARGEST_CLIP = 1e6
 # Beyond it a replacement is so rare that 64-bit chances no longer tell it from none.
 LARGEST_LABEL_EPSILON = 40.0
 
-
 _GUARDS = ("none", "gaussian", "frozen_gaussian")
+"""Built-in mechanisms of the guard."""
 
 
 class GuardSettings(Settings):
@@ -72,7 +72,7 @@ class GuardSettings(Settings):
 
     @field_validator("mechanism", mode="before")
     @classmethod
-    def _is_a_guard(cls, mechanism: object) -> object:
+    def _resolve_mechanism(cls, mechanism: object) -> object:
         """Return a built-in guard's name, or the import path of a plug-in.
 
         Raises ValueError: it is neither; suggests the nearest name.
@@ -231,7 +231,9 @@ class DefenceOfOthers(Settings):
 
 
 _DEFENCES = ("compression", "marvell")
-_OF_OTHERS = "package.module:Name"
+"""Built-in kinds of defence."""
+_PLUG_IN_TAG = "package.module:Name"
+"""The tag of all other kinds."""
 
 
 def find_defence_tag(defence: Any) -> Any:
@@ -244,13 +246,13 @@ def find_defence_tag(defence: Any) -> Any:
     if not isinstance(kind, str) or kind in _DEFENCES:
         return kind
     is_plug_in = CODE_NAME.fullmatch(kind) or list_declared("defences")
-    return _OF_OTHERS if is_plug_in else kind
+    return _PLUG_IN_TAG if is_plug_in else kind
 
 
 DefenceSettings = Annotated[
     Annotated[CompressionSettings, Tag("compression")]
     | Annotated[MarvellSettings, Tag("marvell")]
-    | Annotated[DefenceOfOthers, Tag(_OF_OTHERS)],
+    | Annotated[DefenceOfOthers, Tag(_PLUG_IN_TAG)],
     Discriminator(find_defence_tag),
 ]
 """The settings of any defence, told apart by `kind`."""

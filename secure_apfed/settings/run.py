@@ -52,8 +52,9 @@ class TranscriptSettings(Settings):
     keep: Literal["auto", "none", "first_and_last", "all"] = "auto"
 
     def count_epochs(self, maximum: int) -> int:
-        """Return how many of `maximum` epochs are stored; only for resolved settings, not
-        "auto".
+        """Return how many epochs of a run of `maximum` epochs are stored.
+
+        Raises KeyError: `keep` is "auto", which must be resolved before.
         """
         return {"none": 0, "first_and_last": min(2, maximum), "all": maximum}[self.keep]
 
@@ -192,15 +193,15 @@ class RunSettings(Settings, ABC):
         return tuple({"name": choice} if isinstance(choice, str) else choice for choice in listed)
 
     def settings_of(self, passive: str) -> PassiveSettings:
-        """Return a passive's settings: its own, or the default ones."""
+        """Return the settings of the passive of this name: its own, or the default ones."""
         return self.passives.get(passive, self.passives.get("default", PassiveSettings()))
 
     def model_of(self, passive: str) -> ModelSettings:
-        """Return a passive's network settings: its own, or the run's."""
+        """Return the network settings of the passive of this name: its own, or the run's."""
         return self.settings_of(passive).model or self.model
 
     def note_attacks(self) -> None:
-        """Note the code of attacks as named by this party."""
+        """Note the code of this run's attacks as code that this party's own settings name."""
         for choice in self.attacks:
             note_code(find_code_name(choice.name, "attacks") or choice.name)
 
