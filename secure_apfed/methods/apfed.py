@@ -3,8 +3,8 @@
 Algorithm 1 in three scripts. `ApfedActive.train_step`: the active represents a batch, sends the
 same to every passive, and updates from the sum of their gradients. `ApfedPassive.answer_message`: a
 passive descends on its own loss, and contributes its gradient with respect to the received z. The
-aggregator adds masked contributions (`secure_apfed.methods.sum_end`). The active without help is
-SingleVL (`secure_apfed.methods.single_view`).
+aggregator adds masked contributions (`secure_apfed.methods.sum_end`). The active without passives
+is SingleVL (`secure_apfed.methods.single_view`).
 
 With `train.labels: after` the task loss stays out of these steps: the encoder learns from the
 passives' gradients alone, nothing that is sent depends on a label, and local models over the

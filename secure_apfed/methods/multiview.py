@@ -511,14 +511,7 @@ def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
 
 
 class ViewTrainer:
-    """A party's view, and its contribution to the weighted mean of all parties' pseudo-labels.
-
-    Args:
-        view: its features, weights and pseudo-labels.
-        zetas: zeta_k of all parties, the active's first.
-        label_term: the term of its labels in the objective; None: it has no labels.
-        sequence: the GRU that computes the view's features; None: they are the party's columns.
-    """
+    """A party's view, and its contribution to the weighted mean of all parties' pseudo-labels."""
 
     def __init__(
         self,
@@ -528,6 +521,14 @@ class ViewTrainer:
         *,
         sequence: "SequenceView | None" = None,
     ) -> None:
+        """Make the trainer of one party's view.
+
+        Args:
+            view: its features, weights and pseudo-labels.
+            zetas: zeta_k of all parties, the active's first.
+            label_term: the term of its labels in the objective; None: it has no labels.
+            sequence: the GRU that computes the view's features; None: they are the party's columns.
+        """
         self.view = view
         self.zetas = zetas
         self.label_term = label_term
