@@ -236,23 +236,24 @@ _PLUG_IN_TAG = "package.module:Name"
 """The tag of all other kinds."""
 
 
-def find_defence_tag(defence: Any) -> Any:
+# Named after the key: pydantic quotes the name of this function where the key is missing.
+def kind(defence: Any) -> Any:
     """Return the tag by which pydantic picks the class of a defence's settings: a built-in kind, or
     that of plug-ins.
 
     `defence`: its settings, parsed or not.
     """
-    kind = defence.get("kind") if isinstance(defence, Mapping) else getattr(defence, "kind", None)
-    if not isinstance(kind, str) or kind in _DEFENCES:
-        return kind
-    is_plug_in = CODE_NAME.fullmatch(kind) or list_declared("defences")
-    return _PLUG_IN_TAG if is_plug_in else kind
+    name = defence.get("kind") if isinstance(defence, Mapping) else getattr(defence, "kind", None)
+    if not isinstance(name, str) or name in _DEFENCES:
+        return name
+    is_plug_in = CODE_NAME.fullmatch(name) or list_declared("defences")
+    return _PLUG_IN_TAG if is_plug_in else name
 
 
 DefenceSettings = Annotated[
     Annotated[CompressionSettings, Tag("compression")]
     | Annotated[MarvellSettings, Tag("marvell")]
     | Annotated[DefenceOfOthers, Tag(_PLUG_IN_TAG)],
-    Discriminator(find_defence_tag),
+    Discriminator(kind),
 ]
 """The settings of any defence, told apart by `kind`."""
