@@ -19,7 +19,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from secure_apfed.measures.table import FloatArray, Measure, Scored, measure_all
+from secure_apfed.measures.table import MEASURES, FloatArray, Measure, Scored, measure_all
 
 RESAMPLES = 500
 MIN_ROWS = 20
@@ -30,6 +30,12 @@ MIN_POSITIVES = 30
 # block at least.
 _BLOCK_CELLS = 50_000
 _MIN_BLOCK = 8
+# Counts in one block at most, whatever its minimum: of millions of rows it is a single resample.
+_MAX_BLOCK_CELLS = 4_000_000
+# From so many rows on measures are normal to all digits shown, so a few resamples are enough: they
+# give the standard error (7 % off, itself), and the interval is 1.96 of it to either side.
+_MANY_ROWS = 200_000
+_FEW_RESAMPLES = 100
 # Counts of resamples that are cached at most, in 16 bits each.
 _CACHED_CELLS = 2**24
 _CONFIDENCE = 0.95
@@ -51,6 +57,7 @@ def estimate_measures(
     scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Estimate]:
     """Return all measures that the rows define, with percentile intervals; KS has the basic one.
+    Of `_MANY_ROWS` and more rows the intervals are normal ones, by fewer resamples.
 
     Rows are drawn class by class, so that a rare class is in every resample: intervals are for this
     share of each class. All measures of one resample use the same rows. If a class has fewer rows
@@ -79,7 +86,7 @@ def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
     """
     rows = len(scored.truth)
     measure_resamples = REDRAWN[measure.name]
-    block = max(_MIN_BLOCK, _BLOCK_CELLS // max(rows, 1))
+    block = _choose_block(rows)
     value = measure_resamples(Resamples(scored, np.ones((1, rows))))
     influences = []
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -120,12 +127,14 @@ def gain_between(
     measure_resamples = REDRAWN[measure.name]
     sign = 1 if measure.higher_is_better else -1
     gains: list[FloatArray] = []  # (R,) of each block
-    for counts_RB in _iter_draws(model, resamples if len(model.truth) > 1 else 0, seed):
+    rows = len(model.truth)
+    for counts_RB in _iter_draws(model, _choose_resamples(rows, resamples), seed):
         model_R = measure_resamples(Resamples(model, counts_RB))
         reference_R = measure_resamples(Resamples(reference, counts_RB))
         gains.append(sign * (model_R - reference_R))
-    low, high = _compute_interval(0.0, gains, mirrored=False)
-    return Estimate(measure.compute_gain(*values), low, high)
+    gain = measure.compute_gain(*values)
+    low, high = _compute_interval(gain, gains, rows=rows, mirrored=False)
+    return Estimate(gain, low, high)
 
 
 def _add_rare_row(scored: Scored) -> Iterator[Scored]:
@@ -156,14 +165,17 @@ def _compute_intervals(
     `values`: by measure, on the rows themselves. `resamples`: their number.
     """
     resampled: dict[str, list[FloatArray]] = {name: [] for name in values}
-    for counts_RB in _iter_draws(scored, resamples if len(scored.truth) > 1 else 0, seed):
+    rows = len(scored.truth)
+    for counts_RB in _iter_draws(scored, _choose_resamples(rows, resamples), seed):
         block = Resamples(scored, counts_RB)
         for name, arrays in resampled.items():
             arrays.append(REDRAWN[name](block))
-    return {
-        name: _compute_interval(value, resampled[name], mirrored=name in _MIRRORED)
-        for name, value in values.items()
-    }
+    intervals = {}
+    for name, value in values.items():
+        ends = _compute_interval(value, resampled[name], rows=rows, mirrored=name in _MIRRORED)
+        measure = MEASURES[name]
+        intervals[name] = (max(ends[0], measure.least), min(ends[1], measure.most))
+    return intervals
 
 
 def _iter_draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
@@ -196,7 +208,7 @@ def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[F
     rows = len(truth_B)
     # A generator for each class, so that draws do not depend on the size of blocks.
     generators = np.random.default_rng(seed).spawn(len(groups))
-    block = max(_MIN_BLOCK, _BLOCK_CELLS // max(rows, 1))
+    block = _choose_block(rows)
     for start in range(0, resamples, block):
         count = min(block, resamples - start)
         counts_RB = np.empty((count, rows))
@@ -204,6 +216,24 @@ def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[F
             probabilities = np.full(len(group), 1 / len(group))
             counts_RB[:, group] = generator.multinomial(len(group), probabilities, size=count)
         yield counts_RB
+
+
+def _choose_resamples(rows: int, resamples: int) -> int:
+    """Return how many resamples of this number of rows to draw: none of a single row, a few of very
+    many.
+
+    `resamples`: the number that was asked for.
+    """
+    if rows < 2:
+        return 0
+    return resamples if rows < _MANY_ROWS else min(resamples, _FEW_RESAMPLES)
+
+
+def _choose_block(rows: int) -> int:
+    """Return how many resamples of this number of rows are measured at once."""
+    rows = max(rows, 1)
+    at_most = max(1, _MAX_BLOCK_CELLS // rows)
+    return min(at_most, max(_MIN_BLOCK, _BLOCK_CELLS // rows))
 
 
 def _group_rows(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
@@ -214,14 +244,21 @@ def _group_rows(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
 
 
 def _compute_interval(
-    value: float, resampled: list[FloatArray], *, mirrored: bool
+    value: float, resampled: list[FloatArray], *, rows: int, mirrored: bool
 ) -> tuple[float, float]:
     """Return the 95 % interval from resampled values (blocks of (R,)): by percentiles or, if
     `mirrored`, these reflected at the value within 0 to 1; NaN ends without values.
+
+    Of many rows it is the normal one: the value, and 1.96 standard deviations to either side.
+
+    `value`: of the rows themselves. `rows`: their number.
     """
     if not resampled:
         return math.nan, math.nan
     tail = (1 - _CONFIDENCE) / 2
+    if rows >= _MANY_ROWS:
+        width = scipy.stats.norm.ppf(1 - tail) * np.std(np.concatenate(resampled), ddof=1)
+        return float(value - width), float(value + width)
     low, high = np.quantile(np.concatenate(resampled), [tail, 1 - tail])
     if not mirrored:
         return float(low), float(high)

@@ -19,6 +19,8 @@ from secure_apfed.measures.intervals import (
     MIN_ROWS,
     REDRAWN,
     Resamples,
+    _choose_block,
+    _choose_resamples,
     _iter_draws,
     compute_influence,
     estimate_measures,
@@ -187,6 +189,36 @@ def test_intervals_hold_the_value_of_all_people() -> None:
     ]
     assert sum(one.low <= truth <= one.high for one in found) >= 32
     assert all(0 <= one.low <= one.value <= one.high <= 1 for one in found)
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_intervals_of_many_rows_are_those_of_few_resamples(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(4)
+    truth = rng.normal(size=2000)
+    numbers = Scored(truth=truth, scores=truth + rng.normal(size=2000))
+    scored = make_scored(2000, 2) if kind == "classes" else numbers
+    usual = estimate_measures(scored)
+    monkeypatch.setattr("secure_apfed.measures.intervals._MANY_ROWS", 2000)
+    many = estimate_measures(scored)
+    for name, estimate in usual.items():
+        width = estimate.high - estimate.low
+        assert many[name].value == estimate.value
+        assert many[name].low == pytest.approx(estimate.low, abs=0.25 * width), name
+        assert many[name].high == pytest.approx(estimate.high, abs=0.25 * width), name
+        assert MEASURES[name].least <= many[name].low <= many[name].high <= MEASURES[name].most
+
+
+@pytest.mark.parametrize(
+    ("rows", "resamples", "block"),
+    [(1, 0, 50_000), (100, 500, 500), (50_000, 500, 8), (10**6, 100, 4), (10**8, 100, 1)],
+)
+def test_millions_of_rows_are_drawn_one_resample_at_a_time(
+    rows: int, resamples: int, block: int
+) -> None:
+    assert _choose_resamples(rows, 500) == resamples
+    assert _choose_block(rows) == block
 
 
 @pytest.mark.slow
