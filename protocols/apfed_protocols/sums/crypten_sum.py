@@ -89,7 +89,9 @@ class CryptenSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
-        """Load CrypTen. Raises LocalProtocolError: it is not installed, or as `SecureSum`."""
+        """Load CrypTen. Raises LocalProtocolError: CrypTen is not installed, or one computer could
+        read a single contribution and `allow_single_reader` is not set.
+        """
         super().__post_init__()
         load_crypten()
 
@@ -124,12 +126,14 @@ class CryptenContributor(SumContributor):
         self._last_share: tuple[StepBinding, Shares] | None = None
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Split the numbers into one share for each passive and keep this passive's own.
+        """Split a contribution into additive shares modulo 2^64, one for each passive, and keep
+        this passive's own.
 
         The others' shares are pseudorandom, expanded from keys; return these keys, each encrypted
         for the holder of its share, in the agreement's order.
 
-        `numbers_BD`: what `encode_contribution` returned.
+        `numbers_BD`: clipped fixed-point integers, (rows, columns). `binding`: the step and the
+        active's message, to which keys and encryption are bound.
         """
         keys = {
             peer: derive_key(self._secret, b"share of", binding.digest, peer.encode())
@@ -144,8 +148,9 @@ class CryptenContributor(SumContributor):
         """Return this passive's share of the sum, encrypted for the active: the sum of its shares
         of all contributions.
 
-        `request`: the aggregator's, with the other passives' encrypted keys for this one. Errors as
-        in `SumContributor.answer`.
+        `request`: the aggregator's message with one encrypted key from each other passive. Raises
+        LocalProtocolError: this passive contributed nothing that waits for a request. Raises
+        RemoteProtocolError: the request is malformed or about another step.
         """
         frame = self._frames.open_request(request, self.me)
         agreement = self._sum.agreement
@@ -192,8 +197,9 @@ class CryptenCombiner(SumCombiner):
         """Forward the encrypted keys in the contributions: return for each contributor a request
         with those that the others encrypted for it, in the agreement's order.
 
-        `binding_digest`: of the step and message that all must have answered; None: the
-        contributions are only compared with each other.
+        `binding_digest`: SHA-256 digest (`StepBinding.digest`) of the step and of the active's
+        message that all contributions must answer; None: the contributions are only compared with
+        each other.
         """
         frames = self._frames.open_contributions(contributions, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):
@@ -216,7 +222,9 @@ class CryptenCombiner(SumCombiner):
         """Return the message to the receiver: the contributors' shares of the sum, each encrypted
         for the receiver, which are not added here.
 
-        `bodies`: second-round answers by sender. `binding_digest`: as in `ask`.
+        `bodies`: by contributor, its second-round message with its share of the sum.
+        `binding_digest`: SHA-256 digest of the step and of the active's message that all must
+        answer; None: unknown here.
         """
         frames = self._frames.open_answers(bodies, self._names, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):

@@ -106,8 +106,8 @@ class Clipping:
         """Add one contribution to the counts of lost numbers.
 
         Args:
-            numbers: its numbers other than 0 before rounding.
-            kept_numbers: its numbers other than 0 after rounding.
+            numbers: how many values of the contribution are not 0 before rounding.
+            kept_numbers: how many of them are not 0 after rounding.
         """
         lost = numbers - kept_numbers
         self.numbers += numbers
@@ -197,7 +197,7 @@ class FixedPoint:
 
     Attributes:
         clip_norm: C, the L2 bound of a row.
-        bits: of one value, sign included.
+        bits: width of one value, sign included.
         contributors: M, how many quantised vectors are added.
         noise: standard deviation of the discrete Gaussian noise on each value of each of them, in
             steps; 0: no noise.
@@ -275,7 +275,8 @@ class FixedPoint:
 
         Args:
             values_BD: finite float32 or float64.
-            noise_BD: in steps; None: no noise, which the agreement must say too.
+            noise_BD: integer noise to add, in steps of fixed point, in the shape of the values;
+                None: no noise, only if the agreement has none.
             width: integer type of the result; 32 bits hold a contribution, and sums modulo 2^32.
             clipping: counts what is clipped or rounded to 0; None: nothing is counted.
         """
@@ -296,7 +297,8 @@ class FixedPoint:
         """Return the noise as a contiguous array, if it is an int64 array of this shape within the
         range of the agreement's noise.
 
-        Raises LocalProtocolError: it is not, it is None, or the agreement has no noise.
+        Raises LocalProtocolError: the array is not of that kind, is None, or the agreement has no
+        noise.
         """
         if noise_BD is None or not self.noise:
             raise LocalProtocolError(

@@ -56,11 +56,11 @@ class Frame:
     """A message of a sum: a header that names sum, step and party, and blobs, its content.
 
     Attributes:
-        kind: of the message.
-        name: of the sum, 1 to 32 printable ASCII characters.
-        party: in contributions, requests and answers the position in the agreement of the
-            contributor that sends it or is asked; in a sum the number of contributions in it; in
-            set-up messages the number of contributors.
+        kind: what the message is: set-up, contribution, sum, or second-round request or answer.
+        name: name of the sum, e.g. "plain + pairwise masks"; 1 to 32 printable ASCII characters.
+        party: position in the agreement, in contributions, requests and answers, of the contributor
+            that sends it or is asked; in a sum the number of contributions in it; in set-up
+            messages the number of contributors.
         step: the number of its step; 0 for set-up.
         rows, columns: shape of the values; 0, 0 for set-up.
         binding: 32 bytes; the digest of the step's `StepBinding`, or of the agreement for set-up.
@@ -164,8 +164,8 @@ def _make_frame_error(sender: str, subject: str) -> RemoteProtocolError:
 
 def _parse_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
     """Return the `count` blobs that follow the header in a frame's bytes. Raises
-    RemoteProtocolError, which names `sender`: their announced sizes do not add up to the bytes
-    that arrived.
+    RemoteProtocolError, which names `sender`: the announced sizes do not add up to the bytes that
+    arrived.
     """
     start = _HEADER.size + _SIZE.size * count
     if count > _MAX_BLOBS or start > len(data):
@@ -216,7 +216,7 @@ class AgreedFrames:
 
         Args:
             agreement: what all parties agreed on.
-            name: of the sum.
+            name: name of the sum, which its frames carry.
             fingerprint: SHA-256 of agreement, parameters and public key (`compute_fingerprint`).
             minimum: the least number of contributors with which a step has a sum; None: all.
 
@@ -239,8 +239,8 @@ class AgreedFrames:
         self.require_own_process = ForkCheck(f"this role of {name}").require_own_process
 
     def begin_step(self, binding: StepBinding) -> None:
-        """Mark the step of `binding` as used. Raises LocalProtocolError: it is of another session,
-        or not above all former steps, so that a mask or nonce would be used twice.
+        """Mark the step of `binding` as used. Raises LocalProtocolError: the binding is of another
+        session, or not above all former steps, so that a mask or nonce would be used twice.
         """
         self.require_usable()
         if binding.session != self.agreement.session:
@@ -256,8 +256,8 @@ class AgreedFrames:
         self._last_step = binding.step
 
     def require_usable(self) -> None:
-        """Raise LocalProtocolError in a forked process, or if the role was suspended by
-        `put_away`.
+        """Raise LocalProtocolError in a forked process, or if the role was suspended
+        (`put_away.suspend_role`).
         """
         self.require_own_process()
         if self._closed:
@@ -307,7 +307,7 @@ class AgreedFrames:
         """Decode a set-up message; whether the sender may send it, and its fingerprint, are left
         for the caller to check.
 
-        Raises RemoteProtocolError: it is no set-up message of this sum and agreement.
+        Raises RemoteProtocolError: the message is no set-up message of this sum and agreement.
         """
         frame = Frame.parse(body, sender=sender)
         self._check_frame(frame, sender, FrameKind.SETUP, None)
@@ -320,7 +320,8 @@ class AgreedFrames:
     def open_own_setup(self, body: bytes, sender: str, me: str) -> Frame:
         """Decode a set-up message to `me`, which must have the fingerprint of this role.
 
-        Raises RemoteProtocolError: it is no set-up message of this sum, agreement and parameters.
+        Raises RemoteProtocolError: the message is no set-up message of this sum, agreement and
+        parameters.
         """
         frame = self.open_setup(body, sender)
         if frame.fingerprint != self.fingerprint:
@@ -356,9 +357,9 @@ class AgreedFrames:
 
         Args:
             contributions: bytes by authenticated sender.
-            binding_digest: of the step and message that all must have answered; None where the
-                aggregator does not know it, so that the contributions are only compared with each
-                other.
+            binding_digest: digest of the step and of the active's message that all contributions
+                must answer; None where the aggregator does not know it, so that the contributions
+                are only compared with each other.
 
         Raises RemoteProtocolError: a sender is missing or unknown, a frame is malformed, the frames
         answer different messages (equivocation), or they are replayed.
@@ -389,7 +390,7 @@ class AgreedFrames:
 
         Args:
             frames: the contributions.
-            blobs: their sum, still encrypted or masked.
+            blobs: the sum of the contributions, still encrypted or masked.
         """
         self._pending = None
         return replace(frames[0], kind=FrameKind.SUM, party=len(frames), blobs=tuple(blobs)).pack()
@@ -402,8 +403,8 @@ class AgreedFrames:
             shape: (rows, columns) that the sum must have.
             binding: the step and the message that it must answer.
 
-        Raises RemoteProtocolError: it is malformed, has another shape, or answers another step or
-        message, or has too few contributions.
+        Raises RemoteProtocolError: the message is malformed, has another shape, belongs to another
+        step or message of the active, or has too few contributions.
         """
         sender = self.agreement.combiner
         frame = Frame.parse(combined, sender=sender)
@@ -460,8 +461,8 @@ class AgreedFrames:
         Args:
             answers: bytes by authenticated sender.
             asked: the contributors that got a request.
-            binding_digest: of the step and message that all must have answered; None where the
-                aggregator does not know it.
+            binding_digest: digest of the step and of the active's message that all contributions
+                must answer; None where the aggregator does not know it.
 
         Raises RemoteProtocolError: too few answers, or one is malformed or about another step or
         message.

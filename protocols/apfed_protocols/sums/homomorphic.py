@@ -109,7 +109,7 @@ class Headroom:
         bits: log2 of the encoding scale (CKKS) or of the plain modulus t (BFV): the most that the
             noise allows, so that most numbers modulo t are no possible sum, and a damaged sum is
             noticed.
-        packing: of integers into slots.
+        packing: how integers are placed into the slots of plaintexts.
         degree: N, the ring degree.
         deviation: under CKKS, bound of a decrypted slot's distance from its integer; less than
             `ROUNDING_TOLERANCE`, exceeded with probability below 2^-40 in one slot.
@@ -133,7 +133,7 @@ class HomomorphicSum(SecureSum, ABC):
     def __post_init__(self) -> None:
         """Raise LocalProtocolError if no parameters fit the agreement."""
         super().__post_init__()
-        _ = self.headroom  # computed now, since it raises if nothing fits
+        _ = self.headroom  # read only for its exception, if no parameters fit
 
     @cached_property
     @abstractmethod
@@ -263,8 +263,8 @@ class KeyHolder(SumReceiver):
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
         """Decrypt the sum in a frame; return its real numbers, (rows, columns).
 
-        Raises RemoteProtocolError: it does not decrypt, lies outside the range of contributions, or
-        has padding slots that are not zero, so that it was altered.
+        Raises RemoteProtocolError: the sum does not decrypt, lies outside the range of
+        contributions, or has padding slots that are not zero, so that it was altered.
         """
         described = self._sum
         values = frame.rows * frame.columns
@@ -305,8 +305,8 @@ class Encrypter(SumContributor):
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take the set-up message with the receiver's public key or, under masks, with another
-        contributor's mask key; answer nothing. Raises RemoteProtocolError: it is a second key, or
-        one that does not match its fingerprint.
+        contributor's mask key; return no messages. Raises RemoteProtocolError: the sender sent a
+        key before, or the key does not match its fingerprint.
         """
         if self._seeds is not None and sender != self._sum.agreement.receiver:
             return self._seeds.receive(sender, body)
@@ -367,8 +367,9 @@ class Encrypter(SumContributor):
         return self._key
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Pack the numbers into slots, add the pairwise masks where the sum has some, and encrypt;
-        return one ciphertext for each slot vector.
+        """Pack a contribution's integers into slots, add the pairwise masks where the sum has some,
+        and encrypt; return one ciphertext for each slot vector. `binding`: the step and message
+        from which the masks are derived.
         """
         context = self._require_key()
         slots_VS = self._sum.packing.pack_fields(numbers_BD)
@@ -391,8 +392,9 @@ class CiphertextAdder(OneRoundCombiner):
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the set-up message with the receiver's fingerprint; answer nothing. Raises
-        RemoteProtocolError: it is a second one, or holds a key, which the aggregator must not have.
+        """Take the set-up message with the receiver's fingerprint (a digest of agreement,
+        parameters and public key); return no messages. Raises RemoteProtocolError: one came before,
+        or the message holds a key, which the aggregator must not have.
         """
         if self._set_up:
             raise RemoteProtocolError(f"{sender} sent a second setup to the aggregator")
@@ -414,8 +416,8 @@ class CiphertextAdder(OneRoundCombiner):
 
 
 def compute_fresh_noise(contributors: int, degree: int = DEGREE) -> float:
-    """Return the standard deviation of a noise coefficient in a sum of fresh ciphertexts, one of
-    each of `contributors`, in a ring of degree N = `degree`.
+    """Return the standard deviation of a coefficient of the encryption noise in a sum of
+    `contributors` fresh ciphertexts, in a ring of degree N = `degree`.
 
     Each keeps its whole error u e + e0 + e1 * s: u and s ternary, each e of variance 21/2
     (SEAL's centred binomial), so 10.5 (1 + 4N/3) a coefficient. (Cheon et al. 2017, section 3.4.)
@@ -464,13 +466,15 @@ def _find_headroom(fixed_point: FixedPoint, fit: Fit, rings: Sequence[Ring]) -> 
         fit: tries one number of fields in one ring.
         rings: candidates in order of preference.
 
-    Raises LocalProtocolError: none fits; the error says how many bits would.
+    Raises LocalProtocolError: no ring fits; the error says how many bits would.
     """
+    # Two fields a slot halve the bytes, so they are tried in every ring before one field.
     for fields, ring in itertools.product((2, 1), rings):
         headroom = fit(fixed_point, fields, ring)
         if headroom is not None:
             return headroom
     formats = (fixed_point.replace_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
+    # For the error alone: the largest number of bits that one field in some ring holds.
     fitting_bits = next(
         fewer.bits for fewer in formats if any(fit(fewer, 1, ring) for ring in rings)
     )
@@ -670,7 +674,7 @@ class BfvCipher(SealCipher):
         """Encrypt each row of N integers modulo t as one ciphertext (c0, c1) of 2N residues.
 
         Args:
-            context: with the receiver's public key.
+            context: SEAL's objects for the receiver's public key.
             slots_VS: V rows of N integers.
             last: how many coefficients of the last c0 are sent, which are all that hold integers;
                 None: all N. Coefficients of c1 are all sent.

@@ -94,7 +94,9 @@ class Hub:
         receive: Callable[[], tuple[str, bytes]],
         signer: "_Signer",
     ) -> None:
-        """Take the roles of one sum, not started, for the arguments of `hub_pump`.
+        """Take the roles of one sum, not started: `roles` by party name (the receiver's, and the
+        combiner's unless one party is both); `send` sends bytes to the contributor that is named;
+        `receive` waits for the next answer and returns (sender, bytes).
 
         `signer`: signs and verifies set-up messages.
 
@@ -189,7 +191,8 @@ class Hub:
             like: the shape of the sum; or an array or tree whose structure and types the sum gets.
 
         Raises:
-            RemoteProtocolError: as `SumCombiner.combine` and `SumReceiver.decode`.
+            RemoteProtocolError: a contribution is missing or malformed, contributors answer
+                different messages, or the sum is out of range.
         """
         agreement = self._agreement
         flat = make_template(like)[0]
@@ -224,9 +227,9 @@ class Hub:
         """Send the packets, by receiver, and wait for one answer from each; return the parts of the
         answers, by sender.
 
-        `kind`: of the answers, `_LETTERS` or `_STEP`; another is a RemoteProtocolError. In a step
-        of a sum with two rounds a TimeoutError of `receive` ends the waiting, and contributors that
-        did not answer are left out.
+        `kind`: kind that the answers must have, `_LETTERS` (set-up messages) or `_STEP`; another is
+        a RemoteProtocolError. In a step of a sum with two rounds a TimeoutError of `receive` ends
+        the waiting, and contributors that did not answer are left out.
         """
         for name, packet in packets.items():
             self._send(name, packet)
@@ -256,7 +259,7 @@ def answer_hub(
 
     Args:
         role: this contributor's role; a new one for the first packet.
-        packet: as the hub sent it.
+        packet: the bytes that the hub sent to this contributor.
         values: called in a step with the hub's message; returns the values to contribute.
         identity: signs this contributor's set-up messages; None: they stay unsigned.
         peers: the public keys of all other parties by name; together with `identity`, or None, and
@@ -264,8 +267,8 @@ def answer_hub(
 
     Raises:
         LocalProtocolError: the packet asks for a step before the set-up, for one that was used
-            before, or for one without `values`; or the hub could read one contribution, as in
-            `hub_pump`.
+            before, or for one without `values`; or the hub, which is both receiver and combiner,
+            could read one contribution, and the sum does not allow it.
         RemoteProtocolError: the packet is malformed or out of turn, or a set-up message in it was
             signed by another party than its sender.
     """
@@ -306,8 +309,9 @@ def answer_hub(
 
 
 class _Signer:
-    """A party's signer and verifier of letters (set-up messages that pass through the hub); without
-    an identity it passes them on unsigned and unverified.
+    """A party's signer and verifier of letters (set-up messages that pass through the hub, the
+    party that alone reaches all contributors); without an identity it passes them on unsigned and
+    unverified.
     """
 
     def __init__(self, identity: Identity | None, peers: Mapping[str, bytes] | None) -> None:
@@ -326,12 +330,15 @@ class _Signer:
     def sign_letters(
         self, agreement: SumAgreement, me: str, outgoing: Iterable[Outgoing]
     ) -> list[tuple[str, str, bytes]]:
-        """Return (sender, receiver, letter) for every set-up message that `me` sends."""
+        """Return (sender, receiver, letter) for every set-up message that the party `me` sends; a
+        letter is the message with its signature in front, if any.
+        """
         return [(me, out.receiver, self._sign_body(agreement, me, out)) for out in outgoing]
 
     def _sign_body(self, agreement: SumAgreement, me: str, out: Outgoing) -> bytes:
-        """Return the letter of one set-up message of `me`: a signature over agreement, sender,
-        receiver and body, and then the body; the body alone without an identity.
+        """Return the letter (signed form) of one set-up message that the party `me` sends: a
+        signature over agreement, sender, receiver and body, and then the body; the body alone
+        without an identity.
         """
         if self._identity is None:
             return out.body
@@ -339,7 +346,8 @@ class _Signer:
         return self._identity.sign(_PURPOSE, *names, out.body) + out.body
 
     def open_letter(self, agreement: SumAgreement, sender: str, me: str, letter: bytes) -> bytes:
-        """Return the body of a letter to `me`, after verifying its signature. Raises
+        """Return the body of a letter (signed set-up message) to the party `me`, after verifying
+        its signature. Raises
         RemoteProtocolError: no public key of the sender is known, or the signature is not its.
         """
         if self._identity is None:

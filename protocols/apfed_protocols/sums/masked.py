@@ -85,8 +85,9 @@ class PairwiseSeeds(KeepsSecrets):
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Derive the seed shared with `sender` from its public key, which `body` carries; answer
-        nothing. Raises RemoteProtocolError: `sender` is no peer, sent a key before, or sent no key.
+        """Derive the seed shared with `sender` from its public key, which `body` carries; return no
+        messages. Raises RemoteProtocolError: `sender` is no peer, sent a key before, or sent no
+        key.
         """
         self._fork_check.require_own_process()
         if sender not in self._peers or sender in self._seeds:
@@ -206,7 +207,7 @@ class StepSeals(PairwiseSeeds):
 
     def open(self, peer: str, binding: StepBinding, shape: tuple[int, int], sealed: bytes) -> bytes:
         """Decrypt what `peer` encrypted by `seal` for this step, message of the active and shape.
-        Raises RemoteProtocolError: it does not authenticate.
+        Raises RemoteProtocolError: the bytes do not authenticate.
         """
         associated = self._make_associated_data(peer, self.me, binding, shape)
         try:
@@ -254,8 +255,8 @@ def derive_pair_seed(
     Args:
         key: this party's key pair.
         peer_public: the other party's public key.
-        agreement: its digest is the salt.
-        names: of the two parties, in any order.
+        agreement: terms of the sum, whose digest salts the derivation.
+        names: names of the two parties, in any order.
         use: a label that separates seeds for different uses.
     """
     encoded_names = [name.encode() for name in sorted(names)]
@@ -361,7 +362,8 @@ class MaskedSum(SecureSum):
         clipping: Clipping | None = None,
     ) -> Elements:
         """Return the clipped and quantised rows plus noise as ring elements, (rows, columns);
-        arguments as in `DescribedSum.encode_contribution`.
+        `noise_BD` is in steps of fixed point, None for no noise; `clipping` counts what is clipped
+        or rounded to 0, None: nothing is counted.
         """
         # One contribution always fits 32 bits; only sums need the width of the ring.
         integers_BD = self.fixed_point.quantise_rows(values_BD, noise_BD, np.int32, clipping)
@@ -420,7 +422,8 @@ class _MaskedContributor(SumContributor):
         """Add all masks of this contributor for one step; return the masked ring elements as bytes,
         one blob.
 
-        `numbers_BD`: ring elements, changed in place.
+        `numbers_BD`: fixed-point integers modulo 2^ring_bits, (rows, columns), masked in place.
+        `binding`: the step and the active's message, from which the masks are derived.
         """
         self._seeds.add_cancelling_masks(binding, numbers_BD)
         self._seeds.add_shared_mask(self._sum.agreement.receiver, binding, numbers_BD, sign=1)

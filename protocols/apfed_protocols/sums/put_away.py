@@ -160,7 +160,7 @@ def _open_book(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connect
         me: the contributor, for errors.
         create: whether to create the file if it does not exist.
 
-    Raises LocalProtocolError: it is missing, no plain file, or no such record.
+    Raises LocalProtocolError: the file is missing, no plain file, or no such record.
     """
     try:
         if isinstance(book, BookInMemory):
@@ -209,12 +209,16 @@ def _make_book_error(me: str) -> LocalProtocolError:
 
 
 def _make_cipher(key: bytes, me: str) -> AESGCM:
-    """Return AES-256-GCM under the key of `me`. Raises LocalProtocolError: it is not 32 bytes."""
+    """Return AES-256-GCM under `key`, by which the contributor `me` protects its suspended roles.
+    Raises LocalProtocolError: the key has not 32 bytes.
+    """
     if type(key) is not bytes or len(key) != KEY_BYTES:
         raise LocalProtocolError(f"{me}: a key that seals a role is {KEY_BYTES} secret bytes")
     return AESGCM(key)
 
 
 def _make_associated_data(secure_sum: DescribedSum, me: str) -> bytes:
-    """Return the associated data that binds an encrypted role to its sum and to the party `me`."""
+    """Return the associated data of the encryption, which binds a suspended role to its sum and to
+    the contributor `me`.
+    """
     return b"secure-apfed role v1" + secure_sum.make_frames().fingerprint + me.encode()

@@ -65,7 +65,7 @@ class Readers:
     """A smallest set of parties that together can read one contribution in one way.
 
     Attributes:
-        parties: their names, sorted.
+        parties: names of the parties in the set, sorted.
         reads: the contributor whose contribution they read, who is not among them.
         how: the way, as a clause that continues "X can read the contribution of Y: ...".
         boxes: the number of computers that these parties run; 1: one computer reads it alone.
@@ -186,7 +186,7 @@ def require_no_single_reader(
     Args:
         secure_sum: the sum.
         hub: whether one computer runs receiver and combiner, as `hub_pump` does.
-        stacklevel: of the warning, as in `warnings.warn`.
+        stacklevel: the caller that the warning points at, as `warnings.warn` counts it.
     """
     if secure_sum.unsafe:
         return
@@ -231,7 +231,7 @@ def _suggest_remedy(secure_sum: ReadableSum, *, hub: bool) -> str:
 def warn_of_unsigned_hub(secure_sum: ReadableSum, *, stacklevel: int = 3) -> None:
     """Warn (UnsafeChoiceWarning) that a hub carries unsigned set-up messages.
 
-    `stacklevel`: of the warning, as in `warnings.warn`.
+    `stacklevel`: the caller that the warning points at, as `warnings.warn` counts it.
     """
     hub = secure_sum.agreement.combiner
     warnings.warn(

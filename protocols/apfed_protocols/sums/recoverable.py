@@ -105,7 +105,7 @@ class Announcement:
     """The public part of a passive's secrets of one step.
 
     Attributes:
-        public: its X25519 public key for pairwise masks, 32 bytes.
+        public: the passive's X25519 public key for pairwise masks, 32 bytes.
         commitment: SHA-256 of its self-mask seed.
     """
 
@@ -148,8 +148,8 @@ class HolderShares(KeepsSecrets):
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "HolderShares":
-        """Decode the shares that `sender` dealt. Raises RemoteProtocolError: they have another
-        size.
+        """Decode the shares of its secrets that the passive `sender` made for this one. Raises
+        RemoteProtocolError: the bytes have another size.
         """
         if len(data) != _HOLDER_BYTES:
             raise RemoteProtocolError(
@@ -205,7 +205,8 @@ def _rebuild_key(
     """Return the key for pairwise masks of a passive that dropped out, from shares of its secret.
 
     Args:
-        shares: as many as the threshold, by the position of their holder.
+        shares: Shamir shares of the secret, as many as the threshold, by the position of their
+            holder.
         announced: what the owner announced for this step.
         agreement: salts the derivation of the key.
         owner: the passive whose key it is.
@@ -221,8 +222,9 @@ def _rebuild_key(
 def rebuild_seed(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> bytes:
-    """Return the self-mask seed of a passive whose contribution is in the sum, from shares of its
-    secret; the arguments are those of `_rebuild_key`.
+    """Return the self-mask seed of a passive whose contribution is in the sum, from Shamir shares
+    of its secret, as many as the threshold, by the position of their holder. `announced`: what the
+    passive, `owner`, announced for this step.
 
     Raises RemoteProtocolError: the result is not the seed that its owner committed to.
     """
@@ -428,7 +430,7 @@ class RecoverableSum(MaskedSum):
         """Return the role of the contributor `me`.
 
         Args:
-            me: its name in the agreement.
+            me: the contributor's name in the agreement.
             book: a file that records the answered questions (`AnsweredCircles`); None: memory.
             new_book: create that file, for the first session.
             answered: the record of answered questions, in place of `book`.
@@ -451,8 +453,9 @@ class _Step(KeepsSecrets):
     """A contributor's secrets for one step.
 
     Attributes:
-        keys: its own.
-        shares: by dealer, the shares of the others' secrets that this contributor holds.
+        keys: the contributor's own two secrets and their shares for the others.
+        shares: shares of the other contributors' secrets that this one holds, by the contributor
+            whose secrets they are.
     """
 
     keys: StepKeys
@@ -520,7 +523,7 @@ class AnsweredCircles:
         self, marks: Iterable[str], circle: Sequence[str], *, me: str, aggregator: str
     ) -> None:
         """Raise RemoteProtocolError if a question with one of these marks was answered in another
-        circle before.
+        circle (set of contributors whose values are added) before.
 
         Args:
             marks: digests by which a repeated question or answer is recognised (`make_marks`).
@@ -546,7 +549,9 @@ class AnsweredCircles:
         return "Ask another question in a new session, or the same circle"
 
     def make_marks(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-        """Return the marks by which a question and its answer are recognised (`mark_question`)."""
+        """Return the marks, digests by which a repeated question (rows and message of the active)
+        and the values contributed to it are recognised (`mark_question`).
+        """
         return mark_question(values_BD, binding)
 
     def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
@@ -598,7 +603,8 @@ class RecoverableContributor(SumContributor):
         """Make the role of `me`: a seed agreement with the active, an encrypted link to each other
         contributor, and secrets for the first step.
 
-        `answered`: the record of questions that it answered before; None: an empty one in memory.
+        `answered`: the record of the questions (rows and messages of the active) that it
+        contributed to before; None: an empty one in memory.
         """
         agreement = secure_sum.agreement
         frames = secure_sum.make_frames()
@@ -676,7 +682,9 @@ class RecoverableContributor(SumContributor):
             )
 
     def _record_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
-        """Remember the marks of the question until the aggregator's request asks about it."""
+        """Remember the marks (digests) of the question that this contribution answers until the
+        aggregator's second-round request asks about it.
+        """
         self._marks = self.answered.make_marks(values_BD, binding)
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
@@ -684,7 +692,8 @@ class RecoverableContributor(SumContributor):
         passive's keys for the next step, and one parcel (encrypted shares of these keys) for each
         other passive of this step.
 
-        `numbers_BD`: ring elements, masked in place.
+        `numbers_BD`: fixed-point integers modulo 2^ring_bits, (rows, columns), masked in place.
+        `binding`: the step and the active's message, from which the masks are derived.
         """
         step = self._next_step
         self._next_step = None
@@ -710,7 +719,7 @@ class RecoverableContributor(SumContributor):
         section 4.2) and the mask shared with the active, in place.
 
         Args:
-            total_BD: ring elements.
+            total_BD: fixed-point integers modulo 2^ring_bits, (rows, columns).
             step: this passive's secrets of the step.
             binding: the step and the active's message, from which the masks are derived.
         """
@@ -765,7 +774,8 @@ class RecoverableContributor(SumContributor):
         """Return the contributors that a request counts in the sum.
 
         Args:
-            blobs: of the request: the names, and one parcel from each other counted contributor.
+            blobs: content of the request: the encoded names, and one parcel (encrypted shares for
+                the next step) from each other counted contributor.
             step: this passive's secrets of the step; its dealers are those who could contribute.
 
         Raises RemoteProtocolError: the request counts a stranger, fewer than the threshold, or not
@@ -835,7 +845,7 @@ class _Underway:
         roster: the passives that could contribute, with their announced keys for this step.
         frames: the contributions.
         counted: who sent them, in the same order.
-        total: their sum, still masked.
+        total: sum of the contributions, still masked, (rows, columns).
     """
 
     roster: Mapping[str, Announcement]
@@ -861,7 +871,7 @@ class RecoverableCombiner(SumCombiner):
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take one contributor's announcement of its keys for the first step; answer nothing.
+        """Take one contributor's announcement of its keys for the first step; return no messages.
 
         Raises RemoteProtocolError: the message is malformed or unexpected.
         """
@@ -886,11 +896,12 @@ class RecoverableCombiner(SumCombiner):
     ) -> Mapping[str, bytes]:
         """Add the contributions, by sender; return one request for each passive that contributed.
 
-        `binding_digest`: of the step and message that all must have answered; None: the
-        contributions are only compared with each other.
+        `binding_digest`: SHA-256 digest (`StepBinding.digest`) of the step and of the active's
+        message that all contributions must answer; None: the contributions are only compared with
+        each other.
 
-        Raises RemoteProtocolError: as `SumCombiner.combine`; or a passive contributes that dropped
-        out in an earlier step.
+        Raises RemoteProtocolError: too few contributions, a malformed one, contributions to
+        different messages, or one from a passive that dropped out in an earlier step.
         """
         if not self._set_up:
             raise LocalProtocolError("the aggregator has no keys announced yet; run the setup")
@@ -916,7 +927,8 @@ class RecoverableCombiner(SumCombiner):
 
         Args:
             bodies: second-round answers by sender.
-            binding_digest: as in `ask`.
+            binding_digest: digest of the step and of the active's message that all must answer;
+                None: not compared.
 
         Raises RemoteProtocolError: too few answers, a malformed one, or a false share.
         """
@@ -943,7 +955,7 @@ class RecoverableCombiner(SumCombiner):
         """Return the keys that a contribution announces for the next step.
 
         Its blobs are the masked numbers, the announcement, and a parcel for each of the other
-        passives that could contribute. Raises RemoteProtocolError: they are not.
+        passives that could contribute. Raises RemoteProtocolError: there are other blobs.
 
         `roster_size`: the number of passives that could contribute to this step.
         """
@@ -992,7 +1004,7 @@ class RecoverableCombiner(SumCombiner):
 
         Args:
             silent: the passive that dropped out.
-            key: its rebuilt key.
+            key: the X25519 key of that passive, rebuilt from shares.
             underway: the step; its `total` is changed in place.
         """
         agreement = self._sum.agreement

@@ -114,7 +114,7 @@ class DescribedSum:
 
         Args:
             values_BD: the rows to contribute.
-            noise_BD: in steps of fixed point; None: no noise.
+            noise_BD: integer noise to add, in steps of fixed point; None: no noise.
             clipping: counts what is clipped and rounded to 0; None: nothing is counted.
         """
         return self.fixed_point.quantise_rows(values_BD, noise_BD, clipping=clipping)
@@ -295,9 +295,9 @@ class SumContributor(Role, ABC):
             binding: the step and the active's message that this contribution answers; its step
                 must be above all former ones. None: the step after the last one, bound to
                 structure and shapes of the values alone.
-            noise_BD: in steps of fixed point, from `apfed_protocols.noise` under a key of this
-                party, in the shape of the rows; only where the agreement has noise. None: drawn
-                here.
+            noise_BD: integer noise to add, in steps of fixed point, from `apfed_protocols.noise`
+                under a key of this party, in the shape of the rows; only where the agreement has
+                noise. None: drawn here.
 
         Raises:
             LocalProtocolError: values that are empty, NaN or infinite, or no numbers; a step
@@ -325,7 +325,8 @@ class SumContributor(Role, ABC):
         Args:
             flat: the values to contribute, as a matrix (rows, columns).
             binding: the step and the active's message that this contribution answers.
-            noise_BD: in steps of fixed point; None: drawn here if the agreement has noise.
+            noise_BD: integer noise to add, in steps of fixed point; None: drawn here if the
+                agreement has noise.
         """
         values_BD = flat.matrix
         deviation = self._sum.agreement.noise
@@ -433,10 +434,12 @@ class SumCombiner(Role, ABC):
         """Take the contributions of a sum with two rounds; return the second-round request for each
         party that is asked.
 
-        `binding_digest`: of the step and message that all must have answered; None: the
-        contributions are only compared with each other.
+        `binding_digest`: SHA-256 digest (`StepBinding.digest`) of the step and of the active's
+        message that all contributions must answer; None: the contributions are only compared with
+        each other.
 
-        Raises LocalProtocolError: the sum has one round; RemoteProtocolError: as `combine`.
+        Raises LocalProtocolError: the sum has one round. Raises RemoteProtocolError: a sender is
+        missing or unknown, a frame is malformed, or the frames answer different messages.
         """
         del binding_digest
         raise LocalProtocolError(
@@ -449,9 +452,9 @@ class SumCombiner(Role, ABC):
         """Add what the parties sent and return the message to the receiver.
 
         Args:
-            bodies: by sender, the contributions; in a sum with two rounds the second-round answers.
-            binding_digest: of the step and message that all must have answered; None: the frames
-                are only compared with each other.
+            bodies: the contributions, by sender; in a sum with two rounds the second-round answers.
+            binding_digest: digest of the step and of the active's message that all frames must
+                answer; None: the frames are only compared with each other.
 
         Raises RemoteProtocolError: a sender is missing or unknown, a frame is malformed, or the
         frames answer different messages (equivocation by the active).
@@ -525,7 +528,8 @@ class SumReceiver(Role, ABC):
             template: the shape of the sum, to get a new array; or an array, tensor or tree whose
                 structure, types and device the result gets.
             binding: the step and the message that the sum answers; its step must be above all
-                former ones. None: as in `SumContributor.contribute`.
+                former ones. None: the step after the last one, bound to structure and shapes of the
+                values alone.
 
         Raises:
             LocalProtocolError: this step was opened already, nothing was set up, or a sum was
@@ -582,10 +586,11 @@ class SumReceiver(Role, ABC):
     def _dequantise_sum(
         self, sum_BD: NDArray[np.signedinteger[Any]], binding: StepBinding
     ) -> FloatArray:
-        """Return a sum in real numbers. Raises RemoteProtocolError: it lies outside the range that
-        contributions can add up to.
+        """Return a decrypted sum in real numbers. Raises RemoteProtocolError: a value lies outside
+        the range that contributions can add up to.
 
-        `sum_BD`: in steps of fixed point. `binding`: its step is named in the error.
+        `sum_BD`: the sum in steps of fixed point, (rows, columns). `binding`: the step, which the
+        error names.
         """
         limit = self._sum.fixed_point.limit
         if not -limit <= sum_BD.min() <= sum_BD.max() <= limit:
@@ -745,7 +750,7 @@ def run_role(
     """Exchange messages between one role and the other parties until the role is finished.
 
     Args:
-        role: of this party.
+        role: this party's part in the protocol, not started.
         me: this party's name, for errors.
         others: the names of all other parties.
         send: sends bytes to the party that is named.

@@ -103,7 +103,7 @@ class ScratchFile:
     path: str
 
     def save(self, seal_object: Any) -> bytes:
-        """Return the bytes in which SEAL saves one of its objects."""
+        """Return the bytes in which SEAL saves a key, plaintext or ciphertext."""
         seal_object.save(self.path)
         return os.pread(self.handle, os.fstat(self.handle).st_size, 0)
 
@@ -135,7 +135,7 @@ class SealForm:
 
     Attributes:
         start: the constant bytes.
-        count: of the numbers.
+        count: how many numbers of 8 bytes follow.
     """
 
     start: bytes
@@ -209,7 +209,7 @@ class Residues:
         """Decode numbers modulo q. Raises RemoteProtocolError, which names `sender`: the blob has
         another size, or a number is not below the modulus.
 
-        `count`: of the numbers that the blob must hold; None: those of a whole ciphertext.
+        `count`: number of residues that the blob must hold; None: the 2N of a whole ciphertext.
         """
         count = self.count if count is None else count
         if len(blob) != count * self.width:
@@ -259,7 +259,8 @@ def _make_transform_context(degree: int, modulus: int) -> tuple[Any, SealForm]:
 
 
 def compute_coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
-    """Return the coefficients of two polynomials, (2, N), from SEAL's transformed values (NTT).
+    """Return the N coefficients of two polynomials, (2, N), from their number-theoretic transforms,
+    in which SEAL keeps them.
 
     The second polynomial must not be zero: SEAL refuses such a ciphertext.
 
@@ -322,11 +323,15 @@ class SealCipher(ABC):
 
     @abstractmethod
     def encode(self, numbers_S: NDArray[np.int64], plain: Any, scratch: ScratchFile) -> None:
-        """Set SEAL's plaintext `plain` to the encoding of these numbers."""
+        """Set SEAL's plaintext `plain` to the encoding of these integers, one for each of the S
+        slots; `scratch` is the file through which SEAL loads them.
+        """
 
     @abstractmethod
     def decode(self, plain: Any, scratch: ScratchFile) -> NDArray[Any]:
-        """Return the numbers that SEAL's plaintext `plain` encodes, (S,)."""
+        """Return the numbers that SEAL's plaintext `plain` encodes, one for each of its S slots;
+        `scratch` is the file through which SEAL saves them.
+        """
 
     @cached_property
     def ciphertext_form(self) -> SealForm:
@@ -394,7 +399,7 @@ class SealCipher(ABC):
         """Encrypt each row of numbers as one ciphertext; return V encoded ciphertexts.
 
         Args:
-            context: with the receiver's public key.
+            context: SEAL's objects for the receiver's public key.
             slots_VS: V rows of S numbers.
             last: unused here; schemes with `cuts_last` send so many coefficients of the last c0.
         """
@@ -471,7 +476,7 @@ class SealCipher(ABC):
         last one.
 
         Args:
-            context: with the secret key.
+            context: SEAL's objects with the receiver's secret key.
             blobs: encoded ciphertexts.
             vectors: V, the number of ciphertexts that there must be.
             sender: who sent them, for errors.
@@ -499,8 +504,9 @@ class SealCipher(ABC):
     def load_ciphertexts(
         self, blobs: Sequence[bytes], vectors: int, *, sender: str, last: int | None = None
     ) -> list[Any]:
-        """Return encoded ciphertexts from a peer as ciphertexts of SEAL; the arguments are those of
-        `decrypt`. Raises RemoteProtocolError: their number or their residues are wrong.
+        """Return encoded ciphertexts from the peer `sender` as ciphertexts of SEAL. Raises
+        RemoteProtocolError: they are not `vectors` many, or their residues are wrong. `last`: how
+        many coefficients of the last c0 were sent; None: all.
         """
         _require_count(blobs, vectors, sender)
         sizes = zip(blobs, self._count_sent(vectors, last), strict=True)

@@ -131,11 +131,11 @@ def secure_sum(
             numbers are lost below the rounding and a smaller one would help. Each contributor
             tells all parties the power of two at or above its own largest row, and no more.
         by: who combines. None: `to`, which needs a sum under masks.
-        bits: of one number in fixed point, sign included; each contributor adds an error of at
-            most C / (2^bits - 2) to a number. None: the most that this sum carries at no more bytes
-            than 16 bits take, up to 24; with noise, whose steps go by them, 16. Where few values
-            are possible (hard votes, say) the last digits of a sum may tell who gave which: say
-            fewer.
+        bits: width of one number in fixed point, sign included; each contributor adds an error of
+            at most C / (2^bits - 2) to a number. None: the most that this sum carries at no more
+            bytes than 16 bits take, up to 24; with noise, whose steps go by them, 16. Where few
+            values are possible (hard votes, say) the last digits of a sum may tell who gave which:
+            say fewer.
         session: names this sum, the same at all parties. None: a random one, for one process.
         threshold: under "recoverable", how many must answer; None: all. Below all, whoever reads
             the sum can read one contributor's part out of two sums.
@@ -204,8 +204,8 @@ class SumSession(KeepsSecrets):
         """Return the sum of all contributors' values, with all roles in this process.
 
         Args:
-            values: by contributor an array or tensor of any rank, or a tree of them, of one
-                structure; under recoverable masks some contributors may be missing.
+            values: an array or tensor of any rank, or a tree of them, by contributor's name, all of
+                one structure; under recoverable masks some contributors may be missing.
 
         Returns:
             The sum, in the structure, types and on the device of the first contributor's (of a
@@ -348,7 +348,7 @@ class SumSession(KeepsSecrets):
 
     @property
     def clip(self) -> float:
-        """Return C, the L2 bound of a row. Raises LocalProtocolError: it is not agreed yet."""
+        """Return C, the L2 bound of a row. Raises LocalProtocolError: C is not agreed yet."""
         self._require_clip()
         return self.described.agreement.clip_norm
 
@@ -426,7 +426,8 @@ class SumSession(KeepsSecrets):
             me: the receiver, the combiner or a contributor.
             send: sends bytes to the party that is named.
             receive: waits for the next message and returns (sender, bytes).
-            first: with `clip="agree"`, a contributor's first values, by which C is agreed.
+            first: a contributor's first values, by which C is agreed, with `clip="agree"`; else
+                None.
 
         Raises:
             LocalProtocolError: no party has that name; or a contributor gives no first values to
@@ -496,7 +497,8 @@ class SumSession(KeepsSecrets):
 
         Args:
             me: this party's name.
-            send, receive: as in `join`.
+            send, receive: functions that send bytes to the party that is named, and that wait for
+                the next message and return (sender, bytes).
             values: what a contributor is about to contribute; None at the other parties.
             anew: whether a clip was agreed before.
 
@@ -537,8 +539,9 @@ class SumSession(KeepsSecrets):
         send: Callable[[str, bytes], object],
         receive: Callable[[], tuple[str, bytes]],
     ) -> Role:
-        """Make the role of `me`, exchange its set-up messages with the others, and return it; for
-        the arguments see `join`.
+        """Make the role of `me`, exchange its set-up messages with the others, and return it.
+        `send` sends bytes to the party that is named; `receive` waits for the next message and
+        returns (sender, bytes).
         """
 
         def receive_of_setup() -> tuple[str, bytes]:
@@ -569,7 +572,10 @@ class SumSession(KeepsSecrets):
         self._early_messages.append((sender, body))
 
     def resume_role(self, me: str, sealed: bytes, key: bytes, *, book: Book) -> SumContributor:
-        """Resume the role that `suspend_role` encrypted; see `apfed_protocols.sums.put_away`."""
+        """Resume the role of the contributor `me` from `sealed`, the bytes in which `suspend_role`
+        encrypted it under `key`; `book` is the record that lets each suspended role be resumed
+        once.
+        """
         return resume_role(self.described, me, sealed, key, book=book)
 
     def _apply_clip(self, clip: float) -> bool:
@@ -623,7 +629,7 @@ class ClipAgreement(KeepsSecrets):
         told: the parties that receive the reports; None: the contributors.
         current: the present C: each contributor first reports in one bit whether it still fits,
             and sizes only if it does not fit one of them. None: there is no C yet.
-        bits: of one value in fixed point, which decide whether values are too small for C.
+        bits: width of one value in fixed point, which decides whether values are too small for C.
     """
 
     def __init__(
@@ -762,7 +768,7 @@ def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> b
         matrix: rows (rows, columns) to be added.
         exponent: the least one with every row's norm at most 2^exponent.
         current: the present clip.
-        bits: of one value in fixed point.
+        bits: width of one value in fixed point.
     """
     clipping = Clipping()
     fixed_point = FixedPoint(clip_norm=current, bits=bits, contributors=1)
@@ -774,8 +780,8 @@ def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> b
 
 
 def _find_exponent(matrix: Any) -> int:
-    """Return the least exponent e in the range of reports with the norm of every row of `matrix`,
-    (rows, columns), at most 2^e. Raises LocalProtocolError: a row exceeds the largest clip.
+    """Return the least exponent e in -99..99 with the L2 norm of every row of `matrix`, (rows,
+    columns), at most 2^e. Raises LocalProtocolError: a row exceeds the largest clip.
     """
     clipping = Clipping()
     clip_rows(check_matrix(matrix), 1.0, clipping)
