@@ -109,7 +109,9 @@ def _compute_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _run_case(case: str, size: int) -> Mapping[str, Any]:
     """Run one case in an interpreter of its own and return its figures.
 
-    Raises RuntimeError: it failed, or found a wrong number of common IDs.
+    `size`: number of IDs on each side, of which half are common.
+
+    Raises RuntimeError: the case failed, or found a wrong number of common IDs.
     """
     is_ours = case not in _FOREIGN_CASES
     python = sys.executable if is_ours else os.environ.get(_PEER_PYTHON, sys.executable)

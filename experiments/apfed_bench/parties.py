@@ -89,7 +89,7 @@ _RELEASE_CLIP = 1.0
 def _make_image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
     """Return the configuration of APFed-C on strips of images with a plain sum, and its data.
 
-    `name`: of the run. `views`: number of parties. `secure_sum`: further settings of the sum.
+    `name`: name of the run. `views`: number of parties. `secure_sum`: further settings of the sum.
 
     Raises DataError: no images are installed.
     """
@@ -152,7 +152,7 @@ def _open_without_warnings(config: Config, data: VerticalData) -> Simulation:
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         warnings.simplefilter("ignore", NarrowTableWarning)
         session = open_session(config, data)
-    session.transcript.begin_epoch(0)
+    session.transcript.begin_epoch(0)  # steps are recorded below an epoch
     return session
 
 
@@ -168,7 +168,7 @@ def _iter_batches(rows: Tensor, size: int = _BATCH) -> Iterator[tuple[int, Tenso
 
 
 def _count_repetitions(quick: bool) -> int:
-    """Return how often a case of images is measured; faster cases multiply this."""
+    """Return how often a case of images is measured; faster cases are measured a multiple of it."""
     return 7 if quick else 31
 
 
@@ -176,8 +176,8 @@ def _count_repetitions(quick: bool) -> int:
 def _measure_exchange(case: str, repetitions: int, config: Config, data: VerticalData) -> Row:
     """Return the row of a training step, with its ratio to the plain loop's.
 
-    Targets: 1.10 for images, 2.5 for tables. `case`: its name in the table. `repetitions`: how
-    often it is measured.
+    Targets for the ratio: 1.10 for images, 2.5 for tables. `case`: name of the case in the table.
+    `repetitions`: number of measured steps.
     """
     session = _open_without_warnings(config, data)
     warm_up = 2
@@ -220,8 +220,9 @@ def _make_protected_step(batch: int, kind: str, guard: str) -> Callable[[], obje
 def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) -> Iterator[Row]:
     """Yield the rows of training steps under protection, with their ratio to the plain loop's.
 
-    All wanted cases and the plain loop take turns. Targets with masks at a batch of 64: 2.5 with a
-    guard, 4.0 with noise, too; at 256: 2.2.
+    All wanted cases and the plain loop take turns. Targets for the ratio with masks, at a batch of
+    64: 2.5 with a guard (clip and noise of representations), 4.0 with noise in the sum, too; at a
+    batch of 256: 2.2.
 
     Args:
         wanted: names of cases with this batch size.
@@ -248,8 +249,8 @@ def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) ->
 def _measure_release(case: str, batch: int, repetitions: int) -> Row:
     """Return the row of the release of one batch, with its ratio to a clip and torch's noise.
 
-    Target: 5. `case`: its name in the table. `batch`: number of rows. `repetitions`: how often it
-    is measured.
+    Target for the ratio: 5. `case`: name of the case in the table. `batch`: number of rows.
+    `repetitions`: number of measured releases.
     """
     guard = PrivateRelease(
         clip=_RELEASE_CLIP, epsilon=8.0, delta=1e-5, epochs=_RELEASE_EPOCHS, rows=_RELEASE_ROWS
@@ -380,8 +381,8 @@ def _measure_transport(case: str, way: LinkType, repetitions: int) -> Row:
     """Return the row of a training step with every party in a process of its own, with its ratio to
     one process's.
 
-    Targets: 1.3, over gRPC 1.5. `case`: its name in the table. `way`: of transport. `repetitions`:
-    how often it is measured.
+    Targets for the ratio: 1.3, over gRPC 1.5. `case`: name of the case in the table. `way`: kind of
+    links between the processes (sockets, gRPC or a relay). `repetitions`: number of measured steps.
     """
     config, data = _make_image_run("bench-transport", clip=None, views=_PASSIVES + 1)
     with _start_parties(config, data, way=way) as (active_session, learner):
@@ -419,7 +420,8 @@ def _start_parties(
 ) -> Iterator[tuple[ConnectedParty, ActiveRole]]:
     """Yield the active of a session in this process; each other party has a process of its own.
 
-    When the block ends, the session is ended for all. `way`: of transport.
+    When the block ends, the session is ended for all. `way`: kind of links between the processes
+    (sockets, gRPC or a relay).
     """
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder)
@@ -438,6 +440,7 @@ def _start_parties(
         )
         entered, learner = run_script(script, active_session.transport, timeout_s=_TIMEOUT_S)
         yield active_session, learner
+        # Tell every other party that training is over, so that its process ends; 0 is the step.
         end_all(active_session.links, list(entered.contract.list_names("passive")), 0)
         end_all(active_session.links, list(entered.contract.list_names("aggregator")), 0)
         active_session.transport.close()

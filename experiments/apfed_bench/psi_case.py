@@ -73,6 +73,7 @@ def _estimate_floor_seconds(size: int) -> float:
     from nacl.bindings import crypto_scalarmult
 
     scalar = os.urandom(32)
+    # A hundred points of 32 bytes; 9 is X25519's base point.
     points = [bytes([k + 9]) + bytes(31) for k in range(100)]
     calls = 2 * size
     sample = min(calls, _SAMPLE_CALLS)
@@ -85,13 +86,14 @@ def _estimate_floor_seconds(size: int) -> float:
 def _run_parties(
     run_party: Callable[..., None], arguments: Mapping[str, tuple[Any, ...]]
 ) -> Measured:
-    """Run each party in a process of its own and return their merged figures.
+    """Run each party in a process of its own and return their measurements, summed or maximised.
 
     Args:
-        run_party: runs one party and sends its figures through its last argument, a connection.
+        run_party: function that runs one party and sends its measurements through its last
+            argument, a connection.
         arguments: other arguments of `run_party` by name of the party.
 
-    Raises RuntimeError: a party ended without figures.
+    Raises RuntimeError: a party ended without sending measurements.
     """
     context = multiprocessing.get_context("spawn")
     name_by_inbox = {}
@@ -147,15 +149,15 @@ def _run_pipe_party(
     ends: Mapping[str, Connection],
     report: Connection,
 ) -> None:
-    """Run one party from its file to its result, once all parties have started, and report figures.
+    """Run one party from its CSV file to its result, once all parties have started.
 
     Args:
         me: name of the party, which is also its role.
-        protocol: name of the intersection.
-        folder: with the CSV files of IDs.
+        protocol: key of `SET_INTERSECTIONS`.
+        folder: path of the folder that holds the CSV files of IDs.
         size: number of IDs of a set.
         ends: connection to each other party.
-        report: through which figures are sent.
+        report: connection through which the measurements are sent.
     """
     from pyarrow import csv
 
@@ -168,7 +170,7 @@ def _run_pipe_party(
         # its import takes longer than a small intersection
         from apfed_protocols.crypten import load_crypten
 
-        load_crypten()
+        load_crypten()  # called for its import only
     agreement = IntersectionAgreement(session="bench", dealer="dealer")
     backend: Any = SET_INTERSECTIONS[protocol](agreement, threads=1)
     receive = _await_parties(ends)
@@ -206,7 +208,7 @@ def _run_pipe_party(
 def _run_over_pipes(protocol: str, size: int) -> Measured:
     """Run one of our intersections, each party as a process with one thread, over pipes.
 
-    `protocol`: name of the intersection. `size`: number of IDs of a set.
+    `protocol`: key of `SET_INTERSECTIONS`. `size`: number of IDs of a set.
     """
     parties = _PARTIES[: 2 if protocol in _WITHOUT_DEALER else 3]
     ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
@@ -246,7 +248,7 @@ def _write_parquet(path: Path, first: int, size: int) -> None:
 def _encrypt_link(me: str, peer: str, key_exchange: Connection, links: Any) -> None:
     """Agree on keys with the peer and encrypt the link from now on, as a session does.
 
-    `key_exchange`: connection for the messages of the key agreement. `links`: of this party.
+    `key_exchange`: connection for the messages of the key agreement. `links`: links of this party.
     """
     from apfed_protocols.seal import SealedLink, fresh_run_key
 
@@ -268,16 +270,16 @@ def _run_bucket_party(
     key_exchange: Connection,
     report: Connection,
 ) -> None:
-    """Run one party of an intersection in buckets, as in a session, and report figures.
+    """Run one party of an intersection in buckets, as in a session, and report measurements.
 
     Args:
         me: name of the party, which is also its role.
-        protocol: name of the intersection.
-        folder: with the Parquet files of IDs.
+        protocol: name of the intersection, as in the settings.
+        folder: path of the folder that holds the Parquet files of IDs.
         size: number of IDs of a set.
-        own_socket: link to the peer.
+        own_socket: socket to the peer.
         key_exchange: connection for the key agreement.
-        report: through which figures are sent.
+        report: connection through which the measurements are sent.
     """
     from secure_apfed.alignment import IdFile
     from secure_apfed.alignment.over_links import (
@@ -297,6 +299,7 @@ def _run_bucket_party(
     transport = LinkTransport(me, {peer: lambda: connection}, patience_s=60, meet_s=60)
     links = Links(me, [peer], transport.send_frame, lambda _, wire_bytes: sent.append(wire_bytes))
     _encrypt_link(me, peer, key_exchange, links)
+    # The peer may send as many heartbeats as an alignment of `size` IDs with one peer needs.
     links.heartbeats.set_limits({peer: count_alignment_heartbeats(size, 1)})
     settings = AlignmentSettings(protocol=protocol, threads=1, maximum_ids=size)
     store = Path(folder) / me
@@ -319,8 +322,8 @@ def _run_bucket_party(
 def _run_buckets(protocol: str, size: int) -> Measured:
     """Run an intersection in buckets between two processes over encrypted sockets.
 
-    It ends after a minute without a message. `protocol`: name of the intersection. `size`: number
-    of IDs of a set.
+    It ends after a minute without a message. `protocol`: name of the intersection, as in the
+    settings. `size`: number of IDs of a set.
     """
     parties = ("hub", "member")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -339,14 +342,14 @@ def _run_buckets(protocol: str, size: int) -> Measured:
 def _run_spu_party(
     rank: int, folder: str, protocol: str, addresses: list[str], report: Connection
 ) -> None:
-    """Run one party of spu's intersection and report figures.
+    """Run one party of spu's intersection and report measurements.
 
     Args:
-        rank: 0 or 1; the first party receives the result.
-        folder: with the CSV files of IDs.
+        rank: index of the party, 0 or 1; party 0 receives the result.
+        folder: path of the folder that holds the CSV files of IDs.
         protocol: spu's name of the intersection.
-        addresses: of both parties.
-        report: through which figures are sent.
+        addresses: host:port of both parties, by rank.
+        report: connection through which the measurements are sent.
     """
     from spu import libspu, psi
 
@@ -380,6 +383,7 @@ def _run_spu(protocol: str, size: int) -> Measured:
 
     `protocol`: spu's name of the intersection. `size`: number of IDs of a set.
     """
+    # Two free ports, which spu opens itself.
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
     for free in sockets:
@@ -400,6 +404,7 @@ def _run_openmined_psi(_protocol: str, size: int) -> Measured:
 
     hub, member = ([name.decode() for name in _make_ids(me, size)] for me in ("hub", "member"))
     began = time.perf_counter()
+    # True: the client learns the common IDs, not only their number.
     client = psi.client.CreateWithNewKey(True)
     server = psi.server.CreateWithNewKey(True)
     setup = server.CreateSetupMessage(_FALSE_POSITIVE_RATE, size, member, psi.DataStructure.GCS)

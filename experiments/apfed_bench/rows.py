@@ -37,10 +37,10 @@ def make_row(
     """Return the row of a case.
 
     Args:
-        case: its name in the table.
+        case: name of the case in the table.
         seconds: median over the repetitions; None: not measured.
-        peer: name of the case or library that it is compared with.
-        ratio: of the two, as the bench defines it.
+        peer: name of the case or library that the case is compared with; None: no comparison.
+        ratio: result of the comparison; `Bench.ratio` says what is divided by what.
         sent: bytes on the wire; None: nothing is sent.
         more: further fields.
     """
@@ -52,9 +52,9 @@ class Group:
     """A group of cases that are measured together.
 
     Attributes:
-        cases: their names.
-        measure: takes the names of the wanted cases and returns their rows; it measures these, the
-            cases that they are compared with, and nothing else.
+        cases: names of the cases.
+        measure: function that takes the names of the wanted cases and returns their rows; it
+            measures these, the cases that they are compared with, and nothing else.
     """
 
     cases: Sequence[str]
@@ -63,13 +63,13 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A bench.
+    """A bench: the measurements of one part of the library.
 
     Attributes:
-        groups: returns its groups without measuring anything; True: of a quick version, under 30
-            seconds.
-        ratio: what the field `ratio` of its rows is, for people.
-        fields: further fields of its rows that are published.
+        groups: function that returns the groups of cases without measuring anything; its argument
+            is True for the quick version, which takes under 30 seconds.
+        ratio: meaning of the rows' field `ratio`, as printed above the table.
+        fields: names of further fields of the rows that the table shows.
     """
 
     groups: Callable[[bool], Sequence[Group]]
@@ -80,7 +80,7 @@ class Bench:
 def make_single_group(case: str, measure: Callable[..., Row], *arguments: Any) -> Group:
     """Return the group of one case.
 
-    `measure`: takes the case's name and these arguments, and returns its row.
+    `measure`: function that takes the case's name and `arguments`, and returns the case's row.
     """
     return Group((case,), lambda _: [measure(case, *arguments)])
 
@@ -122,10 +122,12 @@ def compare_calls(
     """Measure a call and its peer's in turns; return the row of the call.
 
     Args:
-        case: its name in the table.
-        ours, theirs: the call, and the peer's.
+        case: name of the case in the table.
+        ours, theirs: functions that run our code once, and the peer's code once.
         peer: name of the peer.
-        repetitions, warm_up, clock: as in `interleave`.
+        repetitions: number of measured calls of each.
+        warm_up: number of calls before the measured ones.
+        clock: function that returns seconds, of the clock on the wall or of the processor.
         more: further fields of the row.
     """
     calls = {"ours": ours, "peer": theirs}
@@ -150,11 +152,11 @@ def run_script(
     """Run a script of a bench and return its last line of output, parsed as JSON.
 
     Args:
-        script: path.
-        arguments: of the script.
-        python: interpreter.
-        is_ours: whether the script imports this project, from where this process does.
-        timeout_s: seconds after which it is ended.
+        script: path of the script.
+        arguments: command-line arguments; each is passed as text.
+        python: path of the interpreter.
+        is_ours: whether the script imports this project; it then gets this process's import path.
+        timeout_s: seconds after which the process is killed.
 
     Raises RuntimeError: the script failed; the message ends with its error output.
     """
@@ -163,7 +165,7 @@ def run_script(
         environment["PYTHONPATH"] = os.pathsep.join(
             str(Path(folder).resolve()) for folder in sys.path
         )
-    # the interpreter is the user's own choice, the script is is_ours
+    # The interpreter is the user's own choice, and the script is one of this package.
     process = subprocess.run(  # noqa: S603
         [python, script, *map(str, arguments)],
         capture_output=True,
@@ -181,8 +183,9 @@ def run_script(
 def median_ratio(ours: list[float], theirs: list[float]) -> float:
     """Return the median over the repetitions of ours / theirs; repetitions with 0 are left out.
 
-    Raises as `divide_seconds`, if all have 0.
+    Raises RuntimeError: every repetition has 0, since the clock was too coarse.
     """
+    # The call of divide_seconds by 0 is made for its exception only.
     ratios = [own / other for own, other in zip(ours, theirs, strict=True) if own and other]
     return statistics.median(ratios) if ratios else divide_seconds(0.0, 0.0)
 
@@ -202,7 +205,7 @@ def measure_clock_step() -> float:
     machines.
     """
     steps = []
-    for _ in range(5):
+    for _ in range(5):  # five attempts, since another process may interrupt one
         began = now = time.perf_counter()
         while now == began:
             now = time.perf_counter()

@@ -60,7 +60,7 @@ class OurPath:
     """One of our secure sums with all its checks.
 
     Attributes:
-        contribution_bytes: that one contributor sent in the last run.
+        contribution_bytes: number of bytes that one contributor sent in the last run.
     """
 
     contribution_bytes: int
@@ -68,7 +68,7 @@ class OurPath:
     def __init__(self, name: str, values: Values) -> None:
         """Make all roles of a sum and run their set-up.
 
-        `name`: key of `CASES`. `values`: contribution of each passive.
+        `name`: key of `CASES`. `values`: contribution of each passive, one array each.
         """
         self._values = values
         agreement = SumAgreement(
@@ -93,6 +93,7 @@ class OurPath:
 
     def run(self) -> float:
         """Run one step of all roles and return its seconds."""
+        # What every contribution is bound to; 32 zero bytes stand for digests of rows and message.
         binding = StepBinding(
             session="bench", step=next(self._steps), rows=bytes(32), message=bytes(32)
         )
@@ -100,6 +101,7 @@ class OurPath:
         pairs = zip(self._contributors.items(), self._values, strict=True)
         frames = {me: role.contribute(values, binding) for (me, role), values in pairs}
         bodies = frames
+        # Recoverable masks need a second round, in which contributors help to remove the masks.
         if self._rounds == 2:
             requests = self._combiner.ask(frames, binding.digest)
             bodies = {me: self._contributors[me].answer(requests[me]) for me in requests}
@@ -115,14 +117,18 @@ class TutorialPath:
     """A sum under CKKS as TenSEAL's tutorials show it, with each contribution as one vector.
 
     Attributes:
-        contribution_bytes: that one contributor sent in the last run.
+        contribution_bytes: number of bytes that one contributor sent in the last run.
     """
 
     contribution_bytes: int
 
     def __init__(self, values: Values) -> None:
-        """Make TenSEAL's context with the tutorial's parameters."""
+        """Make TenSEAL's context with the tutorial's parameters.
+
+        `values`: contribution of each passive, one array each.
+        """
         self._values = values
+        # Ring dimension 8192, primes of these bits, scale 2**40.
         self._context = ts.context(
             ts.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1
         )
@@ -190,7 +196,7 @@ def _compare_with_tutorial(
     our_paths = {name: OurPath(name, values) for name in case_by_name if name != _TUTORIAL}
     paths: dict[str, OurPath | TutorialPath] = {**our_paths, _TUTORIAL: TutorialPath(values)}
     seconds: dict[str, list[float]] = {name: [] for name in paths}
-    for repetition in range(-1, repetitions):
+    for repetition in range(-1, repetitions):  # one repetition more, to warm up
         is_warm_up = repetition < 0
         for name, path in paths.items():
             turn_seconds = _time_turn(path)

@@ -55,7 +55,7 @@ def run_benches(
     """Run benches one after another and yield the results of each when it ends.
 
     Args:
-        names: of the benches.
+        names: keys of `BENCHES`.
         quick: whether only small cases are measured.
         cases: glob of the cases that are measured, with those that they are compared with; benches
             without such a case are left out.
@@ -95,7 +95,8 @@ def _pick_cases(bench: Bench, quick: bool, cases: str) -> _ChosenGroups:
 def _measure_bench(name: str, chosen: _ChosenGroups, quick: bool, cases: str) -> Measured:
     """Return the rows of the chosen cases, and the state of the machine while they were measured.
 
-    `name`: of the bench. `quick`, `cases`: as in `run_benches`.
+    `name`: key of `BENCHES`. `quick` and `cases` (a glob) say how the cases were chosen; they are
+    stored with the rows.
     """
     date = datetime.now(UTC).date().isoformat()
     steal_before, total_before = _read_steal_time()
@@ -103,6 +104,7 @@ def _measure_bench(name: str, chosen: _ChosenGroups, quick: bool, cases: str) ->
     clock_step_before = measure_clock_step()
     rows = [row for group, names in chosen for row in _measure_rows(group, names)]
     steal_after, total_after = _read_steal_time()
+    # No clock ticks: this system does not report steal time.
     total = total_after - total_before
     steal_share = (steal_after - steal_before) / total if total else 0.0
     return {
@@ -136,7 +138,7 @@ def _read_steal_time() -> tuple[int, int]:
 def _measure_rows(group: Group, names: Sequence[str]) -> list[Row]:
     """Return one row for each of these cases of a group; one that failed has the reason in its row.
 
-    `names`: of the cases.
+    `names`: names of the wanted cases.
     """
     row_by_case: dict[str, Row] = {}
     reason = "its bench made no row of it"

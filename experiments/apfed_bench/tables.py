@@ -53,8 +53,8 @@ def write_table(path: Path, rows: int) -> None:
 def measure_reading(path: Path, memory_map: str) -> dict[str, float]:
     """Read the table as the active's; return processor seconds and this process's peak memory.
 
-    `memory_map`: the setting of this name, "never" or "always". Memory is in bytes: at the end, and
-    after the imports.
+    `memory_map`: value of the setting of this name, "never" or "always". Memory is in bytes:
+    "peak_memory" at the end, "memory_of_imports" before the table is read.
     """
     from secure_apfed.base.phases import peak_memory
     from secure_apfed.data import load_own_tables

@@ -71,6 +71,7 @@ def _write_tables(folder: Path, rows: int, form: str) -> float:
     """
     rng = np.random.default_rng(0)
     seconds = 0.0
+    # Four hidden factors of a person, which all parties' columns and the label depend on.
     hidden = rng.normal(size=(rows, 4))
     score = hidden[:, 0] + 0.5 * hidden[:, 1] * hidden[:, 2] + rng.normal(size=rows)
     label = (score > 0).astype(int)
@@ -148,8 +149,8 @@ def _measure_runs(
 ) -> Iterator[Row]:
     """Yield the rows of the wanted cases of a method, in ascending order of sizes.
 
-    Where the size before, a tenth of the rows, is also wanted, `growth` is the largest exponent by
-    which a phase of a second or more grew. `form`: file format of the tables, csv or parquet.
+    Where the previous size, a tenth of the rows, is also wanted, `growth` is the largest exponent
+    by which a phase of a second or more grew: 1 is linear. `form`: file format, csv or parquet.
     """
     previous: Row | None = None
     for rows in sizes:
@@ -198,7 +199,9 @@ def _run_command(*arguments: str, folder: Path) -> str:
 def _run_python(*arguments: str, folder: Path) -> str:
     """Return the output of Python in a process of its own.
 
-    Raises RuntimeError: it failed; the message ends with its error output.
+    `arguments`: arguments of the interpreter. `folder`: working directory.
+
+    Raises RuntimeError: the process failed; the message ends with its error output.
     """
     process = subprocess.run(  # noqa: S603 - this very interpreter
         [sys.executable, "-W", "ignore", *arguments],
@@ -260,7 +263,8 @@ STARTUP = Bench(
 def _measure_encoding(case: str, rows: int, repetitions: int) -> Row:
     """Return the row of the encoding of texts as IDs, against `str.encode`, which checks nothing.
 
-    `case`: its name in the table. `rows`: number of IDs. `repetitions`: how often it is measured.
+    `case`: name of the case in the table. `rows`: number of IDs. `repetitions`: number of measured
+    calls of each.
     """
     texts = [f"person-{row:07d}" for row in range(rows)]
     rules = IdNormalisation()

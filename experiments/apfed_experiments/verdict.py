@@ -46,14 +46,16 @@ _SIGNIFICANCE_LEVEL = 0.05
 
 
 class VerdictLine(NamedTuple):
-    """A line of a verdict: the question that it answers, and the answer."""
+    """A line of a verdict, the summary of a run in plain words: a title, and the text on it."""
 
     title: str
     text: str
 
 
 def describe_run(run: "FinishedRun") -> tuple[VerdictLine, ...]:
-    """Return the four lines of the verdict on one finished run."""
+    """Return the four lines of the verdict on one finished run: protection and its cost, gain of
+    help by passives, what attacks read, and what was not attacked.
+    """
     return (
         VerdictLine(PROTECTED, _describe_protection(run)),
         VerdictLine(HELP, _describe_help(run)),
@@ -63,7 +65,7 @@ def describe_run(run: "FinishedRun") -> tuple[VerdictLine, ...]:
 
 
 def _describe_protection(run: "FinishedRun") -> str:
-    """Return what is promised, whether the sum hides contributions, and what protection cost."""
+    """Return the guarantees, whether the sum hides contributions, and what protection cost."""
     config = run.config
     outcome = run.outcome
     sent = words.format_size(outcome.wire_bytes)
@@ -74,7 +76,7 @@ def _describe_protection(run: "FinishedRun") -> str:
 def _describe_promises(config: RunSettings, promises: Sequence[Promise]) -> str:
     """Return sentences on finite epsilons, on those without a guarantee, and on what is not sent.
 
-    `promises`: of all parties, one for each kind of message.
+    `promises`: guarantees of all parties, for each kind of message.
     """
     bounded = [
         f"{_name_protection(config, promise)}: {promise.figure} {promise.text}"
@@ -132,7 +134,7 @@ def _describe_help(run: "FinishedRun") -> str:
     enabled help.
     """
     outcome = run.outcome
-    variant = next(iter(outcome.accuracy))
+    variant = next(iter(outcome.accuracy))  # the method's own mode of inference comes first
     measure = outcome.headline_measure
     value = measure.format_value(outcome.scores[variant])
     title = f"{measure.title[0].upper()}{measure.title[1:]}"
@@ -150,7 +152,9 @@ def _describe_help(run: "FinishedRun") -> str:
 
 
 def _describe_gain(run: "FinishedRun") -> str:
-    """Return the gain over the best local model with its verdict, or why it is not known."""
+    """Return the gain over the best local model and what its interval shows, or why it is not
+    known.
+    """
     if run.config.dp_sgd is not None:
         return f"the gain is not known; {LEFT_OUT}."
     if run.solo is None:
@@ -177,9 +181,10 @@ def _describe_gain(run: "FinishedRun") -> str:
 
 
 def _describe_attacks(headlines: Iterable[Headline]) -> str:
-    """Return a sentence on what the best attack of each direction gained, or that none ran.
+    """Return a sentence on the advantage of the best attack in each leak direction (who reads whose
+    what), or that none ran.
 
-    `headlines`: one for each direction (who reads whose what).
+    `headlines`: best attack, or why none ran, one for each direction.
     """
     ran = [headline for headline in headlines if headline.worst is not None]
     if not ran:
@@ -195,7 +200,10 @@ def _describe_attacks(headlines: Iterable[Headline]) -> str:
 
 
 def _name_attack(headline: Headline) -> str:
-    """Return metric, name and variant of the best attack of a direction, which was attacked."""
+    """Return metric, name and variant of the best attack in a leak direction.
+
+    `headline` must be of a direction in which an attack ran.
+    """
     worst = headline.worst
     assert worst is not None
     metric = words.format_key(str(worst.metric))
@@ -203,14 +211,16 @@ def _name_attack(headline: Headline) -> str:
 
 
 def _describe_unattacked(headlines: Sequence[Headline]) -> str:
-    """Return a sentence on the directions in which no attack ran, each with its reason.
+    """Return a sentence on the leak directions (who reads whose what) in which no attack ran, each
+    with its reason.
 
-    `headlines`: one for each direction (who reads whose what).
+    `headlines`: best attack, or why none ran, one for each direction.
     """
     kinds_by_reason: dict[str, list[str]] = {}
     for headline in headlines:
         if headline.worst is None:
             kinds_by_reason.setdefault(headline.note, []).append(headline.direction.title)
+    # Attacks on membership have a headline only if the run chose one; it is missing otherwise.
     if all(headline.direction.target != "membership" for headline in headlines):
         kinds_by_reason.setdefault("no attack of this direction was chosen", []).append(_MEMBERSHIP)
     if not kinds_by_reason:
@@ -247,7 +257,7 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
 
 
 def _list_notes(headlines: Iterable[Headline]) -> str:
-    """Return each direction with the note on why it was not attacked."""
+    """Return each leak direction with the note on why it was not attacked."""
     return "; ".join(f"{headline.direction.title}: {headline.note}" for headline in headlines) + "."
 
 
@@ -286,16 +296,16 @@ def describe_seeds(several: "SeveralSeeds") -> tuple[VerdictLine, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedLine:
-    """A line of a comparison, as its verdict needs it.
+    """A row of a study's table, as far as its verdict needs it.
 
     Attributes:
-        name: of the line, for people.
-        epsilon: of what leaves a party; infinite: no guarantee, 0: nothing is sent.
-        wire_bytes: on all links.
-        gain: over the best solo baseline on the same rows; None: not reported.
-        p_holm: of the gain, adjusted for all that are compared; NaN: not adjusted.
-        leaks: by direction, the advantage of the attack that gained most.
-        missing: by direction without an attack, the reason.
+        name: name of the row, for people.
+        epsilon: privacy of what leaves a party; infinite: no guarantee, 0: nothing is sent.
+        wire_bytes: number of bytes sent on all links in a run.
+        gain: gain over the best local model on the same test rows; None: not reported.
+        p_holm: p-value of the gain, adjusted for all comparisons (Holm); NaN: not adjusted.
+        leaks: advantage of the best attack, by leak direction (who reads whose what).
+        missing: reason why no attack ran, by leak direction.
     """
 
     name: str
@@ -308,7 +318,9 @@ class ComparedLine:
 
 
 def describe_comparison(lines: Sequence[ComparedLine]) -> tuple[VerdictLine, ...]:
-    """Return the four lines of the verdict on the compared lines of a study."""
+    """Return the four lines of the verdict on the compared rows of a study's table: protection and
+    its cost, gain of help, what attacks read, and what was not attacked.
+    """
     return (
         VerdictLine(PROTECTED, _describe_epsilons(lines)),
         VerdictLine(HELP, _describe_gains(lines)),
@@ -318,8 +330,8 @@ def describe_comparison(lines: Sequence[ComparedLine]) -> tuple[VerdictLine, ...
 
 
 def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
-    """Return sentences on how many lines have a finite epsilon, on which send nothing or have no
-    guarantee, and on the cost in bytes.
+    """Return sentences on how many rows of the table have a finite epsilon, on which send nothing
+    or have no guarantee, and on the cost in bytes.
     """
     bounded = sorted(
         (line for line in lines if 0 < line.epsilon < math.inf), key=lambda line: line.epsilon
@@ -343,7 +355,9 @@ def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
 
 
 def _describe_gains(lines: Sequence[ComparedLine]) -> str:
-    """Return sentences on the lines where help paid or cost, by the 95 % interval of the gain."""
+    """Return sentences on the rows of the table where the passives' help raised or lowered the
+    measure, by the 95 % interval of the gain.
+    """
     gains = [(line.name, line.gain) for line in lines if line.gain is not None]
     if not gains:
         return "Not known: no line has a gain over what the active does alone."
@@ -355,6 +369,7 @@ def _describe_gains(lines: Sequence[ComparedLine]) -> str:
     parts = [f"Help paid {comparison} in {_format_count(len(paid), len(gains))}"]
     if paid:
         name, gain = max(paid, key=lambda item: item[1].mean)
+        # Gains are differences of shares, so they lie in -1 to 1; the text is in points.
         gain_text = gain.clip_ends(-1.0, 1.0).format_text(scale=100, form="+.1f")
         parts[0] += f", most in {name}: {gain_text} points{_describe_correction(lines)}"
     parts[0] += "."
@@ -366,8 +381,8 @@ def _describe_gains(lines: Sequence[ComparedLine]) -> str:
 
 
 def _describe_correction(lines: Sequence[ComparedLine]) -> str:
-    """Return in how many lines help paid after the correction for all comparisons; empty if some
-    p-value is not known.
+    """Return in how many rows of the table help paid after the correction for all comparisons;
+    empty if some p-value is not known.
     """
     gains = [(line.gain, line.p_holm) for line in lines if line.gain is not None]
     if any(math.isnan(p) for _, p in gains):
@@ -377,8 +392,8 @@ def _describe_correction(lines: Sequence[ComparedLine]) -> str:
 
 
 def _describe_leaks(lines: Sequence[ComparedLine]) -> str:
-    """Return a sentence for each direction: the line with the highest advantage of an attack, and
-    in how many lines the advantage is above 0 by its 95 % interval.
+    """Return a sentence for each leak direction (who reads whose what): the row of the table with
+    the highest advantage of an attack, and in how many rows its 95 % interval is above 0.
     """
     parts = []
     for kind in dict.fromkeys(kind for line in lines for kind in line.leaks):
@@ -393,7 +408,9 @@ def _describe_leaks(lines: Sequence[ComparedLine]) -> str:
 
 
 def _describe_unattacked_lines(lines: Sequence[ComparedLine]) -> str:
-    """Return a sentence on the directions that were not attacked, with reasons and lines."""
+    """Return a sentence on the leak directions (who reads whose what) that were not attacked, each
+    with the reason and the rows of the table.
+    """
     lines_by_reason: dict[tuple[str, str], list[str]] = {}
     for line in lines:
         for kind, reason in line.missing.items():

@@ -18,7 +18,7 @@ def write_report(folder: Path, *, solo: SoloRecord | None = None) -> Path:
     passive its own report.html. The folder becomes private.
 
     Args:
-        folder: of the run, or of a passive.
+        folder: folder of the run, or of a passive's part of it.
         solo: local models that a study measured; used if the folder holds none.
 
     Raises CheckpointError: the run has not finished, or a file is missing, changed or of another

@@ -50,7 +50,7 @@ Reported: TypeAlias = ReportedRun | ReportedParty
 
 
 class Tile(NamedTuple):
-    """A figure at the top of a report: its title, its text, and a note below it."""
+    """A metric at the top of a report: its title, its value as text, and a note below it."""
 
     name: str
     value: str
@@ -62,7 +62,11 @@ class Learned:
     """A kind of message that one party received, and what it can read of it.
 
     Attributes:
-        kind, senders, messages, size, steps: of the messages, as text.
+        kind: name of the kind.
+        senders: names of the parties that sent it.
+        messages: number of messages, as text.
+        size: total of their payloads, with its unit.
+        steps: training steps from the first message to the last, as text.
         reads: what the receiver learns by following the protocol.
         protects: what protects the senders.
         remains: what is not protected.
@@ -213,6 +217,7 @@ def iter_tiles(run: ReportedRun) -> Iterator[Tile]:
             yield Tile(title, measure.format_value(value), reason if math.isnan(value) else tested)
     is_classification = TASKS[run.config.task].tells == Classification.tells
     accuracies = outcome.accuracy if is_classification else {}
+    # `variant` is a mode of inference, such as of the active alone or jointly with the passives.
     for variant, share in accuracies.items():
         tested = run.describe_rows(variant)
         reason = outcome.undefined.get(variant, {}).get(ACCURACY.name, tested)
@@ -256,8 +261,8 @@ def _iter_solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
 
 
 def _make_weakest_promise_tile(run: ReportedRun) -> Tile:
-    """Return the weakest guarantee on the messages that the run's method is known by, with the
-    weakest of every other kind in its note.
+    """Return the weakest guarantee on the method's main kind of message (`run.figure`, such as
+    "epsilon_x"), with the weakest guarantee on every other kind in its note.
     """
     weakest = worst_promise(run.promises, run.figure)
     other_figures = {promise.figure for promise in run.promises} - {weakest.figure}
@@ -291,9 +296,9 @@ def list_learned(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
 
 
 def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
-    """Yield, for each kind of message that a party received, its numbers and what can be read.
+    """Yield, for each kind of message that a party received, counts, bytes and what can be read.
 
-    `name`: of the party.
+    `name`: name of the receiving party. `role`: role of that party.
     """
     kinds = list(Kind)
     flows = sorted(
@@ -310,6 +315,7 @@ def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
             senders=", ".join(flow.sender for flow in group),
             messages=words.format_count(sum(flow.messages for flow in group)),
             size=words.format_size(sum(flow.payload_bytes for flow in group)),
+            # Messages before training, such as those of the alignment, have negative steps.
             steps="before training" if last < 0 else f"steps {max(first, 0)} to {last}",
             reads=rule.reads,
             protects=rule.protects,
@@ -322,8 +328,9 @@ def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
 def _describe_unseen(run: Reported, role: Role, kinds_seen: Set[Kind]) -> Iterator[Learned]:
     """Yield what another party can read of contributions, if its messages are not in this folder.
 
-    `role`: of that party. `kinds_seen`: kinds of its messages that are in this folder.
+    `role`: role of the other party. `kinds_seen`: kinds of messages to it that are in this folder.
     """
+    # Without an aggregator no contribution passes between other parties.
     if Role.AGGREGATOR not in run.roles.values():
         return
     kind = None
@@ -386,6 +393,7 @@ def list_coalitions(run: Reported) -> tuple[tuple[str, str], ...]:
 def list_limits(run: Reported) -> tuple[str, ...]:
     """Return sentences on what this run does not protect, weaker settings first."""
     limits = tuple(limit.sentence for limit in LIMITS if limit.holds_for(run.facts))
+    # How many linear values of each person the sums revealed, as the run counted them.
     revealed = run.outcome.sum.get("opened") if isinstance(run, ReportedRun) else None
     if revealed is not None:
         sentence = f"Of each person the active opens, linear in others' columns, {revealed}."
@@ -411,8 +419,8 @@ def list_departures(run: Reported) -> tuple[str, ...]:
 
 
 def list_account_rows(run: ReportedRun) -> tuple[tuple[str, str], ...]:
-    """Return title and text of the privacy account: epsilons, delta, releases, further figures,
-    signed statements of passives, and charges to ledgers.
+    """Return title and text of the privacy account: epsilons, delta, releases, further values,
+    signed statements of passives, and the number of privacy costs recorded in each ledger.
     """
     privacy = run.outcome.privacy
     rows = [(promise.format_title(fixed=True), promise.sentence) for promise in run.promises]
@@ -453,8 +461,8 @@ def list_agreement_rows(run: ReportedRun) -> tuple[tuple[str, str], ...]:
 
 
 def list_trace(run: ReportedRun) -> tuple[str, ...]:
-    """Return the lines of an accountant's computation of epsilon_x, and the results of other
-    accountants, unless they are 0.
+    """Return the lines of an accountant's computation of epsilon_x (privacy of representations),
+    and the results of other accountants, unless they are 0.
     """
     privacy = run.outcome.privacy
     lines = [*privacy.trace]
@@ -467,7 +475,7 @@ def list_trace(run: ReportedRun) -> tuple[str, ...]:
 
 
 def describe_unevenness(result: AttackResult) -> str:
-    """Return in words how unevenly an attack hits people: figures of extreme deciles, and the
+    """Return in words how unevenly an attack hits people: its metrics on extreme deciles, and the
     lowest and highest recall of a class.
     """
     recall_by_class = {
@@ -553,8 +561,8 @@ def build_privacy_document(run: ReportedRun, audited: Audited | None = None) -> 
     """Return the content of privacy.json as plain values: everything on privacy in the report.
 
     "inventory" holds the numbers of messages that each party received, "who_learns_what" what it
-    can read of them, and "directions" the results of attacks by who reads whose what. "audit" is
-    None if no guard released anything.
+    can read of them, and "directions" the results of attacks by who reads whose what. `audited`:
+    audit of the guard, which clips and perturbs representations; None: it released nothing.
     """
     privacy = run.outcome.privacy
     return {

@@ -48,10 +48,10 @@ class OwnSide:
     """A party's own side of a run.
 
     Attributes:
-        path: of its folder.
-        end: how its part of the run ended.
-        log: summary of its audit log; None: there is none, or it fails verification.
-        broken: why `log` is None.
+        path: the party's folder.
+        end: how the party's part of the run ended.
+        log: summary of the party's audit log; None: there is none, or it fails verification.
+        broken: why `log` is None; empty if it is not.
     """
 
     path: Path
@@ -109,8 +109,8 @@ class OwnSide:
     def list_promises(self, config: Config, role: str) -> tuple[Promise, ...]:
         """Return the guarantees of this party to the people in its table, by its own ledgers.
 
-        `config`: of the run. `role`: of this party. Without a ledger there is one, which says why
-        nothing is guaranteed or needed.
+        `config`: settings of the run. `role`: role of this party. Without a ledger the result is a
+        single entry that says why nothing is guaranteed or needed.
         """
         privacy = self.end.privacy
         contributions = self.end.contributions
@@ -140,8 +140,9 @@ def list_statements(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, 
     """Yield title and text of the epsilons that each passive states for its messages.
 
     Statements are in `statements.json` of the run's folder; the text says whether the signature is
-    valid and is for this run's contract. Nothing if passives were simulated.
+    valid and is for this run's contract.
     """
+    # Simulated passives sign nothing.
     if not outcome.stated:
         return
     statements = load_statements(folder.statements)
@@ -174,8 +175,14 @@ def list_statements(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedParty:
-    """A passive with everything that its report shows, read from its own folder; see
-    `ReportedRun`.
+    """A passive with everything that its report shows, read from its own folder.
+
+    Attributes:
+        flows: numbers and bytes of messages by sender, receiver and kind.
+        charges: number of privacy costs recorded, by ledger.
+        attacks: results of attacks that the passive ran on its own messages; None: it ran none.
+        own: how the passive's part ended, and its audit log.
+        common: number of people that the parties have in common.
     """
 
     config: Config
@@ -207,8 +214,8 @@ class ReportedParty:
         return tuple((promise.format_title(fixed=True), promise.sentence) for promise in promises)
 
     def iter_limit_rows(self) -> Iterator[tuple[str, str]]:
-        """Yield title and text of the common people, and of the limits on this party's answers that
-        all parties have signed.
+        """Yield title and text of the common people, and of the limits on what this party sends
+        (its gradients and votes) that all parties have signed.
         """
         contract = self.contract
         rules = self.config.rules
@@ -221,15 +228,20 @@ class ReportedParty:
             f"{contract.minimum_batch} to {words.format_count(contract.batch_size)}",
         )
         yield "epochs", words.format_count(contract.epochs)
+        # "refused_sums" limits the active alone.
         for name, value in rules.model_dump().items():
             if name != "refused_sums" and value is not None:
                 yield words.format_key(name), words.format_value(value)
 
 
 def load_statements(path: Path) -> Mapping[str, Statement]:
-    """Return the passives' signed statements by name; empty if there are none."""
+    """Return the passives' signed statements by name; empty if there are none.
+
+    `path`: the file `statements.json`. Raises an error if a statement's format is unknown.
+    """
     if not path.exists():
         return {}
+    # Called for the exception only: a statement of another format version is refused.
     for statement in load_json(path, dict[str, Any]).values():
         STATEMENT.parse_format_number(path, statement)
     return load_json(path, dict[str, Statement])
@@ -266,7 +278,7 @@ def load_party(path: Path) -> ReportedParty | None:
 
 
 def count_charges(folder: RunFolder) -> dict[str, int]:
-    """Return the number of charges by ledger, in this folder and those of its parties."""
+    """Return the number of recorded privacy costs by ledger, in this folder and its parties'."""
     ledgers = [log for log in folder.list_logs() if log.name.startswith("ledger-")]
     # The first line of a ledger is its header.
     return {log.stem.removeprefix("ledger-"): count_lines(log) - 1 for log in ledgers}

@@ -37,7 +37,8 @@ def render_run(
 ) -> str:
     """Return the HTML page of a run.
 
-    `pictures`: of the run. `audited`: see `audit_guard`. `measured`: see `measure_predictions`.
+    `pictures`: pictures of the run. `audited`: result of `audit_guard`, None if no guard released
+    anything. `measured`: result of `measure_predictions`, None if no predictions were stored.
     """
     return render_template(
         "report.html.jinja",
@@ -60,9 +61,9 @@ def render_run(
 
 
 def _make_promise_tile(name: str, promise: str) -> contents.Tile:
-    """Return the tile of one guarantee.
+    """Return the tile (title, value and note) of one guarantee.
 
-    `promise`: its text, with the reason after a colon if there is no guarantee.
+    `promise`: text of the guarantee, with the reason after a colon if there is none.
     """
     figure, _, reason = promise.partition(": ")
     return contents.Tile(name, figure, reason)
@@ -70,7 +71,7 @@ def _make_promise_tile(name: str, promise: str) -> contents.Tile:
 
 def render_party(party: ReportedParty) -> str:
     """Return the HTML page of a passive; what the passive itself learned comes first."""
-    learned = contents.list_learned(party)
+    learned = contents.list_learned(party)  # by heading, such as "bank (passive)"
     own = party.own
     role = party.roles[own.name]
     title = role.capitalize() if role == own.name else own.name
@@ -145,15 +146,15 @@ def _flatten_values(values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of a study's answer, such as a data set.
+    """A part of a study's results, such as those on one data set.
 
     Attributes:
-        name: of its files.
-        table: with all columns.
-        brief: a narrower table for terminals; None: `table`.
-        pictures: of the part.
-        lines: its verdict.
-        notes: sentences below its table.
+        name: stem of the names of the part's files.
+        table: table with all columns.
+        brief: narrower table for terminals; None: `table`.
+        pictures: pictures of the part, in reading order.
+        lines: lines of the verdict on protection, gain and attacks.
+        notes: sentences below the table.
     """
 
     name: str
@@ -176,10 +177,10 @@ def write_comparison(
     """Write the HTML page of a study.
 
     Args:
-        path: of the page.
-        title: of the study.
-        reading: sentences on how to read it.
-        parts: tables and pictures.
+        path: file that the page is written to.
+        title: title of the study.
+        reading: sentences on how to read the tables.
+        parts: tables and pictures, one part for each data set or question.
         reports: links to reports of runs: label, and address relative to the page.
         failures: sentences on what was left out.
     """
@@ -223,9 +224,9 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
 def _format_figures(
     run: ListedRun, targets: Sequence[str]
 ) -> dict[str, tuple[str, str, float | None]]:
-    """Return the figures of a run by column, each as text, note, and number to sort by.
+    """Return the metrics of a run by column, each as text, note, and number to sort by.
 
-    `targets`: directions of attacks (who reads whose what), which are columns.
+    `targets`: leak directions (who reads whose what), which are columns.
     """
     gain = run.gain
     local_models = run.alone
@@ -242,9 +243,9 @@ def _format_figures(
 
 
 def _format_headline(headline: Headline) -> tuple[str, str, float | None]:
-    """Return the best advantage in a direction as text, note, and number to sort by.
+    """Return the best attack's advantage in a leak direction as text, note, and number to sort by.
 
-    If no attack ran, the text is the state of the direction and the number None.
+    If no attack ran, the text says so ("not attacked", for example) and the number is None.
     """
     if headline.worst is None:
         return headline.state, headline.note, None
@@ -270,6 +271,6 @@ def _make_address(run: ListedRun, start: Path) -> str:
 def _format_figure(value: Any, form: Any, note: str = "") -> tuple[str, str, float | None]:
     """Return a value as text, note, and number to sort by; None: it is not known.
 
-    `form`: returns the text of the value.
+    `form`: function that returns the text of the value.
     """
     return ("", note, None) if value is None else (form(value), note, float(value))

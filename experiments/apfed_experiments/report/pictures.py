@@ -88,6 +88,7 @@ def _draw_learning(run: ReportedRun) -> Drawing:
     None: neither has two values.
     """
     losses = [(row.epoch, row.loss) for row in run.epochs if row.loss is not None]
+    # One point is no curve.
     if len(losses) < 2:
         losses = []
     curves = _collect_curves(run)
@@ -167,9 +168,9 @@ def _describe_finished_model(outcome: Outcome) -> str:
 
 
 def _collect_curves(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:
-    """Return points (epoch, measure) by way of inference, for those that several epochs measured.
+    """Return points (epoch, measure) by mode of inference, for those that several epochs measured.
 
-    Shares are in per cent.
+    Measures between 0 and 1 are in per cent.
     """
     measure = run.outcome.headline_measure
     scale = 100 if measure.share else 1
@@ -194,15 +195,15 @@ def _label_curves(
     Texts of ends that are close are moved up, so that they do not overlap.
 
     Args:
-        axes: with the curves.
-        epoch: the last one.
+        axes: axes that hold the curves.
+        epoch: last epoch, beside which the texts stand.
         ends: last value, name and colour of each curve.
-        measure: of the values; shares are in per cent.
+        measure: the drawn measure; one between 0 and 1 is drawn in per cent.
     """
     texts = list[str]()
     scale = 100 if measure.share else 1
     low, high = axes.get_ylim()
-    gap = 0.075 * (high - low)
+    gap = 0.075 * (high - low)  # height of a line of text, as a share of the axis
     text_height = -math.inf
     for value, name, color in sorted(ends):
         text_height = max(value, text_height + gap)
@@ -322,8 +323,8 @@ def _draw_dumbbells(
     """Draw the attacks of one metric: each joined to its baseline, below its name.
 
     Args:
-        axes: of the panel.
-        metric: its name.
+        axes: axes of the panel.
+        metric: name of the metric, for the axis.
         rows: name, score and baseline's score of each attack.
         names_share: share of a row's height that its name takes.
     """
@@ -382,6 +383,7 @@ def _draw_roc(run: ReportedRun) -> Drawing:
             linewidth=1.8,
             label=_name_curve(result),
         )
+    # A logarithmic axis has no 0; it begins at one person of all that an attack judged.
     lowest_rate = 1 / max(sum(result.counts.values()) for result in results_with_roc)
     axes.plot([lowest_rate, 1], [lowest_rate, 1], color=OTHER, linestyle=":", label="guessing")
     axes.set(

@@ -32,6 +32,8 @@ _MAX_AUDITED_RELEASES = 1000
 
 
 class EpochMetrics(Written):
+    """A line of the run's metrics file; `accuracy` and `measures` are by mode of inference."""
+
     epoch: int
     step: int
     loss: float | None = None
@@ -64,13 +66,13 @@ class ReportedRun(FinishedRun):
     """A finished run, with all that a report is made from.
 
     Attributes:
-        path: of the run's folder.
+        path: the run's folder.
         epochs: measures by epoch.
         flows: numbers and bytes of messages by sender, receiver and kind.
         contract_sha256: hash of the contract of the parties.
-        roles: by party, the active first.
-        seeds, versions: for repeating the run.
-        charges: number of charges to the ledger by party that released anything.
+        roles: role of each party by name, the active first.
+        seeds, versions: seeds and package versions, for repeating the run.
+        charges: number of privacy costs recorded in the ledger of each party that released data.
         own: how the active's part ended, and its audit log, if the folder is the active's own.
     """
 
@@ -98,13 +100,13 @@ class ReportedRun(FinishedRun):
         return "passives take part" in self.config.method.facts
 
     def title_inference(self, variant: str) -> str:
-        """Return the title of a way of inference; `variant`: its key in `outcome.accuracy`."""
+        """Return the title of a mode of inference; `variant`: key of `outcome.accuracy`."""
         return title_variant(self.config.method, variant)
 
     def describe_rows(self, variant: str) -> str:
-        """Return in words on how many test rows a way of inference was measured.
+        """Return in words on how many test rows a mode of inference was measured.
 
-        `variant`: its key in `outcome.accuracy`.
+        `variant`: key of `outcome.accuracy`, which names the mode.
         """
         return describe_tested_rows(self.config, self.outcome, variant)
 
@@ -136,7 +138,7 @@ def load_run(path: Path) -> ReportedRun:
 
 def load_predictions(run: ReportedRun) -> Scored | None:
     """Return the test predictions of the method's own inference; None: they were not stored."""
-    variant = next(iter(run.outcome.accuracy))
+    variant = next(iter(run.outcome.accuracy))  # the method's own inference comes first
     threshold = run.outcome.threshold
     scored = load_scores(RunFolder(run.path), variant, threshold=threshold)
     return scored if scored is not None and len(scored.truth) else None
@@ -192,9 +194,9 @@ class Audited:
     """An audit of a run's claim, and the best result that any attack can have under it.
 
     Attributes:
-        claimed: epsilon_x.
-        audit: its result.
-        releases: number of releases of each canary.
+        claimed: epsilon_x, the claimed bound for representations.
+        audit: lower bounds on epsilon that the audit measured.
+        releases: number of releases of each canary, a planted row whose presence is guessed.
         ceiling_auc, ceiling_tpr: of the best possible test between two values of a row at mu-GDP
             (Dong, Roth and Su 2022, Section 2.2): AUC, and true positive rate at 1 % false
             positives.
@@ -234,9 +236,9 @@ class Audited:
 
 
 def audit_guard(run: ReportedRun) -> Audited | None:
-    """Audit a guard with the run's settings, and return the result.
+    """Audit a guard (clip and noise of representations) with the run's settings.
 
-    None: no guard released anything, or epsilon_x is infinite or 0.
+    None: no guard released anything, or epsilon_x is infinite or 0, so no claim can be tested.
     """
     settings = run.config.guard
     privacy = run.outcome.privacy

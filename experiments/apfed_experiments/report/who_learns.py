@@ -33,14 +33,16 @@ class RunFacts:
     Attributes:
         method_facts: what its method does, in words.
         secure_sum: key of `SECURE_SUMS`.
-        passives: M, their number.
-        guarded: a guard adds noise to representations.
-        pairwise: each passive helps on its own overlap with the active.
+        passives: M, number of passives.
+        guarded: a guard clips representations and adds noise to them.
+        pairwise: each passive takes part for the people that it shares with the active, whether
+            or not other passives know them.
         label_dp: training labels are randomised.
         labels_after: no label is used in the exchange.
         private: the active trains by DP-SGD.
         noisy: every passive adds noise, in the sum or to its votes.
-        inductive: a row without a label changes no vote but its own.
+        inductive: a row without a label changes no vote (a passive's row of class scores) but its
+            own.
         labelled_passives: some passive holds labels.
         defended: defences without a guarantee are on.
         apart: each party has a process of its own.
@@ -68,7 +70,7 @@ class RunFacts:
     def from_settings(cls, config: RunSettings, *, passives: int, apart: bool) -> "RunFacts":
         """Return the facts of a run with these settings, before or after it.
 
-        `passives`: their number. `apart`: whether each party has a process of its own.
+        `passives`: number of passives. `apart`: whether each party has a process of its own.
         """
         return cls(
             method_facts=config.method.facts,
@@ -151,6 +153,8 @@ FACTS = _METHOD_WORDS.union(
 
 @dataclass(frozen=True)
 class _Row:
+    """A row of a table in who_learns.md; `when` is the condition under which it holds."""
+
     when: str
 
     def __post_init__(self) -> None:
@@ -174,8 +178,8 @@ class Rule(_Row):
     """A rule on what the receiver of one kind of message learns.
 
     Attributes:
-        receiver: its role; None: every role learns the same.
-        reads: what it learns by following the protocol.
+        receiver: role of the receiver; None: every role learns the same.
+        reads: what the receiver learns by following the protocol.
         protects: what protects the sender.
         remains: what is not protected.
     """
