@@ -351,15 +351,17 @@ def refuse_replacing_input(output: Path, option: str, *inputs: Path) -> None:
             )
 
 
-def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+def write_atomically(path: Path, *contents: bytes, private: bool = False) -> None:
     """Write a file, replacing an existing one in one step; `private` files are readable by their
     owner only.
+
+    `contents`: the parts of the file, written one after the other.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            file.writelines(contents)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o600 if private else 0o644)

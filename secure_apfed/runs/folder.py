@@ -509,7 +509,7 @@ def load_contract(path: Path, kind: type[ContractT]) -> ContractT:
 
 def write_with_checksum(path: Path, content: bytes) -> None:
     """Write a private file that ends in its SHA-256, which detects damage, not forgery."""
-    write_atomically(path, content + hashlib.sha256(content).digest(), private=True)
+    write_atomically(path, content, hashlib.sha256(content).digest(), private=True)
 
 
 def make_no_checkpoint_error(path: Path) -> CheckpointError:

@@ -217,7 +217,9 @@ class PartyCheckpointStore:
                 "notes": dict(state.notes),
             }
             with working_on("checkpoint", f"step {state.step}"):
-                self._folder.steps.write_step(state.step, msgpack.packb(content))
+                packed = msgpack.packb(content)
+                content.clear()  # as large as the checkpoint itself, which may be hundreds of MB
+                self._folder.steps.write_step(state.step, packed)
         if state.step > 0:  # all others have reached this step
             forget_alignment(self._folder.path)
 
