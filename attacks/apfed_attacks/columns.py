@@ -44,7 +44,7 @@ class ColumnAttack(Attack):
     """Base of the curious attacks that learn from columns.
 
     Attributes:
-        max_rows: of more observed rows a random part is used.
+        max_rows: number of observed rows above which a random part of them is used.
         components: wider columns are reduced to this many principal components.
     """
 
@@ -117,7 +117,8 @@ def standardise_columns(columns_NF: Tensor, *, components: int, seed: int) -> Fl
 
     Constant columns become 0. The adversary has all rows, so all of them set the scale.
 
-    `components`: columns of the result at most. `seed`: of the components' first directions.
+    `components`: maximum number of columns of the result. `seed`: for the random first directions
+    of the components.
     """
     is_wide = min(columns_NF.shape) > components
     # Convolution maps have thousands of columns: those stay in single precision until reduced.
@@ -135,7 +136,8 @@ def _compute_principal_components(values_NF: Tensor, count: int, seed: int) -> T
     Four rounds of subspace iteration with ten directions more than asked for (Halko et al., 2011,
     Algorithms 4.4, 5.1). Signs are those with which each component's largest weight is positive.
 
-    `values_NF`: the columns. `seed`: of the first directions.
+    `values_NF`: the columns. `count`: number of components. `seed`: for the random first
+    directions.
     """
     draw = torch.Generator().manual_seed(derive_seed(seed, "attacks", "components"))
     start_FQ = torch.randn(values_NF.shape[1], count + _EXTRA_DIRECTIONS, generator=draw)
@@ -155,7 +157,7 @@ def join_own_columns(
 ) -> dict[str, FloatArray]:
     """Return standardised released and own columns side by side, for each weight of the former.
 
-    `name`: of the released columns. The keys begin with the weight, unless it is 1.
+    `name`: name of the released columns. The keys begin with the weight, unless it is 1.
     """
     weights = {"": 1.0, "0.3 ": 0.3, "0.1 ": 0.1}
     return {
@@ -203,7 +205,7 @@ def correct_priors(
 def fit_model(model: Any, rows_nF: FloatArray, targets: NDArray[Any] | None) -> Any:
     """Fit a model of scikit-learn and return it.
 
-    `targets`: of the rows; None: the model needs none.
+    `targets`: targets of the rows; None: the model needs none, as for clustering.
     """
     with warnings.catch_warnings():
         # An adversary has a limited number of iterations, so its fit may end early.

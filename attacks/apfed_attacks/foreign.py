@@ -62,8 +62,8 @@ class Finding:
     """A finding of one attack, with one set of options.
 
     Attributes:
-        results: as of a run of ours, for each exchange of releases between rows; the metric is
-            the balanced accuracy of labels, whose chance is one over the classes, or R^2.
+        results: one for each exchange of releases between rows, like those of our own runs; the
+            metric is the balanced accuracy of labels, whose chance is one over the classes, or R^2.
         reader: who mounts it, in words.
     """
 
@@ -164,9 +164,9 @@ class Evaluation:
     """The findings of `evaluate`.
 
     Attributes:
-        findings: of each attack that applied one for each set of options.
-        lacking: by name of every other attack, a sentence that says why it was not mounted.
-        not_tried: by name of every set of options that did not fit into `seconds`, a sentence that
+        findings: one for each attack that applied and each set of its options.
+        lacking: name of every other attack -> a sentence that says why it was not mounted.
+        not_tried: name of every set of options that did not fit into `seconds` -> a sentence that
             says how long it would have taken.
     """
 
@@ -205,7 +205,7 @@ class Evaluation:
     def explain_omission(self, attack: str | None = None) -> str:
         """Return why this attack was not mounted; None: a line for each that was not.
 
-        Raises AttackError: it was mounted, or there is none of this name.
+        Raises AttackError: the attack was mounted, or no attack has this name.
         """
         if attack is None:
             reasons = {**self.lacking, **self.not_tried}
@@ -319,7 +319,7 @@ def evaluate(
             [(rows, (B, ...)), ...], or [(B, ...), ...] beside `steps`. A step that repeats a row
             begins the next pass over the rows. Rows are flattened.
         labels: (A,) classes, for scoring. The adversary knows the share of each, and the `known`.
-        features: (A, ...) private features of the party that made h, likewise.
+        features: (A, ...) private features of the party that made h, also for scoring.
         own: (A, ...) the adversary's own features of the same rows. Without them what they tell
             counts as found in h.
         gradients: what came back for h, in the same form; a step may have None.
@@ -329,8 +329,8 @@ def evaluate(
         steps: the row positions (B,), 0 to A - 1, of each step of h.
         attacks: names of `ATTACKS`, mounted with their usual options, or choices with options of
             their own; None: all, of which those that train networks for long do so for less.
-        exchanges: of releases between rows, for the null; 2 or more.
-        seed: of all that is drawn; global generators are neither read nor moved.
+        exchanges: number of exchanges of releases between rows, for the null; 2 or more.
+        seed: seed of all random draws; global generators are neither read nor moved.
         device: where attacks compute.
         seconds: a budget for all attacks together. The shortest run first; what does not fit is
             named in `Evaluation.not_tried`. It may be passed by one pass of one attack.
@@ -384,9 +384,9 @@ class _Loop:
         truth: classes, labels and private features, by which guesses are scored.
         known: positions of rows that the adversary knows; None: each attack draws them.
         own: the adversary's own features (A, F), by its name.
-        envelopes: by number of the pass over the rows, its messages.
+        envelopes: number of the pass over the rows -> its messages.
         has_gradients: whether the adversary received gradients.
-        needs: by name of each argument that is missing, a sentence that says what it is.
+        needs: name of each missing argument -> a sentence that says what it is.
     """
 
     truth: Truth
@@ -402,7 +402,7 @@ def _parse_loop(
 ) -> _Loop:
     """Return the arrays of `evaluate`, whose arguments these are, in one form.
 
-    Raises AttackError: they do not match.
+    Raises AttackError: the arrays do not match each other.
     """
     class_names, classes = ((), None) if labels is None else _parse_classes(labels)
     rows = len(_parse_array("features", features) if classes is None else classes)
@@ -450,7 +450,8 @@ def _plan_attacks(
 ) -> tuple[list[tuple[Attack, AdversaryView]], dict[str, str]]:
     """Return the attacks that apply, each with its view, and by name why others do not.
 
-    `attacks`, `seed`, `device`: as for `evaluate`.
+    `attacks`: names or choices of attacks; None: all. `seed`: seed of all random draws. `device`:
+    where attacks compute.
     """
     lacking = dict[str, str]()
     planned = list[tuple[Attack, AdversaryView]]()
@@ -558,7 +559,7 @@ def _add_known_rows(
 ) -> Knowledge:
     """Add to the adversary's knowledge the rows whose label and features it knows.
 
-    `positions`: of these rows; None: as many as the attack's options say are drawn by the seed.
+    `positions`: positions of these rows; None: the seed draws as many as the attack's options say.
 
     Raises AttackError: so many are drawn that nothing is left to guess.
     """
@@ -673,7 +674,7 @@ def _require_one_order(h: Any, gradients: Any) -> None:
 def _parse_array(name: str, values: Any) -> NDArray[Any]:
     """Return a caller's array as a NumPy array; rows with an index in the order of their positions.
 
-    `name`: of the argument, for errors. Raises AttackError: it is no array.
+    `name`: name of the argument, for errors. Raises AttackError: the values are no array.
     """
     values = order_by_position(values, name, error=AttackError)
     if isinstance(values, Tensor):
@@ -687,8 +688,8 @@ def _parse_array(name: str, values: Any) -> NDArray[Any]:
 def _parse_table(name: str, values: Any, rows: int) -> Tensor:
     """Return a caller's array as numbers (A, F), in float32 as most loops compute.
 
-    `name`: of the argument, for errors. Raises AttackError: it has not `rows` rows, or numbers that
-    are not finite.
+    `name`: name of the argument, for errors. Raises AttackError: the number of rows is not `rows`,
+    or a number is not finite.
     """
     array = _parse_array(name, values)
     if array.dtype.kind not in "biuf" or not array.size or len(array) != rows:
@@ -727,7 +728,7 @@ def _parse_classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
 def _parse_positions(name: str, values: Any, rows: int) -> Tensor:
     """Return row positions as int64; of a mask (A,) the positions where it is True.
 
-    `name`: of the argument, for errors. Raises AttackError: not integers in 0..rows-1.
+    `name`: name of the argument, for errors. Raises AttackError: not integers in 0..rows-1.
     """
     array = _parse_array(name, values)
     if array.dtype == bool and array.shape == (rows,):

@@ -127,12 +127,12 @@ def list_directions(config: RunSettings) -> dict[Direction, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """A headline of what the attacks of one direction found.
+    """A headline of what the attacks of one direction (whose data which party reads) found.
 
     Attributes:
         worst: the result of the highest advantage; None: no attack of this direction ran.
         ran: number of attacks that ran.
-        declined: by reason, number of attacks that found nothing to read.
+        declined: reason -> number of attacks that for it found nothing to read.
         nothing_leaves: why nothing is sent in this direction; empty: something is.
     """
 
@@ -218,8 +218,8 @@ def headlines_by_direction(
     that has none.
 
     Args:
-        results: of one run.
-        config: of the run; None: directions without results are left out.
+        results: results of attacks on one run.
+        config: settings of the run; None: directions without results are left out.
     """
     expected = {} if config is None else list_directions(config)
     nothing_leaves = {direction.kind: reason for direction, reason in expected.items()}

@@ -65,12 +65,12 @@ class Guess:
     Attributes:
         positions: (N,) alignment positions, none of which the adversary knew; for membership
             the numbers of the candidates.
-        attacks: by variant; every one uses what was released.
-        baselines: of an adversary that knows and computes the same but saw no release.
+        attacks: variant -> its guesses; every variant uses what was released.
+        baselines: guesses of an adversary that knows and computes the same but saw no release.
         references: help to read the figures; they use what was released and take no part in the
             advantage.
-        decoys: by variant, where each row's release is another row's; the trial adds them unless
-            the attack is not `is_exchangeable`.
+        decoys: variant -> its guesses where each row's release is another row's; the trial adds
+            them unless the attack is not `is_exchangeable`.
     """
 
     positions: Tensor
@@ -84,9 +84,9 @@ class Attack(Settings, ABC):
     """Base of every attack; the fields below are options that all attacks share.
 
     Class attributes:
-        name: its key in the table and in configs.
+        name: the attack's key in the table of attacks and in configs.
         target: what it guesses, which decides how it is scored.
-        roles: of the parties that can mount it.
+        roles: roles of the parties that can mount it: active, passive, aggregator or outsider.
         behaviour: whether that party must have deviated from the protocol.
         white_box: whether the adversary knows the victim's network.
         told_order: whether it knows whose rows each contribution to a sum is of.
@@ -101,7 +101,7 @@ class Attack(Settings, ABC):
         priors: whether it knows the share of each class.
         shadow_rows: training rows whose victim features it knows.
         candidates: rows of which it asks whether they trained the model, half of which did.
-        iterations: at most, of any optimiser that it runs.
+        iterations: maximum number of iterations of any optimiser that it runs.
     """
 
     name: ClassVar[str]
@@ -196,8 +196,8 @@ class AttackResult:
         counts: "known" and "scored" rows.
         risk: how unevenly the best variant hurts, by class, and for the tenth of the people that it
             hurts most.
-        roc: of an attack on membership, (false, true positive rate) of the best variant.
-        seed: of the attack and of the choice of known rows.
+        roc: for membership, the (false, true positive rates) of the best variant.
+        seed: seed of the attack and of the choice of known rows.
     """
 
     attack: str

@@ -214,7 +214,7 @@ def view_of(
         knowledge: beyond what it saw.
         behaviour: "malicious" if it deviated from the protocol.
         played: what it did in place of its part; None: it followed the protocol.
-        iterations: of any optimiser of an attack, at most.
+        iterations: maximum number of iterations of any optimiser of an attack.
         device: where attacks compute; None: the CPU.
 
     Raises:
@@ -379,7 +379,7 @@ def reveal_candidates(recording: Recording, maximum: int, seed: int) -> tuple[Ca
 
     Returns them, shuffled, and a mask (n, 2): which trained the model, and which were aligned.
 
-    Raises AttackError: there are fewer than two of each.
+    Raises AttackError: fewer than two rows trained the model, or fewer than two did not.
     """
     data = recording.data
     config = recording.config
@@ -411,7 +411,7 @@ def reveal_people(
     `maximum`: people in all. `strangers`: who the others are: of no party's training ("outside"),
     or of other passives' ("elsewhere").
 
-    Raises AttackError: there are fewer than two of each.
+    Raises AttackError: fewer than two people trained at the victim, or fewer than two are others.
     """
     data = recording.data
 

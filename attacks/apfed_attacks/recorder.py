@@ -29,7 +29,7 @@ class Recorder:
     pickles of the module do not record.
 
     Args:
-        megabytes: of copies at most; steps beyond are not recorded, with a UserWarning.
+        megabytes: maximum size of all copies; steps beyond are not recorded, with a UserWarning.
 
     Examples:
         >>> bottom, record = nn.Linear(3, 2), Recorder()

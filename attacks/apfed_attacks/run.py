@@ -164,10 +164,10 @@ class Trial:
     """An attack by one adversary on one victim.
 
     Attributes:
-        recording: of the run that is attacked.
+        recording: record of the run that is attacked.
         parties: the adversary, and those that collude with it.
         victim: the party whose data the attack guesses.
-        seed: of the known rows and of the attack.
+        seed: seed of the choice of known rows and of the attack.
         device: where the attack computes; None: where the run did.
         on_score: called with a result that applies, and the guess that it scores; None: not called.
         played: what a malicious adversary did during the run; None: nothing.
@@ -317,7 +317,7 @@ def compute_guesses(
 ) -> list[Guess]:
     """Return what the attack guesses, once with the decoys of each exchange of releases.
 
-    `exchanges`: their number, and that of the guesses. `on_pass`: called after each run of the
+    `exchanges`: number of exchanges, and so of guesses. `on_pass`: called after each run of the
     attack; an error that it raises ends them.
     """
     # Small fits get slower with more threads, and their sums would differ.
@@ -356,7 +356,7 @@ def exchange_releases(view: AdversaryView, seed: int) -> AdversaryView | None:
     people whom the victim holds and those whom it does not are groups of their own. So a decoy
     guesses the same rows.
 
-    `seed`: of the exchange.
+    `seed`: seed of the random exchange.
     """
     observed, answered = list_seen_positions(view)
     asked = observed[:0]
@@ -384,7 +384,7 @@ def add_decoys(guess: Guess, decoy: Guess) -> Guess:
 
     Those rows are kept that both guess; epochs may lack some.
 
-    `decoy`: of the same attack, on a view whose releases were exchanged.
+    `decoy`: the guess of the same attack from a view whose releases were exchanged.
 
     Raises:
         AttackError: exchanging the releases changed nothing, so that the decoys would hide all that

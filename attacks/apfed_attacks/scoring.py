@@ -299,7 +299,7 @@ def score_guess(
     Guesses about rows that did not train are left out (in TVFL a view holds representations of
     test rows as well), and guesses of labels where there is none.
 
-    Raises AttackError: it is about no training row, one row twice or one that was known, or has
+    Raises AttackError: a guess is about no training row, a row twice or a known row, or has
     values of another shape.
     """
     known = _get_known_positions(attack, view)
@@ -452,7 +452,8 @@ def _choose_variant(
     """Return name and `metric` of the variant that best predicts held-out known rows; where none
     has such rows, of the variant with the highest metric.
 
-    `figures`: by variant, on the scored rows. `held_out`: by variant, R^2 on held-out known rows.
+    `figures`: variant -> metrics on the scored rows. `held_out`: variant -> R^2 on held-out known
+    rows.
     """
     validated = {
         name: held_out[name]

@@ -42,10 +42,10 @@ def check_attack(
 
     Args:
         name: a built-in attack's, an installed package's, or package.module:Name.
-        options: of the attack; None: its defaults.
+        options: options of the attack; None: its defaults.
         planted: arguments of `apfed_attacks.evaluate` whose h reveals what it guesses; None: those
             of `plant_leak`.
-        quiet: the same arguments with an h that reveals nothing of it; None: h is noise, drawn
+        quiet: arguments like `planted`, with an h that reveals nothing; None: h is noise, drawn
             three times.
 
     Raises:

@@ -200,11 +200,11 @@ class Exchange:
     `Exchange(name="split learning", released_by="passives", returns_gradients=True)`.
 
     Attributes:
-        name: of the method or protocol, for results and reasons.
+        name: name of the method or protocol, for results and reasons.
         released_by: who releases representations of its own features, row by row; the active
             sends the same to every passive.
-        returns_gradients: to each passive, row by row, of the task loss on what it released or
-            added to a sum.
+        returns_gradients: whether each passive gets, row by row, the gradient of the task loss on
+            what it released or added to a sum.
         opens: what the active decrypts of all passives together, and of none alone: a sum of
             "gradients" of their objectives or of "representations"; an average of
             "pseudo-labels", which the active sends and each answers by its own, or of "weights";
@@ -256,9 +256,9 @@ class AdversaryView:
         behaviour: "curious" follows the protocol; "malicious" chose what it sent.
         envelopes: epoch -> what the coalition sent and received, in that order.
         revealed: step -> (B, D) what the active decoded (`Exchange.opens`), its rows in the order
-            of that step's representations or request; of gradients the sum of lambda_p B dL_p/dz.
-            No
-            message holds it: where sums are encrypted only the active's own record does.
+                of that step's representations or request; of gradients the sum of lambda_p B
+                dL_p/dz.
+                No message holds it: where sums are encrypted only the active's own record does.
         terms_by_passive: passive -> what it does by contract; empty where it contributes to no sum.
         deviation: what the adversary did in place of its part; None: it kept to the protocol.
         stands_for: (A,) for each position the one that its releases are attributed to, in a decoy
@@ -274,7 +274,7 @@ class AdversaryView:
             weights, their average, rows -> scores (N, K).
         answers: the finished model as an outsider may query it: rows of the active's features
             -> log-probabilities of the classes, (n, K).
-        iterations: at most, of any optimiser that the attack runs.
+        iterations: maximum number of iterations of any optimiser that the attack runs.
     """
 
     role: Role
@@ -403,7 +403,7 @@ class VoteRequest:
         rows: positions (U,) of all rows, as the sender wrote them; a reader of the answers has to
             apply `AdversaryView.attribute_positions` to them.
         labelled: positions (n,) of those with a label.
-        labels: of the latter (n,), if they were sent unencrypted; else None.
+        labels: labels (n,) of the labelled rows, if they were sent unencrypted; else None.
     """
 
     rows: Tensor
@@ -648,7 +648,7 @@ def find_vote_request(view: AdversaryView) -> VoteRequest | None:
 
 def _parse_clear_ballot(message: Envelope) -> bytes:
     """Return the unencrypted part of a request with encrypted labels, packed: the rows, and which
-    of them are labelled. Raises RemoteProtocolError: it has none.
+    of them are labelled. Raises RemoteProtocolError: the request has no such part.
     """
     try:
         ballot, _ = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
@@ -685,7 +685,8 @@ def _iter_releases(
 ) -> Iterator[tuple[Envelope, Tensor, Tensor]]:
     """Yield the messages with representations, with their rows (B,) and values (B, D).
 
-    `epoch`, `sender`: whose; None: of all.
+    `epoch`: epoch of the messages; None: all epochs. `sender`: name of the sender; None: all
+    senders.
     """
     for message in view.iter_messages(Kind.REPRESENTATIONS, epoch):
         if sender in (None, message.sender):

@@ -92,11 +92,11 @@ def make_intersection(
     """Return the configured protocol for one `session`, which is used once.
 
     Args:
-        settings: the agreed ones.
+        settings: the agreed settings.
         session: the name of the intersection.
         dealer: the party that supplies randomness, where the protocol needs one.
         output: what is revealed.
-        sizes: with a dealer, the numbers of IDs that parties announce in place of their true ones.
+        sizes: party -> the number of IDs that it announces in place of the true one, with a dealer.
         progress: called with the progress of this party's work.
 
     All parties must agree on these. The IDs must come from `canonical_ids`; peers with another

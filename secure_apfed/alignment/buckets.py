@@ -82,7 +82,7 @@ def fingerprint_ids(
         me: the party's name, for errors.
         ids: one a row.
         settings: how they are normalised.
-        key: of the digest, 32 bytes.
+        key: key of the digest, 32 bytes.
         count_work: called with the number of IDs that were digested, block by block.
     """
     combined_hash = _make_hasher(key)
@@ -108,7 +108,7 @@ class BucketedIds:
     Attributes:
         size: number of IDs.
         capacity: entries of each bucket, padding included.
-        fingerprint: as of `fingerprint_ids`.
+        fingerprint: the digest of all IDs that `fingerprint_ids` returns.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class IdFile:
     def __init__(
         self, party: str, source: "Path | pyarrow.Table", columns: str | Sequence[str]
     ) -> None:
-        """Open the table and count its rows. Raises DataError: it lacks one of the columns."""
+        """Open the table and count its rows. Raises DataError: one of the columns is missing."""
         self._party = party
         self._source = source
         self._called = str(source) if isinstance(source, Path) else "its query"

@@ -227,7 +227,7 @@ class _Reply(NamedTuple):
         resumes: whether all parties continue a stored intersection.
         start: the first bucket to run.
         session: the name of the intersection.
-        buckets: their number.
+        buckets: number of buckets.
         size: the number of the hub's IDs; from a peer it may be anything until it is checked.
         nonces: name and random bytes of each party, the hub first.
     """
@@ -253,7 +253,7 @@ def _parse_opening(
 ) -> _FirstMessage:
     """Parse an `_Opening` or a `_Reply`, and check the announced number of IDs.
 
-    `adapter`: that of the expected type.
+    `adapter`: parser of the expected type.
 
     Raises RemoteProtocolError: the message is malformed, or the number above the agreed limit.
     """
@@ -292,8 +292,8 @@ class _End:
     ) -> None:
         """Load the record of an interrupted intersection if it has the same terms.
 
-        `hub`: the hub's name. `members`: names of all parties but the hub. `folder`: of the record;
-        None: it is in memory only.
+        `hub`: name of the hub, the party that the intersection is computed at. `members`: names of
+        all other parties. `folder`: folder of the record; None: it is in memory only.
         """
         self._links = links
         self._me = links.me
@@ -422,7 +422,7 @@ class _End:
         A member digests its IDs twice, and in each bucket blinds its own padded list and the hub's.
         The hub does so for each member.
 
-        `buckets`: their number. `sizes`: announced number of IDs by peer.
+        `buckets`: number of buckets. `sizes`: announced number of IDs by peer.
         """
         own_list = compute_capacity(len(self._ids), buckets)
         members = len(self._members)
@@ -453,7 +453,7 @@ class _End:
             own_ids: this party's buckets.
             agreed: the terms.
             sizes: announced number of IDs by peer.
-            bucket: its number.
+            bucket: number of the bucket.
         """
         entries, row_of_entry = own_ids.load_bucket(bucket)
         lists = {peer: compute_capacity(size, agreed.buckets) for peer, size in sizes.items()}
@@ -505,7 +505,7 @@ class _End:
 
         `sizes`: announced number of IDs by member.
 
-        Raises IntersectionTooSmallError: there are fewer than the agreed minimum.
+        Raises IntersectionTooSmallError: fewer common IDs than the agreed minimum.
         """
         agreed = self.unfinished.agreed
         minimum = self._settings.minimum_rows
@@ -598,7 +598,7 @@ class Agreed:
     Attributes:
         session: the name of the intersection.
         terms: SHA-256 of parties and settings; see `_End`.
-        buckets: their number.
+        buckets: number of buckets.
         nonces: 32 random bytes of each party, the hub first.
     """
 
@@ -721,10 +721,10 @@ class StoredIntersection:
         than one run does.
 
         Args:
-            bucket: its number.
+            bucket: number of the bucket.
             peer: the sender.
-            number: that of the message among the peer's, from 0.
-            message: its bytes.
+            number: number of the message among the peer's, from 0.
+            message: the message's bytes.
 
         Raises RemoteProtocolError: another message was stored.
         """

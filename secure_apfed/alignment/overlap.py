@@ -53,10 +53,11 @@ def describe_common(
     """Return a party's report on its people after an alignment.
 
     Args:
-        party: its name.
-        ids: of its table, in its order.
-        rows: of its table at each position of the alignment (U,); -1: not its own.
-        settings: the agreed ones.
+        party: name of the party.
+        ids: IDs of its table, in the table's order.
+        rows: row of its table at each position of the alignment (U,); -1: the party lacks this
+            person.
+        settings: the agreed settings.
         active: the party that passives share people with under `mode: pairwise`.
     """
     is_common = np.zeros(len(ids), dtype=bool)

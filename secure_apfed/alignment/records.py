@@ -73,7 +73,7 @@ class AlignmentHistory:
         """Record a run on the disk before anything is sent.
 
         Args:
-            session: of the agreement.
+            session: name of the agreed session.
             peers: the other parties: at the hub (that all others align with) all members, at a
                 member the hub.
             resumes: whether it continues an interrupted run on the same sets, which is recorded

@@ -74,7 +74,7 @@ def describe_missing(path: Path) -> str:
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Open a regular file to read it. Raises CheckpointError: it is missing, unreadable, or a pipe,
+    """Open a regular file to read it. Raises CheckpointError: a missing or unreadable file, a pipe,
     device or folder.
     """
     try:
@@ -111,7 +111,7 @@ def load_bytes(path: Path, *, maximum: int = MAX_BYTES) -> bytes:
 
 
 def load_text(path: Path) -> str:
-    """Return a file's UTF-8 text. Raises CheckpointError: as `load_bytes`, or not UTF-8."""
+    """Return a file's UTF-8 text. Raises CheckpointError: unreadable, too large, not UTF-8."""
     try:
         return _load_content(path).decode()
     except UnicodeDecodeError as error:
@@ -124,7 +124,7 @@ def load_json(path: Path, kind: type[PartT], *, file_format: FileFormat | None =
     """Read a JSON file as this type.
 
     Args:
-        file_format: its format, whose number is checked before anything else.
+        file_format: format of the file, whose number is checked before anything else.
 
     Raises CheckpointError: missing, not JSON, of another type, or in an unsupported format.
     """
@@ -140,7 +140,7 @@ def load_json(path: Path, kind: type[PartT], *, file_format: FileFormat | None =
 
 
 def load_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
-    """Read a file of one JSON value a line as this type. Raises CheckpointError: as `load_json`."""
+    """Read a file of one JSON value a line. Raises CheckpointError: unreadable, of another type."""
     lines = _load_content(path).splitlines()
     return tuple(
         _validate_content(path, kind, _parse_json(path, line, f"line {number}: "))
@@ -156,16 +156,16 @@ def count_lines(path: Path) -> int:
 
 
 def _load_content(path: Path) -> bytes:
-    """Return the bytes of a text file of limited size. Raises CheckpointError: as `load_bytes`."""
+    """Return the bytes of a text file. Raises CheckpointError: unreadable or too large."""
     return load_bytes(path, maximum=MAX_JSON_BYTES)
 
 
 def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
     """Parse JSON, refusing huge integers and NaN.
 
-    `path`, `place`: of the content, for the error; `place` is "line 3: " or empty.
+    `path`, `place`: file and place of the content, for the error; `place` is "line 3: " or empty.
 
-    Raises CheckpointError: it is not such JSON.
+    Raises CheckpointError: not such JSON.
     """
     try:
         return json.loads(content, parse_int=_parse_integer, parse_constant=_refuse_constant)
@@ -177,7 +177,7 @@ def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
 
 
 def _parse_integer(digits: str) -> int:
-    """Return an integer. Raises ValueError: it has too many digits."""
+    """Return an integer. Raises ValueError: too many digits."""
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
@@ -210,7 +210,7 @@ def _validate_content(
 ) -> PartT:
     """Return a file's parsed value as this type.
 
-    `path`: of the file, for the error. `remedy`: what the error advises.
+    `path`: path of the file, for the error. `remedy`: what the error advises.
 
     Raises CheckpointError: names the field that does not fit.
     """
@@ -260,7 +260,7 @@ def make_private(folder: Path) -> None:
 def own_subfolder(folder: Path) -> Path:
     """Return a folder within one that may have been sent by others; create it if missing.
 
-    Raises CheckpointError: it is a link, through which files elsewhere would be written or deleted,
+    Raises CheckpointError: a link, through which files elsewhere would be written or deleted,
     or a file.
     """
     try:

@@ -39,7 +39,7 @@ class FileFormat:
     """A versioned format of a file that people keep.
 
     Attributes:
-        title: its name in messages.
+        title: name of the file in messages.
         key: the field with the number of its format.
         number: the format that this version writes.
         oldest: the oldest format that this version reads.
@@ -58,8 +58,8 @@ class FileFormat:
         """Return the format number of a file's content.
 
         Args:
-            path: of the file, for messages.
-            content: its fields by name.
+            path: path of the file, for messages.
+            content: fields of the file by name.
 
         Raises CheckpointError: a newer format, one that is too old, or no number.
         """

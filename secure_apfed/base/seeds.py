@@ -154,7 +154,8 @@ class Draws(TorchFunctionMode):
     ) -> Tensor:
         """Return values after dropout, with the mask drawn from this object's generator.
 
-        `p`, `training`, `inplace`: as in torch's dropout.
+        `p`: probability that a value becomes 0. `training`: False: values stay. `inplace`: whether
+        they are changed in place (arguments of torch's dropout).
         """
         if not training or not 0 < p < 1 or not values.numel():
             return F.dropout(values, p, training, inplace)

@@ -428,7 +428,7 @@ def revoke_certificates(
 def _parse_revocations(named: Sequence[str]) -> list[str]:
     """Return the entries of a revocation list: hex without colons, in lower case.
 
-    `named`: for each entry a certificate's file, whose hash is the entry, or the entry itself.
+    `named`: each an entry, or a certificate's file, whose hash is the entry.
 
     Raises ConfigError: one is neither a file nor hex.
     """

@@ -133,8 +133,10 @@ def _load_changed_config(
 ) -> "Config":
     """Return the run in a file with the changes of the command's options.
 
-    `overrides`: settings such as train.epochs=3. `epsilon`: of the guard, which becomes gaussian if
-    the file has none. `epsilon`, `epochs` and `delta` are None for unchanged.
+    `overrides`: settings such as train.epochs=3. `epsilon`: epsilon of the guard (the mechanism
+    that clips and perturbs representations), which becomes gaussian if the file has none.
+    `epsilon`,
+    `epochs` and `delta` are None for unchanged.
     """
     from secure_apfed.config.file import load_config
 
@@ -157,8 +159,8 @@ def _load_changed_config(
 def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     """Return the shapes of all parties' tables, the active's first, and the path of the run's file.
 
-    `path`: of a party's file. Its own table is read; others are as declared in the sealed project.
-    A party that declared none is assumed to have a table like this one, with a note.
+    `path`: path of a party's file. Its own table is read; others are as declared in the sealed
+    project. A party that declared none is assumed to have a table like this one, with a note.
     """
     from secure_apfed.config.file import load_config
     from secure_apfed.organisations.party import (
@@ -206,7 +208,7 @@ def _forecast_run(
 
     Args:
         config: the run.
-        shapes: of the tables; None: all tables are here and are read.
+        shapes: shapes of all parties' tables; None: all tables are here and are read.
         quiet: print nothing.
         links: show the traffic of each link.
         baselines: also forecast the time of local models, by training them on two samples.
@@ -241,7 +243,7 @@ def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[st
     a row is fitted without the row's label. All tables are read here; parties with only
     their own table run votes_rehearsal together instead.
 
-    `epsilon`: of the one number that a passive reveals. `quiet`: print nothing.
+    `epsilon`: epsilon of the one number that a passive reveals. `quiet`: print nothing.
 
     Raises ConfigError: the run's method has no votes, or the epsilon is out of range.
     """
@@ -288,8 +290,9 @@ def _calibrate_noise(
     A row is released once in every epoch, or once in all for `frozen_gaussian`. Adjacency is
     replace-one. There is no amplification by subsampling, since passives know who is in a batch.
 
-    `mechanism`: of the guard. `clip`: L2 bound of a representation. `sigma` is the standard
-    deviation of the noise on each number, `noise_multiplier` that divided by the sensitivity 2C.
+    `mechanism`: mechanism of the guard. `clip`: L2 bound of a representation. `sigma` is the
+    standard deviation of the noise on each number, `noise_multiplier` that divided by the
+    sensitivity 2C.
     """
     from secure_apfed.privacy.accountants import calibrate_sigma, gdp_mu
 
@@ -309,7 +312,7 @@ def _calibrate_noise(
 
 
 def _show_noise(calibrations: Sequence[Mapping[str, Any]]) -> None:
-    """Print noise as a table; `calibrations`: as `_calibrate_noise` returns them."""
+    """Print noise as a table; `calibrations`: one for each row, from `_calibrate_noise`."""
     columns = ("guard", "releases of a row", "sigma", "sigma / (2C)", "clip C", "mu")
     rows = [
         (

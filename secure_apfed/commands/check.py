@@ -106,7 +106,7 @@ class Checks:
 
     Attributes:
         code: exit code of the first failure; 0: none.
-        faults: of tables, found so far.
+        faults: faults of tables, found so far.
         patterns: number of IDs by pattern.
         sealed: the sealed project; None: there is none in the party's folder.
     """
@@ -116,8 +116,8 @@ class Checks:
     ) -> None:
         """Load the party's file, settings, role, identity and sealed project.
 
-        `path`: of the party's file. `is_quiet`: print no progress. `connect`: connects the party to
-        all others; None: as its file says.
+        `path`: path of the party's file. `is_quiet`: print no progress. `connect`: connects the
+        party to all others; None: connect as the party's file says.
         """
         from secure_apfed.base.faults import FaultList
         from secure_apfed.config.file import load_config
@@ -190,8 +190,9 @@ class Checks:
     ) -> Iterator[Finding]:
         """Run one check; yield its findings, its failure, and its warnings.
 
-        A failure sets `code`, unless an earlier one has. `name`: of the check. `run_check`: yields
-        its findings.
+        A failure sets `code`, unless an earlier one has. `name`: name of the check, for its
+        findings.
+        `run_check`: yields its findings.
         """
         with warnings.catch_warnings(record=True) as caught_warnings:
             warnings.simplefilter("always")
@@ -345,7 +346,7 @@ class Checks:
     def _check_other_tables(self) -> Iterator[Finding]:
         """Check tables of other parties whose files are on this machine, as in a simulation.
 
-        Raises TableError: they have faults.
+        Raises TableError: a table has faults.
         """
         from secure_apfed.base.faults import Fault, TableError
         from secure_apfed.data.tables import find_table_faults, has_table_here
@@ -650,7 +651,7 @@ def compute_pattern_shares(counts: Mapping[str, int]) -> dict[str, int]:
 def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
     """Return a peer's ID patterns with their shares in whole per cent, after checking them.
 
-    `value`: from a message of `sender`. Raises RemoteProtocolError: it is no such mapping.
+    `value`: value from a message of `sender`. Raises RemoteProtocolError: not such a mapping.
     """
     is_valid = (
         isinstance(value, dict)

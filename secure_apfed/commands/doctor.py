@@ -97,8 +97,8 @@ def _check_package(name: str, module: str, purpose: str, remedy: str, absent: St
     """Import a package and return a finding: its version, or why it cannot be used, with a remedy.
 
     Args:
-        name: of the distribution.
-        module: that is imported.
+        name: name of the distribution, as package managers know it.
+        module: name of the module that is imported.
         purpose: what the package is needed for.
         remedy: command that installs it.
         absent: state of the finding if it cannot be imported.

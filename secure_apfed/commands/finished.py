@@ -89,12 +89,12 @@ def finish_run(
     """Do the steps after a run: local models, attacks, report, trade-off study; print the result.
 
     Args:
-        config: of the run.
-        result: of the run, with its folder, where everything is stored.
+        config: settings of the run.
+        result: result of the run, with its folder, where everything is stored.
         baselines: whether local models are measured.
         quiet: print the result as JSON, and nothing else.
         contributions: whether the worth of each passive's help is measured.
-        phases: of the run, whose costs are printed; None: not measured.
+        phases: measured phases of the run, whose costs are printed; None: not measured.
         json_events: print progress as JSON lines.
     """
     from apfed_experiments.finished import mount_attacks
@@ -153,7 +153,7 @@ def _collect_figures(
 ) -> dict[str, Any]:
     """Return a finished run's figures as `--json` prints them.
 
-    `results`: of attacks. `solo`: the local models; None: not measured.
+    `results`: results of attacks. `solo`: the local models; None: not measured.
     """
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import load_finished_run
@@ -219,7 +219,8 @@ def _open_folder(folder: Path) -> "Files":
 def _merge_attacks(folder: Path) -> "tuple[AttackResult, ...]":
     """Return the attack results of parties in processes of their own, merged in `attacks.json`.
 
-    `folder`: of the run. If it is the active's own folder, only the active's results are read.
+    `folder`: folder of the run. If it is the active's own folder, only the active's results are
+    read.
     """
     from apfed_attacks.interface import AttackResult
     from secure_apfed.base.files import load_json
@@ -297,8 +298,8 @@ def _show_result(
 ) -> None:
     """Print a finished run's table (scores, people, gain, privacy, attacks) and its verdict.
 
-    `results`: of attacks. `solo`: the local models; None: not measured. `page`: path of the report;
-    None: none was written.
+    `results`: results of attacks. `solo`: the local models; None: not measured. `page`: path of the
+    report; None: none was written.
     """
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import load_finished_run
@@ -571,8 +572,8 @@ def _show_attacks(results: "Sequence[AttackResult]", headlines: "Sequence[Headli
 def _choose_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
     """Return the attacks to run: those with options once with these, others with their full suites.
 
-    `names`: of attacks, or "all"; a text may hold several, separated by commas. `options`: texts
-    ATTACK.KEY=VALUE. Without either, all attacks are run.
+    `names`: names of attacks, or "all"; a text may hold several, separated by commas. `options`:
+    texts ATTACK.KEY=VALUE. Without either, all attacks are run.
 
     Raises ConfigError: a name or an option is unknown or malformed.
     """
@@ -657,7 +658,7 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
 def run_own_tradeoff(config: "Config", folder: Path, *, quiet: bool) -> "Answer | None":
     """Run the trade-off study in a run's configuration, and return its answer.
 
-    `folder`: of the study. None: the configuration holds none.
+    `folder`: folder of the study. Returns None if the configuration holds no study.
     """
     if not config.tradeoff:
         return None

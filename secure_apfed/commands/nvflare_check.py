@@ -39,7 +39,7 @@ def _make_site_class() -> "type[Site]":
         def run_party(self, site: str, connect: "Connect") -> None:
             """Check the party of a site and write the findings into its folder.
 
-            `connect`: connects the party to all others. Raises ConfigError: it is not ready.
+            `connect`: connects the party to all others. Raises ConfigError: the party is not ready.
             """
             checks = Checks(find_party_file(site), is_quiet=True, connect=connect)
             findings = list(checks.run_checks(_MEETING_TIMEOUT_S))

@@ -329,9 +329,10 @@ def _reword_for_joining(message: str) -> str:
 def _require_words(words: str, file: Path, received: "SealedProject | Proposal") -> None:
     """Require that the words of `--words` are those of the organiser or of the whole project.
 
-    Their number says whose they are. `file`: that the organiser sent. `received`: its content.
+    Their number says whose they are. `file`: path of what the organiser sent. `received`: its
+    content.
 
-    Raises ConfigError: there are too few or too many. Raises RemoteProtocolError: they differ.
+    Raises ConfigError: too few or too many words. Raises RemoteProtocolError: other words.
     """
     from secure_apfed.organisations.project import SealedProject
 
@@ -401,7 +402,8 @@ def _show_identity(folder: Path, *, as_json: bool) -> None:
 def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     """Return the NAME=VALUE texts of an option as a mapping.
 
-    `option`: its name, for errors. Raises ConfigError: a text is malformed, or a name repeated.
+    `option`: name of the option, for errors. Raises ConfigError: a text is malformed, or a name
+    repeated.
     """
     pairs = dict(text.partition("=")[::2] for text in texts)
     if len(pairs) < len(texts) or not all(name and value for name, value in pairs.items()):
@@ -410,7 +412,7 @@ def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_engine(text: str) -> "EngineName":
-    """Return the engine that `--over` names. Raises ConfigError: there is none of this name."""
+    """Return the engine that `--over` names. Raises ConfigError: no engine has this name."""
     from secure_apfed.organisations.engines import find_engine
 
     try:
@@ -443,9 +445,9 @@ def _show_proposal(
     """Print what a proposal requests of a party, what others learn of it, and what it learns.
 
     Args:
-        proposal: of the organiser.
+        proposal: the organiser's proposal.
         config: the proposed run.
-        own_shape: of the party's table; None: it is not disclosed.
+        own_shape: shape of the party's table; None: it is not disclosed.
         party: name of this party.
         as_json: print JSON.
 
@@ -522,7 +524,7 @@ def _describe_request(
     """Yield title and text of what a proposal requests of this party: role, columns, training,
     bytes and joint prediction.
 
-    `own_shape`: of its table; None: not disclosed. `links`: the forecast traffic.
+    `own_shape`: shape of its table; None: not disclosed. `links`: the forecast traffic.
     """
     data = config.data
     train = config.train
@@ -579,7 +581,8 @@ def _describe_serving(
 ) -> Iterator[tuple[str, str]]:
     """Yield title and text on the joint predictions that a passive answers by default.
 
-    Nothing for other roles, and for methods that predict without passives. `role`: of this party.
+    Nothing for other roles, and for methods that predict without passives. `role`: this party's
+    role.
     """
     from secure_apfed.methods import METHODS
     from secure_apfed.methods.joint import Tvfl
@@ -611,7 +614,7 @@ def _describe_leaks(
     """Yield what the messages of one party reveal: peers and kind, what can be read, what remains.
 
     Give either `sender` or `receiver`: the party. Kinds of every protocol, which reveal nothing of
-    data, are left out. `facts`: of the run. `links`: the forecast traffic.
+    data, are left out. `facts`: facts of the run. `links`: the forecast traffic.
     """
     from apfed_experiments.report.who_learns import Role, Rule, find_rule
     from secure_apfed.exchange import Kind
@@ -651,8 +654,8 @@ def _show_sealed_project(
 ) -> None:
     """Print the words of all parties' identities and of the project, and the relay's command.
 
-    `folder`: of this party, which may have the relay's key. `next_step`: a sentence on what to do
-    next.
+    `folder`: this party's folder, which may have the relay's key. `next_step`: a sentence on what
+    to do next.
     """
     words = {name: answer.words for name, answer in sealed.answer_documents.items()}
     if as_json:

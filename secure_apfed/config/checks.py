@@ -81,7 +81,7 @@ def adapt_to_task(data: DataSettings, task: str | None) -> DataSettings:
     """Return the data settings, where labels of users' tables are read as numbers if the task needs
     that and no classes are set.
 
-    `task`: its name; None: it is invalid.
+    `task`: name of the task; None: it is invalid.
     """
     task_type = TASKS.get(task or "")
     if task_type is None or not task_type.learns_numbers:

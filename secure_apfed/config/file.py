@@ -68,7 +68,7 @@ def describe_errors(
 
     Args:
         cls: the class that refused the settings.
-        error: that it raised.
+        error: the error that the class raised.
         raw: the settings as plain values from YAML.
     """
     problems: dict[KeyPath, list[ErrorDetails]] = {}
@@ -279,7 +279,7 @@ def load_config(path: PathLike, *, overrides: Sequence[str] = (), own: bool = Fa
     """Return the run that a YAML file describes.
 
     Args:
-        path: of the file, UTF-8.
+        path: path of the file, UTF-8.
         overrides: settings that replace the file's, each as "train.epochs=3".
         own: whether the file is the caller's own, which may name code
             (`secure_apfed.settings.plugins`); False if others share it, or another run wrote it.
@@ -307,7 +307,8 @@ def load_config_text(
 ) -> Config:
     """Return the run that a YAML text describes.
 
-    `source`: name of the text in errors. `overrides`, `own`: as in `load_config`.
+    `source`: name of the text in errors. `overrides`: settings that replace the text's, each as
+    "train.epochs=3". `own`: whether the text is the caller's own, which may name code.
     """
     return load_settings_text(Config, text, source=source, overrides=overrides, own=own)
 
@@ -322,7 +323,8 @@ def load_settings_text(
 ) -> SettingsT:
     """Return settings of any class from a YAML text.
 
-    `source`: name of the text in errors. `overrides`, `own`: as in `load_config`.
+    `source`: name of the text in errors. `overrides`: settings that replace the text's, each as
+    "train.epochs=3". `own`: whether the text is the caller's own, which may name code.
 
     Raises ConfigError, with a line for each problem.
     """

@@ -67,7 +67,7 @@ def replace_setting(nested: Any, key: str, value: Any) -> dict[str, Any]:
         key: flat name of the setting, such as "train__epochs".
         value: the new value.
 
-    Raises KeyError: there is no setting of this name, which the error holds.
+    Raises KeyError: no setting has this name, which the error holds.
     """
     settings = dict(nested) if isinstance(nested, Mapping) else {}
     path = tuple(key.split(_SEPARATOR))

@@ -92,7 +92,7 @@ def load_text(path: Path) -> str:
 def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
     """Return the value of a YAML text, and the line of each key path, from 1.
 
-    `source`: name of the text in errors. Raises ConfigError: it is no YAML of the allowed kind.
+    `source`: name of the text in errors. Raises ConfigError: not YAML of the allowed kind.
     """
     if len(text) > MAX_BYTES:
         raise _too_large_error(source)
@@ -118,7 +118,7 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
 def parse_yaml_value(text: str, *, given: str) -> Any:
     """Return the value of a short YAML text, such as an option's.
 
-    `given`: where it was written, for errors. Raises ConfigError: it is no YAML.
+    `given`: where it was written, for errors. Raises ConfigError: not YAML.
     """
     try:
         return parse_yaml(text, given)[0]
@@ -141,8 +141,8 @@ def _list_key_lines(
 ) -> Iterator[tuple[KeyPath, int]]:
     """Yield the path and line of every key and list item below a node.
 
-    `path`: of the node. Raises ConfigError: a repeated key, a key that is no text, a tag, or a
-    number of very many digits.
+    `path`: key path of the node. Raises ConfigError: a repeated key, a key that is no text, a tag,
+    or a number of very many digits.
     """
     _check_node(node, source)
     if isinstance(node, yaml.SequenceNode):

@@ -52,7 +52,7 @@ def show_run(
 ) -> Iterator["Callable[[Progress], None]"]:
     """Show the progress of a run in this process while the block runs.
 
-    `name`: of the run. `quiet`: show nothing. `console`: None: standard error.
+    `name`: name of the run. `quiet`: show nothing. `console`: None: standard error.
 
     Yields the function that `run` calls with each `Progress`.
     """
@@ -67,8 +67,8 @@ def show_work(
 ) -> Iterator[None]:
     """Show the progress of long work that the block reports by `report_work`.
 
-    `party`: that does the work; empty: this process. `as_json`, `json_events` and `console` are
-    those of `show_board`.
+    `party`: party that does the work; empty: this process. `as_json`, `json_events` and `console`
+    are those of `show_board`.
     """
     board = Board()
 
@@ -109,7 +109,7 @@ def show_count(
 ) -> Iterator[Callable[[int, int], None]]:
     """Show a count with the time left on stderr: a bar on a terminal, else a line each minute.
 
-    `name`: of what is counted. `quiet`: show nothing. `clock`: returns seconds.
+    `name`: name of what is counted. `quiet`: show nothing. `clock`: returns seconds.
 
     Yields a function that takes how many are done, and how many there are.
     """
@@ -191,7 +191,7 @@ class Board:
 
         Args:
             source: returns the states of this process's parties; it is called for each display.
-            name: of the run, shown before its epochs.
+            name: name of the run, shown before its epochs.
             clock: returns seconds.
         """
         self._source = source
@@ -305,7 +305,7 @@ def show_board(
         board: what is shown.
         as_json: the command prints JSON only, so nothing is shown unless `json_events`.
         json_events: print JSON lines on stdout instead of text.
-        console: for text; None: standard error.
+        console: where text is printed; None: standard error.
     """
     console = console or Console(stderr=True)
     if json_events:
@@ -361,7 +361,7 @@ def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
     """Write a metrics file for Prometheus while the block runs, for the node exporter's textfile
     collector.
 
-    `path`: of the file; None: none is written.
+    `path`: path of the file; None: none is written.
 
     Raises OSError: the file cannot be written when the block begins. Later errors, such as a full
     disk, do not end the run.
@@ -537,7 +537,8 @@ class _Lines:
         """Return whether a line is due, and note it as printed: its facts changed, or a minute has
         passed since the last one.
 
-        `key`: of the line: a party, or party and name of a work. `facts`: what it shows.
+        `key`: what identifies the line: a party, or party and name of a work. `facts`: what it
+        shows.
         """
         now = self._clock()
         previous = self._last.get(key)

@@ -51,7 +51,7 @@ class Failure:
 
     Attributes:
         code: exit code of the process.
-        title: of the panel, for people.
+        title: title of the panel, for people.
         kind: name of the class of error, for programs.
         message: what went wrong, and what to do.
         cause: the error itself.
@@ -220,7 +220,8 @@ def _make_console(*, stderr: bool = False) -> Console:
 def show_forecast(name: str, forecast: "Forecast", *, links: bool = False) -> None:
     """Print a forecast on stdout.
 
-    `name`: of the run. `links`: show the traffic of each link instead of sums by kind of message.
+    `name`: name of the run. `links`: show the traffic of each link instead of sums by kind of
+    message.
     """
     show_rows(f"Forecast of {name}", ("", ""), _list_forecast_rows(forecast))
     if forecast.links and links:

@@ -138,8 +138,8 @@ def _make_handwritten_set(
 ) -> DataSet:
     """Return the catalogue entry of UCI's handwritten numerals with these feature sets as views.
 
-    `name`: of the entry. `title`: what distinguishes it. `subfolders`: folders in which the files
-    may lie besides one of the entry's name.
+    `name`: name of the entry. `title`: what distinguishes it. `subfolders`: folders in which the
+    files may lie besides one of the entry's name.
     """
     widths = {view: _MFEAT[view][0] for view in views}
     return DataSet(
@@ -171,12 +171,12 @@ def _make_cifar_set(
     """Return the catalogue entry of CIFAR-10 or CIFAR-100, whose files lie in one archive.
 
     Args:
-        name, title: of the entry.
+        name, title: name of the entry, and its title for people.
         subfolder: the folder inside the archive.
-        classes: their names.
-        files: of the archive; the last one is the test split.
+        classes: names of the classes.
+        files: files in the archive; the last one is the test split.
         size: bytes of the archive.
-        sha256: its digest, hex.
+        sha256: SHA-256 of the archive, hex.
     """
     archive = DataFile(f"cifar-{len(classes)}-binary.tar.gz", size, sha256)
     address = f"https://www.cs.toronto.edu/~kriz/{archive.name}"
@@ -369,7 +369,7 @@ DATASETS: PluginTable[DataSet] = PluginTable(
 
 
 def find_dataset(name: str) -> DataSet:
-    """Return the catalogue entry of this name. Raises ConfigError: there is none; names the
+    """Return the catalogue entry of this name. Raises ConfigError: no entry has it; names the
     nearest.
     """
     if name not in DATASETS:

@@ -31,7 +31,8 @@ _ResolvePath = Callable[[Path], Path]
 def query_table(database: Database, resolve_path: _ResolvePath, *, party: str) -> pyarrow.Table:
     """Return the rows of a party's query.
 
-    `database`: its settings. `resolve_path`: resolves the path of a file that they name.
+    `database`: settings of the database. `resolve_path`: resolves the path of a file that they
+    name.
 
     Raises:
         ConfigError: a driver or the password is missing.
@@ -121,7 +122,7 @@ def _make_read_only_url(
 ) -> "tuple[URL, dict[str, Any]]":
     """Return the URL and the driver's options that open an SQLite or DuckDB file read-only.
 
-    URLs of other databases are returned unchanged. `key`: of the settings, for errors.
+    URLs of other databases are returned unchanged. `key`: key path of the settings, for errors.
     """
     kind = url.get_backend_name()
     if kind not in ("sqlite", "duckdb") or url.database in (None, ":memory:"):
@@ -140,9 +141,9 @@ def _find_password(database: Database, resolve_path: _ResolvePath, key: str) -> 
     """Return the password from the environment or the first line of a file; None: none is
     configured.
 
-    `key`: of the settings, for errors.
+    `key`: key path of the settings, for errors.
 
-    Raises ConfigError: it is missing, or others may read the file.
+    Raises ConfigError: the password is missing, or others may read the file.
     """
     if database.credentials is None:
         return None

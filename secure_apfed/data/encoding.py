@@ -158,7 +158,7 @@ def _parse_numbers(
     """Return a column as finite numbers (N,), not standardised; NaN where a cell is empty.
 
     Args:
-        column: its cells.
+        column: cells of the column.
         kind: "numeric", "date" or "duration"; the latter two become days.
         source: the party's name, for errors.
         formats: date formats besides ISO 8601.
@@ -548,7 +548,7 @@ def _fit_categories(
 
     `max_categories`: None: the settings give no limit. `advice`: proposes settings for errors.
 
-    Raises TableError: it has too many categories, and the settings give no limit.
+    Raises TableError: the column has too many categories, and the settings give no limit.
     """
     texts = read_texts(column, words=EMPTY)
     counts = Counter(text for text in texts if text is not None)
@@ -601,8 +601,8 @@ class View:
 
     Attributes:
         first: position of its first feature.
-        end: that after its last one.
-        sequence: (T, C) of a view of sequences; None: plain features.
+        end: position after its last feature.
+        sequence: (T, C), steps and channels of a view of sequences; None: plain features.
     """
 
     first: int
@@ -701,7 +701,7 @@ def check_views(features: Any, views: Mapping[str, View], *, party: str) -> None
     """Raise DataError unless the views cover all features without gaps, and views of sequences have
     the right width and valid numbers of steps in use.
 
-    `features`: (N, F), perhaps read lazily. `views`: by name, in the order of the features.
+    `features`: (N, F), perhaps read lazily. `views`: name -> view, in the order of the features.
     """
     if not views:
         return

@@ -111,11 +111,11 @@ def load_file(path: Path, *, maximum: int | None = None) -> bytes:
 
 
 def _decompress_file(file: BinaryIO, source: object, *, maximum: int | None, packed: bool) -> bytes:
-    """Return the content of an open file. Raises DataError: it is damaged or too long.
+    """Return the content of an open file. Raises DataError: a damaged or too long file.
 
     Args:
         file: the open file.
-        source: its path or address, for errors.
+        source: path or address of the file, for errors.
         maximum: largest allowed number of uncompressed bytes; None: no limit.
         packed: whether the file is gzip-compressed.
     """
@@ -138,7 +138,7 @@ def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: st
 
     Args:
         content: the file's uncompressed bytes.
-        file: its entry in the catalogue.
+        file: the file's entry in the catalogue.
         path: what the error calls the file.
         remedy: what the error advises.
     """
@@ -160,7 +160,7 @@ def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: st
 def load_checked_file(path: Path, file: DataFile, *, remedy: str) -> bytes:
     """Return the uncompressed bytes of a catalogue's file, after a check of size and SHA-256.
 
-    Raises DataError: it is missing or another file; `remedy` is what the error advises.
+    Raises DataError: the file is missing or another one; `remedy` is what the error advises.
     """
     try:
         content = load_file(path, maximum=file.size)
@@ -227,7 +227,7 @@ def _is_correct(path: Path, file: DataFile) -> bool:
 
 
 def _download_file(address: str, file: DataFile, progress: Progress | None) -> bytes:
-    """Return the bytes that an address sends. Raises DataError: it fails, or sends too many.
+    """Return the bytes that an address sends. Raises DataError: a failure, or too many bytes.
 
     Args:
         address: a URL of the catalogue.
@@ -269,7 +269,7 @@ def _extract_members(
     Args:
         archive: the bytes of a .tar.gz file.
         targets: the wanted members by the path where each will be written.
-        address: of the archive, for errors.
+        address: address of the archive, for errors.
 
     Raises DataError: a member is missing, or has other bytes than the catalogue says.
     """

@@ -144,7 +144,7 @@ class CsvHead:
 def collect_frame(frame: Any, *, party: str) -> Any:
     """Return the frame itself, or the computed rows of a lazy one (polars and others).
 
-    Raises DataError: it is no frame, or sparse, or its computation fails.
+    Raises DataError: not a frame, or a sparse one, or its computation fails.
     """
     import narwhals.stable.v2 as nw
 
@@ -195,7 +195,7 @@ def require_dense(frame: Any, *, party: str) -> None:
 def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
     """Return a copy of the frame in pandas, with column names as text and a named index as column.
 
-    `frame`: of pandas, polars or pyarrow, lazy or not. `party`: whose it is, for errors.
+    `frame`: frame of pandas, polars or pyarrow, lazy or not. `party`: the owner's name, for errors.
 
     Raises DataError: sparse or unsupported columns, or several of one name.
     """
@@ -488,7 +488,7 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
 
 
 def _parse_separator(sign: str, *, where: str) -> str:
-    """Return the separator that a file declares. Raises DataError: it could occur within cells.
+    """Return the separator that a file declares. Raises DataError: a sign that occurs within cells.
 
     `sign`: the declared text; a backslash and t is a tab. `where`: file and line, for the error.
     """
@@ -509,7 +509,7 @@ def _is_hash_header(lines: Sequence[str], number: int, separator: str) -> bool:
 
     Args:
         lines: the first lines of the file.
-        number: that of the line, from 1.
+        number: number of the line, from 1.
         separator: the character between two cells.
     """
     if lines[number - 1][1:2] in ("#", " ", "\t"):
@@ -569,7 +569,7 @@ def _split_line(line: str, separator: str) -> list[str]:
 def _open_text(path: Path, *, errors: str = "strict") -> Any:
     """Open a CSV file as text, compressed or not.
 
-    `errors`: as for `open`.
+    `errors`: what to do with undecodable bytes, an argument of `open`.
     """
     options: dict[str, Any] = {"mode": "rt", "encoding": "utf-8", "errors": errors, "newline": ""}
     if path.suffix == ".gz":
@@ -602,7 +602,7 @@ def _read_plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataF
     None for files that must be read by pandas, or that it refuses with a reason, such as rows of
     different lengths or an open quote.
 
-    `names`: of the columns. `head`: the part of the file above them.
+    `names`: names of the columns. `head`: the part of the file above them.
     """
     if len(names) < 2 or not all(isinstance(name, str) for name in names):
         return None
@@ -740,10 +740,10 @@ def refuse_names(
     """Raise DataError for two columns of one name, or a single one with another separator in it.
 
     Args:
-        column_names: in the order of the file.
+        column_names: names in the order of the file.
         path: the file, or what errors call the table.
         source: the party's name, for errors.
-        separator: the file's.
+        separator: the file's separator.
     """
     names = pd.Series(list(column_names), dtype=object)
     for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
@@ -772,7 +772,7 @@ def convert_number_cells(
     """Return the frame with decimals and number objects as floats, float16 as float32.
 
     Args:
-        frame: as read; other cells stay as they are.
+        frame: the frame; cells of other kinds stay as they are.
         except_for: columns that are not converted, since a number as an ID needs every digit.
         ids: those of them that stay even float16, so that the lack of digits can be reported.
         source: what errors call the table.
@@ -874,8 +874,8 @@ def holds_texts(column: "pd.Series") -> bool:
 def describe_row(column: "pd.Series | pd.DataFrame", row: int) -> str:
     """Return in words where a user finds a row: the line of a CSV file, else its number from 0.
 
-    `column`: of the table, with its index. `row`: a position in it. Blank lines of the file, and
-    line breaks within cells, are not counted.
+    `column`: column of the table, with its index. `row`: a position in it. Blank lines of the file,
+    and line breaks within cells, are not counted.
     """
     number = column.index[row]
     files = column.attrs.get(LINES)

@@ -61,10 +61,10 @@ def load_blocks(
 
     Args:
         path: CSV, Parquet, .npy or IDX.
-        encoding: the model's, which reads the rows.
+        encoding: the model's encoding, which reads the rows.
         id_columns: columns of the IDs, of which several are joined; without them, and for arrays,
             IDs are row numbers from 0.
-        rows: of a block.
+        rows: number of rows of a block.
         counts: empty and ignored cells are added to it; None: not counted.
 
     Raises DataError: the file has no rows, or does not fit the encoding.
@@ -131,7 +131,7 @@ class ColumnDrift:
     """The drift of one column: how new rows differ from those that the encoding was fitted to.
 
     Attributes:
-        name: of the column.
+        name: name of the column.
         rows: number of new rows.
         empty: rows with an empty cell, which counts as the mean or as no category.
         ignored: rows with a cell that is ignored, since no training row had such a value.

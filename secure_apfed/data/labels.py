@@ -66,7 +66,7 @@ class TargetScale(BaseModel):
 
         `targets_n`: these labels, (n,).
 
-        Raises DataError: they are all equal, or too large.
+        Raises DataError: all labels are equal, or one is too large.
         """
         mean = float(np.mean(targets_n))
         scale = float(np.std(targets_n))
@@ -102,7 +102,7 @@ class TargetScale(BaseModel):
 def parse_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDArray[np.float64]:
     """Return labels as numbers (N,); NaN where the cell is empty.
 
-    `texts`: one label a row; None: no label. `party`, `column`: for errors.
+    `texts`: one label a row; None: no label. `party`, `column`: names for errors.
 
     Raises DataError: a label is no number.
     """
@@ -300,11 +300,11 @@ def move_positive_last(
 
     Args:
         labels_N: class indices, or `UNLABELLED`.
-        classes: their names, in this order.
+        classes: names of the classes, in the order of the indices.
         positive: the positive class; None: nothing changes.
         where: the setting that names it, for an error.
 
-    Raises DataError: there are not two classes, or none has this name.
+    Raises DataError: the number of classes is not two, or none has this name.
     """
     if positive is None:
         return labels_N, classes

@@ -35,7 +35,7 @@ class MapDataset(Protocol):
 
 
 def _count_items(dataset: MapDataset, party: str) -> int:
-    """Return len(dataset). Raises DataError: it is no number of items."""
+    """Return len(dataset). Raises DataError: the length is no number of items."""
     try:
         return len(dataset)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -49,8 +49,8 @@ class LazyRows:
     """The rows (N, *shape) of a data set, float32, read from it when they are indexed.
 
     Args:
-        dataset: its items are tensors or arrays of one shape, or tuples whose first element is one;
-            further elements, such as a label, are ignored.
+        dataset: map-style data set; its items are tensors or arrays of one shape, or tuples whose
+            first element is one; further elements, such as a label, are ignored.
         party: the party's name, for errors.
         rows: indices of the used items, in order, (N,); None: all.
         workers: threads that read the rows of one batch in parallel.
@@ -135,7 +135,7 @@ class LazyRows:
     def _read_row(self, number: int, shape: tuple[int, ...] | None = None) -> Tensor:
         """Return one item as a float32 tensor.
 
-        `number`: its index in the data set. `shape`: that it must have; None: any.
+        `number`: index of the item in the data set. `shape`: shape that it must have; None: any.
 
         Raises DataError: the item is unreadable, no row of numbers, or of another shape.
         """
@@ -199,7 +199,7 @@ class MappedRows(LazyRows):
     def __init__(
         self, array: NDArray[np.generic], *, party: str, rows: Tensor | None = None
     ) -> None:
-        """Read the first row. Raises DataError: there is none, or a row is a single number."""
+        """Read the first row. Raises DataError: no rows, or a row that is a single number."""
         self._array = array
         super().__init__(array, party=party, rows=rows, workers=1, convert=_copy_row)
 

@@ -1,4 +1,4 @@
-"""`load_data`: from settings and a seed to every party's own table.
+"""`load_data` makes every party's own table from settings and a seed.
 
 Run by: whoever simulates all parties in one process. Each built-in set becomes tables with
 their own rows in their own order, so that alignment is never assumed.
@@ -106,7 +106,7 @@ class _People:
     """The rows of the pool by party, in its own order, and the labels it knows.
 
     Attributes:
-        train: by party, its training rows in the pool.
+        train: party -> its training rows in the pool.
     """
 
     def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
@@ -223,7 +223,8 @@ def _encode_parties(
 ) -> Iterator[tuple[str, Rows, torch.Tensor, FeatureEncoding, dict[str, View]]]:
     """Yield each party's name, rows of the pool, features, encoding, and positions of its views.
 
-    `pool`: all people and features. `dataset`: whose it is. `people`: the division into parties.
+    `pool`: all people and features. `dataset`: catalogue entry of the pool's data. `people`: the
+    division into parties.
     """
     names = party_names(settings)
     if isinstance(pool, ImagePool):

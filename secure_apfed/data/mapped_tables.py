@@ -82,7 +82,7 @@ def open_temporary(needed: int, *, party: str, purpose: str) -> IO[bytes]:
 
     Args:
         needed: bytes that it may take.
-        party: whose table it is for, in the error.
+        party: name of the table's owner, in the error.
         purpose: what it will contain, in the error.
 
     Raises DataError: the disk has fewer free bytes than are needed.
@@ -168,9 +168,9 @@ class ColumnSource(Protocol):
     """A table that can be read column by column.
 
     Attributes:
-        names: of its columns, in Unicode NFC.
-        rows: how many it has.
-        attrs: those of its frame, which say whether its rows are lines of CSV files.
+        names: names of the columns, in Unicode NFC.
+        rows: number of rows.
+        attrs: attributes of the frame, which say whether its rows are lines of CSV files.
     """
 
     names: tuple[str, ...]
@@ -426,7 +426,8 @@ class ColumnFiles:
         `source`: the party's name, for errors. `counts`: rows, empty and ignored cells are added to
         it.
 
-        Raises DataError: as `ColumnEncoding.encode`; or the disk is too small.
+        Raises DataError: a cell does not fit the encoding (`ColumnEncoding.encode`); or the disk is
+        too small.
         """
         width = encoding.shape[0]
         needed = len(self) * width * _FEATURE_TYPE.itemsize

@@ -33,7 +33,7 @@ def split_rows(
     Args:
         labels_N: classes of all rows.
         test_fraction: share of test rows, in (0, 1).
-        seed: of the split.
+        seed: seed of the split.
         split: "by_class" puts the rounded share of each class into the test rows; "at_random" reads
             no label and takes the share of all rows.
 
@@ -71,7 +71,7 @@ def choose_labelled_rows(
     Args:
         labels_T: classes of the training rows, `UNLABELLED` for a row without a label.
         wanted: a number of rows, or a share (below 1) of those with a label; None: all of those.
-        seed: of the choice.
+        seed: seed of the choice.
         choice: "by_class", which takes one row of each class first and then by the classes' shares,
             or "at_random".
         party: names a passive; None: the active.
@@ -156,7 +156,7 @@ def cut_columns(
 
 
 def _find_column(available: Sequence[str], column: int | str, party: str) -> str:
-    """Return the column with this name or index. Raises ConfigError: there is none.
+    """Return the column with this name or index. Raises ConfigError: no such column.
 
     `available`: names of all columns.
     """
@@ -200,9 +200,9 @@ def draw_people(
         labels_N: classes of all people.
         rows: how many people in all; None: not limited so.
         rows_per_class: how many people of each class; None: not limited so.
-        seed: of the choice.
+        seed: seed of the choice.
 
-    Raises DataError: there are fewer people.
+        Raises DataError: fewer people are in the set than are asked for.
     """
     if rows is None and rows_per_class is None:
         return None
@@ -237,8 +237,8 @@ def deal_people(
         train_rows: T positions in the pool.
         overlap: share of the active's rows that all parties have, in (0, 1].
         limit: the most rows of the active; None: no limit.
-        seed: of the choice.
-        aligned: number of shared rows, in place of `overlap`; None: by `overlap`.
+        seed: seed of the choice.
+        aligned: number of shared rows, in place of `overlap`; None: `overlap` decides.
 
     Raises DataError: nobody would be shared, or more people are wanted than the active has.
     """
@@ -275,9 +275,9 @@ def deal_clients(
         train_rows: positions of the training rows in it.
         clients: how many.
         limit: the most rows of a client; None: no limit.
-        seed: of the order.
+        seed: seed of the order.
 
-    Raises DataError: there are fewer rows than clients.
+        Raises DataError: fewer rows than clients.
     """
     order = make_generator(seed, "clients").permutation(train_rows)
     rows_by_class = order[np.argsort(labels_N[order], kind="stable")]

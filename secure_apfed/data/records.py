@@ -48,7 +48,7 @@ class PartyTable:
         labels: (N,), int64 class indices, or standardised float32 where labels are numbers to
             predict; `UNLABELLED` for a row without one; None: the party holds no labels.
         encoding: how raw columns or images became the features, for prediction later.
-        views: by name, the range of features that form a view; empty for images.
+        views: name -> the range of features that form a view; empty for images.
     """
 
     name: str
@@ -104,9 +104,9 @@ class OwnData:
     """A party's data for a run: its table, and the division of its rows into training and test.
 
     Attributes:
-        table: its rows.
-        train_rows, test_rows: of the table, int64, disjoint, ascending, at a party with labels;
-            empty elsewhere. All rows of a passive with labels are training rows.
+        table: table of the party.
+        train_rows, test_rows: positions in the table, int64, disjoint, ascending, at a party with
+            labels; empty elsewhere. All rows of a passive with labels are training rows.
         classes: names in the order of the labels, at a party that has them; empty where labels are
             numbers.
         labelled: the training rows whose labels may be used in training; None: all of them.
@@ -296,7 +296,7 @@ def check_distinct(
 
     Hashes of 64 bits are compared first, so that all IDs of a table on disk are never in memory.
 
-    `party`: whose IDs they are. `place`: says in words where a row is found.
+    `party`: name of the owner. `place`: says in words where a row is found.
     """
     hashes_N = np.fromiter(map(hash, ids), np.int64, count=len(ids))
     in_order = np.sort(hashes_N)

@@ -66,9 +66,9 @@ class ImageFiles:
     indexed.
 
     Args:
-        folder: where they lie.
-        names: of the file of each row, relative to the folder.
-        channels: 3 of colours, 1 of greys; None: as each image is.
+        folder: folder of the files.
+        names: name of each row's file, relative to the folder.
+        channels: 3 for colours, 1 for greys; None: as each image is.
         size: (H, W) to which all are resized; None: they are of one size.
 
     Raises:
@@ -139,7 +139,8 @@ class ImageFiles:
 def load_array(path: Path, *, party: str) -> Any:
     """Return the array of rows in a file, (N, *shape).
 
-    Raises DataError: as `load_arrays`; or there are several arrays, and none is named rows.
+    Raises DataError: an unreadable file (`load_arrays`); or several arrays, none of which is named
+    rows.
     """
     return _pick_rows(load_arrays(path, party=party), path, party=party)
 
@@ -180,10 +181,10 @@ def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
 
     Args:
         rows: what the party gave.
-        party: its name, for errors.
+        party: name of the party, for errors.
         workers: threads that read the rows of a data set.
 
-    Raises DataError: they are of another kind, or single numbers.
+    Raises DataError: rows of another kind, or single numbers.
     """
     _refuse_other_tables(rows, party=party)
     if isinstance(rows, np.memmap):  # which may be larger than memory
@@ -273,7 +274,7 @@ def load_array_rows(path: Path, *, party: str, has_table: bool, has_labels: bool
     `has_table`: whether the party has a table, which has the IDs. `has_labels`: whether the party
     holds labels.
 
-    Raises DataError: as `load_arrays`; or an array is missing.
+    Raises DataError: an unreadable file (`load_arrays`); or an array is missing.
     """
     arrays = load_arrays(path, party=party)
     features = make_features(_pick_rows(arrays, path, party=party), party=party)
@@ -299,10 +300,10 @@ def make_code_rows(
             table's lines in their order. Without a table it returns the IDs and rows as a tuple,
             and at a party with labels the labels, too.
         party: the party's name.
-        ids: of the party's table; None: it has none.
+        ids: IDs of the party's table; None: it has none.
         has_labels: whether the party holds labels.
 
-    Raises DataError: it fails, or returns something else.
+    Raises DataError: the code fails, or returns something else.
     """
     if ids is not None:
         takes_ids = "ids" in inspect.signature(make).parameters
@@ -359,7 +360,7 @@ def load_images(folder: Path, names: Sequence[Any], *, column: str, party: str) 
         folder: where the files are.
         names: the cells: of each row its file's name, relative to the folder.
         column: the column's name, for errors.
-        party: its party, for errors.
+        party: name of the party, for errors.
 
     Raises ConfigError, DataError: as `ImageFiles`; or a cell is empty, or an image cannot be read.
     """

@@ -383,7 +383,7 @@ def _load_raw_table(
 def _open_frame(settings: DataSettings, name: str) -> pd.DataFrame:
     """Read the table of the party `name` as a frame, in memory or mapped from disk.
 
-    Raises DataError: it has no rows, or lacks a column that the settings name.
+    Raises DataError: the table has no rows, or lacks a column that the settings name.
     """
     party_settings = (settings.parties or {})[name]
     labels = (settings.label_column,) if settings.holds_labels(name) else ()
@@ -619,11 +619,11 @@ def _find_nearest_name(absent: str, frame: pd.DataFrame) -> str:
 def _drop_empty(
     frame: pd.DataFrame, chosen: _ColumnChoice, *, advice: Advice, called: str
 ) -> pd.DataFrame:
-    """Return the rows without an empty cell among the features. Raises TableError: none is left.
+    """Return the rows without an empty feature cell. Raises TableError: no row is left.
 
     Args:
         frame: the party's table.
-        chosen: its feature columns.
+        chosen: choice of the feature columns.
         advice: proposes settings for the error.
         called: the table's name, for the error.
     """
@@ -841,7 +841,7 @@ def _make_label_at_passive_error(column: str, *, advice: Advice) -> TableError:
 def _make_nameless_error(columns: Sequence[str], *, called: str, advice: Advice) -> TableError:
     """Return the error for columns without a name; it gives their positions.
 
-    `columns`: as pandas numbers them. `called`: the table's name, for the error.
+    `columns`: column names as pandas numbers them. `called`: the table's name, for the error.
     """
     places = ", ".join(str(int(column.removeprefix(_NAMELESS)) + 1) for column in columns)
     remedy: Remedy = (advice.add_to_list("ignore", *columns),)
@@ -1106,7 +1106,7 @@ def _load_active(
 
     Args:
         settings: the data settings of the run.
-        seed: of the split and of the choice of labelled rows.
+        seed: seed of the split and of the choice of labelled rows.
         make_rows: the function that makes the active's rows; None: there is none.
     """
     name = settings.active
@@ -1198,7 +1198,7 @@ def load_own_tables(
     Args:
         settings: the data settings of the run.
         name: the party.
-        seed: of the split and of the choice of labelled rows.
+        seed: seed of the split and of the choice of labelled rows.
         make_rows: the function that makes its rows, where its setting `rows` is own.
 
     Raises:
@@ -1229,7 +1229,7 @@ def _load_passive(
     Args:
         settings: the data settings of the run.
         name: the passive.
-        seed: of the choice of labelled rows.
+        seed: seed of the choice of labelled rows.
         make_rows: the function that makes its rows; None: there is none.
     """
     faults = FaultList()
@@ -1297,7 +1297,7 @@ def _encode_table(
     Args:
         settings: the data settings of the run.
         name: the table's party.
-        raw: its table.
+        raw: table of the party, as read.
         rows: positions of the rows whose statistics the fitted encoding uses.
     """
     if not _has_columns(raw.features):
@@ -1351,7 +1351,7 @@ def _encode_table(
 
 
 def _load_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
-    """Return the column encoding in a JSON file. Raises DataError: it has none, or one of images.
+    """Return the column encoding in a JSON file. Raises DataError: none, or one of images.
 
     `path`: the file. `called`: the path as the settings write it, for errors.
     """

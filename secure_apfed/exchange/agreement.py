@@ -34,11 +34,12 @@ class Greeting:
     """A party's first message in a session: identity, keys, offered terms and checkpoints; public.
 
     Attributes:
-        identity: its long-term public key, 32 bytes; run_key: of its links in this session.
-        offer: the terms of the representations that it sends; None: it sends none.
-        resumes: at the active, the step from which it can resume; None: from the start.
+        identity: the party's long-term public key, 32 bytes; run_key: key of its links in this
+            session.
+        offer: what it states about the representations that it sends; None: it sends none.
+        resumes: step, stated by the active, from which it can resume; None: from the start.
         holds: the steps for which it has a checkpoint.
-        answered: at a passive, the ranges of steps since its oldest checkpoint in which it
+        answered: ranges of steps, stated by a passive, since its oldest checkpoint in which it
             contributed to a sum, each with the passives that did.
     """
 
@@ -66,7 +67,7 @@ class Greeting:
     def from_message(cls, message: Envelope, known_identity: bytes) -> "Greeting":
         """Parse a peer's message as the greeting of the party with the identity `known_identity`.
 
-        Raises RemoteProtocolError: it is malformed, or names another identity.
+        Raises RemoteProtocolError: the message is malformed, or names another identity.
         """
         peer = message.sender
         try:
@@ -186,7 +187,7 @@ async def agree_on_contract(
 def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
     """Raise RemoteProtocolError if two parties share an identity or a run key.
 
-    `greetings`: by party.
+    `greetings`: name of each party -> its greeting.
     """
     identities = [greeting.identity for greeting in greetings.values()]
     run_keys = [greeting.run_key for greeting in greetings.values()]
@@ -202,7 +203,7 @@ def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
 def _parse_session_name(message: Envelope) -> str:
     """Return the session's name from the active's message.
 
-    Raises RemoteProtocolError: it is empty, too long, or not printable ASCII.
+    Raises RemoteProtocolError: the name is empty, too long, or not printable ASCII.
     """
     try:
         name = message.payload.decode("ascii")
@@ -218,7 +219,7 @@ def _parse_session_name(message: Envelope) -> str:
 def _parse_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes]:
     """Return a peer's signature, and its hello for the encrypted link to this party.
 
-    The signature is verified by the caller. `contract`: as this party built it.
+    The signature is verified by the caller. `contract`: the contract that this party built.
 
     Raises RemoteProtocolError: the peer built another contract (names the keys that differ), or
         the message is malformed.

@@ -93,9 +93,10 @@ class Calls:
 
         Args:
             caller: the caller's name, by the carrier; the peer proves its identity afterwards.
-            name: of the connection, 32 random bytes from the dialling end.
-            number: of the frame, from 0; -1 - n: the connection ends after its first n frames.
-            frame: its bytes; empty where the number is negative.
+            name: name of the connection, 32 random bytes from the dialling end.
+            number: number of the frame, from 0; -1 - n: the connection ends after its first n
+                frames.
+            frame: the frame's bytes; empty where the number is negative.
         """
         if type(name) is not bytes or type(number) is not int or type(frame) is not bytes:
             return False
@@ -221,7 +222,7 @@ class _CallConnection(Pipe):
         Returns False if the frame is repeated, too long or too far ahead: only the next `_AT_ONCE`
         frames are accepted, fewer while too many wait to be read.
 
-        `number`: that of the frame on this connection, from 0.
+        `number`: number of the frame on this connection, from 0.
         """
         with self._changed:
             if self._ended is not None or len(frame) > self._max_bytes:

@@ -102,7 +102,7 @@ class RevokedList:
     """A list of revoked certificates and identities; it is read again whenever its file changes.
 
     Args:
-        path: of the file; None: nothing is revoked.
+        path: path of the list; None: nothing is revoked.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -239,8 +239,8 @@ class Authority:
     """A certificate authority, which issues the parties' certificates.
 
     Attributes:
-        certificate: its own, self-signed, in PEM.
-        key: its private key, in PEM.
+        certificate: the authority's self-signed certificate, in PEM.
+        key: the authority's private key, in PEM.
     """
 
     certificate: bytes
@@ -260,7 +260,7 @@ class Authority:
             name: the party's name, which the certificate gets.
             days: how long the certificate is valid.
 
-        Raises RemoteProtocolError: it is no request, or not signed by its own key.
+        Raises RemoteProtocolError: not a request, or not signed by its own key.
         """
         try:
             csr = x509.load_pem_x509_csr(request)
@@ -332,8 +332,8 @@ def _make_builder(
 ) -> x509.CertificateBuilder:
     """Return a certificate under construction: subject, key, serial number, period of validity.
 
-    `name`: of the subject. `public`: its key. `days`: how long it is valid; negative for one that
-    has expired.
+    `name`: name of the subject. `public`: the subject's public key. `days`: how long it is valid;
+    negative for one that has expired.
     """
     now = dt.datetime.now(dt.UTC)
     return (
@@ -358,7 +358,7 @@ def _encode_private_key(secret: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _load_file(path: Path, setting: str) -> bytes:
-    """Return the content of a file. Raises ConfigError: it is unreadable or too large.
+    """Return the content of a file. Raises ConfigError: an unreadable or too large file.
 
     `setting`: the key below `tls` that names the file, for the error.
     """

@@ -139,7 +139,7 @@ class InMemoryNetwork:
     machines.
 
     Args:
-        names: of all parties.
+        names: names of all parties.
         record: called with every envelope that is sent and its bytes on the wire.
 
     Attributes:

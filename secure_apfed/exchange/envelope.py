@@ -88,7 +88,7 @@ class Envelope:
     """A message from one party to another: its session, step, kind and number, and its payload.
 
     Attributes:
-        step: of training, from 0; -1 before it.
+        step: step of training, from 0; -1 before training.
         sequence: number of this message on its link, from 0.
         payload: absent from `repr`.
     """
@@ -131,7 +131,7 @@ class Envelope:
     def parse_header(cls, header: bytes) -> "Envelope":
         """Return the envelope of a received header, with an empty payload.
 
-        Raises RemoteProtocolError: it is not a canonical header of this schema version.
+        Raises RemoteProtocolError: not a canonical header of this schema version.
         """
         try:
             if len(header) > _HEADER_LIMIT:

@@ -151,7 +151,8 @@ def dial(
 
     Args:
         address: host and port.
-        credentials: for TLS; None: plaintext, which `warn_of_plaintext` allows on loopback only.
+        credentials: TLS credentials; None: plaintext, which `warn_of_plaintext` allows on loopback
+            only.
         name: the name that the server's certificate must have; None: the host's, as behind a proxy.
         proxy: "http://host:port" of a proxy that is asked to CONNECT; None: as the environment
             says, for addresses of other machines.
@@ -200,7 +201,7 @@ class Port:
 
         Args:
             address: host and port.
-            credentials: for TLS; None: unencrypted, on loopback alone.
+            credentials: TLS credentials; None: unencrypted, on loopback alone.
             welcome: called with each new stream and the caller's certificate in PEM (b"" without
                 TLS), in a thread of its own.
 

@@ -188,7 +188,7 @@ class Links:
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
         """Encrypt every message from now on, and accept only encrypted ones of this session.
 
-        `session`: its name in the contract. `seals`: by peer, the keys that encrypt and
+        `session`: the session's name in the contract. `seals`: peer -> the keys that encrypt and
         authenticate messages to and from it.
 
         Raises LocalProtocolError: the links are sealed already, or a peer has no seal.
@@ -206,11 +206,11 @@ class Links:
 
         Args:
             receiver: a peer.
-            kind: of the message.
-            step: of training, or `BEFORE_TRAINING`.
+            kind: kind of the message.
+            step: step of training, or `BEFORE_TRAINING`.
             payload: the message's bytes.
 
-        Raises LocalProtocolError: there is no link to `receiver`.
+        Raises LocalProtocolError: no link leads to `receiver`.
         """
         self._require_links((receiver,))
         bodies: Iterable[bytes] = (payload,)
@@ -276,8 +276,8 @@ class Links:
             senders: the awaited peers, of whom at least `minimum` must still be connected.
             kinds: the message's kind is one of these.
             step: the step that it must have; None: any.
-            minimum: see `senders`.
-            patience: how long to wait, in units of `unit_s`; see `Awaited`.
+            minimum: smallest number of `senders` that must still be connected.
+            patience: how long to wait, in multiples of `unit_s`; see `Awaited`.
             maximum: the most bytes of the message, over all parts.
 
         Raises:
@@ -361,7 +361,7 @@ class Links:
         stored for the next `receive`.
 
         Args:
-            kind: that of the protocol's messages.
+            kind: kind of the protocol's messages.
             role: this party's end of the protocol.
             peers: the other parties that take part.
             maximum: the most bytes of a message.
@@ -481,8 +481,8 @@ def split_into_parts(number: int, message: bytes, size: int | None = None) -> It
     """Yield a message in parts, each after a header; an empty message has one part.
 
     Args:
-        number: that of the message on its link, from 0.
-        message: its bytes.
+        number: number of the message on its link, from 0.
+        message: bytes of the message.
         size: bytes of a part, without header; None: `PART_BYTES`.
     """
     size = size or PART_BYTES
@@ -494,7 +494,7 @@ class MessageAssembler:
     """A joiner of the parts that one peer sends, one message after another.
 
     Attributes:
-        kind: that of the message under way; "" between messages.
+        kind: kind of the message that is being received; "" between messages.
     """
 
     def __init__(self, me: str, peer: str, size: int | None = None) -> None:
@@ -564,7 +564,7 @@ class MessageAssembler:
 
         Args:
             kind: what the message is.
-            number: that of the message on its link.
+            number: number of the message on its link.
             total: bytes of the whole message, as announced.
             maximum: the most bytes that are accepted.
 
@@ -659,7 +659,7 @@ class Heartbeats:
 
         `heartbeat`: the number of IDs that the peer has processed in all, 8 bytes.
 
-        Raises RemoteProtocolError: it is malformed, reports less than `IDS_PER_HEARTBEAT` IDs more
+        Raises RemoteProtocolError: malformed; or it reports less than `IDS_PER_HEARTBEAT` IDs more
             than the peer's last one, or exceeds the peer's limit.
         """
         allowed = self._allowed.get(sender, 0)

@@ -24,7 +24,7 @@ class Pipe:
         self._ended: str | None = None
 
     def push_frame(self, frame: bytes) -> None:
-        """Append a frame, and wait while the pipe is full. Raises BrokenPipeError: it has ended."""
+        """Append a frame; wait while the pipe is full. Raises BrokenPipeError: it was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended is not None or len(self._frames) < self.room)
             if self._ended is not None:

@@ -62,7 +62,7 @@ def enter_room(
     """Enter the session's room at a relay, and wait there for a peer.
 
     Args:
-        connection: to the relay.
+        connection: connection to the relay.
         me: this party's keys and all peers' identities, whose digest names the room.
         peer: the peer to be connected to.
         wait_s: seconds to wait for the peer.
@@ -95,7 +95,7 @@ class _Entry(NamedTuple):
     Attributes:
         room: the room's name, from `name_room`.
         own: the public identity of the party that entered.
-        other: that of the peer it wants to be connected to.
+        other: public identity of the peer that the party wants to be connected to.
     """
 
     room: bytes
@@ -109,7 +109,8 @@ class _Entry(NamedTuple):
 
         `challenge`: random bytes that the hello must sign.
 
-        Raises RemoteProtocolError: it is malformed, of no party of the room, or not signed by it.
+        Raises RemoteProtocolError: malformed, from no party of the room, or not signed by its
+        sender.
         """
         try:
             if len(message) > _HELLO_BYTES:
@@ -151,7 +152,7 @@ class Relay:
 
     Args:
         address: where it listens.
-        credentials: for TLS; None: unencrypted.
+        credentials: TLS credentials; None: unencrypted.
         allowed: public identities that may enter; None: any.
         revoked: file of the certificates and identities that may not enter, read again whenever it
             changes; while it cannot be read, nobody may enter. None: there is none.

@@ -112,10 +112,10 @@ class ResumableLink:
     """A link that carries messages to and from one peer, in order, each exactly once.
 
     Args:
-        peer: its name, for errors.
+        peer: the peer's name, for errors.
         connect: makes a new connection, or raises OSError; called again after each break.
-        patience_s: for how long the peer may send nothing, not even heartbeats, before it counts as
-            gone; `close` waits as long.
+        patience_s: seconds for which the peer may send nothing, not even heartbeats, before it
+            counts as gone; `close` waits as long.
         first_s: seconds to wait for the first connection; None: `patience_s`.
         on_change: called, under a lock of the link, when a frame arrived or the link ended.
 
@@ -257,7 +257,7 @@ class ResumableLink:
     def receive(self, timeout_s: float) -> bytes:
         """Return the peer's next message.
 
-        Raises TimeoutError: none came in this time; RemoteProtocolError: the link has failed for
+        Raises TimeoutError: no message came in time; RemoteProtocolError: the link has failed for
         good, or the peer closed it; LocalProtocolError: in a forked process.
         """
         self._fork_check.require_own_process()
@@ -375,7 +375,8 @@ class ResumableLink:
     def _handle_break(self, error: Exception, *, gives_up: bool) -> None:
         """Record why a connection broke or was not made; a refusal's reason takes precedence.
 
-        The link fails for good if the peer said goodbye, or if `gives_up`: its time is over.
+        The link fails for good if the peer said goodbye, or if `gives_up`: the time for
+        reconnecting is over.
         """
         reason = str(error) or "the connection ended"
         level = logging.DEBUG if self._wire is None else logging.WARNING
@@ -448,7 +449,7 @@ class ResumableLink:
     def _handle_frame(self, frame: bytes) -> None:
         """Process one frame: a confirmation, the next part, or a goodbye.
 
-        Raises RemoteProtocolError: it is malformed or out of order.
+        Raises RemoteProtocolError: a malformed frame, or one out of order.
         """
         kind, number, confirmed, body = self._parse_frame(frame)
         with self._changed:
@@ -492,7 +493,7 @@ class ResumableLink:
     def _drop_confirmed_parts(self, confirmed: int) -> None:
         """Forget the parts that the peer confirms; `confirmed`: the number of all it has received.
 
-        Raises RemoteProtocolError: they were never sent.
+        Raises RemoteProtocolError: the peer confirms parts that were never sent.
         """
         if not self._confirmed <= confirmed <= self._confirmed + len(self._unconfirmed):
             raise RemoteProtocolError(
@@ -595,7 +596,7 @@ class LinkTransport:
 
     Args:
         me: the party's name.
-        connect: by peer, a function that returns an authenticated connection to it, or raises
+        connect: peer -> a function that returns an authenticated connection to it, or raises
             OSError.
         patience_s: how long a peer may send nothing, not even heartbeats.
         meet_s: how long to wait for its first connection.
@@ -687,7 +688,8 @@ class LinkTransport:
 
         Waits for one at most `timeout_s` seconds.
 
-        Raises PartyLeftError: see `_compute_wait`.
+        Raises PartyLeftError: too few awaited peers are left, or none sent in time
+        (`_compute_wait`).
         """
         deadline = time.monotonic() + timeout_s
         while True:

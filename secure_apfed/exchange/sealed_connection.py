@@ -62,7 +62,7 @@ class LocalEnd:
     """This end of every connection: the party's own keys, and the public keys of its peers.
 
     Attributes:
-        name: of the party; identity: its long-term key pair.
+        name: the party's name; identity: its long-term key pair.
         known: public identities of its peers, by name.
         certificate: SHA-256 of its own TLS certificate, hex; empty without TLS.
         revoked: the certificate digests and keys (hex) that are currently refused.
@@ -95,7 +95,7 @@ class _Hello(NamedTuple):
 
     @classmethod
     def from_bytes(cls, message: bytes) -> "_Hello":
-        """Parse a hello. Raises RemoteProtocolError: it is malformed, not canonical, or of another
+        """Parse a hello. Raises RemoteProtocolError: malformed, not canonical, or of another
         version.
         """
         try:
@@ -157,7 +157,7 @@ def prove_identity(
 def _read_until_closed(connection: Connection) -> None:
     """Discard what the other end sends, until it closes or `_PROOF_S` are over.
 
-    Raises ConnectionRefusedError: it sent a refusal.
+    Raises ConnectionRefusedError: the other end sent a refusal.
     """
     deadline = time.monotonic() + _PROOF_S
     try:
@@ -413,7 +413,7 @@ class PeerAcceptor:
     def take_connection(self, name: str) -> Connection:
         """Return the peer's newest connection, after at most `_POLL_S`.
 
-        Raises OSError: none came; its text is the reason of the last failed attempt.
+        Raises OSError: no connection came; its text is the reason of the last failed attempt.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._unused_connections, _POLL_S):

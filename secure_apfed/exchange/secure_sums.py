@@ -9,7 +9,7 @@ from secure_apfed.settings.training import SumSettings
 def find_sum_class(settings: SumSettings) -> type[SecureSum]:
     """Return the class of the configured sum, with its facts.
 
-    Raises ConfigError: there is none of this scheme and masks; names the nearest.
+    Raises ConfigError: no class has this scheme and masks; names the nearest.
     """
     name = format_sum_name(settings.scheme, settings.masks)
     if name not in SECURE_SUMS:

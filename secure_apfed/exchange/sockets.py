@@ -55,7 +55,7 @@ class SocketConnection:
         self._wire.sendall(_LENGTH.pack(len(buf)) + buf)
 
     def recv_bytes(self) -> bytes:
-        """Return the next frame. Raises EOFError: it is too long, or the other end closed."""
+        """Return the next frame. Raises EOFError: a frame is too long, or the other end closed."""
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         if size > self._max_bytes:
             reason = refuse_long_frame(self, self._max_bytes)
@@ -122,7 +122,7 @@ class Port:
     def __init__(
         self, address: Address, welcome: Callable[[SocketConnection, bytes], None]
     ) -> None:
-        """Listen at this address. Raises OSError: it cannot be used.
+        """Listen at this address. Raises OSError: the address cannot be used.
 
         `welcome`: called with each new connection and b"" (in place of a TLS certificate), in a
         thread of its own.
@@ -164,7 +164,7 @@ class Port:
 def parse_address(text: str) -> Address:
     """Return host and port of "host:port"; an IPv6 address is written in brackets, "[::1]:7001".
 
-    Raises LocalProtocolError: it is written otherwise.
+    Raises LocalProtocolError: the text has another form.
     """
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host

@@ -74,7 +74,7 @@ class Waiting(_Frozen):
     Attributes:
         senders: the peers one of which should send it.
         kinds: the kinds that it may have.
-        step: its step; null: any.
+        step: step that it must have; null: any.
         since_s: an age: for how many seconds the party has waited.
         patience_s: after how many seconds the wait fails.
     """
@@ -104,12 +104,13 @@ class Status(_Frozen):
     Attributes:
         phase: connecting; agreement, alignment, set-up, training, prediction or checkpoint; ended
             or failed.
-        step: of the last envelope, null before training.
+        step: step of the last envelope, null before training.
         waits: null while it computes; meets: null but while it waits for peers to connect.
         session: 1 of the first that this process began, 2 of the one after a restart.
-        figure, epsilon, promise: its privacy promise for all its messages over all sessions, by its
-            name in `secure_apfed.settings.promises.FIGURES`: "bounded" by a finite epsilon, "no
-            guarantee" (infinite), or "nothing is sent" (null).
+        figure, epsilon, promise: the privacy guarantee for all its messages over all sessions.
+            `figure` is a key of `secure_apfed.settings.promises.FIGURES`, such as epsilon_x;
+            `promise` is "bounded" by a finite epsilon, "no guarantee" (infinite), or "nothing is
+            sent" (null).
         less_protected: a sentence of each setting that protects less than by default, and of each
             organisation that reads or alters more because it runs several parties.
     """
@@ -194,12 +195,13 @@ class StatusTracker:
         """Start a party's session, before any peer is connected; a later call starts the next one.
 
         Args:
-            party: its name.
+            party: name of the party.
             peers: the other parties' names.
-            meter: the account of its privacy promise; None: it sends nothing that is counted.
+            meter: computes the privacy cost of what it sends; None: it sends nothing that is
+                counted.
             meet_s: how long it waits until all peers are connected; 0: not known.
             less_protected: sentences on settings that protect less; see `Status`.
-            past: by peer, the bytes sent and received in earlier sessions, to which this one adds.
+            past: peer -> the bytes sent and received in earlier sessions, to which this one adds.
         """
         with self._lock:
             self._party = party

@@ -53,7 +53,7 @@ _FlowKey = tuple[str, str, Kind]
 def count_free_megabytes(folder: Path | None = None) -> float:
     """Return the free megabytes on the disk where a run's payloads are stored.
 
-    `folder`: of the run; None: the system's temporary folder, as for runs without one.
+    `folder`: folder of the run; None: the system's temporary folder, as for runs without one.
     """
     return shutil.disk_usage(folder or tempfile.gettempdir()).free / 1e6
 
@@ -63,7 +63,7 @@ class Flow:
     """All messages of one kind from one party to another.
 
     Attributes:
-        messages: their number; first_step, last_step: when (-1: before training).
+        messages: number of messages; first_step, last_step: when (-1: before training).
         payload_bytes: what the receiver read; wire_bytes: with headers and seals.
     """
 
@@ -100,9 +100,9 @@ class _Epoch:
 
     Attributes:
         path: the file of all payloads.
-        places: by a payload's digest, its first byte in the file and the one after its last.
+        places: digest of a payload -> its first byte in the file and the one after its last.
         envelopes: each without its payload, with the payload's digest.
-        sums: by step, the digest of the stored sum that the active decoded.
+        sums: step -> the digest of the stored sum that the active decoded.
         contributed: bytes of the stored contributions.
         synced: whether all payloads are on the disk.
     """
@@ -283,7 +283,7 @@ class Transcript:
     def record_envelope(self, envelope: Envelope, wire_bytes: int) -> None:
         """Count a sent envelope, and store it if its kind and epoch are to be kept.
 
-        `wire_bytes`: its size with header and seal.
+        `wire_bytes`: size with header and seal, in bytes.
         """
         self._count_messages(
             (envelope.sender, envelope.receiver, envelope.kind),
@@ -343,8 +343,8 @@ class Transcript:
 
         Files that this state names are kept as long as it is one of the newest two.
 
-        `step`: of the checkpoint that the state belongs to; None: it is the last state of the run,
-        and all other files are deleted.
+        `step`: step of the checkpoint that the state belongs to; None: it is the last state of the
+        run, and all other files are deleted.
         """
         if step is None:
             self._files_by_step = {}

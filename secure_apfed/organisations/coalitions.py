@@ -145,7 +145,7 @@ class Conflict:
 
     Attributes:
         parties: names, in the run's order.
-        who: their roles, as in `Coalition.who`.
+        who: the roles that collude, a value of `Coalition.who`.
         gets: what they would read or alter, in words.
     """
 
@@ -177,7 +177,7 @@ def find_conflicts(
 
     Args:
         config: the run's settings.
-        roles: of all parties of the run, by name.
+        roles: name -> role of each party of the run.
         together: names of the parties that the organisation runs.
     """
     passives = sum(role == "passive" for role in roles.values())
@@ -225,7 +225,7 @@ def _list_members(
 
     Args:
         who: the coalition's roles, as in `Coalition.who`.
-        roles: of all parties of the run, by name.
+        roles: name -> role of each party of the run.
         together: names of the parties that one organisation runs.
         minimum: how many passives the coalition needs, if it says several.
     """

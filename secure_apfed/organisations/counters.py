@@ -63,10 +63,10 @@ class Count:
     """The state of a counter.
 
     Attributes:
-        number: of releases, answers or refusals; it never falls.
+        number: number of releases, answers or refusals so far; it never falls.
         origin: a digest, hex, that differs between the files of different runs and parties.
-        digest: of all that was counted, hex; equal to `origin` if the file does not store each
-            count.
+        digest: digest (hex) of all that was counted; equal to `origin` if the file does not store
+            each count.
     """
 
     number: int
@@ -91,7 +91,7 @@ class _Witness(BaseModel):
         party: the party's name.
         lines: number of lines of its audit log.
         chain: hash of the log's last line, which depends on all lines before.
-        counters: by file name.
+        counters: name of each counter's file -> its recorded count.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -175,7 +175,7 @@ class _BookCounter:
         self._path = path
 
     def load_count(self) -> Count:
-        """Return the book's current count. Raises CheckpointError: it is not an answer book."""
+        """Return the book's current count. Raises CheckpointError: not a file of answer counts."""
         os.close(open_regular(self._path, create=False))
         try:
             address = f"{self._path.resolve().as_uri()}?mode=rw"
@@ -211,7 +211,7 @@ class CounterKind:
     """A kind of counter in a party's folder.
 
     Attributes:
-        pattern: of the names of its files.
+        pattern: pattern of the names of its files.
         counts: what it counts, in a few words.
         make: makes a reader of such a file.
         when_saved: whether a count is recorded only when a checkpoint is about to store it; before
@@ -245,8 +245,8 @@ class CounterFiles:
     """The counters in one party's folder, read while the party runs; a `CounterSource`.
 
     Args:
-        folder: the party's.
-        party: its name.
+        folder: the party's folder.
+        party: the party's name.
         noted: the recorded counts, by file name.
         watches: whether the files are read for new counts; otherwise `list_changes` reports the
             recorded ones.
@@ -336,10 +336,10 @@ class _Fault:
     """A fault of a counter's file.
 
     Attributes:
-        name: of the file.
+        name: name of the counter's file.
         why: the kind of fault.
         noted: the recorded count, which the file should have at least.
-        actual: its present count; None: it cannot be read.
+        actual: the file's present count; None: it cannot be read.
         detail: further words on an unreadable file.
     """
 
@@ -355,9 +355,10 @@ class _Record:
     """The recorded counters of a folder.
 
     Attributes:
-        noted: by file name, from the audit log, or from `counters.json` if the log has a fault.
+        noted: name of each counter's file -> its count, from the audit log, or from `counters.json`
+            if the log has a fault.
         log: the audit log's summary; None: there is none, or it has a fault.
-        fault: of the audit log itself; None: none.
+        fault: fault of the audit log itself; None: none.
     """
 
     noted: dict[str, Count]
@@ -428,7 +429,7 @@ def _find_log_fault(
         log: the log's summary.
         party: the folder's party.
         noted: how many lines `counters.json` records of the log.
-        witness: that file; None: there is none.
+        witness: content of `counters.json`; None: there is none.
         chain_at: the log's chain hash after that many lines, if it has them.
     """
     if log.party != party:
@@ -469,7 +470,7 @@ def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
 def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
     """Compare one counter's file with its recorded count; return its fault, or None.
 
-    `name`: of the file. `noted`: the recorded count.
+    `name`: name of the counter's file. `noted`: the recorded count.
     """
     path = folder / name
     kind = find_counter_kind(name)
@@ -546,7 +547,7 @@ class Restart:
     """The outcome of `restart_counter`.
 
     Attributes:
-        line: for the audit log.
+        line: line to be added to the audit log.
         aside: the new path of a file that was unreliable; None: there was none, or the counter
             continues from it.
         files: the other counters as recorded.
@@ -570,8 +571,8 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
     counter restarts at zero.
 
     Args:
-        folder: the party's.
-        name: of the counter's file.
+        folder: the party's folder.
+        name: name of the counter's file.
         party: the party's name.
         now: seconds since 1970.
 

@@ -95,8 +95,8 @@ class Owner:
     """The owner of a folder.
 
     Attributes:
-        folder: the party's.
-        party: its name.
+        folder: the party's folder.
+        party: the party's name.
         peers: the other parties' public identities, by name.
         file: the party's file; None: there is none.
     """
@@ -144,7 +144,7 @@ class EndPlan:
     """The plan of an end: what it deletes and keeps.
 
     Attributes:
-        owner: of the folder.
+        owner: owner of the folder.
         deletes: name, reason and bytes of each file, in order.
         keeps: the reason, by file name.
         ended_at: when the project was ended here, seconds since 1970; None: it is not.
@@ -255,7 +255,7 @@ def _write_marker(
     """Write `project-ended.json`, which forbids to start anything in the folder.
 
     Args:
-        owner: of the folder.
+        owner: owner of the folder.
         deletes: names of the files to delete.
         now: seconds since 1970.
         is_complete: whether they are deleted already.

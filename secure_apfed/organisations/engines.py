@@ -96,7 +96,7 @@ class EnginePlan:
 
 
 def find_engine(text: str) -> EngineName:
-    """Return the engine of this name, in upper or lower case. Raises ValueError: there is none."""
+    """Return the engine of this name, in upper or lower case. Raises ValueError: no such engine."""
     for name in ENGINES:
         if text.casefold() == name:
             return name
@@ -256,7 +256,7 @@ def _make_job(
         plan: the project.
         job: the folder of the job.
         site_class: dotted path of the class that runs a site's party.
-        options: its arguments.
+        options: keyword arguments of that class.
     """
     server = {
         "format_version": 2,
@@ -304,7 +304,7 @@ def _make_job(
 
 
 def _make_nvflare_page(plan: EnginePlan, folder: Path) -> str:
-    """Return the page with the commands for NVFlare; `folder`: that of the engine's files."""
+    """Return the page with the commands for NVFlare; `folder`: folder of the engine's files."""
     kits = folder / "kits" / plan.title / "prod_00"
     host, _ = plan.server
     submit: _Words = ["nvflare", "job", "submit", "--startup-kit", kits / _name_lead(plan), "-j"]
@@ -381,7 +381,7 @@ def _make_flower_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
 
 
 def _make_flower_page(plan: EnginePlan, folder: Path) -> str:
-    """Return the page with the commands for Flower; `folder`: that of the engine's files."""
+    """Return the page with the commands for Flower; `folder`: folder of the engine's files."""
     key = folder / "supernode-key"
     certificate = folder / "superlink.pem"
     make_key = _Step(
@@ -465,7 +465,7 @@ def _read_variables(path: Path) -> str:
 def _make_page(plan: EnginePlan, title: str, steps: Sequence[_Step]) -> str:
     """Return a page of instructions in Markdown.
 
-    `title`: the engine's name. `steps`: in the order in which the party runs them.
+    `title`: the engine's name. `steps`: the steps in the order in which the party runs them.
     """
     head = (
         f"# {title} at {plan.party}\n\n"
@@ -477,7 +477,7 @@ def _make_page(plan: EnginePlan, title: str, steps: Sequence[_Step]) -> str:
 def _make_environment(variables: Mapping[str, Path]) -> str:
     """Return the text of a file that a shell reads with `.`, and systemd as an EnvironmentFile.
 
-    `variables`: their values by name.
+    `variables`: name of each variable -> its value.
     """
     return "".join(f"{name}={shlex.quote(str(path))}\n" for name, path in variables.items())
 

@@ -64,7 +64,7 @@ class Reply:
 
     Attributes:
         asked: the question's name.
-        values: its content, untrusted.
+        values: content of the reply, untrusted.
         error: Flower's error code; None: there is no error.
     """
 
@@ -93,7 +93,7 @@ def run_own_party(environment: Mapping[str, str]) -> int:
 
     `environment`: the site's variables, by name.
 
-    Raises ConfigError: they name no party, or a log that cannot be written.
+    Raises ConfigError: the variables name no party, or a log that cannot be written.
     """
     if not (path := environment.get(PARTY_FILE)):
         raise ConfigError(
@@ -160,7 +160,7 @@ class Lead:
     """The server's side of one run: it finds the parties' SuperNodes and asks each to start.
 
     Args:
-        names: of all parties of the run.
+        names: names of all parties of the run.
         project: the digest of the sealed project in hex; a site of another project is refused.
         mail: reaches the SuperNodes.
         restarts: how often a party is started again after its SuperNode was gone.
@@ -268,7 +268,7 @@ class Lead:
     def _meet_site(self, node: int, reply: Reply) -> None:
         """Note which party a SuperNode runs; leave out others and second ones.
 
-        `node`: Flower's number of the SuperNode. `reply`: its party and project.
+        `node`: Flower's number of the SuperNode. `reply`: says its party and project.
         """
         values = reply.values
         name = str(values.get("party", ""))

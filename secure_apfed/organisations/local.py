@@ -153,7 +153,7 @@ def make_link_settings(
 
     The authority's key is discarded afterwards, so that it cannot sign further certificates.
 
-    `link_type`: the connection between the parties. `folders`: by party, its folder.
+    `link_type`: the connection between the parties. `folders`: party -> its folder.
     """
     if link_type == "tcp":
         return {name: {"link": link_type, "reconnect_s": _GONE_S} for name in folders}
@@ -200,7 +200,7 @@ def make_relay_command(files: Iterable[Path]) -> tuple[str, ...]:
 def run_relay(files: Iterable[Path]) -> Iterator[None]:
     """Run the relay that these parties' files name, if any, in a process during the `with` block.
 
-    Raises ConfigError: it did not start.
+    Raises ConfigError: the relay did not start.
     """
     words = make_relay_command(files)
     if not words:
@@ -518,8 +518,8 @@ def _wait_for_processes(
 
     Parties whose part is over and which still measure what they sent are awaited without limit.
 
-    `processes`: of all parties. `active_folder`: of the active's run. `timeout_s`: the unit of
-    patience: seconds for which a party may be silent.
+    `processes`: processes of all parties. `active_folder`: folder of the active's run. `timeout_s`:
+    the unit of patience: seconds for which a party may be silent.
     """
     active = next(process for process in processes if process.name == config.data.active_name)
     others = [process for process in processes if process is not active]
@@ -583,7 +583,7 @@ def _find_failure(processes: Sequence[_Process]) -> Exception | None:
     The error is of the kind that the first party reported which did not stop because of another;
     without one it is a PartyLeftError.
 
-    `processes`: of all parties, which have ended.
+    `processes`: processes of all parties, which have ended.
     """
     failed = [process for process in processes if process.code != 0]
     if not failed:

@@ -79,7 +79,7 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
 def make_job(name: str, parties: Mapping[str, Site]) -> FedJob:
     """Return a job that runs these parties at their sites, and ends when one of them disappears.
 
-    `name`: the job's. `parties`: by site.
+    `name`: name of the job. `parties`: name of each site -> the party there.
     """
     job = FedJob(name, len(parties), list(parties), fail_fast=True)
     job.set_app_packages(["secure_apfed"])
@@ -97,7 +97,7 @@ def simulate_job(
     """Run the parties of this machine as a job in NVFlare's simulator, each in its own process.
 
     Args:
-        files: of all parties, as `prepare_parties` of `organisations/local.py` makes them for
+        files: party -> its file, as `prepare_parties` of `organisations/local.py` makes them for
             "nvflare".
         workspace: NVFlare's folder; files of a former job in it are removed.
         resume: whether the parties continue from the checkpoints in their folders.
@@ -144,7 +144,7 @@ def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> 
     already.
 
     Args:
-        resources: its `local/resources.json`; created from `resources.json.default` if missing.
+        resources: path of `local/resources.json`; created from `resources.json.default` if missing.
         classes: names, or prefixes that end in a dot.
     """
     default = resources.with_name(f"{resources.name}.default")

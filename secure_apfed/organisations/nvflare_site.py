@@ -96,8 +96,8 @@ class Site:
         return ""
 
     def _require_first(self, site: str, caller: str) -> None:
-        """Note that the party starts. Raises WrongSiteError: it has run in this job before, or
-        another site than the server calls.
+        """Note that the party starts. Raises WrongSiteError: the party has run in this job before,
+        or another site than the server calls.
         """
         with self._lock:
             if self._has_started or caller != SERVER:
@@ -164,7 +164,7 @@ class Site:
     def stopped(self, failure: str) -> None:
         """Note that the calling site's party has ended, and will not connect again.
 
-        `failure`: its error or message, untrusted.
+        `failure`: error or message of the site, untrusted.
         """
         reason = _shorten_to_line(failure)
         with self._lock:
@@ -202,7 +202,7 @@ class Site:
         Args:
             peers: NVFlare's object of each other site, by name.
             settings: the party's file.
-            identity: its key pair.
+            identity: the party's key pair.
             identities: public identities of all parties, by name.
             report_missing: called with the peers that have not connected yet.
 
@@ -332,8 +332,8 @@ class WrongSiteError(ConfigError):
 
 
 def find_party_file(site: str) -> Path:
-    """Return the party's file that the site's environment names. Raises WrongSiteError: it names
-    none.
+    """Return the party's file that the site's environment names. Raises WrongSiteError: the
+    environment names none.
     """
     if not (path := os.environ.get(PARTY_FILE)):
         raise WrongSiteError(

@@ -30,9 +30,9 @@ class SentBatch:
     """A batch that this party sent or contributed.
 
     Attributes:
-        kind: of the message.
+        kind: kind of the message.
         receiver: the peer.
-        step: of the run.
+        step: step of the run.
         rows: alignment positions, (B,).
         values: representations or gradients of these, (B, *shape).
     """
@@ -53,7 +53,7 @@ class OwnRecord:
 
     Args:
         me: the party's name.
-        role: its role.
+        role: the party's role.
         config: the run's settings.
         data: the party's; None: it has no rows.
         active: the active's name.
@@ -63,7 +63,7 @@ class OwnRecord:
     Attributes:
         sent_by_me: the messages that it sent in all sessions, by receiver and kind; received_by_me:
             those that it received.
-        past: its sessions before this one.
+        past: totals of its sessions before this one.
         rows: rows of its table by alignment position, once known; -1: a person that it lacks.
     """
 

@@ -171,9 +171,9 @@ class OwnLimits(Settings):
     """A party's own limits, below which no settings of a run may go.
 
     Attributes:
-        minima: by setting, such as `rules.minimum_batch: 20`, the smallest value that this party
-            accepts; for a choice the least protective one, such as `party_seeds: secret`. `*` is
-            any name.
+        minima: key path of a setting, such as `rules.minimum_batch: 20` -> the smallest value that
+            this party accepts; for a choice the least protective one, such as `party_seeds:
+            secret`. `*` is any name.
         maxima: the largest accepted value of settings that protect less if larger, such as
             `rules.spare_answers: 2`.
     """
@@ -194,7 +194,7 @@ class OwnLimits(Settings):
 
         Args:
             config: the run's settings.
-            party: whose limits these are, for the error.
+            party: name of the party that sets the limits, for the error.
             path: the file of the limits, for the error.
             ask: the party that may change the run's settings, for the error.
         """
@@ -311,8 +311,8 @@ def connect_peers(
     """Connect to all peers by the type of link that the party's file names.
 
     Args:
-        file: the party's.
-        identity: its key pair.
+        file: the party's file.
+        identity: the party's key pair.
         known: public identities of all parties, by name.
         on_missing: called repeatedly with the missing peers and the reason for each.
 
@@ -332,8 +332,8 @@ class _TcpRoutes:
     """A party's routes to its peers over TCP: it dials those that listen, and accepts the others.
 
     Attributes:
-        file: the party's.
-        me: its keys and those of its peers.
+        file: the party's file.
+        me: the party's own keys and the public keys of its peers.
         certificate: SHA-256 of its TLS certificate, hex; empty without TLS.
     """
 
@@ -426,7 +426,7 @@ class _TcpRoutes:
             ) from error
 
     def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
-        """Return the acceptor for peers that dial this party; `awaited`: their names."""
+        """Return the acceptor for peers that dial this party; `awaited`: names of these peers."""
         me = self.me.name
         absence = (
             f"it did not come to {me} within {self.file.meet_s:g} s; start it, correct the "
@@ -514,7 +514,8 @@ class _GrpcRoutes(_TcpRoutes):
     def _require_certificate(self, name: str, certificate: bytes) -> None:
         """Raise RemoteProtocolError unless a caller's certificate is that of the peer `name`.
 
-        Not checked without TLS, or for a peer behind a proxy. `certificate`: in PEM.
+        Not checked without TLS, or for a peer behind a proxy. `certificate`: the certificate in
+        PEM.
         """
         peer = self.file.peers.get(name)
         if self._credentials is not None and peer is not None and not peer.behind_proxy:
@@ -529,7 +530,7 @@ class _GrpcRoutes(_TcpRoutes):
     def load_revocations(self) -> frozenset[str]:
         """Return the entries of the current revocation list.
 
-        Raises ConnectionError: it cannot be read, so that no peer is admitted.
+        Raises ConnectionError: the list cannot be read, so that no peer is admitted.
         """
         try:
             return self._certificates.load_revocations(
@@ -665,11 +666,11 @@ class ConnectedParty:
     """A party in a session, connected to all peers.
 
     Attributes:
-        own: its settings, data, secrets and code.
-        role: its role in the run.
-        links: its links, over the transport.
+        own: the party's settings, data, secrets and user-defined code.
+        role: the party's role in the run.
+        links: the party's links to all peers, over the transport.
         transport: carries its frames.
-        record: of its messages.
+        record: the record of its messages.
     """
 
     own: PartyContext
@@ -694,8 +695,8 @@ def connect_with_audit(
 
     Args:
         file: the party's.
-        identity: its key pair.
-        meter: the account of its privacy promise.
+        identity: the party's key pair.
+        meter: computes the privacy cost of what the party sends.
         status: records the state of all links.
         connect: connects to the peers.
         past: totals of earlier sessions, to which the status adds.

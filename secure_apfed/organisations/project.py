@@ -126,8 +126,8 @@ class Document(Settings):
     """A document that a party signs.
 
     Attributes:
-        kind: of the document.
-        version: of secure-apfed that wrote it.
+        kind: kind of the document.
+        version: version of secure-apfed that wrote it.
         party: the author.
         identity: the author's public key, hex.
     """
@@ -148,7 +148,7 @@ class Proposal(Document):
     """The organiser's proposal of a run to all parties; `party` is the organiser.
 
     Attributes:
-        settings: of the run, as `list_shared_settings` returns them.
+        settings: settings of the run, as `list_shared_settings` returns them.
         addresses: "host:port" of the parties that listen; the others only dial out.
         relay: the address that all dial instead; null: there is no relay.
         relay_by: the party that runs it.
@@ -217,7 +217,7 @@ class Proposal(Document):
         """Return the run's settings.
 
         `own_table`: settings of one party's own table, which are added as `data.parties.PARTY`;
-        None: none are. `party`: that party's name.
+        None: none are. `party`: name of that party.
 
         Raises ConfigError: the party has no table in the run, or the settings name code.
         """
@@ -396,9 +396,9 @@ class SealedProject(Document):
 
     Attributes:
         proposal: signed by the organiser.
-        answers: by party, each signed by it.
+        answers: party -> its answer, signed by it.
         ca: certificates of all authorities, in PEM.
-        certificates: by party, in PEM; that of the relay by its own name.
+        certificates: party -> its certificate, in PEM; the relay's under the relay's own name.
     """
 
     kind: Literal["sealed project"] = "sealed project"
@@ -548,7 +548,7 @@ def propose_project(
     Args:
         config: the run's settings, with the organiser's own table.
         party: the organiser.
-        folder: its own, in which there is no project yet.
+        folder: the organiser's folder, in which there is no project yet.
         certificates, columns, show: as of `answer_proposal`.
         fields: addresses, relay, relay_by, over, server, run_by and together of the proposal.
 
@@ -589,9 +589,9 @@ def answer_proposal(
     """Create a party's folder, keys, settings and answer; run by each party that takes part.
 
     Args:
-        path: of the proposal.
+        path: path of the proposal.
         party: the party that answers.
-        folder: its own, in which there is no project yet.
+        folder: the party's folder, in which there is no project yet.
         table: settings of its own table, as in `data.parties`; None: it has none.
         certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
             has an authority of its own; None: the organiser is asked for a certificate.
@@ -720,7 +720,8 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
     project's words. `secure_apfed.organisations.renewal` renews one certificate under the same
     authority, whose key stays in this folder.
 
-    `paths`: of the answers. `folder`: the organiser's. `days`: how long certificates are valid.
+    `paths`: paths of the answers. `folder`: the organiser's. `days`: how long certificates are
+    valid.
 
     Raises:
         ConfigError: the folder is not the organiser's.
@@ -779,7 +780,7 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
 
     Keys of party.yaml that the project does not set stay as they are.
 
-    `path`: of the sealed project. `party`: this party. `folder`: its own.
+    `path`: path of the sealed project. `party`: this party. `folder`: this party's folder.
 
     Raises:
         RemoteProtocolError: the project is of another proposal, or lacks this party's answer.

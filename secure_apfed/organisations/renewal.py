@@ -100,7 +100,8 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
 def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
     """Issue a certificate for a request; return the path of the answer. Run by the organiser.
 
-    `path`: of the request. `folder`: the organiser's. `days`: how long the certificate is valid.
+    `path`: path of the request. `folder`: the organiser's folder. `days`: how long the certificate
+    is valid.
 
     Raises:
         ConfigError: this is not the organiser's folder, or has no key of the authority.
@@ -141,7 +142,7 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
     A training continues with the old one until it is started again; a serving party restarts its
     session with the new one. If the process is killed, the same call completes it.
 
-    `path`: of the organiser's answer. `config`: this party's file.
+    `path`: path of the organiser's answer. `config`: this party's file.
 
     Raises:
         RemoteProtocolError: it is not from the organiser, or belongs to another project.
@@ -186,7 +187,7 @@ def _find_key_file(certificate: bytes, next_key: Path, in_use: Path) -> Path:
 
 
 def _require_tls(file: PartyFile, config: Path) -> Any:
-    """Return the TLS settings of a party's file. Raises ConfigError: there are none."""
+    """Return the TLS settings of a party's file. Raises ConfigError: none are set."""
     if file.tls is None:
         raise ConfigError(f"{config}: {file.party} has no `tls`, so it shows no certificate")
     return file.tls
@@ -212,7 +213,7 @@ def _require_signer(
     """Raise RemoteProtocolError if a document is of another project, or not signed by the identity
     that the sealed project names for the party `signer`.
 
-    `path`: of the document, for the error.
+    `path`: path of the document, for the error.
     """
     identities: Mapping[str, str] = {
         name: answer.identity for name, answer in sealed.answer_documents.items()

@@ -53,8 +53,8 @@ class Reader:
     """A party's file, and the revocation list that it names.
 
     Attributes:
-        party: its name.
-        path: of the file.
+        party: the party's name.
+        path: path of its file.
         revoked: the list; None: it names none.
         relay: the address of the relay that the party dials; None: none.
     """
@@ -224,8 +224,8 @@ class SessionFiles:
     The session restarts if one of them is replaced.
 
     Args:
-        path: of the party's file.
-        file: its content.
+        path: path of the party's file.
+        file: content of the party's file.
         others: further files, whose replacement matters as well.
         say: called once with a message if a replaced file cannot be used.
     """

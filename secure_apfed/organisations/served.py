@@ -177,8 +177,8 @@ class AnswerBook:
     ) -> None:
         """Count one answer about each of these people. Raises LimitReachedError; then none counts.
 
-        `people`: their IDs. `would_cost`: returns the epsilon of a number of answers about one
-        person; None: answers have no noise.
+        `people`: IDs of these people. `would_cost`: returns the epsilon of a number of answers
+        about one person; None: answers have no noise.
         """
         with self._open_transaction():
             most_answers = max(
@@ -194,8 +194,8 @@ class AnswerBook:
     ) -> list[int]:
         """Return the indices of those people about whom no more answers are allowed.
 
-        `people`: their IDs. `cost`: returns the epsilon of a number of answers about one person;
-        None: answers have no noise.
+        `people`: IDs of these people. `cost`: returns the epsilon of a number of answers about one
+        person; None: answers have no noise.
         """
         limit = self._limits.a_person
         if cost is not None and self._budget is not None:
@@ -282,9 +282,9 @@ class _JointParty:
         method: the run's method.
         folder: the party's.
         run: the run's name in the contract.
-        card: of its network; None: it has none, as an aggregator.
-        tensors: the network's, by name.
-        code: its own networks.
+        card: card of the party's network; None: it has none, as an aggregator.
+        tensors: the network's tensors, by name.
+        code: the party's user-defined networks.
     """
 
     file: PartyFile
@@ -492,7 +492,7 @@ class _Refusals:
     def require_bearable(self, missing: Mapping[str, str]) -> None:
         """Raise PartyLeftError if a party was refused, or refused this one, for `_REFUSED_S`.
 
-        `missing`: by missing party, the reason, which is a `Refusal` or another text.
+        `missing`: missing party -> the reason, which is a `Refusal` or another text.
         """
         now = self._clock()
         refused = {name: cause for name, cause in missing.items() if isinstance(cause, Refusal)}
@@ -592,8 +592,8 @@ class _Block:
     """Rows of the file that are predicted together.
 
     Attributes:
-        names: their IDs as in the file.
-        ids: the same, normalised and encoded.
+        names: IDs of the rows as in the file.
+        ids: the same IDs, normalised and encoded.
         features: (B, *shape).
     """
 
@@ -682,8 +682,8 @@ class _JointPrediction:
     ) -> None:
         """Load the local model, for people who cannot be predicted jointly.
 
-        `party`: the active. `card`: of its joint network. `blocks`: the rows. `write`: called with
-        a frame of each block of predictions.
+        `party`: the active. `card`: card of its joint network. `blocks`: the rows. `write`: called
+        with a frame of each block of predictions.
         """
         self._party = party
         self._blocks = blocks

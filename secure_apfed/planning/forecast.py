@@ -137,8 +137,8 @@ class TableCost:
     """The approximate memory and disk that a party's mapped table takes, in bytes.
 
     Attributes:
-        memory_bytes: at most, of its process, mapped pages included.
-        disk_bytes: at most, of temporary files and of the alignment, beside the table itself.
+        memory_bytes: upper estimate for its process, mapped pages included.
+        disk_bytes: upper estimate for temporary files and the alignment, beside the table itself.
     """
 
     party: str
@@ -155,15 +155,17 @@ class Forecast:
         labelled_rows: rows whose labels the active learns from.
         teaching_rows: rows from which it would learn if all had a label.
         numbers_per_row: numbers sent for each row in each step.
-        seconds: by phase, on this machine with all parties in one process; not of all phases.
+        seconds: phase -> time on this machine with all parties in one process; some phases are
+            missing.
         figure, figure_passives: names (in `promises.FIGURES`) of the epsilon that covers what
             leaves the active, and of the one that covers what passives add noise to.
-        epsilon_x: at the end; infinite without a guard, 0 if the active trains alone.
+        epsilon_x: epsilon of the representations at the end; infinite without a guard (the
+            mechanism that clips and perturbs them), 0 if the active trains alone.
         epsilon_y, epsilon_model: of one training label and one record; infinite without a
             guarantee.
         promises: the privacy promises that follow from these figures.
         releases: T, how often one row is to be released.
-        releases_passives: the same of one person at a passive; None: no noise there.
+        releases_passives: how often one person at a passive is; None: no noise there.
         epsilon_passives: the privacy cost of one person at each passive that adds noise.
         tables: costs of memory-mapped tables; empty if all tables are small.
     """
@@ -212,9 +214,9 @@ def _digest_ids(table: PartyTable) -> NDArray[np.int64]:
 def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
     """Refuse declared tables whose rehearsal would not fit into memory, by arithmetic.
 
-    `shapes`: of the parties' own tables, the active's first.
+    `shapes`: shapes of the parties' own tables, the active's first.
 
-    Raises DataError: it would take more than `_MAX_FORECAST_BYTES`; names the party that declared
+    Raises DataError: more than `_MAX_FORECAST_BYTES` would be needed; names the party that declared
     most, and what to change.
     """
     rows = next(iter(shapes.values())).rows
@@ -261,10 +263,10 @@ def _is_contrastive(config: Config, passives: Sequence[str]) -> bool:
 
 
 def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, passives: int) -> int:
-    """Return how many of `labelled` rows a rehearsal uses, so that encrypted labels fit into
-    memory.
+    """Return how many of `labelled` rows a rehearsal (a few steps with random data) uses, so that
+    encrypted labels fit into memory.
 
-    `classes`, `passives`: their numbers.
+    `classes`, `passives`: number of classes, and of passives.
     """
     bytes_per_label = config.method.count_label_bytes(
         config, labelled=labelled, classes=classes, passives=passives
@@ -303,7 +305,7 @@ def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
 
     `features`: numbers in a row of each party; 0 if not known yet.
 
-    Raises DataError: they would take more than `_MAX_NETWORK_BYTES`; names the sizes to change.
+    Raises DataError: more than `_MAX_NETWORK_BYTES` would be needed; names the sizes to change.
     """
     parameters = config.method.count_further_parameters(max(1, len(features) - 1))
     for model in _iter_models(config):
@@ -375,8 +377,8 @@ def forecast(
     """Return the forecast of a run; raise the errors that would stop the run itself.
 
     Args:
-        shapes: of the parties' own tables, the active's first; None: read the tables. Tables of a
-            built-in set are always read.
+        shapes: shapes of the parties' own tables, the active's first; None: read the tables. Tables
+            of a built-in set are always read.
         time_baselines: returns the seconds of the local baselines; None: not forecast.
 
     If all tables are declared with more than `_MAX_PLANNED_ROWS` rows, a run of fewer rows is
@@ -406,7 +408,9 @@ def _multiply_costs(
     """Return a forecast of shrunk tables with costs multiplied by this factor; privacy costs are of
     one row and stay.
 
-    `planned`: the forecast of the shrunk tables. `shapes`: of the real ones, the active's first.
+    `planned`: the forecast of the shrunk tables. `shapes`: shapes of the real ones, the active's
+    first.
+    `factor`: the number by which costs of training are multiplied.
     """
 
     def multiply(count: float) -> int:
@@ -470,7 +474,7 @@ def _forecast_tables(
 ) -> Forecast:
     """Return the forecast for tables that are read, or of zeros if their shapes are declared.
 
-    `time_baselines`: as for `forecast`.
+    `time_baselines`: returns the seconds of the local baselines; None: not forecast.
     """
     start_time = time.perf_counter()
     if shapes is not None and config.data.dataset == TABLES:
@@ -600,7 +604,7 @@ def _count_party_columns(
     """Return the number of distinct columns of each party whose table enters the decrypted numbers.
 
     In a decomposition these are all parties, else the passives. Of declared tables all columns
-    count as distinct. `shapes`: by party; None: the tables were read.
+    count as distinct. `shapes`: party -> the declared shape; None: the tables were read.
     """
     tables = data.tables if config.method.decomposes else data.passives
     if shapes is not None and config.data.dataset == TABLES:
@@ -621,7 +625,7 @@ def _apply_agreed_numbers(
     """Return the settings with the sizes that these passives would agree on.
 
     They depend on the number of distinct columns, which is counted in the real tables, since those
-    of a rehearsal are random. `shapes`: by party; None: the tables were read.
+    of a rehearsal are random. `shapes`: party -> the declared shape; None: the tables were read.
     """
     if not _opens_linear_numbers(config, data):
         return config
@@ -637,7 +641,7 @@ def _describe_openings(
 ) -> Iterator[str]:
     """Yield a warning of what the linear combinations that the active decrypts reveal of columns.
 
-    `shapes`: by party; None: the tables were read.
+    `shapes`: party -> the declared shape; None: the tables were read.
     """
     if not _opens_linear_numbers(config, data):
         return
@@ -664,8 +668,8 @@ def _scale_links(
 
     Args:
         data: the real tables.
-        message_factor, byte_factor: of the messages of training, and of their bytes.
-        label_factor: of the bytes of encrypted labels, besides.
+        message_factor, byte_factor: factors on the number of training messages, and on their bytes.
+        label_factor: additional factor on the bytes of encrypted labels.
         fixed_bytes: bytes of the alignment that do not depend on the number of IDs.
     """
     real_rows = {table.name: len(table.ids) for table in data.tables}
@@ -734,7 +738,7 @@ def _find_warnings(
 ) -> Iterator[str]:
     """Yield warnings for the user before the run: of weak protection and avoidable traffic.
 
-    `epsilon`: epsilon_x of the plan. `passives`: their number.
+    `epsilon`: epsilon_x of the plan. `passives`: number of passives.
     """
     method_facts = config.method.facts
     sends_representations = "representations are sent" in method_facts
@@ -807,9 +811,9 @@ class _Rehearsal:
     Attributes:
         data: the random tables.
         setup, training: messages before the first step, and in the steps.
-        step_seconds, evaluation_seconds: of one step, and of one evaluation.
+        step_seconds, evaluation_seconds: time of one step, and of one evaluation.
         numbers_per_row: numbers sent for each row in each step.
-        contributions: by passive that adds noise under the sum, its ledger.
+        contributions: passive that adds noise under the sum -> its privacy ledger.
     """
 
     data: VerticalData
@@ -1060,7 +1064,8 @@ def _run_intersection(
     """Run one intersection protocol in this process; return the bytes by sender and receiver, and
     its seconds.
 
-    `name`: of the protocol. `ids`: by party; the active is the hub, which all others align with.
+    `name`: name of the protocol. `ids`: party -> its IDs; the active is the hub, which all others
+    align with.
     """
     # The size limit fits the sampled IDs; that of the run may be one that a protocol refuses.
     update = {"protocol": name, "maximum_ids": _SAMPLE}

@@ -109,11 +109,12 @@ class Frame(_Written):
     """An envelope that was sent, or received and opened.
 
     Attributes:
-        peer: the other end; kind, step, sequence: from its header.
+        peer: name of the party at the other end.
+        kind, step, sequence: values from the envelope's header.
         size: bytes of header and sealed payload, as both ends have them.
-        digest: their SHA-256, hex.
-        epsilon: of all releases so far, if the ledger was charged for the content of this
-            envelope; "inf": without bound.
+        digest: SHA-256 (hex) of these bytes.
+        epsilon: epsilon of all releases so far, if the privacy ledger was charged for the content
+            of this envelope; "inf": without bound.
         figure: the name of that epsilon, of `secure_apfed.settings.promises.FIGURES`; if absent, an
             epsilon is epsilon_x.
     """
@@ -158,8 +159,8 @@ class Restarted(_Written):
     """The operator restarted a counter whose file differed from the state in the log.
 
     Attributes:
-        counter: name of its file; why: what was wrong.
-        noted: its count by the log; number: the count from which it continues.
+        counter: name of the counter's file; why: what was wrong.
+        noted: count that the log has noted; number: count from which the counter continues.
     """
 
     event: Literal["restarted"] = "restarted"
@@ -200,8 +201,8 @@ _EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="ev
 def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
     """Parse a line whose chain hash was verified. Raises CheckpointError: malformed.
 
-    `body`: the line's JSON object after its chain hash, without the opening brace. `number`: of
-    the line, for the error.
+    `body`: the line's JSON object after its chain hash, without the opening brace. `number`: number
+    of the line, for the error.
     """
     try:
         return _EVENTS.validate_json(b"{" + body)
@@ -220,7 +221,7 @@ def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
 def _require_format(body: bytes, *, path: Path, number: int) -> None:
     """Raise CheckpointError if an opening line names another format of the log; pass otherwise.
 
-    `body`, `number`: as for `_parse_line`.
+    `body`: the line's JSON object without the opening brace. `number`: number of the line.
     """
     try:
         line = json.loads(b"{" + body)
@@ -288,7 +289,7 @@ class _Chain:
     def _make_error(self, problem: str) -> CheckpointError:
         """Return the error for a log that is altered after the last verified line.
 
-        `problem`: of the next line, in words.
+        `problem`: what is wrong with the next line, in words.
         """
         last = f"line {self.lines} is the last that fits" if self.lines else "no line fits"
         return CheckpointError(
@@ -334,11 +335,11 @@ class AuditLog:
     """A `LinkObserver` that writes an audit log.
 
     Args:
-        path: of the log, which is created or continued.
+        path: path of the log, which is created or continued.
         party: the log's owner.
-        identity: its key pair, which signs the log when it is closed.
+        identity: the owner's key pair, which signs the log when it is closed.
         peers: public keys of the others, as this party knows them, by name.
-        meter: tells what releases have cost.
+        meter: reports the privacy cost of all releases so far.
         clock: returns seconds since 1970.
         counters: the counters that this party keeps in files; a frame is logged and sent only when
             the log contains their state. None: there are none.
@@ -545,7 +546,7 @@ class Summary:
     """The contents of a log whose chain is intact.
 
     Attributes:
-        path: of the log; head: the chain of its last line, hex.
+        path: path of the log; head: the chain hash of its last line, hex.
         party, identity: the log's owner, by its last opening; peers: the parties that it knows, by
             name, with their identities.
         lines: number of complete lines; opened: how often a process opened it; agreed: sessions
@@ -607,8 +608,8 @@ class Summary:
     def count_line(self, number: int, line: Line, *, chain_before: bytes) -> None:
         """Add a line whose chain hash was verified. Raises CheckpointError: no run writes it.
 
-        `number`: of the line, from 1. `chain_before`: the hash chain before it, which a signature
-        covers.
+        `number`: number of the line, from 1. `chain_before`: the hash chain before it, which a
+        signature covers.
         """
         self.lines = number
         self.last_at = line.at
@@ -639,7 +640,7 @@ class Summary:
     def _note_opening(self, number: int, line: Opened) -> None:
         """Record who opened the log, and with which peers. Raises CheckpointError: another party.
 
-        `number`: of the line.
+        `number`: number of the line, for the error.
         """
         if self.party not in ("", line.party):
             raise self._make_error(number, f"is of {line.party}, those before it of {self.party}")
@@ -654,7 +655,8 @@ class Summary:
     def _count_frame(self, number: int, line: Frame | Refused) -> None:
         """Add a frame to the flow of its peer, event and kind.
 
-        `number`: of the line. Raises CheckpointError: an unknown peer, or too many.
+        `number`: number of the line. Raises CheckpointError: an unknown peer, or more peers than a
+        log may name.
         """
         if line.peer not in self.peers:
             raise self._make_error(number, f"names {line.peer}, who is no peer of this party")
@@ -686,7 +688,7 @@ class Summary:
             ) from error
 
     def _make_error(self, number: int, problem: str) -> CheckpointError:
-        """Return the error for line `number`, which no run writes; `problem`: of it, in words."""
+        """Return the error for line `number`, which no run writes, with the `problem` in words."""
         return CheckpointError(
             f"{self.path}: line {number} {problem}; no run writes that: ask its party for the log "
             "that its own run wrote"
@@ -721,7 +723,7 @@ def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int,
 def iter_lines(path: Path) -> Iterator[Line]:
     """Yield the parsed lines of a log, in order.
 
-    Raises CheckpointError: it is missing, not a log, or altered from some line on.
+    Raises CheckpointError: a missing file, no log, or one that is altered from some line on.
     """
     for _, line in _iter_log(path):
         yield line
@@ -732,7 +734,7 @@ def summarise_log(
 ) -> Summary:
     """Return the summary of a log; call `on_line` with each line's number and its chain hash, hex.
 
-    Raises CheckpointError: it is missing, not a log, or altered from some line on.
+    Raises CheckpointError: a missing file, no log, or one that is altered from some line on.
     """
     summary = Summary(path=path)
     for number, _ in _iter_log(path, summary):
@@ -744,12 +746,12 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
     """Verify a whole log; return its summary.
 
     Args:
-        path: of the log, or of the party's folder.
+        path: path of the log, or of the party's folder.
         identity: the party's public key as the reader knows it, hex, which must have signed the end
             of the log; None: trust the key that the log names, and the log may end unsigned.
 
-    Raises CheckpointError: it is missing, not a log, altered from some line on, or not signed as
-    required.
+    Raises CheckpointError: a missing file, no log, one that is altered from some line on, or not
+    signed as required.
     """
     path = path / FILE_NAME if path.is_dir() else path
     summary = Summary(path=path)
@@ -774,9 +776,9 @@ class Parting:
     """The first disagreement of two logs about one direction of a link.
 
     Attributes:
-        sent_line: line number in the sender's log; None: it has no further frame.
-        sent: that frame in words.
-        received_line, received: the same in the receiver's log.
+        sent_line: line number in the sender's log; None: no further message was logged there.
+        sent: that message in words.
+        received_line, received: line number and message in the receiver's log.
     """
 
     sent_line: int | None
@@ -911,7 +913,8 @@ def _describe_parting(
 ) -> Parting:
     """Return where two logs disagree: the receiver's frame, and the next one of the sender's log.
 
-    `expected`: of the sender's log; None: it ends there, perhaps since lines were lost.
+    `expected`: next message in the sender's log; None: the log ends there, perhaps since lines were
+    lost.
     """
     may_have_lost_lines = sender.unsigned or sender.torn
     lost = "; a machine that loses power may lose lines" if may_have_lost_lines else ""

@@ -64,8 +64,9 @@ class _Folds:
 def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
     """Calibrate the finished networks in place, if the settings ask for it (Platt scaling).
 
-    `data`: with the labels that the run may train on. Returns None if the networks stay as they
-    are: not asked for, no classification by networks of its own, or training diverged.
+    `data`: the active's data, with the labels that the run may train on. Returns None if the
+    networks stay as they are: not asked for, no classification by networks of its own, or training
+    diverged.
     """
     config = session.party_session.party.config
     networks = session.learner.get_solo_networks()
@@ -120,9 +121,9 @@ def _fit_line(
     Each model's scores are standardised by its own mean and spread, so that folds compare.
 
     Args:
-        scores_N: of the finished model, log-odds for all training rows.
-        scores_by_fold: the same of each fold's model; empty: there are no folds.
-        labels_n: of the labelled rows, 0 or 1.
+        scores_N: scores of the finished model, log-odds for all training rows.
+        scores_by_fold: each fold's model's log-odds; empty: there are no folds.
+        labels_n: labels of the labelled rows, 0 or 1.
         rate: share of the second class among future rows.
     """
     labelled_scores = list[FloatArray]()

@@ -32,7 +32,7 @@ def list_party_coefficients(
     standard deviations of the label.
 
     Args:
-        networks: its "encoder" and, at the active, its "head".
+        networks: the party's "encoder" and, at the active, its "head".
     """
     encoder = networks.get("encoder")
     if not isinstance(encoder, LinearPredictor):
@@ -66,9 +66,9 @@ def list_all_coefficients(
     """Return the active's table and, where one process ran all parties, those of the passives.
 
     Args:
-        data, networks: of the active.
+        data, networks: the active's data and networks.
         all_data: the tables of all parties; None: they ran in processes of their own.
-        encoders: by passive its network; empty where they ran in processes of their own.
+        encoders: passive's name -> its network; empty where they ran in processes of their own.
     """
     active_table = list_party_coefficients(config, data, networks)
     if active_table is None:

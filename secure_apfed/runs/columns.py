@@ -73,8 +73,8 @@ def load_column_scores(path: Path) -> Scores:
 def pick_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
     """Return the highest-scored columns of each party.
 
-    `scores`: the highest first. `keep`: the number of columns of each party or, below 1, their
-    share, at least one column. Raises ConfigError: it is neither.
+    `scores`: the highest first. `keep`: the number of columns of each party or, below 1, the share
+    of its columns, at least one column. Raises ConfigError: neither a number nor a share.
     """
     is_share = 0 < keep < 1
     if not is_share and not (keep >= 1 and keep % 1 == 0):

@@ -134,7 +134,7 @@ def evaluate_scores(
         labels: the labels that the model was trained on.
         scores: test predictions by inference variant.
         is_final: whether training is over: then all measures are computed, else the run's measure.
-        calibration: that was applied to the model; None: none.
+        calibration: the calibration that was applied to the model; None: none.
     """
     config = _complete_config(session)
     trained = _score_training_rows(session, labels) if is_final else None
@@ -314,8 +314,8 @@ class RunWriter:
     """A writer of results and metrics to a run's folder during the run.
 
     Args:
-        folder: of the run.
-        config: of the run.
+        folder: folder of the run.
+        config: settings of the run.
         received: the messages that the active received, if it runs in its own process and folder;
             None: one process runs all parties.
     """
@@ -333,7 +333,7 @@ class RunWriter:
         """Write configuration, contract, seeds and versions, and drop metrics of later epochs.
 
         Args:
-            session: that begins or resumes the run.
+            session: the session that begins or resumes the run.
             session_digests: SHA-256 (hex) of the contract of each session so far, in order, this
                 one included; stored under "sessions".
             epoch: number of finished epochs, by the checkpoint; 0: a new run.
@@ -394,9 +394,9 @@ class RunWriter:
         Args:
             session: the last one of the run.
             data: the active's, with the labels it trained on.
-            evaluation: of the finished model.
-            privacy: the active's cost.
-            guarantee: what the session promises, in words.
+            evaluation: evaluation of the finished model.
+            privacy: the active's privacy cost.
+            guarantee: the guarantee of the session, in words.
             loop: the finished training loop, for its counts of time, sessions and steps.
         """
         folder = self.folder
@@ -517,7 +517,7 @@ class RunCallbacks:
     """The callbacks of a training loop to the code that runs it.
 
     Args:
-        writer: of the run's files; None: nothing is stored.
+        writer: writer of the run's files; None: nothing is stored.
         on_progress: called after each step and evaluation.
     """
 
@@ -594,7 +594,7 @@ class TrainingLoop:
         """Restore the loop from the active's checkpoint, or start a new run, and start the writer.
 
         Args:
-            session: with the learner and the links to the passives.
+            session: the session with the learner and the links to the passives.
             labels: the labels to train on.
             watch: callbacks to the code that runs the loop.
             state: the active's checkpoint; None: start a new run.

@@ -27,8 +27,8 @@ def describe_shared_organisations(folder: Path) -> tuple[str, ...]:
     """Return a sentence for every organisation that runs several parties, and can therefore read
     or alter more than one party alone.
 
-    `folder`: of a party. Empty if it has no sealed project (the proposal that all parties signed),
-    since only that declares who runs a party.
+    `folder`: a party's folder. Empty if it has no sealed project (the proposal that all parties
+    signed), since only that declares who runs a party.
 
     Raises DataError, RemoteProtocolError: the sealed project cannot be read.
     """

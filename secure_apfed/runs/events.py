@@ -32,11 +32,11 @@ class LongWork(BaseModel):
     """A report on the progress or end of a long computation other than training steps.
 
     Attributes:
-        party: which computes; empty: the process that writes.
+        party: name of the party that computes; empty: the process that writes.
         name: what is computed.
         part: what of it is being computed now, or empty.
         done, total: number of finished parts, and of all.
-        seconds_left: at this pace; null: too early to say.
+        seconds_left: forecast from the pace so far; null: too early to say.
     """
 
     model_config = ConfigDict(extra="forbid")

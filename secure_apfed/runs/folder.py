@@ -318,7 +318,7 @@ class RunFolder:
         """Keep the metrics of the first `count` epochs; delete those that a killed session wrote
         after its checkpoint.
 
-        Raises CheckpointError: there are fewer, or they are no JSON.
+        Raises CheckpointError: fewer metrics were written, or they are no JSON.
         """
         lines: list[bytes] = []
         if self.metrics.exists():
@@ -419,8 +419,8 @@ class PartyFolder(RunFolder):
 
         `nonzero_counters`: names of logs that have counted something and must not be deleted.
 
-        Raises CheckpointError: there is such a log, a log of releases, or a checkpoint, so that the
-        run must be resumed.
+        Raises CheckpointError: the folder has such a log, a log of releases, or a checkpoint, so
+        that the run must be resumed.
         """
         if self.holds_steps:
             raise CheckpointError(
@@ -472,7 +472,7 @@ def _digest_file(file: Path) -> str:
 def _require_inner_name(name: str) -> str:
     """Return a relative name if it is of a file in a run's folder, or in parties/NAME below it.
 
-    Raises ValueError: it leads elsewhere.
+    Raises ValueError: the name leads elsewhere.
     """
     parts = name.split("/")
     is_in_folder = len(parts) == 1

@@ -52,10 +52,10 @@ class PartyEnd(Written):
 
     Attributes:
         contract: SHA-256 (hex) of the last session's contract.
-        model_sha256: of the party's parameters.
+        model_sha256: SHA-256 (hex) of the party's parameters.
         privacy: the cost of its releases; None: it releases no representation.
         contributions: the cost of its votes or contributions; None: without noise.
-        coefficients: of a generalised linear model; None: it trained none.
+        coefficients: coefficients of a generalised linear model; None: none was trained.
     """
 
     party: str
@@ -70,9 +70,9 @@ class JointNetworkCard(BaseModel):
     """The card that a party keeps with its networks.
 
     Attributes:
-        format: of the file.
+        format: number of the file's format.
         encoding: how its columns became features.
-        targets: at the active, how labels that are numbers were standardised.
+        targets: mean and scale by which the active standardised labels that are numbers.
     """
 
     format: int = JOINT_NETWORK.number
@@ -85,7 +85,7 @@ class JointNetworkCard(BaseModel):
 def save_joint_network(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
     """Write the networks that this party needs to predict jointly after the run, if it has any.
 
-    `name`: the party. `role`: its trained role.
+    `name`: the party's name. `role`: its trained role.
     """
     if tensors := collect_network_states(role):
         card = JointNetworkCard(
@@ -103,7 +103,7 @@ def load_joint_network(
 ) -> tuple[JointNetworkCard, dict[str, Tensor]]:
     """Read this party's networks for joint prediction, with their card.
 
-    Raises ModelError: there are none, or they are of another party.
+    Raises ModelError: no networks are stored, or they are another party's.
     """
     if not folder.joint.exists():
         raise ModelError(
@@ -143,8 +143,8 @@ class PartyCheckpointStore:
     ) -> None:
         """Load the party's identity and, if a checkpoint has them, its secrets; else draw new ones.
 
-        `name`: the party. `data`: its table; None: it has none. `role`: active, passive, aggregator
-        or dealer.
+        `name`: the party's name. `data`: its table; None: it has none. `role`: active, passive,
+        aggregator or dealer.
         """
         self._folder = folder
         identity = folder.load_identity()

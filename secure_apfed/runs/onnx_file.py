@@ -229,7 +229,7 @@ class _Graph:
     ) -> str:
         """Add an operator to the graph, by names of its inputs and output; return the latter.
 
-        `domain`: of the operator set; "": ONNX's own.
+        `domain`: name of the operator set; "": ONNX's own.
         """
         node = self._helper.make_node(operator, inputs, [output], domain=domain, **attributes)
         self.nodes.append(node)
@@ -243,7 +243,7 @@ class _Graph:
     def add_column(self, index: int, column: Column, encoding: ColumnEncoding) -> str:
         """Add one column's features; return the name of their output (N, number of features).
 
-        `index`: of the column.
+        `index`: position of the column in the input.
         """
         kind = _TEXT if isinstance(column, CategoricalColumn) else _DOUBLE
         tensor_info = self._helper.make_tensor_value_info(column.name, kind, ["rows", 1])
@@ -282,7 +282,7 @@ class _Graph:
         """Add a text column's one-hot features; return their name.
 
         The graph compares texts exactly. So a text that training would have normalised to another
-        form, and which is no known spelling, is refused. `prefix`: of the names of these nodes.
+        form, and which is no known spelling, is refused. `prefix`: first part of the nodes' names.
         """
         blank = _build_blank_pattern()
         words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
@@ -320,7 +320,7 @@ class _Graph:
         """Add a node that replaces each known spelling of a category by the category; return its
         output's name, or the column's if there is one spelling each.
 
-        `prefix`: of the node's name.
+        `prefix`: first part of the node's name.
         """
         if len(column.spellings) == len(column.categories):
             return column.name
@@ -398,9 +398,10 @@ def _make_decision_nodes(
 
     Args:
         helper: the module `onnx.helper`.
-        graph: to which their constants are added.
+        graph: the graph, which the nodes' constants are added to.
         probabilities: name of the probabilities (N, K).
-        threshold: for the second of two classes; None: the likeliest class.
+        threshold: probability from which the second of two classes is predicted; None: the
+            likeliest class.
     """
     if threshold is None:
         return [helper.make_node("ArgMax", [probabilities], ["network/best"], axis=1, keepdims=0)]

@@ -162,7 +162,7 @@ class Ranking(Written):
     """The ranking of test rows: how well it separates the positive one of two classes.
 
     Attributes:
-        class_name: of the positives.
+        class_name: name of the positive class.
         rows, positives: number of test rows, and of positives among them.
         rate: share of positives, with Wilson's interval.
         predicted: mean predicted probability of the positive class.
@@ -182,7 +182,7 @@ class Ranking(Written):
     def from_scores(cls, scored: Scored, class_name: str) -> "Ranking | None":
         """Measure the ranking of these rows; None if they do not define it.
 
-        `class_name`: of the positives.
+        `class_name`: name of the positive class.
         """
         table = lift_table(scored)
         if not table:
@@ -228,8 +228,9 @@ class Coefficient(Written):
 
     Attributes:
         score: the class whose log-odds it moves; "" where there is one number or count.
-        per_deviation: for one standard deviation of the column; of a category, for being in it.
-        per_unit: for one unit of the column; None: the column is constant.
+        per_deviation: change for one standard deviation of the column; of a category, for being in
+            it.
+        per_unit: change for one unit of the column; None: the column is constant.
     """
 
     column: str
@@ -242,8 +243,8 @@ class PartyCoefficients(Written):
     """A party's coefficients of a generalised linear model, and the active's intercepts.
 
     Attributes:
-        link: what they add up to, as "log-odds".
-        intercepts: at the active, by score, where every numeric column is at its mean.
+        link: what the terms add up to, as "log-odds".
+        intercepts: at the active, score -> its value where every numeric column is at its mean.
     """
 
     party: str
@@ -276,17 +277,17 @@ class Outcome(Written):
     Attributes:
         wire_bytes, seconds, steps: of all sessions of the run; steps repeated after an interruption
             count again. sessions: how many all parties agreed on.
-        promises: what `privacy` and `contributions` come to, figure by figure, for programs;
-            missing in older versions. Readers of folders use `promises_in` instead.
-        stated: by passive in its own process, the accounts that it signed; the signatures are in
-            `statements.json`.
+        promises: the privacy guarantees of `privacy` and `contributions`, one for each kind of
+            epsilon, for programs; missing in older versions. Readers of folders use `promises_in`.
+        stated: passive in its own process -> the privacy accounts that it signed; the signatures
+            are in `statements.json`.
         help: the value of votes, measured on the active's labelled rows; None: there were no votes.
-        coefficients: of a generalised linear model, by party: the active's own or, if one process
-            simulated all parties, those of all.
+        coefficients: coefficients of a generalised linear model: the active's own or, if one
+            process simulated all parties, those of all.
         less_protected: a sentence of each setting that protects less than by default.
         shared_organisations: a sentence of each organisation that reads or alters more because it
             runs several parties, where a sealed project says who runs them.
-        measured_rows: by inference variant, the number of test rows that its measures use; missing
+        measured_rows: inference variant -> number of test rows that its measures use; missing
             in older versions. Readers use `count_measured_rows` instead.
     """
 
@@ -360,7 +361,7 @@ def describe_unpredicted_classes(
     """Return in words which classes are predicted for no test row, and which settings would change
     that; None if every class is predicted.
 
-    `never_predicted`: by class, the threshold chosen on labelled training rows; None: there is
+    `never_predicted`: class -> the threshold chosen on labelled training rows; None: there is
     none, as for more than two classes.
     """
     if not never_predicted:
@@ -387,7 +388,7 @@ def describe_unpredicted_classes(
 def _can_change_run(config: Config, key: str, value: str) -> bool:
     """Return whether this setting is valid with the others and would change the configuration.
 
-    `key`: dotted path, as train.class_weights. `value`: as it is written in YAML.
+    `key`: dotted path, as train.class_weights. `value`: the value as YAML text.
     """
     text = dump_settings(config)
     try:
@@ -426,7 +427,7 @@ class Recording:
     """The full record of a simulated run, for attacks and reports; no real party has it.
 
     Attributes:
-        alignment: by party, positions in its own table; position k is the same person at
+        alignment: party -> positions in its own table; position k is the same person at
             every party. Empty where nothing was aligned.
         transcript: every flow, and the stored payloads.
         model: the active's, which predicts alone, features -> class scores, on the CPU; None
@@ -453,9 +454,10 @@ def load_recording(
     """Load a finished run from its folder; its data are loaded again from its configuration.
 
     Args:
-        data: of the run, if its settings name no files, as for `secure_apfed.train`.
-        encoder, head: of a model from own code, as `load_model` takes them.
-        encoders: by passive, what made the network whose output it sent, if that is own code.
+        data: data of the run, if its settings name no files, as for `secure_apfed.train`.
+        encoder, head: classes or functions that make a user-defined model, as `load_model` takes
+            them.
+        encoders: passive -> what made the network whose output it sent, if that is user-defined.
 
     Raises:
         CheckpointError: no finished run there, or a file that this version cannot read.
@@ -520,7 +522,7 @@ def _load_encoders(
 ) -> Mapping[str, nn.Module]:
     """Return the passives' trained networks by name; empty if none are stored.
 
-    No real party has them all. `own`: by passive, what makes its network, if that is own code.
+    No real party has them all. `own`: passive -> what makes its network, if that is user-defined.
 
     Raises CheckpointError: the stored tensors do not fit the networks.
     """
@@ -562,7 +564,7 @@ def _build_sent_network(config: Config, passive: str, features: Shape) -> nn.Mod
 def no_recording(path: Path | None) -> CheckpointError:
     """Return the error for a run whose parties ran in processes of their own.
 
-    `path`: of the run's folder; None: it has none.
+    `path`: the run's folder; None: it has none.
     """
     return CheckpointError(
         f"{path or 'this run'} has no record of what all parties sent: each ran in a process of "
@@ -581,7 +583,7 @@ class Progress:
         figure, epsilon, promise: of what left a party, by its name in `promises.FIGURES`: "bounded"
             by a finite epsilon, "no guarantee" (infinite) or "nothing is sent" (None). Both None:
             no passive has reported its charges yet.
-        wire_bytes: on all links so far.
+        wire_bytes: bytes sent on all links so far.
     """
 
     epoch: int
@@ -608,28 +610,29 @@ class RunResult:
     """The result of a finished run.
 
     Attributes:
-        accuracy: on the test rows, by inference variant.
-        measure: the main measure of the run; measures: all on the test rows, by variant and name.
+        accuracy: inference variant -> accuracy on the test rows.
+        measure: name of the run's main measure; measures: variant -> name -> value on the test
+            rows.
         undefined: the reason, by variant and name, for measures that are undefined on its test
             rows.
         ranking, calibration: of the headline, if it has two classes; None: not measured, not done.
         threshold: decision threshold of the active's model; None: it predicts the likeliest class.
         never_predicted: classes with labels that no test row is given, each with the threshold that
             labelled training rows would choose; None: there is none to choose.
-        wire_bytes: on all links in all sessions; sessions: how many all parties agreed on.
-        steps: in all sessions; repeated steps count again.
-        privacy: the privacy spent by the party that spent most.
-        contributions: by passive that adds noise, the privacy that its contributions cost, in plain
+        wire_bytes: bytes on all links in all sessions; sessions: how many all parties agreed on.
+        steps: training steps in all sessions; repeated steps count again.
+        privacy: the privacy cost of the party that spent most.
+        contributions: passive that adds noise -> the privacy cost of its contributions, in plain
             values.
-        promises: what both come to, figure by figure.
-        stated: by passive in its own process, the privacy accounts that it signed.
+        promises: the privacy guarantees of both, one for each kind of epsilon.
+        stated: passive in its own process -> the privacy accounts that it signed.
         trained: the active's rows as used in training, with the labels that its label mechanism
             returned; None if the active ran in another process.
         help: the value of votes, measured on labelled rows; None: there were no votes.
         test_scores: the predictions for the test rows, by variant; empty if the active ran in
             another process.
-        measured_rows: by variant, the number of test rows with a prediction.
-        coefficients: as in `Outcome`.
+        measured_rows: variant -> number of test rows with a prediction.
+        coefficients: coefficients of a generalised linear model, as `Outcome` stores them.
         recorded: the experimenter's record, if one process simulated all parties.
         own_networks: the active's trained networks, if one process simulated all parties and they
             predict alone.
@@ -684,7 +687,8 @@ def scores_of(
 ) -> dict[str, float]:
     """Return one measure of each inference variant; NaN where it is undefined.
 
-    `measure`: its name. `accuracy`: by variant. `measures`: by variant and name.
+    `measure`: name of the measure. `accuracy`: variant -> accuracy. `measures`: variant -> name ->
+    value.
     """
     if measure == ACCURACY.name:
         return dict(accuracy)

@@ -39,7 +39,7 @@ class PastSessions:
     Attributes:
         sessions: number of sessions that all parties agreed on.
         steps: number of steps that were begun; repeated ones count again.
-        seconds: of training.
+        seconds: time of training.
         sent, received: messages and bytes by sender, receiver and kind.
     """
 
@@ -69,11 +69,11 @@ class _Session:
     """A session in an audit log, while the log is read.
 
     Attributes:
-        first_step: from which it started or resumed.
-        next_step: after the last one that was begun.
+        first_step: number of the step from which it started or resumed.
+        next_step: number after that of the last step that was begun.
         training_start: seconds since 1970; None: no message before training yet.
-        last_at: of its last message, seconds since 1970.
-        name: of the session, which envelopes bear.
+        last_at: time of its last message, seconds since 1970.
+        name: name of the session, which envelopes bear.
     """
 
     first_step: int = 0
@@ -224,7 +224,7 @@ def save_broken_sessions(
         flows: messages and bytes by link and kind.
         sessions: number of sessions.
         steps: begun so far; repeated ones count again.
-        seconds: of training.
+        seconds: time of training.
     """
     content: Mapping[str, Any] = {
         "sessions": sessions,

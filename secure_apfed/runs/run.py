@@ -57,7 +57,7 @@ class PastAlignment(NamedTuple):
     """The result of an alignment, for reuse.
 
     Attributes:
-        rows: by party, the row of each aligned person in its table.
+        rows: party -> the row of each aligned person in its table.
         flows: the messages that were sent for it.
         people: the IDs of tables passed by the caller (`_list_people`); None: the run loaded its
             tables itself.
@@ -112,8 +112,8 @@ def run_in_memory(
 
     Args:
         config, folder, data, resume, on_progress: as for `run`.
-        code: by party, its own networks, losses and optimisers, in addition to those that the
-            settings name.
+        code: party -> its user-defined networks, losses and optimisers, in addition to those that
+            the settings name.
         timeout_s: ignored, since no party in one process can be silent; other transports use it.
     """
     begin_phase("read")
@@ -161,8 +161,8 @@ def run_in_memory(
 def _save_on_failure(loop: TrainingLoop, writer: RunWriter | None) -> Iterator[None]:
     """Save the totals of all sessions if an error ends this block; a resumed run adds to them.
 
-    Of a killed process only the totals of its newest checkpoint are known. `writer`: of the run's
-    files; None: nothing is saved.
+    Of a killed process only the totals of its newest checkpoint are known. `writer`: writer of the
+    run's files; None: nothing is saved.
     """
     try:
         yield
@@ -233,8 +233,8 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
     """Raise ConfigError if the disk is certainly too small for the stored transcript.
 
     What it compares is a lower bound: for each stored epoch 8 bytes for each number of each
-    training row, for messages about the row and the sums that answer them. `folder`: of the run;
-    None: payloads go to the folder for temporary files.
+    training row, for messages about the row and the sums that answer them. `folder`: folder of the
+    run; None: payloads go to the folder for temporary files.
     """
     train = config.train
     # With early stopping the run has at least this many epochs.
@@ -261,10 +261,10 @@ class _SimulationCallbacks(RunCallbacks):
     """The callbacks of a run of all parties in one process, which records all their messages.
 
     Args:
-        config: of the run.
+        config: settings of the run.
         data: the tables of all parties.
         session: the simulation, whose messages are recorded.
-        writer: of the run's files; None: they are not written.
+        writer: writer of the run's files; None: they are not written.
         on_progress: called after every step, and after each evaluation.
     """
 
@@ -286,7 +286,7 @@ class _SimulationCallbacks(RunCallbacks):
         """Have the record of messages saved before each checkpoint of the active, and continue from
         the record of this checkpoint (`state`), if there is one.
 
-        Raises CheckpointError: there is no record of its step.
+        Raises CheckpointError: no record of the checkpoint's step exists.
         """
         if self.writer is None:
             return
@@ -335,7 +335,7 @@ LINK_TYPES: Mapping[str, LinkType] = {"local": "tcp", "grpc": "grpc", "relay": "
 def _run_in_processes(link_type: LinkType, *args: Any, **options: Any) -> RunResult:
     """Run with a process for each party; modules that only this needs are loaded here.
 
-    `link_type`: of their connections. Other arguments as for `run_locally`.
+    `link_type`: type of their connections. Other arguments as for `run_locally`.
     """
     from secure_apfed.organisations.local import run_locally
 
@@ -365,16 +365,16 @@ def run(
     """Train, evaluate and write one run.
 
     Args:
-        config: of the run.
-        folder: of the run; created if missing. None: write nothing.
-        data: of the run, if it is loaded already.
+        config: settings of the run.
+        folder: folder of the run; created if missing. None: write nothing.
+        data: data of the run, if they are loaded already.
         resume: continue from the checkpoints in `folder`.
         on_progress: called after every step, and again after an evaluation; if parties run apart,
             once a second at most.
         transport: a key of `TRANSPORTS`: "memory", one process for all parties; "local", one
             process a party, over loopback; "grpc", the same as between machines; "relay", through a
             relay.
-        options: of the transport: `timeout_s`, seconds of patience with a silent party.
+        options: options of the transport: `timeout_s`, seconds of patience with a silent party.
 
     Raises:
         ConfigError, DataError, ModelError: what does not fit, before anything is sent.

@@ -62,7 +62,7 @@ class SoloModel:
         classes: names in the order of the outputs; empty of a regression.
         encoding: turns the active's raw features into the encoder's input.
         card: everything that is known about the model, JSON-able.
-        threshold: for two classes, the probability from which on the second is predicted; None: the
+        threshold: probability from which the second of two classes is predicted; None: the
             likeliest class is predicted.
         task: the learning task, which defines what its outputs are.
     """
@@ -115,9 +115,9 @@ def load_model(
     """Load the model of a finished run folder.
 
     Args:
-        encoder: of a model from own code: the class or function that makes it, or a module. A
-            folder never says which code to import.
-        head: of such a model, likewise; None: one linear layer.
+        encoder: what made a user-defined encoder: the class or function that makes it, or a
+            module. A folder never says which code to import.
+        head: what made a user-defined head, in the same forms; None: one linear layer.
 
     Raises:
         CheckpointError: no finished run there, or its files were altered since.
@@ -176,7 +176,7 @@ def _require_own_parts(
     """Raise ModelError unless the caller passed code for exactly the parts that need it.
 
     `model`: settings that say which parts of the network are the user's own code. `encoder`,
-    `head`: as passed to `load_model`; None: not passed.
+    `head`: arguments of `load_model`; None: not passed.
     """
     if encoder is not None and not model.is_own:
         raise ModelError(
@@ -341,7 +341,7 @@ class RowComparison:
 
     Attributes:
         rows: number of predicted rows.
-        drift: of each column; empty for images, whose encoding has no statistics.
+        drift: the change of each column; empty for images, whose encoding has no statistics.
     """
 
     rows: int
@@ -356,7 +356,7 @@ class Predictions:
     """The predictions for the rows of a file.
 
     Attributes:
-        ids: of the rows; without IDs their numbers from 0.
+        ids: IDs of the rows; without IDs their numbers from 0.
         outputs: probabilities (N, K) of `classes`, or predicted numbers (N,).
         what: name of a predicted number.
         compared: the rows, with those of training.
@@ -408,7 +408,7 @@ def predict_file(
     """Predict the rows of a file (CSV, Parquet, .npy or IDX) with the model of a finished run.
 
     `id_columns`: columns that identify rows; None: those of training, if it used own tables.
-    `encoder`, `head`: of a model that is code of one's own, as `load_model` takes them.
+    `encoder`, `head`: what made user-defined parts of the model, as `load_model` takes them.
     """
     predictor = _Predictor(load_model(folder, encoder=encoder, head=head))
     blocks = list(predictor.predict_blocks(path, _find_id_columns(folder, id_columns)))
@@ -489,7 +489,7 @@ class _Predictor:
 def _find_id_columns(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
     """Return the columns that identify rows: the given ones, or those of the run's active table.
 
-    `folder`: of the run. `id_columns`: None: not given.
+    `folder`: folder of the run. `id_columns`: columns that the caller named; None: not given.
     """
     files = RunFolder(folder)
     if id_columns is not None or not files.config.exists():

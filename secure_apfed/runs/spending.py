@@ -36,8 +36,8 @@ class ReleaseMeter:
     """A meter of what one party's releases have cost so far, recomputed only after a charge.
 
     Args:
-        config: of the run.
-        role: of the party in it: active, passive, aggregator or dealer.
+        config: settings of the run.
+        role: the party's role in it: active, passive, aggregator or dealer.
     """
 
     def __init__(self, config: Config, role: str) -> None:

@@ -40,7 +40,7 @@ class TrainingLabels:
     """The randomised labels that replace the true ones in training, answered stage by stage.
 
     Args:
-        config: of the run.
+        config: settings of the run.
         data: the active's, with its true labels.
         key: the active's noise key, 32 bytes.
         log: file with a keyed digest of each stage's answers; None: none.
@@ -168,7 +168,7 @@ class TrainingLabels:
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the answers that `tensors` returned; no protected label is answered again.
 
-        Raises CheckpointError: they are not the answers of whole stages, from the first on.
+        Raises CheckpointError: the answers are not those of whole stages, from the first on.
         """
         if self.mechanism.unsafe:
             self.answer_stage(None)
@@ -197,7 +197,7 @@ def load_training_labels(
 ) -> tuple[TrainingLabels, PartyCheckpoint | None]:
     """Return the labels that the active may train on, and its newest checkpoint (None: none).
 
-    The labels are those of the checkpoint, or newly answered. `active`: its keys, checkpoints and
+    The labels are those of the checkpoint, or newly randomised. `active`: its keys, checkpoints and
     folder for logs.
     """
     name = data.table.name

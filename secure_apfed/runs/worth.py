@@ -67,11 +67,11 @@ class WhoHelped(Written):
 
     Attributes:
         measure: the main measure of the run.
-        reached: its value with all passives; None: undefined on the test rows.
+        reached: value of the measure with all passives; None: undefined on the test rows.
         rows: number of test rows.
-        party_seeds: as configured, which says whether initial weights are the same in all
-            trainings.
-        seconds: of all trainings without a passive together.
+        party_seeds: the configured `party_seeds`, which says whether initial weights are the same
+            in all trainings.
+        seconds: total time of all trainings without a passive.
     """
 
     measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)]
@@ -175,7 +175,7 @@ def measure_worth(
     """Train once more without each passive, and measure what the run's model loses.
 
     Args:
-        result: of a run of one process for all parties; it is not changed.
+        result: result of a run of one process for all parties; it is not changed.
         on_done: called with the number of finished trainings and their total.
 
     Raises:
@@ -241,7 +241,7 @@ def _measure_without(
 ) -> PassiveWorth:
     """Train without one passive, and compare with the run that had all of them.
 
-    `data`: the tables of all parties. `result`: of the run with all passives. `variant`: the
+    `data`: the tables of all parties. `result`: result of the run with all passives. `variant`: the
     inference variant whose predictions are compared.
     """
     try:

@@ -264,7 +264,7 @@ class TableShape(Settings):
         rows: rounded to two digits; features: numbers that a row is encoded to.
         labelled: rows with a label to learn from, rounded, and classes (0: they are numbers), at a
             party with labels.
-        columns: their names, if the party reveals them.
+        columns: names of the columns, if the party reveals them.
     """
 
     rows: int = Field(1000, ge=1, le=2**32)

@@ -43,10 +43,10 @@ class MethodSettings(Settings, ABC):
     """The settings of a method, with the facts that describe how it works and what it reveals.
 
     Attributes:
-        name: its key in `secure_apfed.methods.METHODS`; a class outside of this package leaves it
-            out, and is called as it is named.
+        name: the method's key in `secure_apfed.methods.METHODS`; a class outside of this package
+            leaves it out, and is called as it is named.
         code: package.module:Name of a class outside of this package; ours: none.
-        title: for people.
+        title: the method's title for people.
         predicts_alone: whether the active predicts with no other party present. A method without
             that needs all parties for every row, in training as well.
         has_passives: False where the active trains alone, and nothing is aligned or sent.
@@ -71,7 +71,7 @@ class MethodSettings(Settings, ABC):
             people.
         stops_early: accepts `train.patience`: the active can compute the loss of held-out rows.
         weighs_classes: takes `train.class_weights`: the active descends on its own labels.
-        tasks: that the active's model may learn, keys of `secure_apfed.measures.tasks.TASKS`.
+        tasks: tasks that the active's model may learn, keys of `secure_apfed.measures.tasks.TASKS`.
         own_objective: the objective of every contributing passive; None: each names its own.
     """
 

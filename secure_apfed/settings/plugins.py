@@ -59,7 +59,7 @@ CODE_NAME = re.compile(f"{_DOTTED_PATH}:{_DOTTED_PATH}")
 
 
 def require_code_name(name: str) -> str:
-    """Return the text if it is package.module:Name. Raises ValueError: it is not."""
+    """Return the text if it is package.module:Name. Raises ValueError: another form."""
     if not CODE_NAME.fullmatch(name):
         raise ValueError(
             "code of one's own is named as package.module:Name, such as my_nets:resnet; got "
@@ -120,7 +120,7 @@ def require_owner(code: str, *, key: str, noted: bool = False) -> None:
     """Raise ConfigError unless the party itself named this code, or trusts it by the environment.
 
     Args:
-        code: its import path.
+        code: import path of the code.
         key: the setting that names it, for the error.
         noted: whether only settings read before count (`note_code`); else also those that are
             being read, if they are the party's own.
@@ -183,7 +183,7 @@ class PluginTable(dict[str, _EntryT]):
 
     Args:
         ours: the built-in entries by name. As an attribute it has their names.
-        kind: of plug-ins.
+        kind: kind of the plug-ins.
         prepare: maps an imported object and its import path to the entry, or raises TypeError with
             what was expected.
     """
@@ -215,7 +215,7 @@ class PluginTable(dict[str, _EntryT]):
             name: a built-in one, an installed package's, or package.module:Name.
             key: the setting that names it, for errors.
 
-        Raises ConfigError: there is none, it is of another kind, or another party named it
+        Raises ConfigError: no such entry, one of another kind, or one that another party named
         (`require_owner`).
         """
         if name in self:
@@ -236,7 +236,7 @@ class PluginTable(dict[str, _EntryT]):
 def require_class(candidate: Any, base: type) -> Any:
     """Return an imported object that is a subclass of `base` without abstract methods.
 
-    Raises TypeError: it is something else.
+    Raises TypeError: not such a class.
     """
     base_name = f"{base.__module__}.{base.__name__}"
     if not (isinstance(candidate, type) and issubclass(candidate, base)):
@@ -251,7 +251,8 @@ def require_class(candidate: Any, base: type) -> Any:
 def import_code(name: str, *, key: str, code_folder: Path | None = None) -> Any:
     """Return the class, function or other callable that `package.module:Name` names.
 
-    Arguments as for `import_name`. Raises ConfigError: it names nothing, or nothing callable.
+    `key`: the setting that names it, for errors. `code_folder`: folder of the code, or None. Raises
+    ConfigError: nothing has this name, or nothing callable.
     """
     code_object = import_name(name, key=key, code_folder=code_folder)
     if not callable(code_object):

@@ -75,7 +75,7 @@ class GuardSettings(Settings):
     def _resolve_mechanism(cls, mechanism: object) -> object:
         """Return a built-in guard's name, or the import path of a plug-in.
 
-        Raises ValueError: it is neither; suggests the nearest name.
+        Raises ValueError: neither of them; suggests the nearest name.
         """
         if not isinstance(mechanism, str) or mechanism in _GUARDS:
             return mechanism
@@ -218,7 +218,7 @@ class DefenceOfOthers(Settings):
         """Return the settings of a plug-in defence, with all keys but `kind` moved into `options`,
         and a declared name replaced by its import path.
 
-        `content`: as they are written. Raises ValueError: no such defence is known.
+        `content`: settings as they are written. Raises ValueError: no such defence is known.
         """
         if not isinstance(content, Mapping):
             return content
@@ -241,7 +241,7 @@ def kind(defence: Any) -> Any:
     """Return the tag by which pydantic picks the class of a defence's settings: a built-in kind, or
     that of plug-ins.
 
-    `defence`: its settings, parsed or not.
+    `defence`: settings of the defence, parsed or not.
     """
     name = defence.get("kind") if isinstance(defence, Mapping) else getattr(defence, "kind", None)
     if not isinstance(name, str) or name in _DEFENCES:

@@ -105,8 +105,8 @@ class Promise:
     Attributes:
         figure: one of `FIGURES`.
         epsilon: finite and above 0; infinite: no guarantee; None: nothing of that kind is sent.
-        delta: of the epsilon; None: unknown.
-        releases: T, the most releases of one row that it is for; None: none are counted.
+        delta: delta of the guarantee; None: unknown.
+        releases: T, the most releases of one row that it covers; None: none are counted.
         party: the party whose rows it protects; empty: the party that spent most.
         why: the reason where there is no guarantee, or nothing is sent.
     """
@@ -211,10 +211,10 @@ def promises_of(
     The first covers what leaves a party, by `config.method.figure`.
 
     Args:
-        config: of the run; the facts of its method define which data each party sends.
+        config: settings of the run; the facts of its method define which data each party sends.
         spent: the cost of representations, labels and the model.
-        contributions: by passive that adds noise to what it sends, its account: figure, epsilon,
-            delta and releases.
+        contributions: passive that adds noise to what it sends -> the privacy cost of this: figure
+            (kind of epsilon), epsilon, delta and releases.
     """
     method = config.method
     features = [
@@ -261,7 +261,7 @@ def _list_passive_promises(
 ) -> Iterator[Promise]:
     """Yield the promises for what passives send other than representations.
 
-    `contributions`: by passive that adds noise, its account.
+    `contributions`: passive that adds noise -> the privacy cost of what it sends.
     """
     for name, account in contributions.items():
         yield promise_of_account(account, party=name)
@@ -312,7 +312,7 @@ def _make_promise(
 def worst_promise(promises: Iterable[Promise], figure: str) -> Promise:
     """Return the weakest promise of a figure.
 
-    Raises ValueError: none is of this figure.
+    Raises ValueError: no promise is of this figure (kind of epsilon).
     """
     candidates = [promise for promise in promises if promise.figure == figure]
     if not candidates:
@@ -326,9 +326,10 @@ def promise_of_party(
     """Return what one party promises the people in its table about what it sends.
 
     Args:
-        config: of the run.
-        role: of the party in it: active, passive, aggregator or dealer.
-        accounts: of its ledgers, without those of private updates, which send nothing.
+        config: settings of the run.
+        role: role of the party in it: active, passive, aggregator or dealer.
+        accounts: privacy costs in its ledgers, without those of private updates, which send
+            nothing.
     """
     if accounts:
         return promise_of_account(max(accounts, key=lambda account: float(account["epsilon"])))

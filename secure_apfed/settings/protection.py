@@ -134,7 +134,10 @@ def higher_is_less(whom: Whom, means: str, **how: Any) -> Protection:
 
 
 def other_is_less(whom: Whom, means: str, *order: Any, **how: Any) -> Protection:
-    """Return the mark of a choice; `order`: from the most protective on, equal ones as a tuple."""
+    """Return the mark of a choice.
+
+    `order`: values, the most protective first, equally protective ones as a tuple.
+    """
     groups = tuple(group if isinstance(group, tuple) else (group,) for group in order)
     return Protection(whom=whom, less="other", means=means, order=groups, **how)
 
@@ -256,7 +259,8 @@ def find_key_types(
 
 def list_keys(kind: type[Settings], prefix: str = "") -> Iterator[str]:
     """Yield the dotted path of every key that settings of this class may have, those of single
-    parties included; `*` stands for any name. `prefix`: as for `find_key_types`.
+    parties included; `*` stands for any name. `prefix`: path before the keys, empty or ending in a
+    dot.
     """
     for name, declared in kind.model_fields.items():
         yield f"{prefix}{name}"
@@ -278,10 +282,10 @@ def require_limits(
     """Refuse settings that protect less than a party's own file allows.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         minima, maxima: the party's limits by dotted path, in which `*` is any name.
-        known: by path, the marks of all possible keys (`find_key_types`).
-        party: whose limits these are.
+        known: path -> the mark of every possible key (`find_key_types`).
+        party: name of the party that sets the limits.
         file: where they are written.
         ask: who may change the settings.
 
@@ -321,7 +325,7 @@ def _find_limited_mark(
     Args:
         pattern: the limit's dotted path, in which `*` is any name.
         side: "minima" or "maxima".
-        limit: its value.
+        limit: value of the limit.
         known_marks: marks of all possible keys, by path.
         file: where the limit is written, for errors.
 
@@ -370,7 +374,8 @@ def _make_key(
 ) -> Key:
     """Return a key with its value and default, which its mark may derive from all `settings`.
 
-    `default`: as for `find_keys`. `value`, `default_value`: of the key itself.
+    `default`: settings of the same class that replace the defaults of `settings`. `value`,
+    `default_value`: the key's own value and default.
     """
     read_value = mark.read if isinstance(mark, Protection) else None
     if read_value is None:

@@ -163,7 +163,7 @@ class ModelSettings(Settings):
     def _is_a_network(cls, network: object) -> object:
         """Return a built-in network's name, or the import path of the user's own code.
 
-        Raises ValueError: it is neither; names the nearest name, or the form of such a path.
+        Raises ValueError: neither of them; names the nearest name, or the form of such a path.
         """
         built_in = get_args(get_args(cls.model_fields["network"].annotation)[0])
         if isinstance(network, str) and network not in built_in:

@@ -139,8 +139,8 @@ def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
     """Return whether a baseline fitted to this task has collapsed: predicts classes in other shares
     than the labels have (by more than `MAX_APART`).
 
-    The answer is cached where a store of fits is in use. Raises ModelError: it cannot be fitted to
-    these rows.
+    The answer is cached where a store of fits is in use. Raises ModelError: the baseline
+    cannot be fitted to these rows.
     """
 
     def compute_collapse() -> FloatArray:
@@ -209,7 +209,7 @@ def pick_models(
         maximum: how many to use, the best by held-out labels, best first; None: all, in their
             order. Models ranked lower are neither fitted to all labels nor named.
 
-    Raises ModelError: none can be fitted.
+    Raises ModelError: no model can be fitted.
     """
     omitted: list[str] = []
     if maximum is not None:

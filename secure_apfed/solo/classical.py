@@ -380,7 +380,8 @@ def fit_best_ridge(
     section 2): scikit-learn multiplies all rows by a matrix for each strength, and takes several
     times as long.
 
-    `columns_RC`: the inputs. `targets_RT`: numbers to predict. `strengths`: that are tried.
+    `columns_RC`: the inputs (R rows, C columns). `targets_RT`: T numbers to predict for each row.
+    `strengths`: the regularisation strengths that are tried.
     """
     from sklearn.linear_model import RidgeCV
 
@@ -499,7 +500,7 @@ class _SpreadLabels(Baseline):
         """Yield each task's predictor, fitted when it is read; spreading between labelled rows is
         computed once for all.
 
-        `tasks`: of the same rows, with different labels.
+        `tasks`: tasks of the same rows, with different labels.
         """
         largest_task = max(tasks, key=lambda task: len(task.labels))
         return (

@@ -277,12 +277,12 @@ class Member(nn.Module):
     """A member of an average of models, whose model reads some columns of a row, standardised.
 
     Args:
-        tensors: its state by name.
+        tensors: the member's state by name.
 
     Attributes:
         columns: (2,), the first column that it reads and the one behind the last.
-        centre, scale: (F',), by which these columns are standardised.
-        weight: (1,), of its probabilities in the average, above 0; 1 if a state has none.
+        centre, scale: (F',), mean and scale by which these columns are standardised.
+        weight: (1,), weight of its probabilities in the average, above 0; 1 if a state has none.
 
     Raises:
         ModelError: the tensors are not those of a member.
@@ -341,7 +341,7 @@ class Average(ModelKind):
     row.
 
     Args:
-        tensors: of each `Member`, as "0.columns", "0.layers.w0", "1.columns" and so on.
+        tensors: states of all `Member`s, as "0.columns", "0.layers.w0", "1.columns" and so on.
 
     Raises:
         ModelError: no member, too many, or of different numbers of classes.
@@ -523,7 +523,7 @@ class FittedModel(nn.Module):
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "FittedModel | None":
         """Return the fitted model with this state; None: it is another network's.
 
-        `tensors`: the state by name. Raises ModelError: it is damaged.
+        `tensors`: the state by name. Raises ModelError: the state is damaged.
         """
         first_names = {name.partition(".")[0] for name in tensors}
         kinds = {
@@ -747,7 +747,7 @@ def assemble_trees(
 def _compute_depth(tree: Mapping[str, np.ndarray]) -> int:
     """Return the number of nodes below the root on the longest path, counted level by level.
 
-    `tree`: as for `assemble_trees`.
+    `tree`: arrays of one tree's nodes by name, as `assemble_trees` takes them.
     """
     depth = 0
     level_nodes = np.zeros(1, dtype=np.int64)  # the root
@@ -764,8 +764,8 @@ def convert_forest(
 ) -> Trees:
     """Return scikit-learn's trees as one model that predicts their mean.
 
-    `values`: of each tree the class shares (V, K) by node. `scale`: the fitted scaler of the rows;
-    None: rows are not scaled.
+    `values`: for each tree the class shares (V nodes, K classes). `scale`: the fitted scaler of the
+    rows; None: rows are not scaled.
     """
     nodes = [
         {

@@ -218,9 +218,9 @@ def sample_rows(rows: int, labelled: IntArray, *, seed: int) -> IntArray:
     All rows in their order if they are few enough, or if each has a label.
 
     Args:
-        rows: how many there are.
+        rows: number of rows.
         labelled: indices of the labelled ones, (n,).
-        seed: of the run; equal arguments give an equal sample.
+        seed: seed of the run; equal arguments give an equal sample.
     """
     if rows <= MAX_ROWS or len(labelled) == rows:
         return np.arange(rows)
@@ -261,8 +261,8 @@ class Baseline(ABC):
     """A local baseline, which learns without other parties.
 
     Attributes:
-        name: its key in the table.
-        title: its name for people.
+        name: the baseline's key in the table.
+        title: the baseline's name for people.
         of_run: whether it is the run's own network with the run's settings.
         reads_measure: whether its fit depends on the task's `measure`.
     """
@@ -391,8 +391,8 @@ def fit_network_once(
     """Return the network that `fit` trains, or the stored one of an equal task, for evaluation.
 
     Args:
-        name: of the fit, in the store.
-        task: on whose rows and seed the fit depends, but on no settings of the run.
+        name: name of the fit in the store.
+        task: the task whose rows and seed the fit depends on; it depends on no settings of the run.
         fresh: makes a network of the shape that `fit` returns.
         fit: trains it with these random numbers.
         labels: whether the fit depends also on labels and classes.
@@ -419,8 +419,8 @@ def score_once(
     """Return the scores that `score` computes, or the stored ones of an equal task.
 
     Args:
-        name: of the scores, in the store.
-        task: on whose rows and seed they depend.
+        name: name of the scores in the store.
+        task: the task whose rows and seed they depend on.
         score: computes them.
         labels: whether they depend also on the labels.
         of_run: whether they depend also on the settings of the run's own network.

@@ -144,7 +144,7 @@ class _Attempt:
         self._steps = 0
 
     def finish_training(self) -> None:
-        """Train until the loss is small or the step limit is reached. Raises ModelError: it
+        """Train until the loss is small or the step limit is reached. Raises ModelError: training
         diverged.
         """
         loss = math.inf
@@ -287,7 +287,7 @@ class MixMatch(Baseline):
     def fit_together(self, tasks: Sequence[SoloTask]) -> list[Predictor]:
         """Fit these tasks at the same time, as parallel networks.
 
-        Raises DataError: they differ in more than which rows have a label.
+        Raises DataError: the tasks differ in more than which rows have a label.
         """
         if len({(task.features.tobytes(), task.classes, task.seed) for task in tasks}) != 1:
             raise DataError(
@@ -393,7 +393,7 @@ class _ParallelNetworks(nn.Module):
         The products are those of autograd, in the same order, so that networks stay the same to
         the last digit; between products this small autograd takes as long as for them.
 
-        `outputs`: of all layers, as `list_layer_outputs` returns them.
+        `outputs`: outputs of all layers, as `list_layer_outputs` returns them.
         """
         first_GBW, middle_GBW, _ = outputs
         _set_gradients_singly(middle_GBW, error_GBK, self.weights[2], self.biases[2])
@@ -552,7 +552,7 @@ def _compute_loss_gradient(logits_GMK: Tensor, y_GMK: Tensor, *, weight: float) 
     """Return the gradient by logits of each copy's cross-entropy of the labelled rows plus squared
     error of the guessed ones, Eqs. (2) to (5).
 
-    `weight`: of the squared error.
+    `weight`: weight of the squared error.
     """
     known_GBK = logits_GMK[:, :_BATCH].log_softmax(-1)
     known_error_GBK = y_GMK[:, :_BATCH] * (-1 / _BATCH)

@@ -77,7 +77,7 @@ class ContrastiveInversion(FeatureAttack):
 
     def _invert_sums(self, view: AdversaryView) -> tuple[Observed, Observed]:
         """Return the sums, and the representations recovered from them, of the last epoch with a
-        sum that is not zero. Raises AttackError: there is none.
+        sum that is not zero. Raises AttackError: all sums of all epochs are zero.
         """
         contributors = list(view.terms_by_passive.values())
         pairs = list[tuple[Tensor, Question]]()
@@ -151,7 +151,7 @@ def explain_sums(
     Args:
         questions: the sums, with what was sent for them.
         contributors: all with the same contrastive objective.
-        iterations: of the optimiser, at most.
+        iterations: maximum number of iterations of the optimiser.
         start_ND: where it starts, of any norm; None: a mixture of the first sum and h.
 
     Raises:

@@ -32,8 +32,8 @@ class GradientRegression(FeatureAttack):
 
     The sum stands alone and beside own features.
 
-    Attacks use the mean over all steps that the transcript kept. Baselines, with the same shadow
-    rows: their mean, and the own features x.
+    Attacks use the mean over all steps that the transcript kept. Baselines, which know the same
+    shadow rows (rows whose features the adversary has): their mean, and the own features x.
     """
 
     name = "gradient_regression"

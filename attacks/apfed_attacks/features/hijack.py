@@ -53,14 +53,14 @@ class HijackAttack(AnsweringAttack):
     Baselines, with the same outsiders: their mean, and ridge regression from the own features.
 
     Attributes:
-        strength: kappa, by which the answer is multiplied.
+        strength: kappa, the factor on the gradient that the adversary sends back as its answer.
         penalty: weight of the discriminator's slopes (FSHA's notebook: 500).
         ahead: steps of simulator and decoder, before the first answer; batch: outsiders in each.
         rounds: training rounds of the discriminator for each step that it answers.
         learning_rate, judge_rate: of simulator and decoder, and of the discriminator (Adam).
         conditioned: whether the discriminator is told the adversary's own features of the same
             people, which say which outsiders a person resembles. The paper's server has none.
-        channels: of convolutions (see `apfed_attacks.features.feature_space`).
+        channels: numbers of channels of convolutions (see `apfed_attacks.features.feature_space`).
     """
 
     strength: float = Field(1.0, gt=0)
@@ -167,7 +167,7 @@ def _to_float64(rows_NF: Tensor) -> FloatArray:
 
 def _fit_to_columns(known_P: Tensor, columns: int) -> Tensor:
     """Return flattened rows (P, ...) with as many columns as `own_columns` gives; its last column,
-    which marks missing rows, becomes 0. Raises AttackError: they have other columns.
+    which marks missing rows, becomes 0. Raises AttackError: the number of columns differs.
     """
     known_PF = known_P.flatten(1)
     missing = columns - known_PF.shape[1]
@@ -183,7 +183,7 @@ class Space:
     """The feature space of the attack: simulator f, decoder d, and the standardised outsiders.
 
     Args:
-        attack: its widths and channels.
+        attack: the attack, whose widths and channels the networks take.
         sent: shape of a release of one row.
         outsiders: (P, ...) features of people outside the training.
 
@@ -235,13 +235,13 @@ class Hijack:
     """The adversary's networks, which train with each step that it answers.
 
     Args:
-        attack: its options.
+        attack: the attack, whose options the training follows.
         sent: shape of a release of one row.
         outsiders: (P, ...) the victim's features of people outside the training.
         own_AF: the adversary's own features by alignment position.
         own_PF: its features of the outsiders, whom the discriminator compares by them; (P, 0):
             it compares by none.
-        seed: of weights and batches.
+        seed: seed of initial weights and batches.
     """
 
     def __init__(

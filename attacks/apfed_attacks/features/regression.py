@@ -165,8 +165,8 @@ class Regression:
         pairs: (n, F) the victim's features of the known (shadow) rows.
         shadow: mask (N,) of the known rows.
         hidden: width of networks.
-        iterations: of networks, at most.
-        seed: of networks.
+        iterations: maximum number of training iterations of a network.
+        seed: seed of the networks' initial weights.
         decoy: whether rows have other rows' releases.
     """
 

@@ -33,9 +33,9 @@ class RepresentationNetwork(FeatureAttack):
 
     Attributes:
         iterations: batches; the paper's 15 to 60 epochs are 350 to 1,400 of them on digits.
-        rate: of Adam; the paper takes 1e-4 to 5e-3.
+        rate: learning rate of Adam; the paper takes 1e-4 to 5e-3.
         noise: random numbers that G reads beside x.
-        variance_weight: of the penalty on generated features that vary more than known ones.
+        variance_weight: weight of the penalty on generated features that vary more than known ones.
     """
 
     name = "representation_network"

@@ -41,11 +41,12 @@ class UnpairedInversion(FeatureAttack):
     Attributes:
         shadow_rows: these people's h is not used, and they are not guessed.
         conditioned: whether it knows whose rows these are.
-        iterations: in each of so many `starts`; the paper takes 20,000.
-        rate, judge_rate: of Adam, for f~ and d, and for the discriminators.
+        iterations: training steps after each of `starts` initialisations; the paper takes 20,000.
+        rate, judge_rate: learning rates (Adam) of f~ and d, and of the discriminators.
         likeness: weight of f~(x) looking like h (lambda_1; the paper's .02 beside a task loss).
         decoded_likeness: weight of d(h) looking like rows (lambda_2).
-        return_weight: of f~(d(h)) coming back to h; penalty: of the discriminators' slopes.
+        return_weight: weight of the distance of f~(d(h)) from h.
+        penalty: weight of the gradient penalty on the discriminators.
     """
 
     name = "unpaired_inversion"
@@ -130,7 +131,7 @@ def _train_inversion(
         h_ND: standardised releases.
         public_PF: the victim's features of public people.
         x_NC, x_PC: own features of the people of the releases, and of the public ones.
-        seed: of weights and batches.
+        seed: seed of initial weights and batches.
     """
     device = view.device
     size = h_ND.shape[1]

@@ -186,7 +186,8 @@ def _score_rows(
 ) -> FloatArray:
     """Fit a probe to the known rows, and return class scores (N, K) of all rows.
 
-    `name`: of the probe. `labels_N`: -1 where unknown. Equal fits of one attack are shared.
+    `name`: name of the probe, the model that is fitted. `labels_N`: -1 where unknown. Equal fits of
+    one attack are shared.
     """
     iterations = view.iterations
     classes = view.knowledge.classes

@@ -148,9 +148,9 @@ class SemiSupervised(LabelProbe):
         average of weights.
 
         Args:
-            labels_N: known labels, at least one, and -1.
-            columns_NF: of all rows; standardised unless `build_bottom` is given.
-            seed: of all draws.
+            labels_N: known labels, at least one; -1 where unknown.
+            columns_NF: columns of all rows; standardised unless `build_bottom` is given.
+            seed: seed of all random draws.
             build_bottom: makes, from the rows, a network to be trained below the head; None: the
                 head reads the columns.
         """

@@ -34,11 +34,11 @@ class Steering:
     """The harm that a malicious passive does, and the inputs that it needs for it.
 
     Attributes:
-        harm: what it answers.
+        harm: the kind of false contribution that it sends in answer to a request.
         chosen: mask (A,) of the people whose predictions a backdoor should change.
         target: mask (A,) of people whom it knows to be of the class that it wants.
         length: the norm of a row of its answer, at most what the sum clips rows to.
-        seed: of random directions.
+        seed: seed of random directions.
     """
 
     harm: Harm

@@ -83,7 +83,7 @@ class LiveSession(Generic[OfMethod]):
     """A session of all parties in this process, which an attack can take part in.
 
     Args:
-        config: of the run.
+        config: settings of the run.
         data: the tables of all parties; None: loaded as the settings say.
         alignment: rows by party of an earlier session with the same data; None: intersect now.
         logs: folder in which parties count what they release and answer, over all sessions of one
@@ -218,7 +218,11 @@ class _WatchedSum(PassiveSum):
         self.last_values: NDArray[np.floating] | None = None
 
     def admit_request(self, request: Envelope, rows_B: Tensor, **options: Any) -> AdmittedRequest:
-        """Admit a request; without the allowance rule, any. `options`: as of `PassiveSum`."""
+        """Admit a request; any request, where the attack runs without the rule that limits
+        requests.
+
+        `options`: keyword arguments of `PassiveSum.admit_request`.
+        """
         if Rule.ALLOWANCE in self.rules:
             return super().admit_request(request, rows_B, **options)
         self._admitted_request = AdmittedRequest(
@@ -351,7 +355,7 @@ class LiveRun(LiveSession[ApfedActive]):
 
         `positions`: alignment positions (N,).
 
-        Raises AttackError: it has not all of them, or another objective.
+        Raises AttackError: the passive lacks some of these people, or has another objective.
         """
         if not self.has_rows(passive, positions).all():
             raise AttackError(
@@ -469,7 +473,7 @@ class JointRun(LiveSession[TvflActive]):
         ) -> tuple[StepLoss, dict[str, bytes]]:
             """Return the honest loss and gradients, with a forged one for the attacked passive.
 
-            `parts`: by passive its representations (B, ...).
+            `parts`: name of each passive -> its representations (B, ...).
             """
             h_BD = parts[passive].clone()
             forged_BD = strategy.forge_gradient(step, rows_B, h_BD.flatten(1)) / len(rows_B)
@@ -534,8 +538,8 @@ class VotesRun(LiveSession[VotesActive]):
     ) -> tuple[Ballot, Floats]:
         """Request votes as the active; return the request, and the votes that were revealed.
 
-        `rows_U`: alignment positions to vote on; None: the honest ones. `labels`: by alignment
-        position the labels to send with them; None: an honest request, whatever the rows.
+        `rows_U`: alignment positions to vote on; None: the honest ones. `labels`: alignment
+        position -> the label to send for it; None: an honest request, whatever the rows.
 
         Raises RemoteProtocolError: a party refused.
         """
@@ -579,7 +583,7 @@ class _FixedStepLinks:
     """
 
     def __init__(self, links: Links, step: int) -> None:
-        """Take the honest links; `step`: of the request and its answers."""
+        """Take the honest links; `step`: step number of the request and its answers."""
         self._links = links
         self._step = step
 

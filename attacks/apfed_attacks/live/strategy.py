@@ -28,9 +28,9 @@ class LiveActive(Protocol):
 
     Attributes:
         training_positions: (T,) alignment positions of the training rows, shuffled by the seed.
-        terms: shape and bounds of a row of representations.
+        terms: what the contract says about representations: shape and bounds of a row.
         batch_size: the largest agreed batch.
-        passives: their names.
+        passives: names of all passives.
         enforces_rules: whether the passives enforce the protocol's rules.
     """
 
@@ -57,9 +57,9 @@ class LiveActive(Protocol):
         (B,); return the sum (B, D) that the active decrypts.
 
         Args:
-            instead: by passive, representations that it gets in place of `z_BD`.
-            weights: by passive, the lambda_p that it is asked to use.
-            participants: whose contributions are added; None: all passives'.
+            instead: name of a passive -> representations that it gets in place of `z_BD`.
+            weights: name of a passive -> the weight lambda_p that it is asked to use.
+            participants: names of the passives whose contributions are added; None: all.
 
         Raises:
             RemoteProtocolError: a party refused; the run is over then.
@@ -189,7 +189,8 @@ class AnsweringAttack(Attack):
     ) -> Answering:
         """Return what sends the party's answers from now on.
 
-        `terms`: of representations. `own_AF`: the adversary's `own_columns`, (A, F).
+        `terms`: what the contract says about representations. `own_AF`: the adversary's
+        `own_columns`, one row (F values) for each of the A alignment positions.
         """
 
 

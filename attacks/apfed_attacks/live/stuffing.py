@@ -76,7 +76,7 @@ class Tables:
         """Return `count` candidate IDs, shuffled: half are the victim's and not the adversary's,
         half are neither's.
 
-        Raises AttackError: there are too few of one kind.
+        Raises AttackError: there are too few IDs of one of the two kinds.
         """
         victims = sorted(set(self.victim) - set(self.own))
         neithers = sorted(set(self.outsiders) - set(self.own) - set(self.victim))
@@ -112,12 +112,12 @@ def play_stuffing(
     If the victim refused before anything was learned, the attack does not apply, for that reason.
 
     Args:
-        attack: its options.
+        attack: the attack with its options.
         tables: the IDs of both parties, and others.
-        settings: of the intersection.
+        settings: settings of the intersection.
         role: the adversary's; the active is the hub, the party that all others align with.
         history: the victim's record of intersections, which may limit them; None: none.
-        seed: of the choice of candidates.
+        seed: seed of the choice of candidates.
     """
     candidates = tables.draw_candidates(attack.candidates, seed)
     own_size = len(tables.own)
@@ -178,8 +178,8 @@ def _intersect(
     """Play one intersection of both parties; return the rows of its own set that the adversary
     learned to be common.
 
-    `stuffed`: the adversary's IDs, guesses included. `victim`: the victim's IDs. `session`: its
-    name. `role`: the adversary's.
+    `stuffed`: the adversary's IDs, guesses included. `victim`: the victim's IDs. `session`: name of
+    the session. `role`: the adversary's role.
     """
     honest = make_intersection(settings, session=session, dealer=_DEALER)
     malicious: SetIntersection = honest

@@ -93,7 +93,7 @@ class Membership(Attack):
 
     Attributes:
         shadow_models: S, even; 16 to 64 are usual.
-        epochs: of the shadow models; null: as the run.
+        epochs: training epochs of the shadow models; null: as many as the run's.
     """
 
     name = "membership"
@@ -179,7 +179,7 @@ class Shadows:
     Attributes:
         make: returns one network, rows -> class scores (B, K), without buffers.
         train: the victim's training settings, as far as they are known.
-        seed: of weights, halves, batches and dropout.
+        seed: seed of weights, halves, batches and dropout.
         device: where they train.
     """
 
