@@ -113,20 +113,23 @@ _CHUNK = 2**12  # IDs that are hashed at once
 
 @dataclass(frozen=True, kw_only=True)
 class CircuitInputs:
-    """One party's inputs to the circuit, which step 1 agrees on.
+    """One party's inputs to the comparison circuit: its IDs hashed into bins under a key that hub
+    and members agreed on (step 1 of the module's docstring).
 
     Attributes:
         key: 32 bytes that hub and members share, unknown to the dealer.
-        masks: seeds for masks: at the hub one that it shares with each member, in their order; at
-            a member the one that it shares with the hub.
+        masks: seeds of XOR masks, by which the dealer does not see shares; at the hub one shared
+            with each member, in their order; at a member the one shared with the hub.
         member_index: this member's index among the members; 0 at the hub, which does not use it.
-        slots: K, the slots of a bin, of each member, in their order.
+        slots: K, how many IDs a bin of a member holds at most, for each member in their order.
         sizes: the numbers of IDs that the hub and then each member announced.
-        tags: at the hub the tag in each bin, (bins,); at a member that in each slot, (slots, bins).
+        tags: 63-bit hash of the ID in each bin, (bins,), at the hub; of the ID in each slot of each
+            bin, (slots, bins), at a member.
         bins_of: the three bins of each own ID, (n, 3).
         id_tags: 63 bits of the hash of each own ID, (n,).
         tokens: 16 further bytes of the hash of each own ID, (n, 16).
-        row_of_bin: at the hub the row whose ID is in each bin, -1 for none, (bins,).
+        row_of_bin: row of the hub's table whose ID is in each bin, -1 for none, (bins,); empty at a
+            member.
     """
 
     key: bytes = field(repr=False)
@@ -234,11 +237,11 @@ class CircuitIntersection(DealtIntersection):
         return _SLOT_BYTES + _FURTHER_SLOT_BYTES * (members - 1)
 
     def _load_gate(self) -> type[And]:
-        """Return the implementation of AND on shared words."""
+        """Return the class that computes AND of XOR-shared 64-bit words."""
         return BeaverAnd
 
     def _make_endpoint(self, me: str) -> Endpoint:
-        """Return the endpoint of the party `me`."""
+        """Return the object that frames and parses the messages of the party `me`."""
         return Endpoint(me, self.agreement, self.progress, version=self.version)
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
@@ -252,8 +255,9 @@ class CircuitIntersection(DealtIntersection):
         return self._make_aligner(me, [hub, *members], script)
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
-        """Run the hub's role: agree on bins, compare each chunk of bins with every member, AND over
-        all members, and reveal the output (steps 1 to 4 of the module's docstring).
+        """Run the role of the hub `me` (the active): agree on bins, compare each chunk of bins with
+        every member (a passive), AND over all members, and reveal the output (steps 1 to 4 of the
+        module's docstring). `ids`: the hub's encoded IDs.
         """
         endpoint = self._make_endpoint(me)
         gate = self._load_gate()
@@ -267,6 +271,7 @@ class CircuitIntersection(DealtIntersection):
             triples, all_triples = yield from helper.take_triples(words)
             planes = {}
             for member, slots, tags_B in zip(members, inputs.slots, tags_MB, strict=True):
+                # One word W holds a bit of 64 bins; every slot is compared with the hub's tag.
                 planes_1W = ~split_bit_planes(tags_B[chunk])[:, None]
                 planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
             bits = yield from _compare_slots(endpoint, planes, triples, is_leader=True, gate=gate)
@@ -278,8 +283,9 @@ class CircuitIntersection(DealtIntersection):
         return (yield from _open_at_hub(endpoint, members, inputs, ids, share, helper))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
-        """Run a member's role: agree on bins, compare each chunk of bins with the hub, AND over all
-        members, and reveal the output (steps 1 to 4 of the module's docstring).
+        """Run the role of the member `me` (a passive): agree on bins, compare each chunk of bins
+        with the hub (the active), AND over all members, and reveal the output (steps 1 to 4 of the
+        module's docstring). `ids`: the member's encoded IDs.
         """
         endpoint = self._make_endpoint(me)
         gate = self._load_gate()
@@ -305,19 +311,19 @@ class CircuitIntersection(DealtIntersection):
     def _make_hub_helper(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, "HubHelper"]:
-        """Run what must precede triples and counting at the hub; return the object that provides
-        them.
+        """Run what must precede the multiplication triples and the counting at the hub (with a
+        dealer nothing); return the object that provides them.
         """
-        yield from ()
+        yield from ()  # makes this a generator without a turn
         return DealtHub(endpoint, members, inputs)
 
     def _make_member_helper(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, "MemberHelper"]:
-        """Run what must precede triples and counting at a member; return the object that provides
-        them.
+        """Run what must precede the multiplication triples and the counting at a member (with a
+        dealer nothing); return the object that provides them.
         """
-        yield from ()
+        yield from ()  # makes this a generator without a turn
         return DealtMember(endpoint, hub, inputs)
 
     @classmethod
@@ -328,11 +334,12 @@ class CircuitIntersection(DealtIntersection):
         return hashing.count_bin_slots(member_size, bins)
 
     def make_table(self, id_tags: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
-        """Return the tags in all slots of a member, (slots, bins); None if they do not fit.
+        """Return the tags (63-bit hashes of IDs) in all slots of a member's bins, (slots, bins);
+        None if they do not fit.
 
         Args:
-            id_tags: of the member's IDs.
-            bins_of: the three bins of each ID.
+            id_tags: 63-bit hash of each of the member's IDs, (n,).
+            bins_of: the three bins of each ID, (n, 3).
             bins: B, the number of bins.
             slots: K, the slots of a bin.
         """
@@ -354,26 +361,26 @@ class CircuitIntersection(DealtIntersection):
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Return the tags in the hub's bins that are compared with each member, (members, bins).
-        Subclasses may exchange messages for it.
+        """Return the tags (hashes of IDs) in the hub's bins that are compared with each member,
+        (members, bins). Subclasses may exchange messages for it.
         """
-        yield from ()
+        yield from ()  # makes this a generator without a turn
         return np.broadcast_to(inputs.tags, (len(members), *inputs.tags.shape))
 
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Return the tags in this member's bins that are compared with the hub, (slots, bins).
-        Subclasses may exchange messages for it.
+        """Return the tags (hashes of IDs) in this member's bins that are compared with the hub,
+        (slots, bins). Subclasses may exchange messages for it.
         """
-        yield from ()
+        yield from ()  # makes this a generator without a turn
         return inputs.tags
 
     def run_dealer(
         self, endpoint: Endpoint, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
-        """Run the dealer's role: deal triples for each chunk of bins, then count the common IDs
-        (steps 2 and 3 of the module's docstring).
+        """Run the role of the dealer, which has no IDs: deal multiplication triples for each chunk
+        of bins, then count the common IDs (steps 2 and 3 of the module's docstring).
 
         `hub_size`: the number of IDs that the hub announced to the dealer; None: it announced none.
 
@@ -400,10 +407,12 @@ class CircuitIntersection(DealtIntersection):
     def _fill_order(
         self, endpoint: Endpoint, hub: str, members: Sequence[str], inbox: Inbox
     ) -> tuple[int, Turn]:
-        """Deal the triples that the hub's message in `inbox` orders for one chunk; return the
-        number of words of 64 bins of the chunk, and the turn that sends the triples to hub and
-        members. Raises RemoteProtocolError: the chunk is too large or empty.
+        """Deal the multiplication triples that the hub's message in `inbox` (messages by sender)
+        orders for one chunk of bins; return the number of words of 64 bins of the chunk, and the
+        turn that sends the triples to hub and members. Raises RemoteProtocolError: the chunk is too
+        large or empty.
         """
+        # Four bytes each: the words of the chunk, then the slots of each member's bins.
         order = endpoint.parse_message(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
         words, *slots = struct.unpack(f">{1 + len(members)}I", order)
         # The smallest table has the fewest bins, and so the most slots for a large set.
@@ -432,14 +441,14 @@ class CryptenCircuitIntersection(CircuitIntersection):
     name: ClassVar[str] = "circuit_crypten"
 
     def __init__(self, agreement: IntersectionAgreement, **choices: Any) -> None:
-        """Load CrypTen and set up the intersection, with `choices` as keyword arguments of
+        """Load CrypTen and set up the intersection; `choices` are the keyword arguments of
         `SetIntersection`. Raises LocalProtocolError: CrypTen is not installed.
         """
         load_crypten()
         super().__init__(agreement, **choices)
 
     def _load_gate(self) -> type[And]:
-        """Return the implementation of AND by CrypTen."""
+        """Return the class that computes AND of XOR-shared 64-bit words by CrypTen."""
         # Imported here, since torch takes a second to load and is needed for nothing else.
         from apfed_protocols.crypten.tensors import CryptenAnd
 
@@ -451,8 +460,8 @@ Counted: TypeAlias = IntersectionResult | IntersectionTooSmallError | None
 
 
 class HubHelper(Protocol):
-    """The parts of the hub's role that differ with and without a dealer: triples, the AND over all
-    members, and the count.
+    """The parts of the hub's role that differ with and without a dealer: multiplication triples,
+    the AND over all members, and the count of common IDs.
 
     Attributes:
         sharers: the members that hold shares of the result, and send them if rows are revealed.
@@ -474,9 +483,9 @@ class HubHelper(Protocol):
         """Return the hub's share, (words,), of the AND over all members of one bit for each bin.
 
         Args:
-            bits_MW: its share of the bit with each member.
-            triples: those for this AND.
-            gate: the implementation of AND.
+            bits_MW: the hub's share of the bit that it shares with each member, (members, words).
+            triples: this party's shares of the triples that this AND consumes.
+            gate: class that computes AND of XOR-shared words.
         """
         ...
 
@@ -486,16 +495,16 @@ class HubHelper(Protocol):
         """Have the common IDs counted; return the hub's result, None if rows are to be revealed.
 
         Args:
-            share: of the bits that say which bins are common.
+            share: the hub's XOR share of the bits that say which bins hold a common ID, (words,).
             own_size: the number of the hub's IDs.
-            row_of_bin: the row in each bin, -1 for none.
+            row_of_bin: row of the hub's table in each bin, -1 for none, (bins,).
         """
         ...
 
 
 class MemberHelper(Protocol):
-    """The parts of a member's role that differ with and without a dealer: triples, the AND over all
-    members, and the count.
+    """The parts of a member's role that differ with and without a dealer: multiplication triples,
+    the AND over all members, and the count of common IDs.
 
     Attributes:
         shares: whether this member holds a share of the result, and sends it if rows are revealed.
@@ -516,9 +525,9 @@ class MemberHelper(Protocol):
         bin.
 
         Args:
-            bits_W: its share of the bit that it shares with the hub.
-            triples: those for this AND.
-            gate: the implementation of AND.
+            bits_W: this member's share of the bit that it shares with the hub, (words,).
+            triples: this party's shares of the triples that this AND consumes.
+            gate: class that computes AND of XOR-shared words.
         """
         ...
 
@@ -526,7 +535,8 @@ class MemberHelper(Protocol):
         """Have the common IDs counted; return this member's result, None if rows are to be
         revealed.
 
-        `share`: of the bits that say which bins are common. `own_size`: the number of its IDs.
+        `share`: this member's XOR share of the bits that say which bins hold a common ID, (words,).
+        `own_size`: the number of its IDs.
         """
         ...
 
@@ -543,7 +553,10 @@ class DealtHub:
     def take_triples(
         self, words: int
     ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Order the triples for a chunk, and expand what the dealer sends; see `HubHelper`."""
+        """Order the triples for a chunk of 64 `words` bins from the dealer, and expand its seeds.
+        Return the hub's shares: by member for the comparison with it, and for the AND over all
+        members.
+        """
         endpoint = self._endpoint
         dealer = endpoint.agreement.dealer
         slots = self._inputs.slots
@@ -563,8 +576,8 @@ class DealtHub:
     def combine_members(
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return the hub's share of the AND over all members, with whom it computes it; see
-        `HubHelper`.
+        """Return the hub's share of the AND over all members, computed with all of them, of the
+        bits of which it holds the shares `bits_MW`, (members, words).
         """
         endpoint = self._endpoint
         return (
@@ -576,7 +589,10 @@ class DealtHub:
     def count_common(
         self, share: Words, own_size: int, row_of_bin: Rows
     ) -> Generator[Turn, Inbox, Counted]:
-        """Have the dealer count the common IDs; see `HubHelper`."""
+        """Have the dealer count the common IDs; return the hub's result, None if rows are to be
+        revealed. `share`: the hub's share of which bins are common; `row_of_bin`: its row in each
+        bin, -1 for none.
+        """
         return (
             yield from _request_count(self._endpoint, self._inputs, own_size, share, row_of_bin)
         )
@@ -594,7 +610,10 @@ class DealtMember:
         self._inputs = inputs
 
     def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
-        """Expand the triples for a chunk that the dealer sends; see `MemberHelper`."""
+        """Expand the seeds of the triples that the dealer sends for a chunk of 64 `words` bins.
+        Return this member's shares: for the comparison with the hub, and for the AND over all
+        members.
+        """
         endpoint = self._endpoint
         dealer = endpoint.agreement.dealer
         pair_words, all_words = count_triple_words(words, self._inputs.slots)
@@ -610,8 +629,8 @@ class DealtMember:
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return this member's share of the AND over all members, in which its shares of the other
-        members' bits are zero; see `MemberHelper`.
+        """Return this member's share of the AND over all members. `bits_W` is its share of its own
+        bit with the hub; its shares of the other members' bits are zero.
         """
         inputs = self._inputs
         bits_MW = np.zeros((len(inputs.slots), len(bits_W)), np.uint64)
@@ -623,16 +642,18 @@ class DealtMember:
         )
 
     def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
-        """Have the dealer count the common IDs; see `MemberHelper`."""
+        """Have the dealer count the common IDs; return this member's result, None if rows are to be
+        revealed. `share`: its share of which bins are common.
+        """
         return (yield from _request_count(self._endpoint, self._inputs, own_size, share, None))
 
 
 def _agree_as_hub(
     endpoint: Endpoint, backend: CircuitIntersection, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, CircuitInputs]:
-    """Run step 1 at the hub: commit to its part of the hash key, collect the members' parts and
-    sizes, reveal all parts, and put IDs into bins under a key that fits at all parties. Return the
-    hub's inputs to the circuit.
+    """Run step 1 (agreement on a hash key and on bins) at the hub: commit to its part of the hash
+    key, collect the members' parts and sizes, reveal all parts, and put IDs into bins under a key
+    that fits at all parties. Return the hub's inputs to the circuit.
     """
     own_part = fresh_key()
     count = len(members)
@@ -674,18 +695,18 @@ def _fill_bins(
     """Find the first hash key under which the IDs of all parties fit into their bins, at the hub.
 
     Args:
-        endpoint: the hub's.
-        members: the members' names.
+        endpoint: frames and parses the hub's messages.
+        members: names of the members, the other parties with IDs.
         ids: the hub's IDs.
-        keys: the candidates.
+        keys: the candidate hash keys, tried in this order.
         bins: B, the number of bins.
 
     Returns:
         The key; tags, bins and tokens of the hub's IDs under it (`fingerprint_ids`); and the row
         in each bin, (bins,).
 
-    Raises RemoteProtocolError: members refused all keys. Raises LocalProtocolError: none fits the
-    hub's IDs.
+    Raises RemoteProtocolError: members refused all keys. Raises LocalProtocolError: under no key
+    the hub's IDs fit.
     """
     refused: list[str] = []
     for attempt, key in enumerate(keys):
@@ -717,8 +738,9 @@ def _fill_bins(
 def _agree_as_member(
     endpoint: Endpoint, backend: CircuitIntersection, hub: str, ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, CircuitInputs]:
-    """Run step 1 at a member: send its part of the hash key, check what the hub reveals, and put
-    IDs into bins under a key that fits at all parties. Return the member's inputs to the circuit.
+    """Run step 1 (agreement on a hash key and on bins) at a member: send its part of the hash key,
+    check what the hub reveals, and put IDs into bins under a key that fits at all parties. Return
+    the member's inputs to the circuit.
 
     Raises RemoteProtocolError: the hub's commitment, parts or sizes are wrong.
     """
@@ -784,9 +806,9 @@ def _fill_slots(
     it, and what `fill` returned for it.
 
     Args:
-        endpoint: the member's.
-        hub: its name.
-        keys: the candidates, by their number.
+        endpoint: frames and parses the member's messages.
+        hub: name of the hub, which proposes the keys.
+        keys: the candidate hash keys; the hub names them by their index.
         fill: puts the IDs into bins under a key; returns None if they do not fit.
 
     Raises RemoteProtocolError: the hub proposes keys out of order.
@@ -828,16 +850,17 @@ def _compare_slots(
     is_leader: bool,
     gate: type[And],
 ) -> Generator[Turn, Inbox, Mapping[str, Words]]:
-    """Compare the tags in bins with each peer; return, by peer, this party's shares, (words,), of
-    whether the two have the same tag in a bin.
+    """Compare the tags (hashes of IDs) in bins with each peer; return, by peer, this party's XOR
+    shares, (words,), of whether the two have the same tag in a bin.
 
     Args:
-        endpoint: this party's.
-        planes: by peer, this party's shares of NOT (hub's tag XOR member's tag) as bit planes,
-            (64, slots, words): at the hub the complement of its tags, at a member its tags.
-        triples: by peer, 63 * slots * words. Six levels of AND halve the 64 bits.
-        is_leader: whether this is the hub, which adds the public terms.
-        gate: the implementation of AND.
+        endpoint: frames and parses this party's messages.
+        planes: this party's shares, by peer, of NOT (hub's tag XOR member's tag) as bit planes,
+            (64, slots, words): the complement of its tags at the hub, its tags at a member.
+        triples: this party's shares of 63 * slots * words triples, by peer; six levels of AND halve
+            the 64 bits and take 32 + 16 + ... + 1 = 63 of them.
+        is_leader: whether this is the hub; of the two parties it alone adds the public terms.
+        gate: class that computes AND of XOR-shared words.
     """
     for half in (32, 16, 8, 4, 2, 1):
         gates = {
@@ -871,17 +894,19 @@ def combine_member_bits(
 ) -> Generator[Turn, Inbox, Words]:
     """Return this party's share, (words,), of the AND over all members of one bit for each bin.
 
-    The hub collects the masked inputs of all parties, and sends back d and e.
+    The hub collects the masked inputs of all parties, and sends back their XOR, the public values d
+    and e of a Beaver multiplication.
 
     Args:
-        endpoint: this party's.
-        shares: its shares of each member's bits, (members, words); a member has zeros for other
-            members.
-        triples: (members - 1) * words.
-        hub: its name.
-        members: at the hub the members that take part; at a member nobody.
-        gate: the implementation of AND.
+        endpoint: frames and parses this party's messages.
+        shares: this party's shares of each member's bits, (members, words); zeros at a member for
+            the other members.
+        triples: this party's shares of (members - 1) * words triples.
+        hub: name of the hub.
+        members: names of the members that take part, at the hub; empty at a member.
+        gate: class that computes AND of XOR-shared words.
     """
+    # Pairs of members, level by level; an odd one out waits for the next level.
     while len(shares) > 1:
         half = len(shares) // 2
         left = shares[:half]
@@ -911,16 +936,17 @@ def _open_at_hub(
     share: Words,
     helper: HubHelper,
 ) -> Script:
-    """Run steps 3 and 4 at the hub: have the common IDs counted, combine the shares of which bins
-    are common, reveal the rows to the members if that is agreed, and return the hub's result.
+    """Run steps 3 and 4 (count, reveal) at the hub: have the common IDs counted, combine the shares
+    of which bins are common, reveal the rows to the members if that is agreed, and return the hub's
+    result.
 
     Args:
-        endpoint: the hub's.
+        endpoint: frames and parses the hub's messages.
         members: the members' names.
         inputs: the hub's inputs to the circuit.
-        ids: its IDs.
-        share: its share of the bits that say which bins are common, (words,).
-        helper: has the IDs counted.
+        ids: encoded IDs of this party.
+        share: this party's XOR share of the bits that say which bins hold a common ID, (words,).
+        helper: counts the common IDs, with the dealer or without one.
     """
     row_of_bin = inputs.row_of_bin
     result = yield from helper.count_common(share, len(ids), row_of_bin)
@@ -951,16 +977,17 @@ def _open_at_member(
     share: Words,
     helper: MemberHelper,
 ) -> Script:
-    """Run steps 3 and 4 at a member: have the common IDs counted, send its share if it has one, and
-    find the tokens that the hub reveals, if it does, among its own IDs. Return the member's result.
+    """Run steps 3 and 4 (count, reveal) at a member: have the common IDs counted, send its share if
+    it has one, and find the tokens that the hub reveals, if it does, among its own IDs. Return the
+    member's result.
 
     Args:
-        endpoint: the member's.
+        endpoint: frames and parses the member's messages.
         hub: the hub's name.
         inputs: the member's inputs to the circuit.
-        ids: its IDs.
-        share: its share of the bits that say which bins are common, (words,).
-        helper: has the IDs counted.
+        ids: encoded IDs of this party.
+        share: this party's XOR share of the bits that say which bins hold a common ID, (words,).
+        helper: counts the common IDs, with the dealer or without one.
     """
     result = yield from helper.count_common(share, len(ids))
     if result is not None:
@@ -977,7 +1004,7 @@ def _open_at_member(
 def _find_opened_rows(endpoint: Endpoint, hub: str, inputs: CircuitInputs, body: bytes) -> Rows:
     """Return this member's rows of the IDs whose tokens the hub revealed, in the hub's order.
 
-    `body`: of the hub's message, tokens of 16 bytes.
+    `body`: content of the hub's message: a token (16 bytes of an ID's hash) for each common ID.
 
     Raises RemoteProtocolError: a token is unknown or repeated, or they are fewer than agreed.
     """
@@ -1007,11 +1034,11 @@ def _request_count(
     the number of common IDs.
 
     Args:
-        endpoint: this party's.
-        inputs: its inputs to the circuit.
-        own_size: the number of its IDs.
-        share: its share of the bits that say which bins are common, (words,).
-        row_of_bin: at the hub the row in each bin, -1 for none; None at a member.
+        endpoint: frames and parses this party's messages.
+        inputs: this party's inputs to the circuit.
+        own_size: the number of this party's IDs.
+        share: this party's XOR share of the bits that say which bins hold a common ID, (words,).
+        row_of_bin: row of the hub's table in each bin, -1 for none; None at a member.
     """
     bits = unpack_bits(share)
     agreement = endpoint.agreement
@@ -1038,12 +1065,12 @@ def conclude_count(
     revealed.
 
     Args:
-        endpoint: the party's.
+        endpoint: frames and parses the party's messages.
         sender: who gave the verdict, for errors.
         size: the verdict: `TOO_FEW`, `ENOUGH`, or the number of common IDs if it is the output.
         own_size: the number of the party's IDs.
-        bits: its shares of the bits that say which bins are common, (bins,).
-        row_of_bin: at the hub the row in each bin, -1 for none; None at a member.
+        bits: the party's XOR shares of the bits that say which bins hold a common ID, (bins,).
+        row_of_bin: row of the hub's table in each bin, -1 for none; None at a member.
 
     Raises RemoteProtocolError: the verdict does not fit the agreed output, or is impossible.
     """
@@ -1066,7 +1093,7 @@ def conclude_count(
 
 
 def unpack_bits(words: Words) -> NDArray[np.bool_]:
-    """Return the bits of words, the lowest bit of a word first, (64 W,)."""
+    """Return the bits of 64-bit words as one array, the lowest bit of a word first."""
     return np.unpackbits(words.astype(WORD).view(np.uint8), bitorder="little").astype(np.bool_)
 
 
@@ -1080,10 +1107,10 @@ def pack_order(words: int, slots: Sequence[int]) -> bytes:
 def _count_bits(
     endpoint: Endpoint, hub: str, members: Sequence[str], inbox: Inbox, words: int
 ) -> Generator[Turn, Inbox, bytes]:
-    """Add the masked shares of all parties at the dealer, count the common IDs, and return the
+    """XOR the masked shares of all parties at the dealer, count the common IDs, and return the
     encoded verdict: too few, enough, or their number if that is the output.
 
-    `inbox`: holds the hub's share. `words`: the number of words of 64 bins.
+    `inbox`: messages by sender, with the hub's share. `words`: the number of words of 64 bins.
     """
     bits = endpoint.parse_words(inbox, hub, Kind.COUNT, (words,))
     inbox = yield Turn((), members)
@@ -1245,8 +1272,9 @@ class OpprfIntersection(CircuitIntersection):
     def run_dealer(
         self, endpoint: Endpoint, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
-        """Run the dealer's role: deal the vector OLEs, then as in `circuit`. `hub_size` is not
-        used: the hub's order for the vectors announces it.
+        """Run the dealer's role: deal one vector OLE (correlated random vectors) for each member,
+        then triples and the count as for `circuit`. `hub_size` is not used: the hub's order for the
+        vectors announces it.
         """
         hub_size = yield from _CORRELATING.deal_shares(endpoint, hub, members)
         return (yield from super().run_dealer(endpoint, hub, members, hub_size=hub_size))
@@ -1257,9 +1285,9 @@ class PlacedRows:
     """The hub's bins that hold an ID.
 
     Attributes:
-        used: their numbers, (u,).
-        digests: of the ID in each (`hash_tokens`).
-        choice: which of the three bins of its ID each is, 0 to 2, (u,).
+        used: numbers of the bins, ascending, (u,).
+        digests: digest (`hash_tokens`) of the ID in each of these bins.
+        choice: which of the three bins of its ID each of these bins is, 0 to 2, (u,).
     """
 
     used: Rows
@@ -1268,7 +1296,7 @@ class PlacedRows:
 
 
 def place_rows(inputs: CircuitInputs) -> PlacedRows:
-    """Return the hub's bins that hold an ID, with what its OPRF needs of each ID."""
+    """Return the hub's bins that hold an ID, with what its oblivious PRF needs of each ID."""
     used = np.flatnonzero(inputs.row_of_bin >= 0)
     own_rows = inputs.row_of_bin[used]
     bins_of = inputs.bins_of.take(own_rows, axis=0)
@@ -1284,14 +1312,15 @@ def decode_hints(
     outputs: Mapping[str, Words],
 ) -> Words:
     """Return the hub's tag in each bin for each member, (members, bins): decoded from the member's
-    hints, or random in empty bins.
+    hints (a store of masked tags), so that it equals the member's for a common ID; random in empty
+    bins.
 
     Args:
-        endpoint: the hub's.
-        inbox: holds each member's message with its hints.
+        endpoint: frames and parses the hub's messages.
+        inbox: messages by sender, with each member's hints.
         inputs: the hub's inputs to the circuit.
         placed: the bins that hold an ID.
-        outputs: by member, the OPRF's output for each of these bins.
+        outputs: output of the oblivious PRF for each of these bins, by member.
     """
     bins = len(inputs.row_of_bin)
     _, *sizes = inputs.sizes
@@ -1312,7 +1341,7 @@ class HintProgrammer:
     """
 
     def __init__(self, inputs: CircuitInputs) -> None:
-        """Prepare the store for the member's IDs."""
+        """Prepare the store (a linear system with one row for each ID) for the member's IDs."""
         cells = store.count_cells(inputs.sizes[1 + inputs.member_index])
         self.digests = hash_tokens(inputs.tokens, inputs.key)
         self._encoder = store.Encoder(store.Rows.from_digests(self.digests, cells), cells)
@@ -1323,8 +1352,8 @@ class HintProgrammer:
 
         Args:
             me: the member's name, for errors.
-            evaluate: returns the OPRF's output for each of the member's IDs in one of its three
-                bins, given that bin of each, (n,).
+            evaluate: returns the output of the oblivious PRF for each of the member's IDs in one of
+                its three bins, given that bin of each, (n,).
         """
         inputs = self._inputs
         tags_B = expand_words(fresh_key(), b"bins", count_bins(inputs.sizes[0]))
@@ -1336,9 +1365,10 @@ class HintProgrammer:
 
 
 def hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
-    """Return digests of IDs, (n, 6), from which their rows in stores of any size are computed.
+    """Return digests of IDs, six words each, (n, 6), from which their rows in stores (oblivious
+    key-value stores) of any size are computed.
 
-    `tokens`: 16 bytes of the hash of each ID, (n, 16). `key`: shared by hub and members.
+    `tokens`: 16 bytes of the hash of each ID, (n, 16). `key`: 32 bytes shared by hub and members.
     """
     row_key = derive_key(key, b"opprf rows")
     elements = tokens.view(WORD)
@@ -1353,5 +1383,7 @@ def hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
 
 
 def _evaluate_prf(values: store.Elements, key: bytes) -> Words:
-    """Return the OPRF's output, 64 bits, for each element, under the key of hub and members."""
+    """Return the output of the oblivious PRF, 64 bits, for each 128-bit element, under the key of
+    hub and members.
+    """
     return vole.hash_elements(values, derive_key(key, b"opprf function"))[:, 0]

@@ -82,8 +82,8 @@ class IntersectionTooSmallError(LocalProtocolError):
 
     @classmethod
     def for_party(cls, me: str, minimum_rows: int, detail: str = "") -> "IntersectionTooSmallError":
-        """Return the error of the party `me`; `detail` is appended to the clause that names the
-        agreed minimum.
+        """Return the error to raise at the party named `me`, for the agreed least number of common
+        rows, `minimum_rows`; `detail` is appended to the clause that names it.
         """
         return cls(
             f"{me}: the parties share fewer IDs than the agreed minimum of {minimum_rows}{detail}; "
@@ -111,9 +111,9 @@ class Progress:
     """The progress of one party with one part of its work.
 
     Attributes:
-        party: its name.
-        work: the part, in words.
-        done, total: IDs or bins.
+        party: name of the party.
+        work: what is being done, in words.
+        done, total: numbers of IDs or hash-table bins that are done, and in all.
     """
 
     party: str
@@ -128,8 +128,8 @@ class Guesses:
     one intersection.
 
     Attributes:
-        hub: by the hub, at each member; it may test other IDs at another member.
-        member: by a member, at the hub.
+        hub: guesses that the hub can test at each member; other IDs at each of them.
+        member: guesses that a member can test at the hub.
     """
 
     hub: int
@@ -140,12 +140,14 @@ class Guesses:
 class Membership:
     """A party's shares of which of the hub's IDs all parties have, for further protocols.
 
-    The hub's IDs stand in bins, some of them empty. The XOR of all parties' `shares` of a bin is
-    True where the hub's ID in it is common.
+    The hub (the active) placed its IDs into the bins of a hash table, some of which stay empty. The
+    XOR of all parties' `shares` of a bin is True where the hub's ID in it is common.
 
     Attributes:
-        shares: bool, shape (bins,); uniformly random to anybody who lacks one party's.
-        row_of_place: at the hub the row in each bin, -1 for an empty one; else None.
+        shares: XOR shares of one bit for each bin, bool, shape (bins,); uniformly random to anybody
+            who lacks one party's.
+        row_of_place: row of the hub's table whose ID is in each bin, -1 for an empty bin, (bins,);
+            None at every other party.
     """
 
     shares: NDArray[np.bool_] = field(repr=False)
@@ -158,7 +160,7 @@ class IntersectionAgreement:
 
     Attributes:
         session: names the intersection; non-empty, used once.
-        minimum_rows: with fewer common rows no party's rows are revealed; 0 or more.
+        minimum_rows: least number of common rows; with fewer nobody's rows are revealed. 0 or more.
         maximum_ids: the largest set that a party accepts from a peer, 1 to 2^32 - 1. It
             limits how many guessed IDs a party can test by adding them to its set; one that
             deviates can test as many as the backend's `max_guesses` says.
@@ -225,7 +227,7 @@ class IntersectionAgreement:
         """Return how many IDs the party `me` announces if it has `true_size` of them: the agreed
         number, or without agreed sizes the true one.
 
-        Raises LocalProtocolError: it has more than the agreed number.
+        Raises LocalProtocolError: `true_size` exceeds the agreed number.
         """
         agreed = self.get_size(me) if self.sizes else true_size
         if true_size > agreed:
@@ -261,7 +263,9 @@ class IntersectionAgreement:
 def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
     """Raise LocalProtocolError for an intersection without members or with one party in two roles.
 
-    `others`: the dealer, if there is one.
+    `hub`: the party that exchanges messages with every other. `members`: the other parties with
+    IDs. `others`: the dealer, a party without IDs that provides correlated randomness, if there is
+    one.
     """
     parties = (hub, *members, *others)
     if not members or not all(parties) or len(set(parties)) != len(parties):
@@ -281,9 +285,10 @@ class IntersectionResult:
         rows: this party's common rows, in the order that all parties share.
         size: the number of common IDs.
         membership: shares of which of the hub's IDs are common.
-        places: at a hub that compares lists, by member, the position of each of `rows` in the
-            member's list.
-        order: at a member whose list was compared, its own row at each position of the list.
+        places: position of each of `rows` in the list that a member sent, by member; only at a hub
+            that compares lists.
+        order: this member's own row at each position of the list that it sent; only at a member
+            whose list the hub compared.
     """
 
     rows: NDArray[np.int64] | None = field(default=None, repr=False)
@@ -326,11 +331,11 @@ class Aligner:
         """Make the role of the party `me`, not started.
 
         Args:
-            me: its name.
+            me: name of the party whose role this is.
             peers: the parties that it exchanges messages with.
             output: what the parties agreed to reveal, for errors.
             script: the role.
-            longest: bytes of the longest message that it accepts.
+            longest: bytes of the longest message that the role accepts.
         """
         self._me = me
         self._output = output
@@ -452,7 +457,9 @@ class Aligner:
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """Return this member's own row at each position of the list that the hub compared."""
+        """Return this member's own row at each position of the (shuffled) list that the hub
+        compared.
+        """
         order = self._require_result().order
         if order is None:
             raise self._make_output_error("order of its list")
@@ -482,10 +489,10 @@ class Endpoint(Generic[_Kind]):
 
     Attributes:
         kinds: the backend's kinds of messages.
-        version: of the backend and its messages, 0 to 255.
+        version: number of the message format, 0 to 255, which is part of every message.
         work: what progress reports call the party's work.
-        item_bytes: for kinds whose messages consist of items, at most one for each ID, the bytes
-            of an item.
+        item_bytes: bytes of an item, by kind, for the kinds whose messages consist of items, at
+            most one for each ID.
     """
 
     kinds: type[_Kind]
@@ -504,10 +511,10 @@ class Endpoint(Generic[_Kind]):
         """Make the endpoint of the party `me`.
 
         Args:
-            me: its name.
-            agreement: its digest is part of every message.
+            me: name of the party.
+            agreement: public terms of the intersection, whose digest is part of every message.
             progress: called with the progress of the party's work; None: it is not reported.
-            version: replaces that of the class; None: it does not.
+            version: number of the message format; None: that of the class.
         """
         self.me = me
         self.agreement = agreement
@@ -529,16 +536,17 @@ class Endpoint(Generic[_Kind]):
         return Turn([Outgoing(party, body) for party, body in packed.items()], awaited)
 
     def get_kind(self, inbox: Inbox, sender: str) -> _Kind:
-        """Return the kind of the message of `sender` in `inbox`. Raises RemoteProtocolError: it is
-        malformed.
+        """Return the kind of the message of `sender` in `inbox` (messages by sender). Raises
+        RemoteProtocolError: the message is malformed.
         """
         return self.kinds(self._unpack_message(sender, inbox[sender])[0])
 
     def parse_message(
         self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None
     ) -> bytes:
-        """Return the body of the message of `sender` in `inbox`. Raises RemoteProtocolError: it is
-        malformed, of another kind, or has not `length` bytes (None: any number).
+        """Return the body of the message of `sender` in `inbox` (messages by sender). Raises
+        RemoteProtocolError: the message is malformed, of another kind than `kind`, or its body has
+        not `length` bytes (None: any number).
         """
         sent_kind, body = self._unpack_message(sender, inbox[sender])
         if sent_kind != kind:
@@ -555,15 +563,16 @@ class Endpoint(Generic[_Kind]):
     def parse_words(
         self, inbox: Inbox, sender: str, kind: _Kind, shape: tuple[int, ...]
     ) -> NDArray[np.uint64]:
-        """Return the 64-bit words in the message of `sender` in `inbox`, as an array of this shape.
-        Raises RemoteProtocolError: it is malformed, of another kind or size.
+        """Return the 64-bit words in the message of `sender` in `inbox` (messages by sender), as an
+        array of this shape. Raises RemoteProtocolError: the message is malformed, or of another
+        kind than `kind` or another size.
         """
         body = self.parse_message(inbox, sender, kind, 8 * int(np.prod(shape)))
         return np.frombuffer(body, "<u8").reshape(shape)
 
     def _pack_message(self, kind: int, items: bytes) -> bytes:
         """Return a message: a header (version, kind, digest of the agreement, number of items), and
-        the items. Raises LocalProtocolError: they are more than a message holds.
+        the items. Raises LocalProtocolError: there are more items than a message holds.
         """
         count = len(items) // self._items[kind] if items else 0
         if count > self._max_ids:
@@ -575,8 +584,8 @@ class Endpoint(Generic[_Kind]):
         return _HEADER.pack(self._version, kind, digest, count) + items
 
     def _unpack_message(self, sender: str, message: bytes) -> tuple[int, bytes]:
-        """Return kind and body of a message. Raises RemoteProtocolError, which names `sender`: it
-        is of another version or agreement, or its size is not the announced one.
+        """Return kind and body of a message. Raises RemoteProtocolError, which names `sender`: the
+        message is of another version or agreement, or its size is not the announced one.
         """
         if len(message) < _HEADER.size:
             raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
@@ -618,6 +627,7 @@ def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.ui
     `keyed`: a BLAKE2b object with the key, which has hashed nothing yet.
     """
     digests = np.empty((len(ids), keyed.digest_size), np.uint8)
+    # A copy of the keyed state costs less than hashing the key again for each ID.
     copy_hasher = keyed.copy
     for start in range(0, len(ids), _IDS_OF_A_PIECE):
         hashes = []  # of a piece only, since millions of small objects take much memory
@@ -655,9 +665,9 @@ def _find_common_rows(
     `minimum`, the error that says so.
 
     Args:
-        me: the hub.
-        positions: by member, the position of each of the hub's rows in the member's list, (n,); -1
-            for a row that the member lacks.
+        me: name of the hub, for the error.
+        positions: position of each of the hub's n rows in the list that a member sent, by member,
+            (n,); -1 for a row that the member lacks.
         minimum: the agreed minimum of common rows.
     """
     is_shared = {member: of_rows >= 0 for member, of_rows in positions.items()}
@@ -681,8 +691,8 @@ def _parse_positions(
         own_size: the number of IDs in this member's list.
         hub_size: the number of IDs that the hub announced.
 
-    Raises RemoteProtocolError: they are too few, repeated, out of range, or more than the hub has
-    IDs.
+    Raises RemoteProtocolError: the positions are too few, repeated, out of range, or more than the
+    hub has IDs.
     """
     if len(items) % POSITION_BYTES:
         raise RemoteProtocolError(f"{sender} opened rows in {len(items)} bytes, not whole places")
@@ -704,14 +714,14 @@ def _parse_positions(
 
 
 def open_rows(endpoint: Endpoint[_Kind], positions: Mapping[str, Rows]) -> Script:
-    """Run the end of a hub's script: find the common rows, send each member the last message, and
-    return the hub's result.
+    """Run the end of the role of the hub (the active, which compared the lists of all members):
+    find the common rows, send each member the last message, and return the hub's result.
 
     The message holds the positions of the common IDs in the member's list; or, by the agreed
     output, only their number, or nothing; or a refusal if they are fewer than the agreed minimum.
 
-    `positions`: by member, the position of each of the hub's rows in the member's list, (n,); -1
-    for a row that the member lacks.
+    `positions`: position of each of the hub's n rows in the list that a member sent, by member,
+    (n,); -1 for a row that the member lacks.
     """
     rows = _find_common_rows(endpoint.me, positions, endpoint.agreement.minimum_rows)
     if isinstance(rows, IntersectionTooSmallError):
@@ -735,13 +745,15 @@ def open_rows(endpoint: Endpoint[_Kind], positions: Mapping[str, Rows]) -> Scrip
 def parse_opened_rows(
     endpoint: Endpoint[_Kind], inbox: Inbox, hub: str, order: Rows, hub_size: int
 ) -> IntersectionResult | IntersectionTooSmallError:
-    """Parse the hub's last message at a member (see `open_rows`); return the member's result.
+    """Parse the last message of the hub (the active, which compared the lists) at a member: the
+    positions of the common IDs in its list, their number, nothing, or a refusal. Return the
+    member's result.
 
     Args:
-        endpoint: the member's.
-        inbox: holds the message.
+        endpoint: frames and parses the member's messages.
+        inbox: messages by sender, with the hub's last one.
         hub: the hub's name.
-        order: the member's own row at each position of its list.
+        order: the member's own row at each position of the list that it sent.
         hub_size: the number of IDs that the hub announced.
 
     Raises RemoteProtocolError: the message is malformed or impossible.
@@ -772,12 +784,12 @@ def parse_opened_rows(
 def require_own_rows(
     result: IntersectionResult | IntersectionTooSmallError, own_size: int, *, me: str, hub: str
 ) -> None:
-    """Raise RemoteProtocolError if the hub revealed a position of a member's list that holds no ID,
-    since the list was filled up to the announced size.
+    """Raise RemoteProtocolError if the hub revealed as common a position of a member's list that
+    holds no ID: lists are filled up with random entries to the announced size.
 
     Args:
-        result: of the member.
-        own_size: the true number of its IDs.
+        result: the member's result of the intersection.
+        own_size: the true number of the member's IDs.
         me: the member, for the error.
         hub: the hub, for the error.
     """
@@ -793,19 +805,19 @@ class SetIntersection(ABC):
 
     Args:
         agreement: equal at all parties.
-        threads: how many this party computes with, at least 1; None: the backend's own choice.
-            Backends on circuits and vectors compute on whole arrays and ignore it.
+        threads: number of threads that this party computes with, at least 1; None: the backend's
+            own choice. Backends on circuits and vectors compute on whole arrays and ignore it.
         progress: called with the progress of this party's work.
         admit: called with this party's name and its peers before each role with IDs is made;
             raises if the role must not be made.
 
     Attributes:
-        name: its key in the table of backends.
+        name: key of the backend in `SET_INTERSECTIONS`.
         needs_dealer: whether the party that `agreement.dealer` names must take part.
         without_dealer: the name of the backend to use if there is no dealer.
-        outputs: the outputs that it supports.
+        outputs: what the backend can reveal.
         pairwise: whether the hub learns its intersection with every single member.
-        leaks: what it reveals beyond the intersection and the sizes, in sentences.
+        leaks: what the backend reveals beyond the intersection and the sizes, in sentences.
     """
 
     name: ClassVar[str]
@@ -857,8 +869,8 @@ class SetIntersection(ABC):
     @staticmethod
     @abstractmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return how many guessed IDs a party can test that announces `maximum_ids` IDs and
-        deviates from the protocol.
+        """Return how many guessed IDs a party can test against another's set if it announces
+        `maximum_ids` IDs and deviates from the protocol.
 
         IDs found by chance or search do not count: each costs 2^40 hashes or more.
         """
@@ -881,7 +893,8 @@ class SetIntersection(ABC):
         """Return the largest number of IDs, 2^32 - 1 at most, that a peer may announce to a role
         without making it allocate more than `MAX_ANNOUNCED_BYTES`.
 
-        `own_size`: the number of this party's own IDs. `members`: in the intersection.
+        `own_size`: the number of this party's own IDs. `members`: how many parties with IDs there
+        are beside the hub.
         """
 
         def takes_too_much(size: int) -> bool:
@@ -893,19 +906,23 @@ class SetIntersection(ABC):
 
     @abstractmethod
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
-        """Return the role of the active, the hub `me`, with its IDs. Raises LocalProtocolError:
-        names, IDs or sizes that do not fit the agreement.
+        """Return the role of the active, the hub named `me`, which exchanges messages with every
+        member, with its IDs. Raises LocalProtocolError: names, IDs or sizes that do not fit the
+        agreement.
         """
 
     @abstractmethod
     def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
-        """Return the role of the passive `me`, a member, with its IDs. Raises LocalProtocolError:
-        names, IDs or sizes that do not fit the agreement.
+        """Return the role of the passive named `me`, a member, which exchanges messages with the
+        party `hub`, with its IDs. Raises LocalProtocolError: names, IDs or sizes that do not fit
+        the agreement.
         """
 
     @abstractmethod
     def make_dealer(self, hub: str, members: Sequence[str]) -> Conversation:
-        """Return the dealer's role. Raises LocalProtocolError: the backend has no dealer."""
+        """Return the role of the dealer, a party without IDs that provides correlated randomness to
+        hub and members. Raises LocalProtocolError: the backend has no dealer.
+        """
 
     def _check_inputs(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> None:
         """Raise LocalProtocolError if this party's IDs do not fit the agreement, or peers may
@@ -921,7 +938,8 @@ class SetIntersection(ABC):
         """Raise LocalProtocolError if a peer may announce a size that makes a role of `me` allocate
         more than `MAX_ANNOUNCED_BYTES`.
 
-        `own_size`: the number of its own IDs. `members`: in the intersection.
+        `own_size`: the number of its own IDs. `members`: how many parties with IDs there are beside
+        the hub.
         """
         size = self.largest_announced_size
         needed = self.count_announced_bytes(size, own_size=own_size, members=members)
@@ -938,14 +956,18 @@ class ScriptedIntersection(SetIntersection):
     """A backend whose roles are written as scripts."""
 
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
-        """Return the hub's role, which runs `_hub_script`."""
+        """Return the role of the hub `me` (the active, which exchanges messages with every member);
+        it runs `_hub_script`.
+        """
         helpers = self._list_helpers()
         check_parties(me, members, *helpers)
         self._check_inputs(me, members, ids)
         return self._make_aligner(me, [*members, *helpers], self._hub_script(me, members, ids))
 
     def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
-        """Return a member's role, which runs `_member_script`."""
+        """Return the role of the member `me` (a passive, which exchanges messages with `hub`); it
+        runs `_member_script`.
+        """
         helpers = self._list_helpers()
         check_parties(hub, [me], *helpers)
         self._check_inputs(me, [hub], ids)
@@ -956,7 +978,9 @@ class ScriptedIntersection(SetIntersection):
         return [self.agreement.dealer] if self.needs_dealer else []
 
     def _make_aligner(self, me: str, peers: Sequence[str], script: Script) -> Aligner:
-        """Return the role of `me` that runs a script with these peers."""
+        """Return the role of the party `me` that runs a script (generator of turns) with these
+        peers.
+        """
         return Aligner(me, peers, self.agreement.output, script, longest=self.longest)
 
     @abstractmethod
@@ -969,7 +993,8 @@ class ScriptedIntersection(SetIntersection):
 class ResumableIntersection(SetIntersection):
     """A backend that can repeat an interrupted intersection with the same messages.
 
-    A session runs it bucket by bucket, see `secure_apfed.alignment.over_links`.
+    Large sets are split by a hash into buckets, which a session intersects one by one
+    (`secure_apfed.alignment.over_links`).
 
     Args:
         secret: 32 bytes from which all randomness of messages is derived. A party keeps it secret,
@@ -997,8 +1022,9 @@ class ResumableIntersection(SetIntersection):
         secret: bytes | None = None,
         expected_sizes: Mapping[str, int] | None = None,
     ) -> None:
-        """Set up an intersection at one party (for the arguments see the class and
-        `SetIntersection`).
+        """Set up an intersection at one party. `secret`: 32 bytes from which all randomness of
+        messages is derived; None: it is fresh. `expected_sizes`: how many IDs a peer must announce,
+        by name. For the other arguments see `SetIntersection`.
         """
         super().__init__(agreement, threads=threads, progress=progress, admit=admit)
         if agreement.sizes and self.shows_sizes:
