@@ -63,16 +63,19 @@ class Sender:
     """
 
     def __init__(self, seed: bytes, *, session: bytes) -> None:
-        """Compute the message (step 1; for the arguments see the class)."""
+        """Compute the message A (step 1 of the module's docstring). `seed`: 32 secret bytes;
+        `session`: 32 bytes known to both parties.
+        """
         self._scalar = derive_key(seed, b"base ot sender")
         self._session = session
         self.message = crypto_scalarmult_base(self._scalar)
 
     def compute_keys(self, points: bytes, *, receiver: str) -> list[_Pair]:
-        """Return the two keys, 32 bytes each, of every transfer (step 3).
+        """Return the two keys, 32 bytes each, of every oblivious transfer (step 3 of the module's
+        docstring).
 
-        `points`: the receiver's message, two points for each transfer. `receiver`: its name, for
-        errors.
+        `points`: the receiver's message, two points of 32 bytes for each transfer. `receiver`: name
+        of that party, for errors.
 
         Raises RemoteProtocolError: a point is none, or of low order.
         """
@@ -88,7 +91,7 @@ class Sender:
         """Return the key of one choice (0 or 1) of one transfer (step 3).
 
         Args:
-            number: of the transfer, from 0.
+            number: number of the transfer, from 0.
             choice: which of the two keys.
             pair: R_0 and R_1 of the transfer.
             receiver: the receiver's name, for errors.
@@ -112,15 +115,16 @@ class Receiver:
 
     Args:
         choices: 0 or 1 for each transfer.
-        seed, session: as in `Sender`.
+        seed: 32 secret bytes, used for this batch of transfers only.
+        session: 32 bytes that both parties know, used for this batch only.
 
     Attributes:
         message: R_0 and R_1 of every transfer, 32 bytes each, to be sent to the sender.
     """
 
     def __init__(self, choices: Sequence[int], seed: bytes, *, session: bytes) -> None:
-        """Draw a scalar and the two points of each transfer (step 2; for the arguments see the
-        class).
+        """Draw a scalar and the two points of each transfer (step 2 of the module's docstring).
+        `choices`: 0 or 1 for each; `seed`: 32 secret bytes; `session`: 32 bytes known to both.
         """
         self._choices = choices
         self._session = session
@@ -139,7 +143,7 @@ class Receiver:
         chosen one is computed from it (step 2).
 
         Args:
-            number: of the transfer, from 0.
+            number: number of the transfer, from 0.
             other_scalar: a random scalar for the point that is not chosen.
             signs: two random bytes, whose top bits are the signs of the two multiples of G.
         """
@@ -153,7 +157,7 @@ class Receiver:
     def compute_keys(self, point: bytes, *, sender: str) -> list[bytes]:
         """Return the chosen key, 32 bytes, of every transfer (step 3).
 
-        `point`: the sender's message A. `sender`: its name, for errors.
+        `point`: the sender's message A, 32 bytes. `sender`: name of that party, for errors.
 
         Raises RemoteProtocolError: the point is of low order.
         """
@@ -203,10 +207,10 @@ def _derive_transfer_key(
 
     Args:
         session: 32 bytes that both parties know.
-        number: j, of the transfer, from 0.
+        number: j, the number of the transfer, from 0.
         choice: 0 or 1.
-        point: A.
-        pair: R_0 and R_1.
+        point: the sender's message A.
+        pair: R_0 and R_1, the receiver's two points of the transfer.
         secret: the shared point a M, as a u-coordinate.
     """
     transcript = hashlib.sha256(b"".join((point, *pair))).digest()

@@ -143,13 +143,17 @@ class CircuitOtIntersection(CircuitIntersection):
     def _make_hub_helper(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, HubHelper]:
-        """Run the base transfers; return the hub's triples and counts by transfers."""
+        """Run the base oblivious transfers with each member; return the object by which the hub
+        makes triples and counts without a dealer.
+        """
         return (yield from _start_hub_transfers(endpoint, members, inputs))
 
     def _make_member_helper(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, MemberHelper]:
-        """Run the base transfers; return the member's triples and counts by transfers."""
+        """Run the base oblivious transfers with the hub; return the object by which the member
+        makes triples and counts without a dealer.
+        """
         return (yield from _start_member_transfers(endpoint, hub, inputs))
 
 
@@ -182,8 +186,9 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Run steps 1 and 3 of `OpprfIntersection` at the hub, with the OPRF from transfers of step
-        4 of the module's docstring; return one tag for each bin and member, (members, bins).
+        """At the hub (the active), evaluate the oblivious PRF from transfers (step 4 of the
+        module's docstring) on its ID in each bin, and decode each member's hints; return one tag
+        for each bin and member, (members, bins), equal to the member's for a common ID.
         """
         keys = yield from _transfer_as_hub(endpoint, members, inputs, b"values", code.LENGTH)
         placed = place_rows(inputs)
@@ -216,8 +221,9 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Run step 2 of `OpprfIntersection` at a member, with the OPRF from transfers of step 4 of
-        the module's docstring; return one tag for each bin, (1, bins).
+        """At a member (a passive), draw one random tag for each bin, and send the hub hints that
+        give it the same tags for common IDs, masked by the oblivious PRF from transfers (step 4 of
+        the module's docstring); return the tags, (1, bins).
         """
         keys, choices = yield from _transfer_as_member(
             endpoint, hub, inputs, b"values", code.LENGTH
@@ -257,12 +263,14 @@ def _count_vector_bytes(backend: CircuitIntersection) -> int:
 
 
 def _make_tagger(inputs: CircuitInputs, member: str) -> Tagger:
-    """Return the hash of the OPRF F with one member."""
+    """Return the keyed hash that ends the oblivious PRF between the hub and one member."""
     return Tagger(derive_key(inputs.key, b"opprf_ot function", member.encode()), _OUTPUT_BYTES)
 
 
 def _evaluate_prf(tagger: Tagger, values: store.Elements, targets: store.Elements) -> Words:
-    """Return the OPRF's output, 64 bits, for each value, (n, 8), and its target H(x), (n, 2)."""
+    """Return the output of the oblivious PRF, 64 bits, for each value from the transfers, (n, 8)
+    words, and the hash H(x) of its ID, (n, 2) words.
+    """
     return tagger.hash_rows(values, targets).view(WORD)[:, 0]
 
 
@@ -327,8 +335,8 @@ def _derive_hash_key(inputs: CircuitInputs, member: str) -> bytes:
 def _start_hub_transfers(
     endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
 ) -> Generator[Turn, Inbox, "TransferHub"]:
-    """Run the base transfers with each member at the hub, and forward the first member's public key
-    to the others (steps 1 and 2 of the module's docstring).
+    """Run the base oblivious transfers with each member at the hub (the active), and forward the
+    first member's public key to the other members, who encrypt their shares for it.
     """
     keys = yield from _transfer_as_hub(endpoint, members, inputs, b"bits", transfers.COLUMNS)
     receivers = {
@@ -344,7 +352,9 @@ def _start_hub_transfers(
 
 
 class TransferHub:
-    """The hub's triples and counts without a dealer, by transfers; satisfies `HubHelper`."""
+    """The hub's multiplication triples and count of common IDs without a dealer, by oblivious
+    transfers; satisfies `HubHelper`.
+    """
 
     def __init__(
         self,
@@ -353,7 +363,9 @@ class TransferHub:
         inputs: CircuitInputs,
         receivers: Mapping[str, ExtensionReceiver],
     ) -> None:
-        """Use the hub's parts in the transfers with each member, `receivers`."""
+        """Keep the hub's role in the transfers with each member, `receivers`, and the names of the
+        members, of whom the first one counts with the hub.
+        """
         self._endpoint = endpoint
         self._members = members
         self._inputs = inputs
@@ -363,8 +375,8 @@ class TransferHub:
     def take_triples(
         self, words: int
     ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Make the triples for a chunk: with each member those for the comparison, and with the
-        first member those for the AND over all; see `HubHelper`.
+        """Make the triples for a chunk of 64 `words` bins, and return the hub's shares: by member
+        for the comparison with it, and with the first member for the AND over all.
         """
         pair_words, all_words = count_triple_words(words, self._inputs.slots)
         plans = {
@@ -380,7 +392,8 @@ class TransferHub:
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
         """Forward the other members' encrypted shares to the first member, and compute the AND over
-        all members with it; see `HubHelper`.
+        all members with it; return the hub's share, (words,). `bits_MW`: its share of the bit with
+        each member, (members, words).
         """
         endpoint = self._endpoint
         first, *others = self._members
@@ -401,7 +414,8 @@ class TransferHub:
         self, share: Words, own_size: int, row_of_bin: Rows
     ) -> Generator[Turn, Inbox, Counted]:
         """Count the common IDs with the first member, and send the verdict to the others (step 3 of
-        the module's docstring); see `HubHelper`.
+        the module's docstring); return the hub's result, None if rows are to be revealed. `share`:
+        the hub's share of which bins are common.
         """
         endpoint = self._endpoint
         first, *others = self._members
@@ -429,7 +443,7 @@ class TransferHub:
     ) -> Generator[Turn, Inbox, dict[str, TripleShares]]:
         """Make triples with members, batch by batch; return the hub's shares by member.
 
-        `plans`: by member, the words of 64 triples in each batch.
+        `plans`: number of words of 64 triples in each batch, by member.
         """
         parts: dict[str, list[tuple[Words, Words, Words]]] = {member: [] for member in plans}
         for batch in range(max(map(len, plans.values()))):
@@ -444,10 +458,10 @@ class TransferHub:
         return {member: transfers.join_triples(own) for member, own in parts.items()}
 
     def _extend(self, choices: Mapping[str, Words]) -> Generator[Turn, Inbox, dict[str, Numbers]]:
-        """Run one batch of transfers with each of these members; return, by member, the hub's
-        number of each transfer.
+        """Run one batch of oblivious transfers with each of these members; return, by member, the
+        hub's 32-bit number of each transfer, which its choice bit selects.
 
-        `choices`: by member, the hub's bits, 64 transfers a word.
+        `choices`: choice bits of the hub, by member, 64 transfers a word.
         """
         endpoint = self._endpoint
         vectors = {}
@@ -474,9 +488,8 @@ class TransferHub:
 def _start_member_transfers(
     endpoint: Endpoint, hub: str, inputs: CircuitInputs
 ) -> Generator[Turn, Inbox, "TransferMember"]:
-    """Run the base transfers with the hub at a member; with several members, send this member's
-    public key if it is the first, else receive the first one's (steps 1 and 2 of the module's
-    docstring).
+    """Run the base oblivious transfers with the hub at a member (a passive); with several members,
+    send this member's public key if it is the first, else receive the first one's.
     """
     keys, choices = yield from _transfer_as_member(
         endpoint, hub, inputs, b"bits", transfers.COLUMNS
@@ -494,14 +507,16 @@ def _start_member_transfers(
 
 
 class TransferMember:
-    """A member's triples and counts without a dealer, by transfers; satisfies `MemberHelper`.
+    """A member's multiplication triples and count of common IDs without a dealer, by oblivious
+    transfers; satisfies `MemberHelper`.
 
     Args:
-        endpoint: the member's.
+        endpoint: frames and parses the member's messages.
         hub: the hub's name.
         inputs: the member's inputs to the circuit.
-        sender: its part in the transfers with the hub.
-        secret: its private key, by which the first member decrypts the others' shares.
+        sender: the member's role in the transfers with the hub.
+        secret: private X25519 key of this member, by which the first member decrypts the others'
+            shares.
         sealer: encrypts shares for the first member; None at the first member itself.
     """
 
@@ -527,8 +542,8 @@ class TransferMember:
         self.shares = sealer is None
 
     def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
-        """Make the triples for a chunk with the hub: those for the comparison, and at the first
-        member those for the AND over all; see `MemberHelper`.
+        """Make the triples for a chunk of 64 `words` bins with the hub, and return this member's
+        shares: for the comparison, and at the first member for the AND over all (none at others).
         """
         pair_words, all_words = count_triple_words(words, self._inputs.slots)
         more = all_words if self.shares else 0
@@ -539,14 +554,15 @@ class TransferMember:
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return this member's share of the AND over all members (step 2 of the module's
-        docstring); see `MemberHelper`.
+        """Return this member's share, (words,), of the AND over all members. `bits_W`: its share of
+        its own bit with the hub for each bin, (words,).
 
         The first member decrypts the others' shares and computes the AND with the hub. Another one
         encrypts its share for the first member, and returns a random share of the result.
         """
         endpoint = self._endpoint
         words = len(bits_W)
+        # Keys serve one intersection, so the number of the chunk is a nonce that is used once.
         nonce = self._chunk.to_bytes(_NONCE_BYTES, "big")
         self._chunk += 1
         if self._sealer is not None:
@@ -578,8 +594,9 @@ class TransferMember:
         return share
 
     def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
-        """Count the common IDs with the hub, or, if this is not the first member, receive the
-        hub's verdict (step 3 of the module's docstring); see `MemberHelper`.
+        """Count the common IDs with the hub, or, if this is not the first member, receive the hub's
+        verdict; return the member's result, None if rows are to be revealed. `share`: its share of
+        which bins are common.
         """
         endpoint = self._endpoint
         hub = self._hub
@@ -669,12 +686,12 @@ def _open_sealed(sealed: bytes, nonce: bytes, secret: bytes, hub: str) -> bytes:
     """Return the content that another member encrypted by `Sealer.seal`.
 
     Args:
-        sealed: its public key and the encrypted content.
-        nonce: that it used.
-        secret: this member's private key.
+        sealed: the other member's public key and the encrypted content.
+        nonce: 24 bytes under which the content was encrypted.
+        secret: this member's private X25519 key.
         hub: who forwarded it, for errors.
 
-    Raises RemoteProtocolError: it does not authenticate.
+    Raises RemoteProtocolError: the content does not authenticate.
     """
     try:
         return crypto_box_open(sealed[KEY_BYTES:], nonce, sealed[:KEY_BYTES], secret)
@@ -692,7 +709,7 @@ def _count_sealed_bytes(words: int) -> int:
 
 
 def _split_words(words: Words) -> Iterator[Words]:
-    """Return the words in pieces of at most one batch of transfers."""
+    """Return the words in pieces of at most `BATCH_WORDS`, one batch of transfers."""
     max_words = transfers.BATCH_WORDS
     return (words[start : start + max_words] for start in range(0, len(words), max_words))
 
@@ -710,10 +727,10 @@ def _open_count(
     the output.
 
     Args:
-        endpoint: this party's.
-        peer: the other of the two.
-        own_sum: this party's share of the number.
-        triples: `_SIGN_TRIPLES` words.
+        endpoint: frames and parses this party's messages.
+        peer: name of the other of the two.
+        own_sum: this party's additive share of the number.
+        triples: this party's shares of `_SIGN_TRIPLES` words of triples.
         is_leader: whether this is the hub, which subtracts the minimum and adds public terms.
 
     Raises RemoteProtocolError: the peer's share of the sign is no bit.
@@ -728,6 +745,7 @@ def _open_count(
         return TOO_FEW
     if endpoint.agreement.output is not Output.SIZE:
         return ENOUGH
+    # The number itself is the output: both parties reveal their shares of it.
     own_share = own_sum % _MODULUS
     inbox = yield endpoint.make_turn(Kind.SUM, {peer: _SUM.pack(own_share)}, [peer])
     (other_share,) = _SUM.unpack(endpoint.parse_message(inbox, peer, Kind.SUM, _SUM.size))
@@ -744,10 +762,10 @@ def _share_sign(
     bit, and propagates one if exactly one number has it; a shift by k aligns position i - k with i.
 
     Args:
-        endpoint: this party's.
+        endpoint: frames and parses this party's messages.
         peer: the other party.
         own_number: this party's number.
-        triples: `_SIGN_TRIPLES` words.
+        triples: this party's shares of `_SIGN_TRIPLES` words of triples.
         is_leader: whether this party adds public terms; exactly one does.
     """
     bits = np.array([own_number % _MODULUS], np.uint64)
@@ -770,7 +788,8 @@ def _share_sign(
 def _compute_and(
     endpoint: Endpoint, peer: str, x: Words, y: Words, triples: TripleShares, *, is_leader: bool
 ) -> Generator[Turn, Inbox, Words]:
-    """Return this party's share of x AND y, computed with one peer from its shares of x and y.
+    """Return this party's share of x AND y, computed with one peer by Beaver triples from its XOR
+    shares `x` and `y`.
 
     `is_leader`: whether this party adds the public term; exactly one does.
     """

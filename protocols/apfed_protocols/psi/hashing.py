@@ -73,7 +73,7 @@ def count_bin_slots(member_size: int, bins: int) -> int:
 
     Args:
         member_size: n, the number of the member's IDs.
-        bins: B, the number of bins.
+        bins: B, the number of bins of the hub's hash table.
     """
     share = PLACES / bins
     mean = member_size * share
@@ -106,6 +106,7 @@ def fingerprint_ids(
     """
     length = WORD_BYTES * (1 + PLACES) + TOKEN_BYTES
     keyed = hashlib.blake2b(key=key, digest_size=length, person=b"apfed psi tag")
+    # Of the words of a digest the first is the tag, the next three give bins, the rest the token.
     words = digest_each(ids, keyed).view("<u8")
     bins_n3 = draw_different_positions(words[:, 1 : 1 + PLACES], bins)
     tokens = np.ascontiguousarray(words[:, 1 + PLACES :]).view(np.uint8)
@@ -113,14 +114,14 @@ def fingerprint_ids(
 
 
 def fill_cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
-    """Return the row that is put into each bin (-1: none), shape (bins,), by cuckoo hashing; None
-    if some rows find no bin.
+    """Return the row of the hub's IDs that is put into each bin (-1: none), shape (bins,), by
+    cuckoo hashing; None if some rows find no bin.
 
     All rows without a bin move at once: the last one to enter a bin stays, and a row that was there
     before moves to another of its bins. The random walk is not secret.
 
     Args:
-        bins_n3: the three bins of each row.
+        bins_n3: the three bins into which each of the n rows may be put, (n, 3).
         bins: B, the number of bins.
     """
     table = np.full(bins, -1, np.int64)
@@ -135,6 +136,7 @@ def fill_cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
         entered = table[target] == homeless
         evicted = before[entered]
         homeless = np.concatenate([homeless[~entered], evicted[evicted >= 0]])
+        # A row without a bin tries one of its other two bins next, at random.
         walk = np.frombuffer(keystream(fresh_key(), length=len(homeless)), np.uint8)
         choice[homeless] += 1 + walk % (PLACES - 1)
         choice[homeless] %= PLACES
@@ -142,10 +144,11 @@ def fill_cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
 
 
 def place_hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
-    """Return the tag in each of the hub's bins, (bins,); empty bins get a tag that no member has.
+    """Return the tag (hash of an ID) in each of the hub's bins, (bins,); empty bins get a tag that
+    no member has.
 
     Args:
-        tags_n: of the hub's IDs.
+        tags_n: 63-bit hash of each of the hub's IDs, (n,).
         row_of_bin: the row in each bin, -1 for none, (bins,).
     """
     tags_B = np.full(len(row_of_bin), _HUB_DUMMY)
@@ -155,14 +158,14 @@ def place_hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
 
 
 def fill_member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words | None:
-    """Return the tags in all slots of a member's bins, (slots, bins), where each ID is in all of
-    its three bins; empty slots get a tag that the hub does not have.
+    """Return the tags (hashes of IDs) in all slots of a member's bins, (slots, bins), where each ID
+    is in all of its three bins; empty slots get a tag that the hub does not have.
 
     Return None if they do not fit: a bin overflows, or holds one tag twice, which would later
     cancel by XOR.
 
     Args:
-        tags_n: of the member's IDs.
+        tags_n: 63-bit hash of each of the member's IDs, (n,).
         bins_n3: the three bins of each ID.
         bins: B, the number of bins.
         slots: K, the slots of a bin.
@@ -300,7 +303,7 @@ class And(Protocol):
 
         Args:
             x, y: this party's shares of them, arrays of one shape.
-            triple: its shares of a, b and c, of the same shape.
+            triple: this party's shares of a, b and c = a AND b, of the same shape.
             is_leader: whether this party adds the public term d AND e; exactly one does.
         """
         ...
@@ -321,7 +324,9 @@ class BeaverAnd:
     """An AND by NumPy; satisfies `And`."""
 
     def __init__(self, x: Words, y: Words, triple: Triple, *, is_leader: bool) -> None:
-        """Keep this party's shares of x, y and one triple; for the arguments see `And`."""
+        """Keep this party's XOR shares of x, y and one triple (a, b, a AND b), arrays of one shape.
+        `is_leader`: whether this party adds the public term d AND e; exactly one does.
+        """
         self._x = x
         self._y = y
         self._triple = triple

@@ -31,7 +31,7 @@ from apfed_protocols.randomness import fresh_key, random_permutation
 
 
 def _truncate_points(points: bytes) -> bytes:
-    """Return the tag of each point, its first 16 bytes, joined."""
+    """Return the tag of each point (a doubly blinded ID), its first 16 bytes, joined."""
     return np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES].tobytes()
 
 
@@ -58,14 +58,15 @@ class Holder:
         self.published = map_in_threads(lambda piece: blind_digests(self._scalar, piece), shuffled)
 
     def answer(self, question: bytes, *, sender: str, maximum: int) -> bytes:
-        """Return a tag for each of the asker's blinded IDs, in the order received.
+        """Return a tag (16 bytes) for each of the asker's blinded IDs, in the order received.
 
         Args:
             question: the blinded IDs, joined.
             sender: the asker, for errors.
             maximum: how many IDs may be asked about at once.
 
-        Raises RemoteProtocolError: there are more, or the bytes are no blinded IDs.
+        Raises RemoteProtocolError: the question has more IDs than `maximum`, or is no list of
+        blinded IDs.
         """
         if len(question) > maximum * POINT_BYTES:
             raise RemoteProtocolError(
@@ -82,7 +83,7 @@ class Asker:
 
     Args:
         published: the holder's blinded IDs, which it sent first.
-        holder: its name, for errors.
+        holder: name of the holder, for errors.
         session: 32 bytes that both parties know, used for this session only.
         maximum: how many IDs the holder may have.
 
@@ -111,7 +112,9 @@ class Asker:
         self._position_by_tag = {tag: position for position, tag in enumerate(tags)}
 
     def ask(self, ids: Sequence[bytes]) -> bytes:
-        """Return the question to the holder about these distinct IDs: the IDs, blinded."""
+        """Return the question to the holder about these distinct IDs: the IDs hashed to a curve and
+        blinded by this party's scalar.
+        """
         return blind_digests(self._scalar, digest_ids(ids, session=self._session))
 
     def parse_answer(self, answer: bytes, people: int) -> NDArray[np.int64]:
@@ -120,7 +123,7 @@ class Asker:
 
         `answer`: the holder's tags. `people`: how many IDs were asked about.
 
-        Raises RemoteProtocolError: there is not one different tag for each.
+        Raises RemoteProtocolError: the bytes are not one different tag for each ID.
         """
         tags = split_points(answer, TAG_BYTES) if len(answer) == people * TAG_BYTES else []
         if len(set(tags)) != people:

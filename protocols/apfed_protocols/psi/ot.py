@@ -196,8 +196,9 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         )
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
-        """Run the hub's role: base OTs as the sender, one vector U to each member, the proof, and
-        the comparison of tags (steps 1 to 5 of the module's docstring).
+        """Run the role of the hub `me` (the active): base oblivious transfers as the sender, one
+        vector U to each member (a passive), the proof, and the comparison of tags (steps 1 to 5 of
+        the module's docstring). `ids`: the hub's encoded IDs.
         """
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = self.agreement
@@ -264,8 +265,9 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         return (yield from open_rows(endpoint, positions))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
-        """Run a member's role: base OTs as the receiver, the check of the hub's vector, the tags of
-        its IDs, and what the hub reveals (steps 1 to 5 of the module's docstring).
+        """Run the role of the member `me` (a passive): base oblivious transfers as the receiver,
+        the check of the vector of the hub (the active), the tags of its IDs, and what the hub
+        reveals (steps 1 to 5 of the module's docstring). `ids`: the member's encoded IDs.
         """
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = self.agreement
@@ -313,8 +315,9 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         return derive_key(self.secret, b"ot", self.agreement.digest, peer.encode())
 
     def _parse_size(self, endpoint: Endpoint, inbox: Inbox, member: str) -> int:
-        """Return the number of IDs that a member announces at the start of its CHOICES. Raises
-        RemoteProtocolError: it is not the agreed or expected one.
+        """Return the number of IDs that a member announces at the start of its CHOICES message,
+        which is in `inbox`. Raises RemoteProtocolError: the number is not the agreed or expected
+        one.
         """
         choices = endpoint.parse_message(inbox, member, Kind.CHOICES, CHOICES_BYTES)
         (size,) = SIZE.unpack_from(choices)
@@ -330,20 +333,23 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
 
 
 def count_vector_bytes(hub_size: int) -> int:
-    """Return the bytes of U for a hub's set of this size: 64 for each row of D."""
+    """Return the bytes of the vector U that the hub sends for a set of this size: 64 for each row
+    of D, the store that encodes the set and its random rows.
+    """
     return count_extension_bytes(count_vector_elements(hub_size))
 
 
 def count_extension_bytes(cells: int) -> int:
-    """Return the bytes of U for a store, or another list of messages of the code, of this number of
-    rows.
+    """Return the bytes of the vector U that the hub sends for a store, or another list of messages
+    of the code, of this number of rows: 64 for each row, random rows included.
     """
     return _count_rows(cells) * code.LENGTH // 8
 
 
 def _count_rows(cells: int) -> int:
-    """Return the number of rows of D for a store of this number of cells: the store, filled up to
-    whole blocks of the hash, and one block of random rows that hides the hash.
+    """Return the number of rows of the matrix that U hides, for a store of this number of cells:
+    the store, filled up to whole blocks of the hash, and one block of random rows that hides the
+    hash.
     """
     return _MASK_ROWS * (-(-cells // _MASK_ROWS) + 1)
 
@@ -358,32 +364,36 @@ def add_random_rows(store: Elements, seed: bytes) -> Elements:
 
 
 def _derive_base_session(agreement: IntersectionAgreement, hub: str, member: str) -> bytes:
-    """Return the 32 bytes that identify the base OTs of the hub with one member at both."""
+    """Return the 32 bytes that identify the base oblivious transfers of hub and member at both."""
     return derive_key(agreement.digest, b"ot base session", hub.encode(), member.encode())
 
 
 def _derive_output_key(agreement: IntersectionAgreement, hash_key: bytes, member: str) -> bytes:
-    """Return the key of the hash F for one member, derived from the hub's `hash_key`."""
+    """Return the key of the hash that ends the oblivious PRF for one member, derived from the hub's
+    `hash_key`.
+    """
     return derive_key(hash_key, b"ot output", agreement.digest, member.encode())
 
 
 class HubExtension:
-    """The hub's part in the OT extension with one member: it knows T0 and T1, and chooses D.
+    """The hub's role in the extension of oblivious transfers with one member: it knows the bit
+    matrices T0 and T1, expanded from its keys, and chooses the messages D.
 
     Args:
-        keys: of the base transfers, two for each column.
-        messages: D, (rows, 2), of which 85 bits count.
+        keys: both keys of each of the 512 base transfers, one transfer for each column.
+        messages: D, the rows to transfer, two words each, (rows, 2), of which 85 bits count.
     """
 
     def __init__(self, keys: Sequence[tuple[bytes, bytes]], messages: Elements) -> None:
-        """Keep the keys of T0 and of T1, and D."""
+        """Keep the keys from which T0 and T1 expand, and the messages D."""
         self._keys_of_t0 = [pair[0] for pair in keys]
         self._keys_of_t1 = [pair[1] for pair in keys]
         self._messages = messages
 
     def make_vector(self) -> tuple[bytes, Elements]:
-        """Return U = T0 + T1 + C(D) as bytes, block by block and column by column within a block;
-        and T0, (rows, 8).
+        """Return U = T0 + T1 + C(D), the message to the member, block by block and column by column
+        within a block; and T0, eight words a row, (rows, 8). C encodes each row of D by the linear
+        code.
         """
         count = len(self._messages)
         vector = np.empty(count * code.WORDS, "<u8")
@@ -417,11 +427,12 @@ class HubExtension:
 
 
 class MemberExtension:
-    """A member's part in the OT extension: it knows one key for each column, from which it computes
-    the matrix Q = T0 + C(D) * s once it has U.
+    """A member's role in the extension of oblivious transfers: it knows one key for each column,
+    from which it computes the matrix Q = T0 + C(D) * s once it has the hub's U (C encodes a row by
+    the linear code, * is AND with the secret bits s).
 
     Args:
-        keys: of the base transfers, one for each column.
+        keys: the chosen key of each of the 512 base transfers, one transfer for each column.
         choices: s, the member's secret bits, 64 bytes.
 
     Attributes:
@@ -437,7 +448,8 @@ class MemberExtension:
         self._hashed: Columns | None = None
 
     def open_vector(self, vector: bytes, challenge: bytes) -> Elements:
-        """Return Q, (rows, 8), and hash its columns for `check_proof`.
+        """Return Q = T0 + C(D) * s, eight words a row, (rows, 8), and hash its columns for
+        `check_proof`.
 
         `vector`: U, as the hub sent it. `challenge`: the key of the hash, named to the hub only
         after U had arrived.
@@ -458,7 +470,7 @@ class MemberExtension:
         """Check that hash(Q) = hash(T0) + C(hash(D)) * s, so that U is T0 + T1 + C(D) for some D.
         Raises RemoteProtocolError, which names `hub`: it is not.
 
-        `proof`: from `HubExtension.prove`.
+        `proof`: the hub's message, the bytes that `HubExtension.prove` returned.
         """
         assert self._hashed is not None
         hashes = np.frombuffer(proof, "<u8").reshape(-1, HASH_BYTES // 8)
@@ -517,11 +529,12 @@ class Tagger:
         self._keyed = hashlib.blake2b(key=key, digest_size=length, person=_PERSON)
 
     def tag_known_ids(self, known: Elements, rows: Rows, targets: Elements) -> Tags:
-        """Return the tags of the hub's own IDs, hash(Decode(T0, x), H(x)).
+        """Return the tags of the hub's own IDs, hash(Decode(T0, x), H(x)), where Decode adds the
+        cells of T0 that the ID x selects.
 
         Args:
-            known: T0 of the store's cells, (cells, 8).
-            rows: of the IDs in the store.
+            known: row of T0 for each cell of the store, eight words, (cells, 8).
+            rows: which cells of the store add up to the value of each ID.
             targets: H(x) of the IDs, (n, 2).
         """
         tags = [
@@ -537,14 +550,16 @@ class Tagger:
         choices: NDArray[np.uint64],
         report: Callable[[int, int], None],
     ) -> Tags:
-        """Return the tags of a member's IDs, hash(Decode(Q, y) + C(H(y)) * s, H(y)).
+        """Return the tags of a member's IDs, hash(Decode(Q, y) + C(H(y)) * s, H(y)), where Decode
+        adds the cells of Q that the ID y selects and C encodes by the linear code.
 
         Args:
-            digests: of the IDs.
-            q: Q of the store's cells, (cells, 8).
-            choices: s as words, (8,).
+            digests: digest of each ID, (n, 6) words (`digest_ids`).
+            q: row of Q for each cell of the store, eight words, (cells, 8).
+            choices: s, the member's secret bits, as eight words, (8,).
             report: called with the number of IDs done and of all IDs.
         """
+        # The sparse cells of the store: all but the dense ones.
         cells = count_cells(0) + len(q) - count_vector_elements(0)
         tags = []
         for chunk in _split_ids(len(digests)):
@@ -557,7 +572,9 @@ class Tagger:
         return np.concatenate(tags)
 
     def hash_rows(self, values: Elements, targets: Elements) -> Tags:
-        """Return hash(value, target) for each value, (n, 8), and its target H(x), (n, 2)."""
+        """Return the keyed hash of each value, eight words, (n, 8), joined with the hash H(x) of
+        its ID, two words, (n, 2).
+        """
         words = np.concatenate([values, targets], axis=1).astype("<u8", copy=False)
         row_bytes = words.itemsize * words.shape[1]
         inputs: list[bytes] = words.view(f"V{row_bytes}")[:, 0].tolist()

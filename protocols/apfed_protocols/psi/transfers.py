@@ -68,16 +68,17 @@ _ROWS_HASHED_AT_ONCE = 2**12
 
 
 class ExtensionReceiver:
-    """The hub's part in the transfers with one member: it chooses bits, and gets one number for
-    each.
+    """The hub's role in the oblivious transfers with one member: it chooses bits, and gets one
+    number for each.
 
     Args:
-        keys: of the base transfers, two for each column; used for nothing else.
+        keys: both keys of each of the 128 base transfers, one transfer for each column; used for
+            nothing else.
         hash_key: 32 bytes that both parties know, fresh in each session.
     """
 
     def __init__(self, keys: Sequence[tuple[bytes, bytes]], hash_key: bytes) -> None:
-        """Keep the keys; no batch was made yet."""
+        """Keep both keys of each base transfer; no batch was made yet."""
         self._keys = keys
         self._hash_key = hash_key
         self._batches = 0
@@ -85,10 +86,11 @@ class ExtensionReceiver:
         self._choices: Words = np.empty(0, np.uint64)
 
     def extend(self, choices: Words) -> tuple[bytes, Numbers]:
-        """Return the vector U = T0 + T1 + r of the next batch, as bytes, and the hub's number of
-        each transfer, H(T0_k) for transfer k.
+        """Return the message to the member, U = T0 + T1 + r of the next batch, and the hub's number
+        of each transfer, H(T0_k) for transfer k. T0 and T1 are the pseudorandom bit columns
+        expanded from the two keys of each base transfer.
 
-        `choices`: r, 64 transfers a word, at most `BATCH_WORDS` words.
+        `choices`: r, the hub's choice bits, 64 transfers a word, at most `BATCH_WORDS` words.
         """
         batch = self._batches
         self._batches += 1
@@ -129,10 +131,10 @@ class ExtensionReceiver:
 
 
 class ExtensionSender:
-    """A member's part in the transfers: it gets two numbers for each.
+    """A member's role in the oblivious transfers with the hub: it gets two numbers for each.
 
     Args:
-        keys: of the base transfers, one for each column.
+        keys: the chosen key of each of the 128 base transfers, one transfer for each column.
         choices: s, the member's secret bits in the base transfers, 16 bytes.
         hash_key: 32 bytes that both parties know, fresh in each session.
     """
@@ -148,12 +150,13 @@ class ExtensionSender:
         self._hashed: Columns = np.empty((0, 2), np.uint64)
 
     def open_vector(self, vector: bytes, words: int, challenge: bytes) -> tuple[Numbers, Numbers]:
-        """Return the member's two numbers of each transfer of the next batch: H(Q_k) and
-        H(Q_k + s), each (64 words,). They must not be used before `check_proof` has passed.
+        """Return the member's two numbers of each transfer of the next batch: H(Q_k) and H(Q_k + s)
+        for row k of the matrix Q = T0 + r s, each (64 words,). They must not be used before
+        `check_proof` has passed.
 
         Args:
             vector: U, as the hub sent it.
-            words: of the hub's choices, 64 transfers each.
+            words: number of words of the hub's choices, 64 transfers each.
             challenge: the key of the hash of columns, named to the hub only after U had arrived.
         """
         batch = self._batches
@@ -177,7 +180,7 @@ class ExtensionSender:
         """Check that hash(Q) = hash(T0) + hash(r) * s, so that the hub used the same choices r in
         all columns of U. Raises RemoteProtocolError, which names `hub`: it did not.
 
-        `proof`: from `ExtensionReceiver.prove`.
+        `proof`: the hub's message, the bytes that `ExtensionReceiver.prove` returned.
         """
         hashes = np.frombuffer(proof, "<u8").reshape(-1, HASH_BYTES // 8)
         expected = hashes[:COLUMNS] ^ (hashes[COLUMNS:] & self._choice_masks)
@@ -204,8 +207,8 @@ class TransferHash:
     def hash_rows(self, rows_R2: Elements, first: int) -> Numbers:
         """Return the number of each row, (R,).
 
-        `rows_R2`: of consecutive transfers, 128 bits each. `first`: the number of the first
-        transfer.
+        `rows_R2`: one row of 128 bits, two words, for each of R consecutive transfers. `first`: the
+        number of the first transfer.
         """
         numbers = np.empty(len(rows_R2), np.uint32)
         for start in range(0, len(rows_R2), _ROWS_HASHED_AT_ONCE):  # in pieces that stay in cache
@@ -244,10 +247,10 @@ def split_triples(count: int, *, more: int = 0) -> list[int]:
 
 
 def choose_triples(choices: Words, numbers: Numbers) -> tuple[Words, Words, Words]:
-    """Return the hub's shares of triples (a, b, c).
+    """Return the hub's shares of bit triples (a, b, c = a AND b).
 
-    `choices`: its bits, first those that are its shares of a, then those of b. `numbers`: its
-    numbers of these transfers.
+    `choices`: the hub's choice bits in words of 64; the first half are its shares of a, the second
+    half of b. `numbers`: the 32-bit numbers that it got in these transfers.
     """
     a, b = choices.reshape(2, -1)
     first, second = _pack_bits(numbers).reshape(2, -1)
@@ -255,8 +258,8 @@ def choose_triples(choices: Words, numbers: Numbers) -> tuple[Words, Words, Word
 
 
 def derive_triples(of_zero: Numbers, of_one: Numbers) -> tuple[Words, Words, Words]:
-    """Return a member's shares of triples (a, b, c) from its numbers of the transfers: those for
-    choice 0 and those for choice 1.
+    """Return a member's shares of bit triples (a, b, c = a AND b) from its numbers of the
+    transfers: those for choice 0 and those for choice 1.
     """
     first, second = _pack_bits(of_zero).reshape(2, -1)
     b, a = _pack_bits(of_zero ^ of_one).reshape(2, -1)

@@ -173,8 +173,9 @@ class VoleIntersection(DealtIntersection):
         return compute_longest_message(self.agreement)
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
-        """Run the hub's role: name the hash key, order one vector OLE for each member, send the
-        masked store, and compare tags (steps 1 to 4 of the module's docstring).
+        """Run the role of the hub `me` (the active): name the hash key, order one vector OLE
+        (correlated random vectors) for each member (a passive), send the masked store, and compare
+        tags (steps 1 to 4 of the module's docstring). `ids`: the hub's encoded IDs.
         """
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = endpoint.agreement
@@ -221,9 +222,9 @@ class VoleIntersection(DealtIntersection):
         return (yield from open_rows(endpoint, positions))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
-        """Run a member's role: commit to its part of the key, compute K from the hub's masked
-        store, send tags in a random order, and parse what the hub reveals (steps 1 to 4 of the
-        module's docstring).
+        """Run the role of the member `me` (a passive): commit to its part of the key, compute K
+        from the masked store of the hub (the active), send tags in a random order, and parse what
+        the hub reveals (steps 1 to 4 of the module's docstring). `ids`: the member's encoded IDs.
         """
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = endpoint.agreement
@@ -256,7 +257,8 @@ class VoleIntersection(DealtIntersection):
         return result
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
-        """Return the dealer's role, which receives messages from the hub only. Raises
+        """Return the role of the dealer, a party without IDs, which receives messages from the hub
+        only. Raises
         LocalProtocolError: names or sizes that do not fit the agreement.
         """
         me = self.agreement.dealer
@@ -266,19 +268,22 @@ class VoleIntersection(DealtIntersection):
         return self._make_aligner(me, [hub], script)
 
     def _dealer_script(self, endpoint: Endpoint, hub: str, members: Sequence[str]) -> Script:
-        """Run the dealer's role: deal one vector OLE for each member (step 1)."""
+        """Run the dealer's role: deal correlated random vectors (one vector OLE) to the hub and
+        each member (step 1).
+        """
         yield from _DEALING.deal_shares(endpoint, hub, members)
         return IntersectionResult()
 
 
 @dataclass(frozen=True)
 class HubShare:
-    """The hub's share of the vector OLE with one member: vectors A and C of m elements.
+    """The hub's share of the vector OLE with one member: vectors A and C of m elements, where C = A
+    Delta + B and the member has B and Delta.
 
     Attributes:
         dealing: a random name of this vector OLE, the same in both shares.
-        seed: from which A is expanded when it is needed.
-        c: C, (elements, 2).
+        seed: 32 secret bytes; A is expanded from them when it is needed.
+        c: C, elements of GF(2^128) as two words each, (elements, 2).
     """
 
     dealing: bytes
@@ -326,9 +331,9 @@ def _encode_ids(
 def encode_values(
     me: str, encoder: Encoder, values: Elements, *, seed: bytes | None = None
 ) -> Elements:
-    """Return `encoder.encode(values)`, a store in which each row has its value. Raises
-    LocalProtocolError, which names the party `me`: the rows are linearly dependent under this key,
-    which happens once in 2^47 intersections.
+    """Return a store (oblivious key-value store) in which each row of `encoder` has its value of
+    `values`, (n, words). Raises LocalProtocolError, which names the party `me`: the rows are
+    linearly dependent under this key, which happens once in 2^47 intersections.
 
     `seed`: 32 secret bytes, used once, for cells that no row needs; None: they are random.
     """
@@ -342,7 +347,8 @@ def encode_values(
 
 
 def add_random_tags(tags: Tags, size: int, *, seed: bytes | None = None) -> Tags:
-    """Return tags, filled up to `size` of them with random ones.
+    """Return a member's tags, filled up with random ones to `size`, the announced number of its
+    IDs.
 
     `seed`: 32 secret bytes, used once, from which they are expanded; None: they are fresh.
     """
@@ -354,18 +360,21 @@ def add_random_tags(tags: Tags, size: int, *, seed: bytes | None = None) -> Tags
 def _derive_output_key(
     agreement: IntersectionAgreement, member: str, hub_part: bytes, member_part: bytes
 ) -> bytes:
-    """Return the key of the hash F for one member, derived from the hub's and the member's part."""
+    """Return the key of the tag hash for one member, derived from the random parts of hub and
+    member, so that neither chose it.
+    """
     return derive_key(hub_part, b"vole output", member_part, agreement.digest, member.encode())
 
 
 @dataclass(frozen=True)
 class MemberShare:
-    """A member's share of the vector OLE: the vector B and the factor Delta.
+    """A member's share of the vector OLE with the hub: the vector B and the factor Delta, where C =
+    A Delta + B and the hub has A and C.
 
     Attributes:
         dealing: a random name of this vector OLE, the same in both shares.
-        seed: from which B is expanded.
-        delta: the multiplier by Delta.
+        seed: 32 secret bytes; B is expanded from them when it is needed.
+        delta: multiplies elements of GF(2^128) by Delta.
     """
 
     dealing: bytes
@@ -483,13 +492,14 @@ def _compute_member_tags(
     *,
     report: Callable[[int, int], None],
 ) -> Tags:
-    """Return the tag of each of a member's IDs y: hash(Decode(K, y) + Delta H(y)), (n, length).
+    """Return the tag of each of a member's IDs y: hash(Decode(K, y) + Delta H(y)), (n, length),
+    where Decode adds the cells of K that y selects.
 
     Args:
-        digests: of the IDs.
-        store: K.
-        delta: the multiplier by Delta.
-        key: of the hash.
+        digests: digest of each ID, (n, 6) words (`digest_ids`).
+        store: K = C + P Delta, the member's version of the hub's store P, (cells, 2) words.
+        delta: multiplies elements of GF(2^128) by Delta.
+        key: 32-byte AES key of the tag hash.
         length: bytes of a tag.
         report: called with the number of IDs done and of all IDs.
     """
@@ -506,8 +516,8 @@ def _compute_member_tags(
 
 
 def match_tags(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
-    """Return the position of each own tag among the tags of `sender`, (n,); -1 if it is not there.
-    Raises RemoteProtocolError: `sender` sent a tag twice.
+    """Return the position of each of this party's tags among those of the party `sender`, (n,); -1
+    if it is not there. Raises RemoteProtocolError: `sender` sent a tag twice.
     """
     positions = np.full(len(own), -1, np.int64)
     parts = 1 + (len(own) + len(theirs)) // _TAGS_MATCHED_AT_ONCE
@@ -600,8 +610,8 @@ class Dealing(Generic[AnyKind]):
         """Receive the hub's share for each member, ordering one after another; return them by
         member.
 
-        `size`: the number of IDs that the hub announces. `inbox`: holds the dealer's answer to the
-        first order, which was sent already.
+        `size`: the number of IDs that the hub announces. `inbox`: messages by sender, with the
+        dealer's answer to the first order, which was sent already.
         """
         dealer = endpoint.agreement.dealer
         length = count_hub_dealt_bytes(self.elements(size))
@@ -622,8 +632,9 @@ class Dealing(Generic[AnyKind]):
     def deal_shares(
         self, endpoint: AnyEndpoint[AnyKind], hub: str, members: Sequence[str]
     ) -> Generator[Turn, Inbox, int]:
-        """Answer the hub's order for each member, at the dealer; return the number of IDs that all
-        of them are for. Raises RemoteProtocolError: they are for different or too large numbers.
+        """At the dealer, wait for the hub's order for each member and send both their shares;
+        return the number of IDs that all orders are for. Raises RemoteProtocolError: the orders are
+        for different or too large numbers.
         """
         size = 0
         sizes = set[int]()
