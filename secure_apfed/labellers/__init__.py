@@ -1,4 +1,6 @@
-"""Labellers: how one party labels all aligned rows from its own features and a few labels.
+"""Labellers: rules by which a passive votes on labels, learnt from its own features and a few
+labels. A vote is one row of class scores, (K,) for K classes, with L1 norm at most 1; a row of
+zeros is no vote.
 
 A new one is one class and one line in the table; see docs/extend.md. The privacy cost of their
 votes is computed in `secure_apfed.labellers.guarantee`.
@@ -38,7 +40,8 @@ __all__ = [
 
 
 def _require_labeller(candidate: Any, import_path: str) -> type[Labeller]:
-    """Return a plug-in's imported object as a labeller class. Raises TypeError: it is none.
+    """Return a plug-in's imported object as a labeller class. Raises TypeError: the object is no
+    labeller class.
 
     `import_path`: where it was imported from; not needed here.
     """
@@ -56,7 +59,9 @@ LABELLERS: PluginTable[type[Labeller]] = PluginTable(
 
 
 def take_labeller(name: str) -> str:
-    """Return the table key of a built-in or plug-in labeller. Raises ValueError: there is none."""
+    """Return the table key of a built-in or plug-in labeller. Raises ValueError: no labeller has
+    this name.
+    """
     try:
         return LABELLERS.take_name(name, key="labeller")
     except ConfigError as error:
@@ -73,9 +78,10 @@ def make_labeller(
 ) -> Labeller:
     """Build the labeller of this name with its defaults; other arguments are for `PrivateLogistic`.
 
-    `epsilon`, `delta`: privacy cost of its noisy weights. `key`: 32 secret bytes for the noise.
-    `seeded`: whether the key follows from the run's seed, for simulations. Raises ConfigError: an
-    unknown name, or noise settings that the labeller needs or does not take.
+    `epsilon`, `delta`: privacy cost of the fitted model's noisy weights; epsilon None: no noise.
+    `key`: 32 secret bytes for the noise. `seeded`: whether the key is derived from the run's seed,
+    as in simulations. Raises ConfigError: an unknown name, or noise settings that the labeller
+    needs or does not take.
     """
     if name not in LABELLERS:
         raise ConfigError(f"no labeller {name!r}; there are {', '.join(LABELLERS)}")
@@ -93,10 +99,11 @@ def make_labeller(
 
 
 def take_labeller_without_noise(name: str, *, also: Sequence[str] = ()) -> str:
-    """Return the table key of a labeller without noise, which a party uses for itself.
+    """Return the table key of a labeller without noise. A party uses such a labeller on its own
+    rows, and sends no votes, so no noise is needed.
 
-    `also`: further names that are accepted, and returned as they are. Raises ValueError: another
-    name.
+    `also`: names beyond the table's that the caller's setting accepts; they are returned unchanged.
+    Raises ValueError: another name.
     """
     if name in also:
         return name

@@ -1,5 +1,5 @@
 """The privacy cost of votes for one person's record at one passive, where only votes or functions
-of votes are sent.
+of votes are sent. A vote is one row of class scores.
 
 Run by: every passive, before it votes. Two guarantees are distinguished:
 
@@ -47,9 +47,9 @@ def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: boo
     """Return the largest L2 distance of two rows of votes in fixed-point steps, rounding included.
 
     Args:
-        steps: L, fixed-point steps that make 1: `FixedPoint.levels / clip_norm`. Clipping brings no
-            two rows further apart.
-        numbers: K, how many numbers a row has. Rounding moves each by at most half a step in either
+        steps: L, number of fixed-point steps that encode the value 1: `FixedPoint.levels /
+            clip_norm`. Clipping brings no two rows further apart, so it needs no term here.
+        numbers: K, length of a row of votes. Rounding moves each by at most half a step in either
             row, together by sqrt(K).
         signed: whether votes may be negative.
         integers: whether votes are whole numbers of steps already, within the same bound, so that
@@ -75,13 +75,14 @@ def build_vote_release(
     independent, so K numbers count and not U K.
 
     Args:
-        labeller: how votes are made; its properties say whether they may be negative.
+        labeller: the rule by which the passive votes; `labeller.signed` says whether votes may be
+            negative.
         hard: whether each vote names one class (`labellers.harden_votes`). Such votes are not
             negative, and not rounded if L is an integer.
-        deviation: standard deviation of each passive's noise, in fixed-point steps.
-        honest: how many passives' noise is counted.
-        steps: L, fixed-point steps that make 1.
-        classes: K.
+        deviation: standard deviation of each passive's noise on each vote, in fixed-point steps.
+        honest: number of passives whose noise is counted: those that do not collude.
+        steps: L, number of fixed-point steps that encode the value 1.
+        classes: K, number of classes.
         integers: whether votes are whole numbers of steps already.
     """
     is_exact = integers or (hard and float(steps).is_integer())
@@ -153,11 +154,13 @@ class TableGuarantee:
 def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> TableGuarantee:
     """Return the guarantee for a passive's table whose votes are revealed once.
 
-    `labeller`: its properties decide whose votes a person's row changes. `opening`: the mechanism
-    through which votes are revealed: `VoteResponse`, or a noisy sum (`build_vote_release`).
+    `labeller`: the rule by which the passive votes; `inductive` says whose votes a person's row
+    changes, and `model` what its fitted weights cost. `opening`: the mechanism through which votes
+    are revealed: `VoteResponse`, or a noisy sum (`build_vote_release`).
     """
     if not 0 < delta < 1:
         raise ConfigError(f"expected 0 < delta < 1, got {delta}")
+    # With the labeller held fixed its weights cost nothing: mu = 0.
     one_vote = _compose_with_opening(opening, 0.0, delta)
     weights_mu = labeller.model.mu
     covers_labelled = labeller.inductive and math.isfinite(weights_mu)
@@ -183,10 +186,12 @@ def calibrate_votes(
     """Return the smallest standard deviation of each passive's noise that keeps one vote within
     epsilon, in fixed-point steps, with the labeller fixed.
 
-    `labeller`: for the error. `make_release`: returns the mechanism with this deviation, as
-    `build_vote_release`. Raises ConfigError: no deviation that a sum can carry suffices.
+    `labeller`: the rule by which the passive votes, named in the error. `make_release`: function
+    from a standard deviation in fixed-point steps to the noisy sum with that noise
+    (`build_vote_release`). Raises ConfigError: no deviation that a sum can carry suffices.
     """
     return min_deviation(
+        # The 1 is the number of releases of a row: each person is voted on once.
         lambda deviation: make_release(deviation).epsilon_of(1, delta) <= epsilon,
         f"votes of the labeller {labeller.name} at epsilon {epsilon:g} over 1 releases",
         "use fewer bits, a larger epsilon, or a smaller share of it for weights",
@@ -194,7 +199,9 @@ def calibrate_votes(
 
 
 def _compose_with_opening(opening: Opening, weights_mu: float, delta: float) -> float:
-    """Return epsilon of the release of weights that are `weights_mu`-GDP, followed by one vote."""
+    """Return epsilon, at `delta`, of two releases to the same reader: the classifier's weights,
+    which are `weights_mu`-GDP (0: they reveal nothing), then one vote through `opening`.
+    """
     if isinstance(opening, VoteResponse):
         # Sequential composition of (epsilon, delta) and (epsilon', 0).
         return opening.epsilon + gdp_epsilon(weights_mu, delta)
@@ -202,7 +209,7 @@ def _compose_with_opening(opening: Opening, weights_mu: float, delta: float) -> 
 
 
 def _describe_reader(opening: Opening) -> str:
-    """Return in words against whom the opening protects votes."""
+    """Return in words against whom `opening`, the mechanism that reveals votes, protects them."""
     if isinstance(opening, VoteResponse):
         return opening.describe_guarantee()
     return (
@@ -215,7 +222,8 @@ def _describe_reader(opening: Opening) -> str:
 def _describe_record(person: str, epsilon: float, suffix: str) -> str:
     """Return in words the epsilon of a person's whole record.
 
-    `person`: such as "with a label". `suffix`: at which delta.
+    `person`: qualifies the person in the sentence, such as "with a label". `suffix`: states the
+    delta, such as " at delta 1e-05".
     """
     if math.isinf(epsilon):
         return f"the whole record of a person {person}: no guarantee"

@@ -1,4 +1,5 @@
-"""The labellers: classifiers that give votes for all aligned rows from one party's features.
+"""The labellers: classifiers that give votes for all aligned rows from one party's features. A vote
+is one row of K class scores with L1 norm at most 1; a row of zeros is no vote.
 
 They are label spreading, ridge, and logistic regression without and with noisy weights. Run by:
 each party alone; the labels of n people are the active's. The sum of all parties' votes labels the
@@ -8,7 +9,8 @@ fitted on the labelled rows alone, their scale included: other rows are only cla
 
 Letters: U aligned rows, V some of these, F numbers of a row, P numbers of its expansion, R random
 features among these, n labelled rows, C columns that are spread at once, N nearest rows of a row, A
-values of alpha, K classes, T weights (F, K).
+values of alpha, K classes, T weights (F, K). As a subscript, 1 is an axis of length 1 for
+broadcasting.
 """
 
 import copy
@@ -37,18 +39,19 @@ Features = Floats | torch.Tensor
 
 
 class Labeller(ABC):
-    """A classifier by which a passive votes on labels; its name is its key in the table
-    `LABELLERS`.
+    """A classifier by which a passive votes on labels, from its features and the few labels it is
+    sent; its name is its key in the table `LABELLERS`.
 
     Attributes:
-        linear: whether votes are a matrix without labels times the labels, so that they can be
-            computed on encrypted ones (`LinearLabeller`).
+        linear: whether votes are a matrix that depends on features only, times the labels; then
+            they can be computed from encrypted labels (`LinearLabeller`).
         inductive: whether the row of a person without a label changes no other person's vote.
         signed: whether votes may be negative. Rows have L1 norm 1 at most; the L2 distance of two
             rows is at most sqrt 2 without negative votes, and 2 with them.
 
-    By default a class has no property: its votes may be negative, and depend on each other's rows.
-    Declared properties are tested if an epsilon relies on them (`secure_apfed.labellers.measured`).
+    A subclass that declares nothing promises nothing: its votes may be negative, and depend on each
+    other's rows. Declared properties are tested if an epsilon relies on them
+    (`secure_apfed.labellers.measured`).
     """
 
     name: ClassVar[str]
@@ -59,16 +62,17 @@ class Labeller(ABC):
 
     @property
     def model(self) -> Mechanism:
-        """The mechanism that accounts for the fitted classifier: its privacy cost for a labelled
-        person whose features are replaced. By default no privacy.
+        """The privacy mechanism of the fitted classifier's weights: its privacy cost for a labelled
+        person whose features are replaced. By default there is no noise, so `NoPrivacy`.
         """
         return NoPrivacy()
 
     def for_question(self, question: bytes) -> "Labeller":
-        """Return the same labeller with independent noise for one request for votes; by default it
-        has none.
+        """Return this labeller with independent noise for one request for votes; a labeller without
+        noise, the default, returns itself.
 
-        `question`: the request's bytes, with its people and labels.
+        `question`: the request's bytes, which list its people and labels; the noise is derived from
+        them.
         """
         return self
 
@@ -76,14 +80,15 @@ class Labeller(ABC):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return the votes, (U, K); a row of zeros is no vote.
+        """Return the votes on all U rows, (U, K), each row with L1 norm at most 1; a row of zeros
+        is no vote.
 
         Args:
-            features_UF: finite, one flattened row a person; of any scale, but for labellers that
-                say otherwise.
+            features_UF: the party's finite features, one flattened row a person, at any scale
+                unless the labeller states one.
             labelled_n: indices of the labelled rows, in 0..U-1, each once, at least one.
             labels_n: the labels of those rows, in 0..K-1.
-            classes: K.
+            classes: K, number of classes.
 
         Raises:
             DataError: an argument is invalid.
@@ -93,10 +98,11 @@ class Labeller(ABC):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes as `label_rows` does, but for each labelled row without its own label.
+        """Return votes on all rows, (U, K), in which the vote on a labelled row does not use that
+        row's label. The arguments are those of `label_rows`.
 
-        So a party that knows the labels can estimate how good votes are on rows without labels. At
-        most `MAX_JUDGES` labelled rows receive votes.
+        A party that knows the labels can thus estimate how good votes are on rows without labels.
+        At most `MAX_JUDGES` labelled rows receive votes.
         """
 
     @abstractmethod
@@ -107,14 +113,16 @@ class Labeller(ABC):
 
 
 class LinearLabeller(Labeller):
-    """A labeller whose votes are A Y, with Y the labels as unit vectors, and A without noise."""
+    """A labeller whose votes are A Y: Y (n, K) are the labels as unit vectors, and A (U, n) is
+    computed from features only, without noise.
+    """
 
     linear: ClassVar[bool] = True
 
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return the votes A Y, (U, K); see `Labeller.label_rows`."""
+        """Return the votes A Y, (U, K). The arguments are those of `Labeller.label_rows`."""
         return _sum_by_class(self.compute_matrix(features_UF, labelled_n), labels_n, classes)
 
     def label_without_own(
@@ -126,11 +134,13 @@ class LinearLabeller(Labeller):
 
     @abstractmethod
     def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return A, (U, n), from labels to votes; its rows have L1 norm 1, or 0 for no vote."""
+        """Return A, (U, n), which maps the n labels to votes on U rows; each row has L1 norm 1, or
+        0 for no vote.
+        """
 
     def compute_matrix_without_own(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return A, (U, n), in which a labelled row's own label has weight 0, and each row's norm
-        is 1 again.
+        """Return A, (U, n), in which a labelled row's own label has weight 0, and each row is
+        divided by its L1 norm again.
 
         Only the first `MAX_JUDGES` labelled rows receive votes. For label spreading these are the
         votes without that label. For ridge regression too, up to the features' scale: the fit
@@ -173,8 +183,8 @@ def harden_votes(votes_UK: Floats) -> Floats:
 
 
 def check_features(features_UF: Features) -> Floats:
-    """Return features as a float64 matrix (U, F). Raises DataError: empty, of another rank, or not
-    finite.
+    """Return features as a float64 matrix (U, F). Raises DataError: the matrix is empty, has
+    another rank, or is not finite.
     """
     if isinstance(features_UF, torch.Tensor):
         features_UF = features_UF.detach().cpu().numpy()
@@ -187,8 +197,8 @@ def check_features(features_UF: Features) -> Floats:
 
 
 def check_positions(labelled_n: Integers, rows: int) -> Integers:
-    """Return the indices of labelled rows, int64 (n,), unchanged. Raises DataError: of another type
-    or shape, repeated, or not below `rows`.
+    """Return the indices of labelled rows, int64 (n,), unchanged. Raises DataError: the indices
+    have another type or shape, repeat, or are not below `rows`.
     """
     positions: Integers = np.asarray(labelled_n)
     if positions.dtype != np.int64 or positions.ndim != 1 or not len(positions):
@@ -208,10 +218,10 @@ def check_positions(labelled_n: Integers, rows: int) -> Integers:
 
 
 def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
-    """Return labels, int64 (n,), unchanged. Raises DataError: of another type or number, or not in
-    0..K-1.
+    """Return labels, int64 (n,), unchanged. Raises DataError: the labels have another type or
+    number, or are not in 0..K-1.
 
-    `count`: n. `classes`: K.
+    `count`: n, number of labels expected. `classes`: K.
     """
     labels: Integers = np.asarray(labels_n)
     if labels.dtype != np.int64 or labels.shape != (count,):
@@ -354,16 +364,18 @@ class Spreading(LinearLabeller):
     def _spread_columns(
         self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats
     ) -> Floats:
-        """Return numbers of the labelled rows, (n, C), spread to all rows, (U, C)."""
+        """Return columns given at the labelled rows, (n, C), spread over the graph to all rows, (U,
+        C).
+        """
         term_UC = scatter_columns(len(features_UF), labelled_n, columns_nC)
         return self.propagate_columns(self._build_graph(features_UF), term_UC)
 
     def propagate_columns(self, graph_UU: "scipy.sparse.csr_array", term_UC: Floats) -> Floats:
         """Return (I - alpha S)^-1 times these columns, (U, C).
 
-        `graph_UU`: S. `term_UC`: the columns. (I - alpha S)^-1 is the sum of (alpha S)^t over paths
-        of length t. No term is negative, so a row far from all labels is as exact as the others
-        once its paths are included; paths longer than 50 edges are omitted.
+        `graph_UU`: S, the normalised graph. `term_UC`: the columns. (I - alpha S)^-1 is the sum of
+        (alpha S)^t over paths of length t. No term is negative, so a row far from all labels is as
+        exact as the others once its paths are included; paths longer than 50 edges are omitted.
         """
         step_UU = self.alpha * graph_UU
         sum_UC = term_UC.copy()
@@ -395,8 +407,10 @@ def find_nearest_rows(features_UF: Floats, neighbours: int) -> Integers:
     from sklearn.neighbors import NearestNeighbors
 
     rows = len(features_UF)
+    # A single row has no other row: N = 0.
     if rows == 1:
         return np.zeros((1, 0), dtype=np.int64)
+    # Centring changes no distance, and lessens rounding errors.
     centred_UF = features_UF - features_UF.mean(axis=0)
     if rows > _MAX_EXACT_ROWS:
         return _find_nearest_approximately(centred_UF, neighbours)
@@ -485,7 +499,8 @@ def spread_without_own(
     in memory, since fetching them takes most of the time (Cuthill and McKee 1969), and several
     threads share the work, which changes no result.
 
-    `graph_UU`: S. `labelled_n`: indices of the labelled rows. `truth_nK`: their one-hot labels.
+    `graph_UU`: S, the normalised graph. `labelled_n`: indices of the labelled rows. `truth_nK`:
+    their one-hot labels. `alphas`: values of `Spreading.alpha` to compare.
     """
     rows = graph_UU.shape[0]
     scores_AnK = np.zeros((len(alphas), *truth_nK.shape))
@@ -540,8 +555,8 @@ def _find_reach_of_part(
     """Return the weight of each labelled row's label for some labelled rows, (A, n, C), for each
     alpha; 0 for its own.
 
-    `graph_UU`: S. `labelled_n`: indices of the labelled rows. `part`: indices of some among these,
-    (C,).
+    `graph_UU`: S, the normalised graph. `labelled_n`: indices of the labelled rows. `part`: indices
+    of some among these, (C,).
     """
     count = len(labelled_n)
     alpha_A11 = np.reshape(alphas, (-1, 1, 1))
@@ -671,7 +686,7 @@ class PrivateLogistic(Labeller):
 
     Output perturbation (Chaudhuri, Monteleoni and Sarwate 2011, Differentially Private Empirical
     Risk Minimization, Algorithm 1 and Corollary 8; there for two classes, and with noise of another
-    law). With one row x_i replaced by x', the objectives are
+    distribution). With one row x_i replaced by x', the objectives are
 
         J(T)  = 1/n sum l(T x_j, y_j) + Lambda/2 |T|^2,    l(z, y) = -log softmax(z)[y],
         J'(T) = J(T) + 1/n (l(T x', y') - l(T x_i, y_i)).
@@ -681,8 +696,8 @@ class PrivateLogistic(Labeller):
     2. J' is Lambda-strongly convex with its minimum at T'. At J's minimum T the gradient of J' is
        1/n ((p' - e_y') x'^T - (p - e_y) x_i^T), at most 2 r / n. Hence |T - T'| <= 2 r / (n
        Lambda).
-    3. What is computed has |grad J| <= t, so it lies within t / Lambda of the minimum, in both
-       worlds:
+    3. What is computed has |grad J| <= t, so it lies within t / Lambda of the minimum, for the data
+       with the row and with its replacement:
 
            sensitivity = 2 r / (n Lambda) + 2 t / Lambda.
 
@@ -714,7 +729,8 @@ class PrivateLogistic(Labeller):
         """Convert epsilon to mu of Gaussian DP, and prepare the noise.
 
         Args:
-            epsilon, delta: privacy cost of the weights.
+            epsilon, delta: privacy cost of releasing the weights, for one labelled person's
+                features.
             key: 32 secret bytes of the party, kept as long as the run may resume.
             strength: Lambda, the weight of the L2 penalty. Beyond 10 the noise over the signal
                 hardly falls any further; below, the weights fit better and are noisier.
@@ -733,8 +749,8 @@ class PrivateLogistic(Labeller):
         self._noise = NoiseSource(key, secret=not seeded)
 
     def for_question(self, question: bytes) -> "PrivateLogistic":
-        """Return a copy whose noise is independent for this request for votes; `question`: its
-        bytes.
+        """Return a copy whose noise is independent for this request for votes; `question`: the
+        request's bytes.
         """
         other = copy.copy(self)
         other._noise = self._noise.for_content(question)
@@ -749,6 +765,7 @@ class PrivateLogistic(Labeller):
         """Return r, the bound on |p - e_y| at the minimum of the loss; see the class, 4."""
         general_bound = math.sqrt(2)
         bound_at_zero = math.sqrt(1 - 1 / classes)
+        # Step 4 of the class's proof divides by 1 - 1/(2 Lambda), so it needs Lambda above 1/2.
         if self.strength <= 0.5:
             return general_bound
         return min(general_bound, bound_at_zero / (1 - 1 / (2 * self.strength)))
@@ -820,7 +837,9 @@ class PrivateLogistic(Labeller):
 def _check_inputs(
     features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
 ) -> tuple[Floats, Integers, Integers]:
-    """Return features, indices of labelled rows, and labels, after all checks. Raises DataError."""
+    """Return features, indices of labelled rows, and labels, once `check_features`,
+    `check_positions` and `check_labels` accept them. Raises DataError: one of them refuses.
+    """
     features_UF = check_features(features_UF)
     labelled_n = check_positions(labelled_n, len(features_UF))
     return features_UF, labelled_n, check_labels(labels_n, len(labelled_n), classes)
@@ -853,7 +872,8 @@ def minimise_loss(
     since the Hessian of -log softmax has no eigenvalue above 1/2. The tolerance must lie far above
     1e-15 times the longest row.
 
-    `x_nF`: rows. `labels_n`: in 0..K-1. `classes`: K. `strength`: Lambda, weight of the L2 penalty.
+    `x_nF`: the labelled rows. `labels_n`: their classes, in 0..K-1. `classes`: K. `strength`:
+    Lambda, weight of the L2 penalty.
     """
     target_nK = np.eye(classes)[labels_n]
     shape = (x_nF.shape[1], classes)

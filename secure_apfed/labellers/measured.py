@@ -1,7 +1,8 @@
-"""Tests of a labeller's declared properties, on a few rows of the first ballot.
+"""Tests of a labeller's declared properties, on a few rows of the first request for votes (the
+ballot).
 
-Run by: every passive, before it votes, if an epsilon is counted for its votes; by authors of
-labellers through `secure_apfed.testing`. The cost of a vote relies on three properties
+Run by: every passive, before it votes, if a privacy cost (epsilon) is recorded for its votes; by
+authors of labellers through `secure_apfed.testing`. The cost of a vote relies on three properties
 (`guarantee`): `inductive`, that the row of a person without a label changes no other person's vote;
 `signed`, that votes are never negative where it is False; and that a row of votes has L1 norm 1 at
 most.
@@ -44,10 +45,11 @@ def check_votes(
     rows.
 
     Args:
-        features_UF, labelled_n, labels_n, classes: as `Labeller.label_rows` takes them.
+        features_UF, labelled_n, labels_n, classes: features (U, F) of all rows, indices and labels
+            of the labelled ones (n,), and number of classes K.
         owner: the labeller's party, for the error.
-        is_judge: whether votes on labelled rows are made without their own label
-            (`label_without_own`); False: as by `label_rows`.
+        is_judge: True: vote by `label_without_own`, where a labelled row's vote does not use its
+            own label; False: by `label_rows`.
 
     Raises:
         PromiseError: names the class, the property and the changed votes.
@@ -64,6 +66,7 @@ def check_votes(
 
     prefix = f"{owner}: " if owner else ""
     name = type(labeller).__name__
+    # The labeller is called twice on the same rows: votes must be a function of their inputs.
     votes_UK = compute_votes(features_UF)
     if not np.array_equal(votes_UK, compute_votes(features_UF)):
         raise PromiseError(
@@ -91,8 +94,8 @@ def check_votes(
 def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> None:
     """Refuse rows with an L1 norm above 1, and negative votes of a class that declares none.
 
-    `votes_UK`: votes, or another matrix with such rows. `owner`: the labeller's party, for the
-    error. Raises PromiseError: names the class and the worst number.
+    `votes_UK`: votes, or a matrix A of `LinearLabeller`, whose rows have the same bounds. `owner`:
+    the labeller's party, for the error. Raises PromiseError: names the class and the worst number.
     """
     prefix = f"{owner}: " if owner else ""
     name = type(labeller).__name__
@@ -131,8 +134,8 @@ def _build_replacements(
 ) -> list[tuple[NDArray[np.bool_], Floats]]:
     """Return features in which people without a label are replaced, in two ways.
 
-    Half of them by copies of labelled rows, and the other half by extreme numbers. Each way is a
-    mask of the replaced rows, (U,), and all features. Labelled rows come first in `features_UF`.
+    First every other one by a copy of a labelled row, then the rest by extreme numbers. Each way is
+    a mask of the replaced rows, (U,), and all features. Labelled rows come first in `features_UF`.
     """
     row_count = len(features_UF)
     labelled_count = len(labelled_n)

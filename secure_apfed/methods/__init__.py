@@ -1,4 +1,5 @@
-"""The methods: their settings, and the script of each party's role.
+"""The methods: learning procedures by name, each with its settings and the script of every party's
+role.
 
 A new method is one file, which declares its settings beside its code, and one line in the table
 (docs/add-a-method.md). A method of another package is named as package.module:Name
@@ -105,8 +106,8 @@ def _require_method(candidate: Any, import_path: str) -> Method:
     Runs choose the method by that path, so its settings must declare no `name` of their own.
 
     `candidate`: the imported object, a Method or a subclass of it. `import_path`: where it was
-    imported from, as `package.module:Name`. Raises TypeError: it is something else, or its settings
-    declare a name.
+    imported from, as `package.module:Name`. Raises TypeError: the object is no Method, or its
+    settings declare a name.
     """
     method = require_class(candidate, Method)() if isinstance(candidate, type) else candidate
     if not isinstance(method, Method):
@@ -125,6 +126,7 @@ def _require_method(candidate: Any, import_path: str) -> Method:
 METHODS: PluginTable[Method] = PluginTable(_OURS, kind="methods", prepare=_require_method)
 
 
+# `next` takes the first such method of the table: single_view.
 ALONE: MethodSettings = next(
     method.public_facts for method in METHODS.values() if not method.settings.has_passives
 )
@@ -132,7 +134,7 @@ ALONE: MethodSettings = next(
 
 
 def method_settings(choice: Any, *, as_json: bool = False) -> MethodSettings:
-    """Return the settings of a method from how a run's configuration gives them.
+    """Return the settings of a method from the `method` entry of a run's configuration.
 
     `choice` is a key of `METHODS`, a mapping with that key as `name` and the method's own settings,
     or a settings object. `as_json`: accept a list where a tuple is declared; convert no other type.
@@ -165,9 +167,10 @@ def open_session(
 ) -> Simulation:
     """Start all parties of a run in this process, with new secrets, ready for the first step.
 
-    `alignment`: by party, the row of its table at each alignment position (N,), from an earlier
-    session with the same data; None: intersect the IDs now. `logs`: folder of privacy ledgers and
-    answer counters, which then outlast the session; None: keep them in memory.
+    `alignment`: for each party's name, the row of that party's table at each of the N alignment
+    positions, (N,), from an earlier session with the same data; None: intersect the IDs now.
+    `logs`: folder of privacy ledgers and answer counters, which then outlast the session; None:
+    keep them in memory.
     """
     names = [] if logs is None else [table.name for table in data.tables]
     secrets = {name: fresh_secrets(config, name, logs=logs) for name in names}

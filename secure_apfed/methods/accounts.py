@@ -30,9 +30,9 @@ from secure_apfed.settings.training import BlackBoxSettings, NoiseSettings, OwnL
 def plan_updates(config: RunSettings, settings: DpSgdSettings, guard: RepresentationGuard) -> float:
     """Return the noise multiplier of the active's DP-SGD updates, as given or from their epsilon.
 
-    Each row takes part in one update an epoch. `settings`: those of DP-SGD in `config`. `guard`:
-    the active's guard of its representations, whose releases share the privacy budget. Raises
-    ConfigError: the releases alone exceed dp_sgd.epsilon.
+    Each row takes part in one update an epoch. `settings`: the DP-SGD settings of `config`.
+    `guard`: the active's guard of its representations, whose releases share the privacy budget.
+    Raises ConfigError: the releases alone exceed dp_sgd.epsilon.
     """
     if settings.noise_multiplier is not None:
         return settings.noise_multiplier
@@ -55,7 +55,8 @@ class NoisePlan:
     Attributes:
         steps: standard deviation of one passive's noise on each number, in fixed-point steps; the
             contract states it under this name.
-        honest: how many passives' noise is counted: all that a sum needs, less the colluders.
+        honest: number of passives whose noise counts towards epsilon: the smallest number that a
+            sum needs, less the assumed colluders.
     """
 
     steps: int
@@ -67,8 +68,9 @@ def sum_and_noise(
 ) -> tuple[SecureSum, NoisePlan | None]:
     """Return the configured secure sum of these passives' contributions, and the noise in them.
 
-    The noise is None if the settings ask for none. `session`: the session's name. `shape`: of one
-    row of a contribution.
+    The noise is None if the settings ask for none. `session`: name of this session, the same at all
+    parties. `active`, `passives`: their names. `shape`: shape of one row of a contribution, without
+    the batch axis.
 
     Raises ConfigError: settings that do not fit, no clip bound, no honest passive, or more noise
     than a sum can carry; LocalProtocolError: parameters that do not fit, or a single passive.
@@ -78,6 +80,7 @@ def sum_and_noise(
     noise = config.method.find_noise(config)
     if noise is None:
         return noiseless_sum, None
+    # Noise is scaled to the largest norm of a row, so a row needs a bound.
     if find_clip(config) is None:
         raise ConfigError("secure_sum.noise needs a bound on rows: give secure_sum.clip, as 1.0")
     # Under recoverable masks a sum may lack some passives, and with them their noise.
@@ -98,7 +101,8 @@ def make_sum_release(
 ) -> SummedRelease:
     """Return the mechanism that accounts for one noisy sum: what it costs a person at `passive`.
 
-    `shape`: of one row of a contribution. `plan`: the noise that all passives agreed on.
+    `shape`: shape of one row of a contribution, without the batch axis. `plan`: the noise that all
+    passives agreed on.
     """
     return SummedRelease(
         deviation=plan.steps,
@@ -118,8 +122,8 @@ def _calibrate_steps(
     """Return the standard deviation of each passive's noise, in fixed-point steps.
 
     The settings `noise` give it by an epsilon, or as sigma in units of the contributions. `shape`:
-    of one row of a contribution. `honest`: how many passives' noise is counted. Raises ConfigError:
-    more noise than a sum can carry.
+    shape of one row of a contribution, without the batch axis. `honest`: how many passives' noise
+    is counted. Raises ConfigError: more noise than a sum can carry.
     """
     if noise.epsilon is not None:
         return calibrate_noise(
@@ -142,10 +146,10 @@ def _calibrate_steps(
 
 
 def _count_numbers(config: RunSettings, shape: Shape) -> int:
-    """Return how many numbers of one contribution a person's features may change.
+    """Return the largest number of values in one contribution that a person's features may change.
 
-    Where passives are asked once for the whole run these are of one row, otherwise of a batch.
-    `shape`: of one row.
+    Where passives get one request for the whole run, that is one row of values, otherwise a whole
+    batch. `shape`: shape of one row of a contribution.
     """
     rows = 1 if config.method.asks_once else config.train.batch_size
     return rows * math.prod(shape)
@@ -158,7 +162,7 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
     trained model fixed; one row of gradients if neither the objective nor a defence mixes rows,
     otherwise all rows of the batch.
 
-    `shape`: of one row of a contribution.
+    `shape`: shape of one row of a contribution, without the batch axis.
     """
     quantiser = _make_quantiser(config)
     row_size = math.prod(shape)

@@ -59,7 +59,8 @@ DEALER = "dealer"
 _UNFINISHED = "alignment"
 """The subfolder of a party's logs with the state of an unfinished intersection."""
 _POSITION_BYTES = 64
-"""Memory of a position besides its features: the row of the table, and counts of answers."""
+"""Bytes of memory for a position besides its features: the row of the table, and counts of answers.
+"""
 # What to do in errors and warnings: about labels, and about test rows.
 _MORE = "give common people of each class a label, or align tables that share more people"
 _TEST = "take another seed, raise data.test_fraction, or align tables that share more people"
@@ -105,7 +106,7 @@ def hides_overlaps_by_transfers(settings: AlignmentSettings) -> bool:
 async def align_as_active(party: PartyContext, links: Links, session: str) -> Tensor:
     """Run the active's part of the alignment; return the row of its table at each position, (U,).
 
-    `session`: the session's name.
+    `session`: name of this session, the same at all parties.
 
     Raises DataError: IDs that cannot be aligned; IntersectionTooSmallError: fewer common IDs than
     agreed, in mode `pairwise` with any passive.
@@ -120,6 +121,7 @@ async def align_as_active(party: PartyContext, links: Links, session: str) -> Te
     order_U = torch.from_numpy(random_permutation(len(rows_U)))
     rows_U = rows_U[order_U]
     position_N = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
+    # -1 stays for rows of people whom no passive shares.
     position_N[rows_U] = torch.arange(len(rows_U))
     for passive, rows_P in zip(party.passives, common_rows, strict=True):
         payload = pack_tensors({"positions": position_N[rows_P]}, {"total": len(rows_U)})
@@ -130,8 +132,9 @@ async def align_as_active(party: PartyContext, links: Links, session: str) -> Te
 async def align_as_passive(party: PartyContext, links: Links, session: str) -> Tensor:
     """Run a passive's part of the alignment; return the row of its table at each position, (U,).
 
-    The row is -1 where it does not know the person. `session`: the session's name. Raises: as
-    `align_as_active`.
+    The row is -1 where it does not know the person. `session`: name of this session, the same at
+    all parties. Raises DataError: IDs that cannot be aligned; IntersectionTooSmallError: fewer
+    common IDs than agreed.
     """
     settings = party.config.alignment
     own_intersections = [
@@ -186,7 +189,7 @@ def describe_people(party: PartyContext, rows_U: Tensor) -> CommonPeople:
 async def deal_randomness(party: PartyContext, links: Links, session: str) -> None:
     """Run the dealer's part of the alignment: send the correlated randomness of each intersection.
 
-    `session`: the session's name.
+    `session`: name of this session, the same at all parties.
     """
     for name, members in _list_intersections(party, session):
         protocol = _make_protocol(party, links, name)
@@ -212,7 +215,7 @@ def _list_intersections(party: PartyContext, session: str) -> list[tuple[str, Se
     """Return the session name and the passives of each intersection: one with all passives, or one
     with each in mode `pairwise`.
 
-    `session`: the session's name.
+    `session`: name of this session, the same at all parties.
     """
     if party.config.alignment.mode == "all":
         return [(session, party.passives)]
@@ -227,7 +230,7 @@ def _uses_buckets(settings: AlignmentSettings) -> bool:
 def _choose_folder(party: PartyContext, members: Sequence[str]) -> Path | None:
     """Return the folder of an unfinished intersection between attempts; None: it is not stored.
 
-    `members`: the passives of the intersection.
+    `members`: names of the passives that take part in the intersection.
     """
     if party.secrets.logs is None:
         return None
@@ -243,7 +246,9 @@ def forget_alignment(logs: Path) -> None:
 
 
 def allow_signs(party: PartyContext, links: Links) -> None:
-    """Raise the links' limit on heartbeats from peers to what an alignment may take."""
+    """Raise the links' limit on heartbeats (signs of life from a peer that is computing) to the
+    number that an alignment may take.
+    """
     peers = [name for name in party.known if name != party.name]
     max_heartbeats = count_alignment_heartbeats(
         party.config.alignment.maximum_ids, len(party.passives)
@@ -294,8 +299,8 @@ async def _run_aligner(
     """Run one party's side of an intersection over the links; return its rows of the common people,
     (P,).
 
-    `aligner`: that side. `others`: the names of the other parties with IDs. `maximum`: the longest
-    message in bytes that a peer may send.
+    `aligner`: the protocol's object for this party's side. `others`: the names of the other parties
+    with IDs. `maximum`: the longest message in bytes that a peer may send.
     """
     peers = (*others, DEALER) if needs_dealer(party.config.alignment) else tuple(others)
     role: Conversation = aligner
@@ -395,7 +400,8 @@ def _require_learnt_labels(
     """Refuse training on no label or on labels of one class; warn of classes that are not learnt.
 
     `aligned`: the row of the active's table at each alignment position. `learnt_counts`: rows of
-    each label that training uses. Raises DataError. Warns FewRowsWarning: see `require_labels`.
+    each label that training uses. Raises DataError. Warns FewRowsWarning: a class with labelled
+    rows has none among common people.
     """
     owner = data.table.name
     common = f"the {len(aligned)} common people"

@@ -113,9 +113,10 @@ class ApfedActive(SumLearner, SingleViewActive):
     ) -> None:
         """Make the active's role in APFed; find the alignment position of each row of its table.
 
-        `rows`: the row of its table at each alignment position, (N,). `trainer`: its networks and
-        their optimiser. `accounts`: its guard and privacy ledgers. `sum_end`: what sends its
-        requests to the secure sum and decodes the sums.
+        `rows`: the row of its table at each alignment position, (N,). `trainer`: the active's
+        networks and their optimiser. `accounts`: its guard (which clips and perturbs
+        representations) and privacy ledgers. `sum_end`: the active's side of the secure sum, which
+        sends requests and decodes sums.
         """
         super().__init__(party, contract, trainer, accounts, rows)
         self.read_from(sum_end)
@@ -184,12 +185,13 @@ class ApfedActive(SumLearner, SingleViewActive):
         """Update from task loss and the passives' sum together (Eq. 9); return the task loss.
 
         Args:
-            batch: its forward pass.
+            batch: the forward pass of the batch: loss and representations.
             rows_A: alignment positions of the rows that were sent.
             z_A: the released representations, still in the autograd graph.
             sum_AD: sum over passives of lambda_p A dL_p/dz, each row flattened; lambda_p is the
                 weight of passive p, L_p the mean of its loss over the A rows.
         """
+        # With `train.labels: after`, local models learn from the stored sums once training is over.
         if self.ending is not None:
             self.ending.received.add_sums(rows_A, sum_AD)
         gradient_A = self.trainer.compute.move_batch(sum_AD / len(sum_AD)).reshape(z_A.shape)
@@ -210,8 +212,9 @@ class ApfedPassive(SumHelper):
         """Make a passive's role in APFed; `weight` is lambda_p of Eq. 9.
 
         Args:
-            sum_end: what checks requests and protects its contributions to the secure sum.
-            trainer: its objective on its features, which are in alignment order.
+            sum_end: the passive's side of the secure sum, which checks requests and masks
+                contributions. trainer: the passive's objective on its features, with rows in
+                alignment order.
             is_known_N: whether it knows the person at each position, (N,), bool; None: all.
         """
         super().__init__(sum_end, {"": trainer})
@@ -264,7 +267,7 @@ class ApfedPassive(SumHelper):
         representations of those that it knows are nearly constant. An honest batch may be so, so
         it is not refused; zeros tell the sender only what it can compute itself.
 
-        `rows_B`: alignment positions. `z_BD`: the received representations.
+        `rows_B`: alignment positions, (B,). `z_BD`: the received representations of these rows.
         """
         is_known_B = self._is_known_N[rows_B]
         known_count = int(is_known_B.sum())
@@ -305,10 +308,13 @@ class Apfed(SumMethod, SingleView):
         """Return the terms: the active's bounds, each passive's objective and weight, and the
         parameters of the secure sum.
 
-        `offers`: by party, what its `offer_terms` returned. `session`: the session's name.
+        `offers`: for each party's name, the bounds that its `offer_terms` returned; only the active
+        offers any. `session`: name of this session, the same at all parties.
         """
         offered = offers[party.active]
         shape = offered.shape if party.projection is None else (party.projection,)
+        # Called only for its exception: each party compares the active's offer with its own
+        # settings.
         party.require_terms(party.active, offered, party.bound_representations(shape))
         return SessionTerms(
             passives={name: party.state_objective(name, offered) for name in party.passives},

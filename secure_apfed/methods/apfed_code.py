@@ -60,7 +60,7 @@ ASK = 0
 """The step number of the active's request."""
 
 _REQUEST = pack_tensors({})
-"""The active's request: always the same bytes."""
+"""The active's request: always the same bytes, so it reveals nothing of the active's data."""
 _UNBOUNDED_NORM = 1e9
 """The norm bound of a projection in the contract where none is configured."""
 Floats = NDArray[np.float64]
@@ -115,9 +115,9 @@ class CodeStudent(Student):
     training rows.
 
     Attributes:
-        helped: what the teacher reads beside the active's features: the sum itself ("told") or its
-            forecast ("predicted"); None: validation rejected both, and the student is the best
-            local model.
+        helped: the input of the teacher beside the active's features: the received sum itself
+            ("told") or its forecast ("predicted"); None: validation rejected both, and the student
+            is the best local model.
     """
 
     helped: str | None = None
@@ -142,7 +142,7 @@ class CodeStudent(Student):
         score would be too optimistic. A student taught with the sum must beat the best local model
         by more than the standard deviation of the difference over resamples of these rows.
 
-        `sum_UD`: the sum of all passives' projections. `seed`: of the folds and models.
+        `sum_UD`: the sum of all passives' projections. `seed`: random seed of folds and models.
         """
         with one_thread(), cache_fits():
             local = LocalModel.choose_best(self.make_local_task(seed))
@@ -176,7 +176,7 @@ class CodeStudent(Student):
         """Return the student's rows and labels as a task for a teacher, which reads own features
         and `sums_UD`, both standardised.
 
-        `sums_UD`: the passives' sum, or its forecast. `seed`: of the teacher.
+        `sums_UD`: the passives' sum, or its forecast. `seed`: random seed of the teacher.
         """
         with torch.no_grad():
             own_UF = self.encoder.own.standardise_rows(self._rows)
@@ -196,8 +196,8 @@ class CodeStudent(Student):
         probabilities of all rows. A linear layer on the encoder's output is fitted to these, except
         in the fold, and scores the fold.
 
-        `task`: the inputs of the teacher for all rows. `seed`: of the folds. Returns None if no
-        rows can be held out.
+        `task`: the inputs of the teacher for all rows. `seed`: random seed of the folds. Returns
+        None if no rows can be held out.
         """
         folds = split_folds(self.labels, FOLDS, seed)
         if not folds:
@@ -209,6 +209,7 @@ class CodeStudent(Student):
         for fold, predictor in zip(folds, fitted, strict=True):
             rows_in_fold = self.labelled[fold]
             likely_UK = label_rows(predictor, task)
+            # Labelled rows keep their true labels, except those of the fold, which get no target.
             likely_UK[self.labelled] = self._truth_nT
             likely_UK[rows_in_fold] = 0
             layer = nn.Linear(encoded_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
@@ -225,6 +226,7 @@ class CodeStudent(Student):
         more accurate than for new people.
         """
         encoder = self.encoder
+        # A constant column stays 0 instead of being divided by 0.
         deviation_D = sum_UD.std(axis=0)
         sum_UD = (sum_UD - sum_UD.mean(axis=0)) / np.where(deviation_D > 0, deviation_D, 1.0)
         with torch.no_grad():
@@ -240,8 +242,8 @@ class CodeStudent(Student):
         encoder.fit_pairs(self._rows, self._forecast_UD)
 
     def encode_rows(self, networks: ActiveNetworks) -> Floats:
-        """Return the inputs of the student's last layer for its rows, (U, D): what its encoder
-        makes of own features and the forecast of the sum.
+        """Return the inputs of the student's last layer for its rows, (U, D): the encoder's output
+        for own features beside the forecast of the sum.
         """
         with torch.no_grad():
             encoded_UD: Tensor = _require_cross_view(networks)(self._rows, self._forecast_UD)
@@ -269,6 +271,7 @@ def _fit_forecast(encoder: CrossView, own_VD: Floats, sum_VD: Floats) -> None:
     from own features. `sum_VD`: its targets.
     """
     rows_V = np.arange(len(own_VD))
+    # `fit_linear` validates its penalty on the rows given as labelled.
     fit_linear(encoder.predictor, own_VD, sum_VD, taught_V=rows_V, labelled_n=rows_V[::4])
 
 
@@ -413,8 +416,8 @@ class ApfedCode(SumMethod):
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
         """Return the settings with D reduced to what every passive's columns allow.
 
-        `columns`: by passive, how many distinct columns it has. Raises ConfigError: the settings
-        demand more than that.
+        `columns`: for each passive's name, the number of its distinct columns. Raises ConfigError:
+        the settings demand a larger D than these allow.
         """
         numbers = config.model.representation_size
         for name, count in columns.items():
@@ -434,7 +437,8 @@ class ApfedCode(SumMethod):
         """Return the terms: D, the smallest number that a passive offers, and the parameters of the
         sum; a D that the settings fix must be offered by each passive.
 
-        `offers`: by passive, what its `offer_terms` returned. `session`: the session's name.
+        `offers`: for each passive's name, the bounds that its `offer_terms` returned. `session`:
+        name of this session, the same at all parties.
         """
         config = party.config
         party.require_passives()
@@ -498,10 +502,11 @@ def _allows_reconstruction(party: PartyContext) -> bool:
 
 
 def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
-    """Return how many numbers of a person the passive `me` lets be summed.
+    """Return D, the length of one person's projection that the passive `me` agrees to add to the
+    sum.
 
-    At most the configured D, and half of its distinct columns. `columns`: how many these are.
-    Raises ConfigError: the settings demand more.
+    That is at most the configured D, and half of its distinct columns. `columns`: number of
+    distinct columns. Raises ConfigError: the settings demand a larger D.
     """
     requested = config.model.representation_size
     allowed = compute_number_limit(columns)
@@ -514,7 +519,8 @@ def _too_many_numbers_error(me: str, numbers: int, columns: int, rows: str) -> C
     """Return the error for a projection with more numbers than half of a passive's distinct
     columns, with remedies.
 
-    `me`: the passive. `rows`: among which the columns differ, in words.
+    `me`: the passive's name. `numbers`: the D that was demanded. `columns`: number of distinct
+    columns. `rows`: the rows among which columns were compared, in words.
     """
     allowed_numbers = compute_number_limit(columns)
     remedy = (

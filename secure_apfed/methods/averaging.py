@@ -152,14 +152,14 @@ class AveragingActive(ViewsActive):
     ) -> None:
         """Make the active's role in averaging.
 
-        `stages`: its copy of the averaged model. `sum_end`: what sends its requests to the secure
-        sum and decodes the sums.
+        `stages`: the active's copy of the averaged model. `sum_end`: the active's side of the
+        secure sum, which sends requests and decodes sums.
         """
         super().__init__(party, contract, sum_end)
         self.stages = stages
         self.training_rows = party.data.train_rows
         self.checkpoint_parts = {"": stages}
-        # Of all parties' training rows; passives' weights in the contract are theirs.
+        # The active's share of all parties' training rows; the contract states those of passives.
         self._share = 1.0 - sum(terms.weight for terms in contract.passives.values())
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
@@ -207,9 +207,9 @@ class AveragingPassive(SumHelper):
     def __init__(self, sum_end: PassiveSum, stages: "Stages", *, clip: float | None) -> None:
         """Make a passive's role in averaging; the contract states its share of all training rows.
 
-        `sum_end`: what checks requests and protects its contributions to the secure sum. `stages`:
-        its copy of the averaged model. `clip`: the largest L2 norm of a row that it may contribute;
-        None: any.
+        `sum_end`: the passive's side of the secure sum, which checks requests and masks
+        contributions. `stages`: the passive's copy of the averaged model. `clip`: the largest L2
+        norm of a row that it may contribute; None: any.
         """
         super().__init__(sum_end, {"model": stages})
         self.stages = stages
@@ -226,6 +226,7 @@ class AveragingPassive(SumHelper):
         admitted, model = self.admit_average(message)
         model.train(admitted.step)
         values_RW = self._share * model.weights
+        # Called only for its exception.
         check_clip(values_RW, self._clip, me=self.name)
         await self.sum.send_answer(links, admitted, values_RW)
 
@@ -269,7 +270,7 @@ class LinearViews:
         """Make a party's linear models of its views, with the rules by which their updates stop.
 
         Args:
-            views: one for each view, with its initial weights W_k.
+            views: one linear model for each view, with initial weights W_k, (F of the view, K).
             label_term: how the party's labels act on the pseudo-labels that its views share.
             tolerance: relative decrease of the objective below which alternating updates stop.
             rounds: how many such updates at most.
@@ -292,11 +293,10 @@ class LinearViews:
         """Return one party's untrained models of its views.
 
         Args:
-            settings: one for each view.
-            views: each view's features (N, F) of the training rows.
+            settings: one for each view. views: each view's features (N, F) of the training rows.
             label_term: how the party's labels act on the pseudo-labels that its views share.
             owner: the party's name, from which the start is drawn.
-            seed: the party's own.
+            seed: the party's own random seed.
         """
         models = [
             ViewModel.from_features(
@@ -328,7 +328,7 @@ class LinearViews:
         return torch.from_numpy(np.concatenate(parts).T)
 
     def load(self, weights_RW: Floats) -> None:
-        """Split the weights of all views, (F, K), by view, and copy them there."""
+        """Split the weights of all views, (F, K), and copy each view's rows into its model."""
         view_sizes = [view.x_NF.shape[1] for view in self.views]
         parts = np.split(weights_RW, np.cumsum(view_sizes)[:-1])
         for view, weights_FC in zip(self.views, parts, strict=True):
@@ -389,8 +389,8 @@ class Stages:
             make_views: builds the linear models; it reads the GRUs' states where there are GRUs,
                 so it is called once these are trained.
             recurrent: the GRUs; None: all views are linear.
-            averaged_steps: in how many steps the parties average the GRUs; 0: each party trains its
-                own before its first step.
+            averaged_steps: number of steps in which the parties average the GRUs; 0: each party
+                trains its own GRUs before its first step.
         """
         self.recurrent = recurrent
         self._make_views = make_views
@@ -423,6 +423,7 @@ class Stages:
         """
         if self.views is None:
             if self.recurrent is not None and self._averaged_steps == 0:
+                # Step 0 is the only call, and trains all rounds at once.
                 self.recurrent.train(0)
             self.views = self._make_views()
         return self.views
@@ -468,7 +469,8 @@ class Averaging(SumMethod):
         """Return the terms: equal features at all parties, and as the weight of each passive its
         share of all training rows.
 
-        `offers`: by party, what its `offer_terms` returned. `session`: the session's name.
+        `offers`: for each party's name, what its `offer_terms` returned. `session`: name of this
+        session, the same at all parties.
 
         Raises RemoteProtocolError: a party has other features, or does not state its rows.
         """

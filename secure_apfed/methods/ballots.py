@@ -1,4 +1,6 @@
-"""The ballot: the active's request for votes, with the rows and, if shown, their labels.
+"""The ballot: the active's request for votes, with the rows to vote on and, where the method
+reveals them to passives, the labels of some rows. A passive's vote on a row is one row of class
+scores, (K,).
 
 Run by: the active, which sends it, and by each passive, which checks it before it computes
 anything.
@@ -34,7 +36,7 @@ from secure_apfed.learning.release import check_rows
 from secure_apfed.methods.method import FOR_THE_ACTIVE
 
 ASK = 0
-"""The step number of the active's request for votes."""
+"""The step number of the active's request for votes, which is a method's first step."""
 
 _DIGEST_BYTES = 32
 
@@ -46,9 +48,10 @@ class Ballot:
     Attributes:
         rows: alignment positions to vote on, (U,), each once.
         labelled: indices into `rows` of the labelled ones, (n,).
-        labels: the labels of these, (n,), in 0..K-1; zeros where passives see none.
+        labels: the labels of the labelled rows, (n,), in 0..K-1; all zeros at a passive where the
+            message contains no labels.
         payload: the encoded message.
-        size: rows of a block at most, B.
+        size: the largest number of rows in a block, B; votes are sent block by block.
     """
 
     rows: Tensor
@@ -72,8 +75,8 @@ class Ballot:
         Args:
             rows_U: alignment positions to vote on.
             labelled_n: indices into `rows_U` of rows whose labels are known.
-            labels_n: their labels.
-            size: rows of a block at most.
+            labels_n: the labels of those rows, in 0..K-1. size: the largest number of rows in a
+                block.
             shows_labels: False: the message names the labelled rows without their labels.
         """
         tensors = {"rows": rows_U, "labelled": labelled_n}
@@ -117,6 +120,7 @@ class Ballot:
         check_rows(rows_U, aligned=aligned, minimum=contract.minimum_batch, sender=sender)
         if len(labelled_n):
             check_rows(labelled_n, aligned=len(rows_U), minimum=1, sender=sender)
+        # Where the message has no labels, zeros keep the type and length that callers expect.
         labels_n = tensors.get("labels", labelled_n.new_zeros(len(labelled_n)))
         are_classes = bool(((labels_n >= 0) & (labels_n < classes)).all())
         if len(labels_n) != len(labelled_n) or not len(labels_n) or not are_classes:
@@ -149,7 +153,7 @@ class BallotSize:
     Attributes:
         people: U, how many rows are voted on.
         labelled: n, how many of these are labelled.
-        ballot: SHA-256 of the request that passives get.
+        ballot: SHA-256 digest of the request for votes as the passives receive it.
     """
 
     people: int

@@ -2,10 +2,10 @@
 
 Run by: every passive, on its own ledgers, and by the active, which reads the reports. A report has
 only numbers that follow from the settings and from how often rows were requested, which the active
-knows. By it the run's result can state what a passive charged whose ledger is in another process. A
-report is signed for this contract and step with the passive's long-term identity, so the passive
-cannot deny it later. It is not verified: a deviating passive may report anything about its own
-people's protection.
+knows. The run's result can thus state the privacy cost that a passive recorded in a ledger of
+another process. A report is signed for this contract and step with the passive's long-term
+identity, so the passive cannot deny it later. It is not verified: a deviating passive may report
+anything about its own people's protection.
 """
 
 import math
@@ -28,13 +28,14 @@ _PURPOSE = b"charged v1"
 
 
 class ChargedAccount(BaseModel):
-    """What one party's ledger says that was spent so far, on one kind of epsilon.
+    """The privacy cost that one party's ledger has recorded so far, for one kind of epsilon.
 
     Attributes:
         figure: the kind of epsilon, as in `secure_apfed.settings.promises.FIGURES`.
-        epsilon: at `delta`, of the row with the most releases; infinite without noise.
+        epsilon: the privacy cost, at `delta`, of the row that was released most often; infinite
+            without noise.
         releases: how often that row was released.
-        mu: the same cost in Gaussian DP; infinite for other mechanisms.
+        mu: that privacy cost in Gaussian DP; infinite for other mechanisms.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -77,9 +78,10 @@ _ALL: TypeAdapter[tuple[ChargedAccount, ...]] = TypeAdapter(
 
 
 def pack_accounts(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
-    """Return a party's report as bytes: what each of its ledgers says.
+    """Return a party's report as bytes: the privacy cost that each of its ledgers has recorded.
 
-    `ledgers`: with their names. Ledgers of DP-SGD updates are left out, since no update leaves.
+    `ledgers`: pairs of a ledger's name and the ledger. Ledgers of DP-SGD updates are left out,
+    since updates leave no party.
     """
     accounts = []
     for name, ledger in ledgers:
@@ -110,9 +112,9 @@ def collect_accounts(
     remark.
 
     Args:
-        charged: by passive, the accounts that it signed last.
+        charged: for each passive's name, the accounts in the report that it signed last.
         among: the names of all passives.
-        silent: those that fell silent, with the step.
+        silent: for each passive that fell silent, the step in which it did.
     """
     accounts = {
         name: account.to_account(name)
@@ -135,7 +137,8 @@ def collect_accounts(
 def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
     """Decode a report that `pack_accounts` made.
 
-    `payload`: its bytes. `sender`: for the error. Raises RemoteProtocolError: it is malformed.
+    `payload`: the report's bytes. `sender`: name of the party that sent it, for the error. Raises
+    RemoteProtocolError: the report is malformed.
     """
     try:
         if len(payload) > _MAX_BYTES:
@@ -149,15 +152,14 @@ def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
 
 
 class Statement(BaseModel):
-    """A party's signed report of the privacy that it had spent before a step; anybody can verify
-    it.
+    """A party's signed report of its privacy cost before a step; anybody can verify the signature.
 
     Attributes:
         identity: the party's long-term public key, hex.
         contract: SHA-256 of the session's contract, hex.
-        step: the step.
+        step: the training step before which this was the cost.
         signed: the accounts as the party packed them, hex.
-        signature: of contract, step and accounts, hex.
+        signature: the party's signature over contract, step and accounts, hex.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -201,8 +203,9 @@ def sign_accounts(
 ) -> bytes:
     """Return a party's packed accounts with its signature, as bytes.
 
-    `ledgers`: with their names. `identity`: the party's long-term key pair. `contract`: the digest
-    of the session's contract. `step`: the step before which this is the cost.
+    `ledgers`: pairs of a ledger's name and the ledger. `identity`: the party's long-term key pair.
+    `contract`: the digest of the session's contract. `step`: the step before which this is the
+    cost.
     """
     accounts = pack_accounts(ledgers)
     signature = identity.sign(_PURPOSE, *_encode_parts(contract, step, accounts))
@@ -215,11 +218,12 @@ def parse_statement(
 ) -> Statement:
     """Decode and verify a statement that `sign_accounts` made for this contract and step.
 
-    `payload`: its bytes. `sender`: for errors. `identity`: the sender's public key, hex.
-    `contract`: the digest of the session's contract.
+    `payload`: the statement's bytes. `sender`: name of the party that sent it, for errors.
+    `identity`: the sender's public key, hex. `contract`: the digest of the session's contract.
 
-    Raises RemoteProtocolError: it is malformed, or not signed by this identity.
+    Raises RemoteProtocolError: the statement is malformed, or not signed by this identity.
     """
+    # Too long a payload is not decoded: the empty signature then fails the pattern of `Statement`.
     accounts = signature = b""
     try:
         if len(payload) <= 2 * _MAX_BYTES:
@@ -236,6 +240,7 @@ def parse_statement(
             f"checkpoint: {sender} sent no signed accounts where it says that it has saved; it "
             "runs another version, or deviates"
         ) from error
+    # Called only for its exceptions: a bad signature or malformed accounts.
     statement.verify_accounts(sender)
     return statement
 

@@ -36,6 +36,7 @@ def check_method(config: RunSettings) -> None:
         _check_labels,
         _check_private_training,
     ):
+        # Only the first fault is raised; the checks are generators, so later ones do not run.
         for fault in check(config):
             raise ValueError(fault)
 

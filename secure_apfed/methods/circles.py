@@ -14,7 +14,7 @@ the resumed session repeats this list, from the step at which it resumes:
 
 - Where all answered, all must answer again. If one falls silent meanwhile, the session ends for
   all, as under `wait`, and goes on once that one is back.
-- Where one was left out and is here again, the active plays these steps alone. Where the method
+- Where one was left out and is here again, the active trains alone in these steps. Where the method
   cannot do that, whoever was left out is so again from the same step on, and comes back at a
   checkpoint, as whoever falls silent does.
 
@@ -51,9 +51,9 @@ class RunCircles(AnsweredCircles):
     def __init__(self, log: Path, *, is_durable: bool = True) -> None:
         """Read this passive's record of answered steps, which stays binding in all later sessions.
 
-        `log`: its file. `is_durable`: whether a line must be on the disk, not only in the operating
-        system's buffers, before an answer leaves. Raises CheckpointError: the file is no such
-        record.
+        `log`: path of the record's file. `is_durable`: whether a line must be on the disk, not only
+        in the operating system's buffers, before an answer leaves. Raises CheckpointError: a line
+        of the file is malformed.
         """
         super().__init__()
         self._log = log
@@ -76,7 +76,8 @@ class RunCircles(AnsweredCircles):
         """Return the marks by which an answered step is recognised: its number, the digest of the
         request, the digest of the answer.
 
-        `values_BD`: the answer. `binding`: the step and request that it is bound to.
+        `values_BD`: the answer, this passive's contribution to a sum. `binding`: the step and
+        request that it answers.
         """
         return f"{_STEP}{binding.step}", *super().make_marks(values_BD, binding)
 
@@ -101,7 +102,8 @@ class RunCircles(AnsweredCircles):
         """Record who answers a step together; when this returns, the log line is written and the
         answer may leave.
 
-        `marks`: from `make_marks`. `circle`: the passives that answer together.
+        `marks`: what `make_marks` returned for the step. `circle`: names of the passives that
+        answer it together.
         """
         first, *other_marks = marks
         step = int(first.removeprefix(_STEP))
@@ -170,8 +172,8 @@ def merge_answered_steps(
     requested.
 
     Args:
-        answers: by passive, the ranges that it answered.
-        passives: of the contract, in its order.
+        answers: for each passive's name, the ranges of steps that it reports to have answered.
+        passives: names of the contract's passives, in its order.
         since: earlier steps are left out.
 
     Raises RemoteProtocolError: a circle names others than the passives, or not the passive that

@@ -225,8 +225,8 @@ class ApcVflActive(StudentActive):
     ) -> None:
         """Make the active's role in APC-VFL; state the guarantee of all passives' codes together.
 
-        `rows`: the row of its table at each alignment position, (N,). `trainer`: its autoencoders
-        and classifiers.
+        `rows`: the row of its table at each alignment position, (N,). `trainer`: the active's
+        autoencoders and classifiers.
         """
         guarantee = joint_releases_statement(
             party.make_guard().describe_guarantee(), len(contract.passives)
@@ -329,8 +329,9 @@ class VFedTransActive(StudentActive):
     ) -> None:
         """Make the active's role in VFedTrans.
 
-        `rows`: the row of its table at each alignment position, (N,). `trainer`: its autoencoder
-        and classifier. `receiver`: its side of the masked decomposition.
+        `rows`: the row of its table at each alignment position, (N,). `trainer`: the active's
+        autoencoder and classifier. `receiver`: the protocol's object for the active's side of the
+        masked decomposition.
         """
         guarantee = (
             "no guarantee: the active reads singular vectors of all parties' rows, and the "
@@ -350,7 +351,7 @@ class VFedTransActive(StudentActive):
         return self._shared_vectors
 
     async def set_up(self, links: Links) -> None:
-        """Receive the masks from the dealer; nothing in a resumed session."""
+        """Receive the masks from the dealer; a resumed session needs none."""
         if self._contract.is_at_start:
             self._receiver.take_masks((await next_dealt(links)).payload)
 
@@ -371,6 +372,7 @@ class VFedTransActive(StudentActive):
         message = await links.receive(
             AGGREGATOR, Kind.SINGULAR_VECTORS, step=step, patience=FOR_AN_ANSWER
         )
+        # Removing the mask yields the left singular vectors of all parties' joined tables.
         vectors_UD = receiver.open_vectors(message.payload, people, rows=len(own_UF))
         self._shared_vectors = torch.from_numpy(vectors_UD)
         self.student.fit_to_vectors(self._shared_vectors)
@@ -388,8 +390,9 @@ class VFedTransPassive(HelperRole):
     ) -> None:
         """Make a passive's role in VFedTrans.
 
-        `rows`: the row of its table at each alignment position, (N,). `owner`: its side of the
-        masked decomposition; None: that was done in an earlier session.
+        `rows`: the row of its table at each alignment position, (N,). `owner`: the protocol's
+        object for the passive's side of the masked decomposition; None: the decomposition was done
+        in an earlier session.
         """
         self.name = party.name
         self.contract = contract
@@ -399,7 +402,7 @@ class VFedTransPassive(HelperRole):
         self.checkpoint_parts = {"allowance": self._answer_limits}
 
     async def set_up(self, links: Links) -> None:
-        """Receive the masks from the dealer; nothing in a resumed session."""
+        """Receive the masks from the dealer; a resumed session needs none."""
         if self._owner is not None:
             self._owner.take_masks((await next_dealt(links)).payload)
 
@@ -426,7 +429,7 @@ class VFedTransPassive(HelperRole):
         links.send(AGGREGATOR, Kind.CONTRIBUTION, message.step, masked)
 
     def _count_answers(self, rows_U: Tensor, values: bytes, request: Envelope) -> None:
-        """Count one answer for each row in the log, before it leaves.
+        """Record in the log that one answer leaves for each row, before it does.
 
         The same rows in another session have fresh masks and reveal nothing new, so they are not
         counted again. `rows_U`: alignment positions. `values`: the bytes of their features.
@@ -445,7 +448,8 @@ class VFedTransAggregator(HelperRole):
     name = AGGREGATOR
 
     def __init__(self, contract: Contract, server: SvdServer) -> None:
-        """Make the aggregator's role; `server`: its side of the masked decomposition.
+        """Make the aggregator's role; `server`: the protocol's object for the side that decomposes
+        the masked sum.
 
         It accepts tables only in a session that starts a run.
         """
@@ -532,7 +536,7 @@ class DistilledTrainer:
         """Move the untrained networks to the compute device, and select aligned and labelled rows.
 
         `rows`: the row of the active's table at each alignment position, (N,). `parts`, `heads`:
-        see the class.
+        autoencoders and classifiers by name; see the class for the names.
         """
         data = party.data
         table = party.data.table
@@ -562,8 +566,8 @@ class DistilledTrainer:
     def fit_part(self, name: str, rows_NF: Tensor, resembled: TargetCodes | None = None) -> None:
         """Fit the autoencoder of this name to these rows.
 
-        `rows_NF`: its inputs. `resembled`: target codes of some rows, which its code should come
-        close to; None: it only reconstructs.
+        `name`: a key of `parts`. `rows_NF`: the autoencoder's inputs. `resembled`: target codes of
+        some rows, to which its own code is trained; None: it only reconstructs.
         """
         fit_autoencoder(
             self.parts[name],
@@ -582,9 +586,11 @@ class DistilledTrainer:
         self.fit_part("student", self.features_N[self._rows_T], TargetCodes(index_U, codes_UD))
 
     def fit_head(self, name: str, codes_nD: Tensor, rows_n: Tensor) -> None:
-        """Fit the classifier of this name to codes of labelled rows, unless all have one label.
+        """Fit the classifier of this name to codes of labelled rows; with a single class it stays
+        as initialised.
 
-        `codes_nD`: what it reads. `rows_n`: the rows of the table that these are of.
+        `name`: a key of `heads`. `codes_nD`: the classifier's inputs. `rows_n`: the table's row for
+        each of these inputs.
         """
         labels_n = self.labels_N[rows_n].cpu()
         if len(labels_n.unique()) > 1:
@@ -765,6 +771,8 @@ class VFedTransTrainer(DistilledTrainer):
 
     def fit_to_vectors(self, vectors_UD: Tensor) -> None:
         """Fit the student with the singular vectors of `rows_U` as targets, then the classifier."""
+        # A singular vector has norm 1: scaled by sqrt(U), its entries are about as large as
+        # standardised features.
         scaled_UD = vectors_UD * math.sqrt(len(vectors_UD))
         rounded_UD = (scaled_UD / _GRID).round() * _GRID
         self.fit_student(rounded_UD)
@@ -845,7 +853,8 @@ def _make_autoencoder(
 ) -> Autoencoder:
     """Return an untrained autoencoder of this party on its compute device.
 
-    `name`: seeds its weights, as in "g1". `features`: the shape of a row.
+    `name`: name of the autoencoder, such as "g1", from which the seed of its weights is derived.
+    `features`: the shape of a row.
     """
     compute = Compute.from_settings(party.config.train)
     return new_autoencoder(
@@ -863,7 +872,7 @@ class VFedTrans(Method):
         return True
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
-        """Return this party's number of features, as the shape of a row."""
+        """Return this party's number of features, stated as the shape of a row."""
         party.require_passives()
         return _row_terms(math.prod(party.data.table.shape))
 
@@ -873,7 +882,8 @@ class VFedTrans(Method):
         """Return the terms of the decomposition: the parties' numbers of features, the number of
         vectors, and the rows of a block of the mask.
 
-        `offers`: by party, what its `offer_terms` returned. `session`: the session's name.
+        `offers`: for each party's name, what its `offer_terms` returned. `session`: name of this
+        session, the same at all parties.
 
         Raises ConfigError: too many features in total, or more vectors than features.
         """

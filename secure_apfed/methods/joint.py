@@ -90,8 +90,8 @@ def _draw_uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
     return low + (high - low) * torch.rand_like(like_BD)
 
 
-# By variant: (the active's representations, an empty tensor of a passive's) -> what replaces the
-# latter.
+# By inference variant: function from the active's representations and an empty tensor shaped like a
+# passive's to the values that replace the latter.
 FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tvfl_0": lambda own_BD, like_BD: torch.zeros_like(like_BD),
     "tvfl_a": lambda own_BD, like_BD: own_BD.mean().expand_as(like_BD),
@@ -125,8 +125,9 @@ class TvflActive(ActiveRole):
     ) -> None:
         """Make the active's role in joint training.
 
-        `aligned`: the row of its table at each alignment position, (N,). `trainer`: its encoder and
-        head. `guarantee`: what the guards promise, in a sentence.
+        `aligned`: the row of its table at each alignment position, (N,). `trainer`: the active's
+        encoder and head. `guarantee`: the privacy guarantee of the passives' guards, in a sentence
+        for the report.
         """
         super().__init__()
         self.name = party.name
@@ -189,8 +190,9 @@ class TvflActive(ActiveRole):
     def parse_answers(self, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, Tensor]:
         """Return the passives' representations of the requested positions, (B, D) each, by passive.
 
-        `answers`: one message of each passive. Raises RemoteProtocolError: a passive is missing or
-        answered twice, for other rows, with another shape, or norms out of bounds.
+        `answers`: one message with representations from each passive. Raises RemoteProtocolError: a
+        passive is missing or answered twice, for other rows, with another shape, or norms out of
+        bounds.
         """
         senders = [envelope.sender for envelope in answers]
         if sorted(senders) != sorted(self.contract.passives):
@@ -219,7 +221,8 @@ class TvflActive(ActiveRole):
         """Take one step on the task loss; return the loss, and the packed gradient for each
         passive, after the configured defences.
 
-        `rows_B`: alignment positions. `parts`: by passive, the representations of these.
+        `rows_B`: alignment positions, (B,). `parts`: for each passive's name, its representations
+        of these rows.
         """
         own_B = self.own_rows(rows_B)
         loss, gradients = self.trainer.train_on_parts(step, own_B, parts)
@@ -239,7 +242,7 @@ class TvflActive(ActiveRole):
     def _defend_gradient(self, gradient_B: Tensor, leaving: Leaving) -> Tensor:
         """Return a gradient that goes back to a passive, after the configured defences.
 
-        `leaving`: the step, the passive and the labels of the rows.
+        `leaving`: the context of the gradient: step, passive, and labels of the rows.
         """
         defended_BD = gradient_B.flatten(1)
         for defence in self._defences:
@@ -309,7 +312,7 @@ class TvflActive(ActiveRole):
     def _score_fill(self, name: str) -> Scored:
         """Return test scores where the passives' representations are replaced.
 
-        `name`: a key of `FILLS`, how they are.
+        `name`: the replacement, a key of `FILLS`.
         """
         trainer = self.trainer
         shapes = {
@@ -410,14 +413,16 @@ class EncodingPassive(HelperRole):
     """A passive that encodes its features on request, and learns from the returned gradient.
 
     Attributes:
-        unchecked_modes: for which `is_training` the encoder must still be tested for rows that
-            change each other's representations, because a privacy bound assumes that they do not.
+        unchecked_modes: the values of `is_training` for which the encoder must still be tested: a
+            privacy bound assumes that no row changes another's representation.
     """
 
     asks: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)
 
     def __init__(self, name: str, contract: Contract, trainer: EncoderTrainer) -> None:
-        """Make a passive's role; `trainer`: its encoder, over its features in alignment order."""
+        """Make a passive's role; `trainer`: the passive's encoder and its features, in alignment
+        order.
+        """
         self.name = name
         self.contract = contract
         self.trainer = trainer
@@ -431,7 +436,8 @@ class EncodingPassive(HelperRole):
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
         """Answer a request for a prediction, without training on it.
 
-        `about`: a digest of the people that it is about; only secure sums use it.
+        `about`: a digest of the people to predict, the same at all passives; only secure sums use
+        it.
         """
         await self.answer_message(links, message)
 
@@ -497,11 +503,13 @@ class TvflPassive(EncodingPassive):
         """Make a passive's role, which may answer once more for each row than training needs: for
         the joint prediction at the end.
 
-        `releases`: its guard with the privacy ledger. If the guard adds noise, the encoder's rows
-        must not change each other's representations, which is tested.
+        `releases`: the passive's guard, which clips and perturbs representations, with the privacy
+        ledger. If the guard adds noise, the encoder's rows must not change each other's
+        representations, which is tested.
         """
         super().__init__(party.name, contract, trainer)
         self.ledgers = {self.name: releases.ledger}
+        # A finite mu means that the guard adds noise.
         if math.isfinite(releases.guard.mechanism().mu):
             self.unchecked_modes = {True, False}
         self._releases = releases
@@ -529,7 +537,8 @@ class TvflPassive(EncodingPassive):
             links.send(message.sender, Kind.REPRESENTATIONS, message.step, payload)
 
     def represent(self, message: Envelope) -> bytes:
-        """Return the guarded representations of the requested rows as bytes, counted and charged.
+        """Return the guarded representations of the requested rows as bytes; the answer is counted
+        for each row, and its privacy cost recorded in the ledger.
 
         Raises RemoteProtocolError: the request breaks a rule; BudgetExhaustedError: sending would
         exceed the privacy budget; nothing is sent.
@@ -588,8 +597,9 @@ class Tvfl(Method):
     ) -> SessionTerms:
         """Return the terms: each passive's bounds, as it offered them.
 
-        `offers`: by passive, what its `offer_terms` returned. `session`: the session's name. Raises
-        RemoteProtocolError: bounds that the settings do not give for this shape.
+        `offers`: for each passive's name, the bounds that its `offer_terms` returned. `session`:
+        name of this session; not used here. Raises RemoteProtocolError: bounds that the settings do
+        not give for this shape.
         """
         for name, offered in offers.items():
             party.require_terms(name, offered, party.bound_sent_rows(offered.shape))
@@ -607,7 +617,7 @@ class Tvfl(Method):
         return self.active_class(party, contract, rows, trainer, guarantee=guarantee)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role; `rows`: the row of its table at each position, (N,)."""
+        """Return a passive's role; `rows`: the row of its table at each alignment position, (N,)."""
         trainer = self._make_encoder_trainer(party, rows)
         return TvflPassive(party, contract, trainer, party.open_releases(len(rows)))
 
@@ -646,7 +656,8 @@ class Tvfl(Method):
     ) -> HeadTrainer:
         """Return the active's untrained networks, seeded, with their optimiser.
 
-        `sizes`: by name of what the head reads from others, how many numbers wider that makes it.
+        `sizes`: for the name of each input that the head gets from other parties, the number of
+        values that it adds to the head's own input.
         """
         table = party.data.table
         encoder, shape = self._build_encoder(party)

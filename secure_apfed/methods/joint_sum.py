@@ -91,9 +91,9 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         guarantee: str,
         sum_end: ActiveSum,
     ) -> None:
-        """Make the active's role; arguments as those of `TvflActive`.
+        """Make the active's role; the arguments but `sum_end` are those of `TvflActive`.
 
-        `sum_end`: what sends its requests to the secure sum and decodes the sums.
+        `sum_end`: the active's side of the secure sum, which sends requests and decodes sums.
         """
         super().__init__(party, contract, aligned, trainer, guarantee=guarantee)
         self.read_from(sum_end)
@@ -122,7 +122,8 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         """Check that one person's sum does not change other people's predictions.
 
         By default it checks nothing; methods whose privacy bound rests on that override it.
-        `rows_B`: alignment positions. `others_BD`: the passives' sums of these.
+        `rows_B`: alignment positions, (B,). `others_BD`: the sum of the passives' representations
+        of these rows.
         """
 
     async def _request_sum(
@@ -150,8 +151,8 @@ class SummedPassive(SumHelper, EncodingPassive):
         tested.
 
         Args:
-            sum_end: what checks requests and protects its contributions to the secure sum.
-            trainer: its encoder, over its features in alignment order.
+            sum_end: the passive's side of the secure sum, which checks requests and masks
+                contributions. trainer: the passive's encoder and its features, in alignment order.
             clip: the L2 bound of one row's representation; None: unbounded.
         """
         EncodingPassive.__init__(self, sum_end.name, sum_end.contract, trainer)
@@ -173,7 +174,7 @@ class SummedPassive(SumHelper, EncodingPassive):
         await self._add_to_sum(links, admitted, rows_B, is_training=is_training)
 
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
-        """Add representations to the sum without training; see `EncodingPassive`.
+        """Answer a request for a prediction: add representations to the sum, without training.
 
         Here every passive has alignment positions of its own. So the contribution is bound to
         `about`, a digest of the people, and to their order in the request: a sum over different
@@ -214,8 +215,9 @@ class SummedSplitNn(SumMethod, Tvfl):
     ) -> SessionTerms:
         """Return the terms: each passive's bounds, and the parameters of the sum.
 
-        `offers`: by passive, what its `offer_terms` returned. `session`: the session's name. Raises
-        ConfigError: representations of different sizes.
+        `offers`: for each passive's name, the bounds that its `offer_terms` returned. `session`:
+        name of this session, the same at all parties. Raises ConfigError: representations of
+        different sizes.
         """
         agreed = super().derive_terms(party, offers, session)
         sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}

@@ -70,7 +70,8 @@ HEAD = "head"
 Floats = NDArray[np.float64]
 
 _ALL_ROWS = bytes(8)
-"""Names the rows in the seed of randomised response, which is always about all training rows."""
+"""Constant that stands for "all training rows" where the noise of randomised response is derived.
+"""
 
 
 class TeacherActive(SummedSplitNnActive):
@@ -88,8 +89,8 @@ class TeacherActive(SummedSplitNnActive):
     ) -> None:
         """Make the active's role; build its student, and the key of randomised response.
 
-        Arguments as those of `SummedSplitNnActive`. `guarantee`: what secure sums promise; that of
-        randomised response is added.
+        The arguments are those of `SummedSplitNnActive`. `guarantee`: the guarantee of the secure
+        sums, in a sentence; that of randomised response is appended.
         """
         guarantee += _describe_response(party)
         super().__init__(party, contract, aligned, trainer, guarantee=guarantee, sum_end=sum_end)
@@ -131,8 +132,8 @@ class TeacherActive(SummedSplitNnActive):
         """Refuse a head in which one person's sum changes another person's label.
 
         Only with an epsilon, which covers one person's label, and only at the first batch.
-        `rows_B`: alignment positions. `others_BD`: the passives' sums of these. Raises
-        PromiseError: names the head, and the change.
+        `rows_B`: alignment positions, (B,). `others_BD`: the sum of the passives' representations
+        of these rows. Raises PromiseError: names the head, and the change.
         """
         if self._check_due and len(rows_B) > 1:
             check_row_wise(self.trainer.head, others_BD, training=False, owner=self.name)
@@ -152,8 +153,8 @@ class TeacherActive(SummedSplitNnActive):
         """Return the teacher's labels of some training rows: class probabilities (V, K), or one
         class each if the settings say "hard".
 
-        `index_V`: indices of these rows among the student's. `predictions`: of the joint model for
-        them, batch by batch.
+        `index_V`: indices of these rows among the student's. `predictions`: the joint model's
+        scores of these rows, batch by batch.
         """
         settings = TeacherSettings.from_run_settings(self._config)
         if settings.labels == HEAD:
@@ -178,7 +179,8 @@ class TeacherActive(SummedSplitNnActive):
         """Return class probabilities (U, K) from the teacher's labels after randomised response and
         from a prior by the active's own features.
 
-        `labels_UK`: the teacher's labels. `epsilon`: of the response to each.
+        `labels_UK`: the teacher's labels. `epsilon`: privacy cost of the randomised response to
+        each label, at delta 0.
         """
         response = VoteResponse(epsilon=epsilon, classes=self.student.classes)
         answers_U = response.randomise_votes(

@@ -62,7 +62,7 @@ from secure_apfed.solo.interface import FloatArray, cache_fits, sample_rows
 
 Combine: TypeAlias = Literal["mean", "mean_of_three", "best"]
 _NOT_USED = -1
-"""The row of a position from which no local model learns."""
+"""Stands for the row index at alignment positions from which no local model learns."""
 _MAX_MODELS: Mapping[Combine, int | None] = MappingProxyType(
     {"mean": None, "mean_of_three": 3, "best": 1}
 )
@@ -110,7 +110,7 @@ class _Candidate(LocalModel):
 
     Attributes:
         view: which columns of a row (x beside h) it reads, and their scale.
-        input: the same in words.
+        input: these columns in words: "x", "h" or "x and h".
     """
 
     view: View
@@ -156,7 +156,8 @@ class _PupilCandidate(_Candidate):
 
 
 class ReceivedSums:
-    """The sums that came back, added up for the rows that local models learn from.
+    """The passives' sums that the active received, added up over steps for the rows that local
+    models learn from.
 
     Args:
         positions_U: the position of each of these rows in the alignment; -1 outside it.
@@ -201,17 +202,17 @@ class LocalEnding:
     Run by: the active. It stores the sums that it receives, and fits after the exchange.
 
     Args:
-        party: the active. people: rows of its table by position of the alignment, (N,).
+        party: the active. people: the row of its table at each alignment position, (N,).
 
     Attributes:
-        received: the sums.
-        fitted: what the end made; None before.
+        received: the sums that the exchange has returned so far.
+        fitted: the fitted local models; None before training ends.
     """
 
     def __init__(self, party: PartyContext, people: Tensor) -> None:
         """Prepare local models that train at the end, with sums that are collected until then.
 
-        `people`: alignment position of each person.
+        `people`: the row of the active's table at each alignment position, (N,).
         """
         self.fitted: LocalModels | None = None
         self._party = party
@@ -238,7 +239,8 @@ class LocalEnding:
     def fit_models(self, encoder: nn.Module, labels_N: Tensor) -> LocalModels:
         """Fit local models; see `fit_local_models`.
 
-        `encoder`: as the exchange trained it. `labels_N`: the labels of all rows of the table.
+        `encoder`: the active's encoder after the exchange, which computes h. `labels_N`: the labels
+        of all rows of the table.
         """
         with working_on("local models", "learning the labels"):
             self.fitted = self._fit(encoder, self.make_task(labels_N))
@@ -250,7 +252,7 @@ class LocalEnding:
         """Return networks fitted without the labels of these rows; None: nothing is fitted yet.
 
         The encoder stays as it is, since no label was used to train it. `rows`: rows of the table.
-        `encoder`, `labels_N`: as for `fit_models`.
+        `encoder`: computes h. `labels_N`: the labels of all rows of the table.
         """
         if self.fitted is None:
             return None
@@ -336,6 +338,8 @@ def fit_local_models(
             helped += _list_pupils(task, received_UD[sampled_rows])
         needs_local = "x" in inputs or not helped
         local = _list_candidates(encoder, task, ["x"] if needs_local else [])
+        # Models of x alone replace the others only if they are significantly better on validation
+        # rows.
         used, left_out, reads_help = _pick_helped_or_alone(helped, local, maximum=max_models)
         fitted = [(candidate.view, candidate.build_network()) for candidate in used]
     average = average_of(fitted)
@@ -359,7 +363,7 @@ def _pick_helped_or_alone(
 
     `helped`: candidates that use the exchange. `local`: candidates of x alone. `maximum`: how many
     models are averaged at most; None: all. Returns the models to average, the names of those left
-    out, and whether the former use the exchange.
+    out, and whether the models to average use the exchange.
     """
     if not helped:
         return (*pick_models(local, maximum=maximum), False)
@@ -377,7 +381,7 @@ def _pick_helped_or_alone(
 
 def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> LocalModels:
     """Fit the best local model of h if it is significantly better than the best of x, otherwise the
-    latter.
+    best of x.
 
     Args:
         encoder: maps features (B, *shape) to h (B, *any shape); it is copied, and not trained.
@@ -496,7 +500,7 @@ def _list_candidates(
 def compute_representations(encoder: nn.Module, task: SoloTask) -> FloatArray:
     """Return h of a task's rows, flattened, (U, D), float64, computed in blocks.
 
-    Raises ModelError: it is not finite.
+    Raises ModelError: h is not finite.
     """
     rows_U = torch.from_numpy(task.features).reshape(len(task.features), *task.shape)
     with torch.no_grad():

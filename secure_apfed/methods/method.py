@@ -73,9 +73,10 @@ class SessionTerms:
         """Return terms under which no passive states an objective.
 
         Args:
-            representations: by passive, the bounds on a row that it sends or receives.
+            representations: for each passive's name, the bounds on a row that it sends or receives.
             secure_sum: the sum's public parameters.
-            weights: by passive, its weight; 1 for those not named.
+            weights: for each passive's name, the factor of its contribution in the sum; 1 for
+                passives not named.
         """
         return cls(
             passives={
@@ -103,8 +104,7 @@ class HelperRole(Role, ABC):
     """The role of a party that answers the active: a passive, or the aggregator.
 
     Attributes:
-        contract: that of the session.
-        asks: the kinds of messages from the active that it answers.
+        contract: that of the session. asks: the kinds of messages from the active that it answers.
     """
 
     contract: Contract
@@ -113,7 +113,7 @@ class HelperRole(Role, ABC):
     async def run_session(self, links: Links, save: Save) -> None:
         """Answer every message of the active from the first step to the end of the session.
 
-        `save`: called where the active asks for a checkpoint.
+        `save`: writes this party's checkpoint; it is called whenever the active requests one.
         """
         active = self.contract.active
         while True:
@@ -165,12 +165,13 @@ class ActiveRole(Role, ABC):
             row is.
         smallest_batch: a last batch with fewer rows is left out.
         training: the privacy account of DP-SGD training; None: training is not private.
-        guarantee: what the guards promise, in a sentence.
-        rounding: the largest error of one number of a sum; None: there is no sum.
+        guarantee: the privacy guarantee of what it sends or reads, in a sentence for the report.
+        rounding: the largest error by fixed-point rounding of one number of a secure sum; None:
+            there is no sum.
         left: the passives that stopped answering in this session, with the step.
-        agreement: by passive, how far its votes agree with others', where the active reads
-            individual votes.
-        help: how much the votes helped on labelled rows; None: there are no votes.
+        agreement: for each passive's name, how far its votes agree with others' (`VoteAgreement`);
+            empty unless the active reads individual votes.
+        help: the measured gain from the passives' votes on labelled rows; None: there are no votes.
         local_models: the names of local models that were "used", and of those "left_out", where
             they learnt the labels.
         model: settings of its networks, where the parties agreed on sizes that the run's settings
@@ -298,7 +299,9 @@ class Method(ABC):
         return self.public_facts.name
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
-        """Return the bounds on a row that this party sends; None if it sends no representation."""
+        """Return the bounds (shape, dtype, norms) on a row that this party sends, with facts on it
+        that all parties must know; None: it states none.
+        """
         return None
 
     def derive_terms(
@@ -306,15 +309,15 @@ class Method(ABC):
     ) -> SessionTerms:
         """Return the terms of the contract; all parties compute the same.
 
-        `offers`: by party, what its `offer_terms` returned, without None. `session`: the session's
-        name.
+        `offers`: for each party's name, the bounds that its `offer_terms` returned; parties that
+        returned None are missing. `session`: name of this session, the same at all parties.
         """
         return SessionTerms()
 
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
         """Return the settings of the network whose output this passive sends.
 
-        Raises LocalProtocolError: it sends none.
+        Raises LocalProtocolError: passives of this method send no network's output.
         """
         raise LocalProtocolError(f"{passive} sends no output of a network in {self.settings.title}")
 
@@ -322,13 +325,14 @@ class Method(ABC):
         """Return the untrained network whose output this passive sends; `features`: the shape of a
         row of its table.
 
-        Raises LocalProtocolError: it sends none.
+        Raises LocalProtocolError: passives of this method send no network's output.
         """
         model = self.find_sent_model(config, passive)
         return family_for(model, features).make_encoder(features, model)
 
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
-        """Replace settings of "auto" that depend on the passives' tables by values, and return all.
+        """Return the settings with every value "auto" that depends on the passives' tables replaced
+        by a number.
 
         `columns`: how many distinct columns each passive has. Raises ConfigError: these numbers do
         not allow the run.
@@ -338,7 +342,8 @@ class Method(ABC):
     def find_learnt_labels(self, config: RunSettings, data: OwnData, aligned: Tensor) -> Tensor:
         """Return the rows of the active's table whose labels training uses.
 
-        `data`: the active's. `aligned`: the row of its table at each alignment position.
+        `data`: the active's table and row selections. `aligned`: the row of that table at each
+        alignment position, (N,).
         """
         rows = data.labelled_rows
         if not self.public_facts.aligns or self.learns_unaligned_labels(config):
@@ -352,7 +357,8 @@ class Method(ABC):
     def find_testable_rows(self, data: OwnData, aligned: Tensor) -> Tensor:
         """Return the active's test rows that the headline model can predict.
 
-        `data`: the active's. `aligned`: the row of its table at each alignment position.
+        `data`: the active's table and row selections. `aligned`: the row of that table at each
+        alignment position, (N,).
         """
         rows = data.test_rows
         return rows if self.settings.predicts_alone else rows[torch.isin(rows, aligned)]
@@ -393,7 +399,9 @@ class Method(ABC):
         return type(self).make_simulated_step is not Method.make_simulated_step
 
     async def run_dealer(self, party: PartyContext, links: Links, contract: Contract) -> None:  # noqa: B027
-        """Send the randomness that the dealer deals after the alignment; by default none."""
+        """Run the dealer: send the correlated randomness that the method's protocol needs after the
+        alignment; by default none.
+        """
 
 
 async def meet_all(links: Links, helpers: Sequence[str]) -> None:
@@ -430,9 +438,9 @@ async def save_all(
 ) -> Mapping[str, Statement | None]:
     """Ask these parties to save a checkpoint before `step`; return their signed privacy accounts.
 
-    `helpers`: the names of the parties. `may_leave`: those whose silence is no error. Returns by
-    party its Statement, or None if it fell silent. Raises PartyLeftError: another party fell
-    silent; RemoteProtocolError: a reply is malformed.
+    `helpers`: the names of the parties. `may_leave`: names of the parties whose silence is no
+    error. Returns by party its Statement, or None if it fell silent. Raises PartyLeftError: another
+    party fell silent; RemoteProtocolError: a reply is malformed.
     """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)
@@ -459,7 +467,7 @@ async def save_all(
 def end_all(links: Links, helpers: Sequence[str], step: int) -> None:
     """Tell these parties that the session is over.
 
-    The aggregator is told first: otherwise it would take it for a failure that passives leave.
+    The aggregator is told first: otherwise it would treat the passives' leaving as a failure.
     `step`: the number of the next step.
     """
     for name in sorted(helpers, key=lambda name: name != AGGREGATOR):
@@ -469,7 +477,8 @@ def end_all(links: Links, helpers: Sequence[str], step: int) -> None:
 def save_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) -> bool:
     """Answer the active's CHECKPOINT or END message; return whether the session continues.
 
-    `kind`, `step`: those of the message. `save`: writes the checkpoint.
+    `kind`, `step`: kind and step number of the received message. `save`: writes the checkpoint and
+    returns the signed privacy costs.
     """
     if kind is Kind.CHECKPOINT:
         links.send(active, Kind.SAVED, step, save(step))
@@ -479,9 +488,10 @@ def save_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) ->
 def pick_held_out_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
     """Return the validation rows of early stopping, which training skips; empty without it.
 
-    A function of the seed.
+    The same seed gives the same rows.
     """
     if config.train.patience is None:
+        # An empty tensor of the same type: no row is held out.
         return learner.training_rows[:0]
     order = shuffle_rows(learner.rows_with_label(), config.seed, "held out")
     return order[: max(1, round(HELD_OUT * len(order)))]
@@ -494,7 +504,7 @@ def pick_learnt_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
 
 
 def split_batches(learner: ActiveRole, config: RunSettings, epoch: int) -> list[Tensor]:
-    """Return an epoch's batches of training rows, a function of seed and epoch.
+    """Return an epoch's batches of training rows; the same seed and epoch give the same batches.
 
     A last batch that is too small is left out. For methods that average networks or pseudo-labels,
     one batch has all rows.

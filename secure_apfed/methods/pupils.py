@@ -58,9 +58,9 @@ class _TeacherInputs:
 
     Attributes:
         task: the rows with a sum, (T, F + D), and the labels of some of them.
-        answered: the indices of these rows among the U, (T,).
+        answered: the indices of the rows with a sum among all U training rows, (T,).
         is_answered_n: whether a labelled row has a sum, (n,).
-        rows: U.
+        rows: U, number of all training rows.
     """
 
     task: SoloTask
@@ -87,8 +87,8 @@ class _TeacherInputs:
         )
 
     def find_labels(self, fold: IntArray) -> IntArray:
-        """Convert indices of labelled rows among all labelled ones to indices among those with a
-        sum; rows without one are left out.
+        """Return indices among the labelled rows with a sum, for a fold given as indices among all
+        labelled rows; rows without a sum are left out.
         """
         index_among_answered_n = np.cumsum(self.is_answered_n) - 1
         return index_among_answered_n[fold[self.is_answered_n[fold]]]
@@ -107,7 +107,7 @@ class _Teaching:
     """The labels that a teacher gives all rows.
 
     Attributes:
-        name: of the teacher.
+        name: the teacher's name.
         by_fold: class probabilities (U, K), one array for each fold of the labelled rows, by the
             teacher that was fitted without the labels of that fold; and last by the teacher fitted
             to all labels. Rows without a sum are zeros.

@@ -62,7 +62,7 @@ class SingleViewActive(ActiveRole):
     """The active with a model of its own features; see `ActiveRole`.
 
     Attributes:
-        trainer: its networks and their optimiser, over its table.
+        trainer: the active's networks, their optimiser, and its table.
         ending: the local models that learn the labels at the end (`train.labels: after`); None: the
             networks learn them step by step.
     """
@@ -80,8 +80,9 @@ class SingleViewActive(ActiveRole):
         """Make the active's role; the settings say which rows it trains on, and whether local
         models learn the labels.
 
-        `trainer`: see the class. `accounts`: its guard and privacy ledgers. `people`: the row of
-        its table at each alignment position; None: nothing is aligned.
+        `trainer`: the active's networks, their optimiser, and its table. `accounts`: its guard and
+        privacy ledgers. `people`: the row of its table at each alignment position, (N,); None:
+        nothing is aligned.
         """
         super().__init__()
         self.name = party.name
@@ -116,7 +117,8 @@ class SingleViewActive(ActiveRole):
         """Take one step of gradient descent on the task loss of these rows of its own table; return
         the loss.
 
-        Raises BudgetExhaustedError, ModelError: see `ActiveTrainer`.
+        Raises BudgetExhaustedError: the update would exceed the privacy budget of DP-SGD;
+        ModelError: loss or gradients are not finite.
         """
         return self.trainer.train_on_batch(self.trainer.forward(step, rows_B, None))
 
