@@ -872,7 +872,7 @@ def minimise_loss(
     since the Hessian of -log softmax has no eigenvalue above 1/2. The tolerance must lie far above
     1e-15 times the longest row.
 
-    `x_nF`: the labelled rows. `labels_n`: their classes, in 0..K-1. `classes`: K. `strength`:
+    `x_nF`: the labelled rows. `labels_n`: class of each, in 0..K-1. `classes`: K. `strength`:
     Lambda, weight of the L2 penalty.
     """
     target_nK = np.eye(classes)[labels_n]

@@ -167,7 +167,7 @@ def open_session(
 ) -> Simulation:
     """Start all parties of a run in this process, with new secrets, ready for the first step.
 
-    `alignment`: for each party's name, the row of that party's table at each of the N alignment
+    `alignment`: mapping from party name to the row of that party's table at each of the N alignment
     positions, (N,), from an earlier session with the same data; None: intersect the IDs now.
     `logs`: folder of privacy ledgers and answer counters, which then outlast the session; None:
     keep them in memory.

@@ -69,8 +69,8 @@ def sum_and_noise(
     """Return the configured secure sum of these passives' contributions, and the noise in them.
 
     The noise is None if the settings ask for none. `session`: name of this session, the same at all
-    parties. `active`, `passives`: their names. `shape`: shape of one row of a contribution, without
-    the batch axis.
+    parties. `active`, `passives`: names of these parties. `shape`: shape of one row of a
+    contribution, without the batch axis.
 
     Raises ConfigError: settings that do not fit, no clip bound, no honest passive, or more noise
     than a sum can carry; LocalProtocolError: parameters that do not fit, or a single passive.

@@ -114,7 +114,7 @@ class ApfedActive(SumLearner, SingleViewActive):
         """Make the active's role in APFed; find the alignment position of each row of its table.
 
         `rows`: the row of its table at each alignment position, (N,). `trainer`: the active's
-        networks and their optimiser. `accounts`: its guard (which clips and perturbs
+        networks and their optimiser. `accounts`: the active's guard (which clips and perturbs
         representations) and privacy ledgers. `sum_end`: the active's side of the secure sum, which
         sends requests and decodes sums.
         """
@@ -213,8 +213,8 @@ class ApfedPassive(SumHelper):
 
         Args:
             sum_end: the passive's side of the secure sum, which checks requests and masks
-                contributions. trainer: the passive's objective on its features, with rows in
-                alignment order.
+                contributions.
+            trainer: the passive's objective on its features, with rows in alignment order.
             is_known_N: whether it knows the person at each position, (N,), bool; None: all.
         """
         super().__init__(sum_end, {"": trainer})
@@ -308,8 +308,8 @@ class Apfed(SumMethod, SingleView):
         """Return the terms: the active's bounds, each passive's objective and weight, and the
         parameters of the secure sum.
 
-        `offers`: for each party's name, the bounds that its `offer_terms` returned; only the active
-        offers any. `session`: name of this session, the same at all parties.
+        `offers`: mapping from party name to the bounds that its `offer_terms` returned; only the
+        active offers any. `session`: name of this session, the same at all parties.
         """
         offered = offers[party.active]
         shape = offered.shape if party.projection is None else (party.projection,)

@@ -416,8 +416,8 @@ class ApfedCode(SumMethod):
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
         """Return the settings with D reduced to what every passive's columns allow.
 
-        `columns`: for each passive's name, the number of its distinct columns. Raises ConfigError:
-        the settings demand a larger D than these allow.
+        `columns`: mapping from passive name to the number of its distinct columns. Raises
+        ConfigError: the settings demand a larger D than these allow.
         """
         numbers = config.model.representation_size
         for name, count in columns.items():
@@ -437,8 +437,8 @@ class ApfedCode(SumMethod):
         """Return the terms: D, the smallest number that a passive offers, and the parameters of the
         sum; a D that the settings fix must be offered by each passive.
 
-        `offers`: for each passive's name, the bounds that its `offer_terms` returned. `session`:
-        name of this session, the same at all parties.
+        `offers`: mapping from passive name to the bounds that its `offer_terms` returned.
+        `session`: name of this session, the same at all parties.
         """
         config = party.config
         party.require_passives()

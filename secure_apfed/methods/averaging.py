@@ -469,8 +469,8 @@ class Averaging(SumMethod):
         """Return the terms: equal features at all parties, and as the weight of each passive its
         share of all training rows.
 
-        `offers`: for each party's name, what its `offer_terms` returned. `session`: name of this
-        session, the same at all parties.
+        `offers`: mapping from party name to what its `offer_terms` returned. `session`: name of
+        this session, the same at all parties.
 
         Raises RemoteProtocolError: a party has other features, or does not state its rows.
         """

@@ -75,8 +75,8 @@ class Ballot:
         Args:
             rows_U: alignment positions to vote on.
             labelled_n: indices into `rows_U` of rows whose labels are known.
-            labels_n: the labels of those rows, in 0..K-1. size: the largest number of rows in a
-                block.
+            labels_n: the labels of those rows, in 0..K-1.
+            size: the largest number of rows in a block.
             shows_labels: False: the message names the labelled rows without their labels.
         """
         tensors = {"rows": rows_U, "labelled": labelled_n}

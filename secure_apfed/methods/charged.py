@@ -35,7 +35,7 @@ class ChargedAccount(BaseModel):
         epsilon: the privacy cost, at `delta`, of the row that was released most often; infinite
             without noise.
         releases: how often that row was released.
-        mu: that privacy cost in Gaussian DP; infinite for other mechanisms.
+        mu: privacy cost of the same releases in Gaussian DP; infinite for other mechanisms.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -112,9 +112,9 @@ def collect_accounts(
     remark.
 
     Args:
-        charged: for each passive's name, the accounts in the report that it signed last.
+        charged: mapping from passive name to the accounts in the report that it signed last.
         among: the names of all passives.
-        silent: for each passive that fell silent, the step in which it did.
+        silent: mapping from the name of a passive that fell silent to the step in which it did.
     """
     accounts = {
         name: account.to_account(name)

@@ -172,7 +172,7 @@ def merge_answered_steps(
     requested.
 
     Args:
-        answers: for each passive's name, the ranges of steps that it reports to have answered.
+        answers: mapping from passive name to the ranges of steps that it reports to have answered.
         passives: names of the contract's passives, in its order.
         since: earlier steps are left out.
 

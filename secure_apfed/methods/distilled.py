@@ -882,8 +882,8 @@ class VFedTrans(Method):
         """Return the terms of the decomposition: the parties' numbers of features, the number of
         vectors, and the rows of a block of the mask.
 
-        `offers`: for each party's name, what its `offer_terms` returned. `session`: name of this
-        session, the same at all parties.
+        `offers`: mapping from party name to what its `offer_terms` returned. `session`: name of
+        this session, the same at all parties.
 
         Raises ConfigError: too many features in total, or more vectors than features.
         """

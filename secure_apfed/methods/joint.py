@@ -221,8 +221,8 @@ class TvflActive(ActiveRole):
         """Take one step on the task loss; return the loss, and the packed gradient for each
         passive, after the configured defences.
 
-        `rows_B`: alignment positions, (B,). `parts`: for each passive's name, its representations
-        of these rows.
+        `rows_B`: alignment positions, (B,). `parts`: mapping from passive name to its
+        representations of these rows.
         """
         own_B = self.own_rows(rows_B)
         loss, gradients = self.trainer.train_on_parts(step, own_B, parts)
@@ -597,9 +597,9 @@ class Tvfl(Method):
     ) -> SessionTerms:
         """Return the terms: each passive's bounds, as it offered them.
 
-        `offers`: for each passive's name, the bounds that its `offer_terms` returned. `session`:
-        name of this session; not used here. Raises RemoteProtocolError: bounds that the settings do
-        not give for this shape.
+        `offers`: mapping from passive name to the bounds that its `offer_terms` returned.
+        `session`: name of this session; not used here. Raises RemoteProtocolError: bounds that the
+        settings do not give for this shape.
         """
         for name, offered in offers.items():
             party.require_terms(name, offered, party.bound_sent_rows(offered.shape))
@@ -617,7 +617,9 @@ class Tvfl(Method):
         return self.active_class(party, contract, rows, trainer, guarantee=guarantee)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role; `rows`: the row of its table at each alignment position, (N,)."""
+        """Return a passive's role; `rows`: row of the passive's table at each alignment position,
+        (N,).
+        """
         trainer = self._make_encoder_trainer(party, rows)
         return TvflPassive(party, contract, trainer, party.open_releases(len(rows)))
 
@@ -656,8 +658,8 @@ class Tvfl(Method):
     ) -> HeadTrainer:
         """Return the active's untrained networks, seeded, with their optimiser.
 
-        `sizes`: for the name of each input that the head gets from other parties, the number of
-        values that it adds to the head's own input.
+        `sizes`: mapping from the name of each input that the head gets from other parties to the
+        number of values by which it widens the head's input.
         """
         table = party.data.table
         encoder, shape = self._build_encoder(party)

@@ -152,7 +152,8 @@ class SummedPassive(SumHelper, EncodingPassive):
 
         Args:
             sum_end: the passive's side of the secure sum, which checks requests and masks
-                contributions. trainer: the passive's encoder and its features, in alignment order.
+                contributions.
+            trainer: the passive's encoder and its features, in alignment order.
             clip: the L2 bound of one row's representation; None: unbounded.
         """
         EncodingPassive.__init__(self, sum_end.name, sum_end.contract, trainer)
@@ -215,9 +216,9 @@ class SummedSplitNn(SumMethod, Tvfl):
     ) -> SessionTerms:
         """Return the terms: each passive's bounds, and the parameters of the sum.
 
-        `offers`: for each passive's name, the bounds that its `offer_terms` returned. `session`:
-        name of this session, the same at all parties. Raises ConfigError: representations of
-        different sizes.
+        `offers`: mapping from passive name to the bounds that its `offer_terms` returned.
+        `session`: name of this session, the same at all parties. Raises ConfigError:
+        representations of different sizes.
         """
         agreed = super().derive_terms(party, offers, session)
         sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}

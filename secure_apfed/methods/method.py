@@ -73,9 +73,10 @@ class SessionTerms:
         """Return terms under which no passive states an objective.
 
         Args:
-            representations: for each passive's name, the bounds on a row that it sends or receives.
+            representations: mapping from passive name to the bounds on a row that it sends or
+                receives.
             secure_sum: the sum's public parameters.
-            weights: for each passive's name, the factor of its contribution in the sum; 1 for
+            weights: mapping from passive name to the factor of its contribution in the sum; 1 for
                 passives not named.
         """
         return cls(
@@ -104,7 +105,8 @@ class HelperRole(Role, ABC):
     """The role of a party that answers the active: a passive, or the aggregator.
 
     Attributes:
-        contract: that of the session. asks: the kinds of messages from the active that it answers.
+        contract: the session's contract, which all parties signed.
+        asks: the kinds of messages from the active that it answers.
     """
 
     contract: Contract
@@ -169,8 +171,8 @@ class ActiveRole(Role, ABC):
         rounding: the largest error by fixed-point rounding of one number of a secure sum; None:
             there is no sum.
         left: the passives that stopped answering in this session, with the step.
-        agreement: for each passive's name, how far its votes agree with others' (`VoteAgreement`);
-            empty unless the active reads individual votes.
+        agreement: mapping from passive name to how far its votes agree with others'
+            (`VoteAgreement`); empty unless the active reads individual votes.
         help: the measured gain from the passives' votes on labelled rows; None: there are no votes.
         local_models: the names of local models that were "used", and of those "left_out", where
             they learnt the labels.
@@ -309,8 +311,8 @@ class Method(ABC):
     ) -> SessionTerms:
         """Return the terms of the contract; all parties compute the same.
 
-        `offers`: for each party's name, the bounds that its `offer_terms` returned; parties that
-        returned None are missing. `session`: name of this session, the same at all parties.
+        `offers`: mapping from party name to the bounds that its `offer_terms` returned; parties
+        that returned None are missing. `session`: name of this session, the same at all parties.
         """
         return SessionTerms()
 

@@ -1,6 +1,7 @@
 """MMVFL and V-FedMV: each party has a view of common people, and all agree on pseudo-labels.
 
-All forms (FedMV's other two stand in `secure_apfed.methods.averaging`) minimise over W_k, Z_k and Z
+Pseudo-labels are rows of C real numbers that stand for labels while views learn. All forms (FedMV's
+other two stand in `secure_apfed.methods.averaging`) minimise over W_k, Z_k and Z
 
     sum over k of |X_k W_k - Z_k|^2 + beta |W_k|_21 + zeta_k |Z_k - Z|^2,   plus eta times
     |Z_1 - Y|^2 (MMVFL, Eq. 4) or |Z - Y|^2 (FedMV, Eq. 1; there once in each summand, while
@@ -277,7 +278,7 @@ class ViewsActive(SumLearner):
         """Build the active's encoder and linear layer, which hold the views' weights when it
         predicts.
 
-        `sum_end`: what sends its requests to the secure sum and decodes the sums.
+        `sum_end`: the active's side of the secure sum, which sends requests and decodes sums.
         """
         super().__init__()
         self.read_from(sum_end)
@@ -339,8 +340,9 @@ class MultiviewActive(ViewsActive):
         """Make the active's role in multi-view learning; find the alignment positions of training
         and test rows.
 
-        `rows`: the row of its table at each alignment position, (N,). `trainer`: its view and Z.
-        `sum_end`: what sends its requests to the secure sum and decodes the sums.
+        `rows`: the row of its table at each alignment position, (N,). `trainer`: the active's view
+        and the common pseudo-labels Z. `sum_end`: the active's side of the secure sum, which sends
+        requests and decodes sums.
         """
         super().__init__(party, contract, sum_end)
         self.trainer = trainer
@@ -446,8 +448,9 @@ class MultiviewPassive(SumHelper):
     def __init__(self, sum_end: PassiveSum, trainer: "ViewTrainer", *, clip: float | None) -> None:
         """Make a passive's role in multi-view learning.
 
-        `sum_end`: what checks requests and protects its contributions to the secure sum.
-        `trainer`: its view. `clip`: the largest L2 norm of a row that it may contribute; None: any.
+        `sum_end`: the passive's side of the secure sum, which checks requests and masks
+        contributions. `trainer`: the passive's view and its updates. `clip`: the largest L2 norm of
+        a row that it may contribute; None: any.
         """
         super().__init__(sum_end, {"": trainer})
         self.trainer = trainer
@@ -461,6 +464,7 @@ class MultiviewPassive(SumHelper):
         """
         admitted, common_BC = self.admit_message(message)
         values_BC = self.trainer.compute_share(admitted.step, admitted.rows, common_BC)
+        # Called only for its exception.
         check_clip(values_BC, self._clip, me=self.name)
         await self.sum.send_answer(links, admitted, values_BC)
 
@@ -524,7 +528,7 @@ class ViewTrainer:
         """Make the trainer of one party's view.
 
         Args:
-            view: its features, weights and pseudo-labels.
+            view: the party's features, weights and pseudo-labels.
             zetas: zeta_k of all parties, the active's first.
             label_term: the term of its labels in the objective; None: it has no labels.
             sequence: the GRU that computes the view's features; None: they are the party's columns.
@@ -596,7 +600,7 @@ class ActiveTrainer(ViewTrainer):
     ) -> None:
         """Make the trainer of the active's view; `common_NC`: Z of all rows at the start.
 
-        Other arguments as those of `ViewTrainer`.
+        The other arguments are those of `ViewTrainer`.
         """
         super().__init__(view, zetas, label_term, sequence=sequence)
         self.common_NC = common_NC
@@ -665,7 +669,7 @@ class SequenceView:
             recurrent: the GRU.
             features_N: all rows of the party's table, flat.
             rows_N: the row of the table at each alignment position.
-            rounds: in how many steps the GRU learns, from the second on.
+            rounds: number of steps in which the GRU learns, from the second step on.
             holds_labels: whether it learns from labels of its owner; False: from Z.
         """
         self.recurrent = recurrent
@@ -703,7 +707,7 @@ class LabelTerm:
 
     Attributes:
         truth_NC: Y, one-hot; zeros where a row has no label to learn from.
-        eta_N1: its weight by row; 0 for rows without a label.
+        eta_N1: the weight eta of each row's term, (N, 1); 0 for rows without a label.
         acts_on_own: whether it acts on the pseudo-labels Z_k of the one view with the labels
             (MMVFL); False: on the common Z.
     """
@@ -731,7 +735,7 @@ class ViewModel:
         beta, zeta: the weights beta_k and zeta_k of the objective's terms.
         weights_FC: W_k, the weights of the linear model.
         labels_NC: Z_k, the view's own pseudo-labels.
-        tolerance, max_rounds: see `solve_weights`.
+        tolerance, max_rounds: when the reweighting in `solve_weights` stops.
     """
 
     x_NF: Floats = field(repr=False)  # noqa: N815
@@ -769,7 +773,8 @@ class ViewModel:
     ) -> Floats:
         """Update W_k, then Z_k of these rows; return the latter, (B, C) (Alg. 1, lines 4 to 12).
 
-        `common_BC`: Z of these rows. `label_term`: if the labels act on Z_k; None: they do not.
+        `common_BC`: Z of these rows. `label_term`: the labels and their weights if they act on Z_k;
+        None: they do not.
         """
         self.fit_weights(rows_B)
         return self.update_labels(rows_B, common_BC, label_term)
@@ -796,7 +801,9 @@ class ViewModel:
     def update_labels(
         self, rows_B: NDArray[np.int64], common_BC: Floats, label_term: LabelTerm | None = None
     ) -> Floats:
-        """Update Z_k of these rows, and return it, (B, C). Arguments as those of `update_model`."""
+        """Update Z_k of these rows, and return it, (B, C). The arguments are those of
+        `update_model`.
+        """
         labels_BC = compute_own_labels(
             self.compute_scores(rows_B), common_BC, self.zeta, label_term
         )
@@ -835,7 +842,8 @@ def compute_own_labels(
     (13).
 
     `scores_NC`: X_k W_k. `common_NC`: Z, the common pseudo-labels. `zeta`: zeta_k, the weight of Z.
-    `label_term`: if the labels act on this view's pseudo-labels; None: they do not.
+    `label_term`: the labels and their weights if they act on this view's pseudo-labels; None: they
+    do not.
     """
     return _average_with_labels(scores_NC + zeta * common_NC, 1 + zeta, label_term)
 
@@ -846,7 +854,7 @@ def compute_common_labels(
     """Return the common pseudo-labels Z, (N, C): MMVFL's Eq. (14), FedMV's Eqs. (10) and (12).
 
     `summed_NC`: sum of zeta_k Z_k over all parties, all that the active reads of them. `zetas`: sum
-    of these zeta_k. `label_term`: if the labels act on Z; None: they do not.
+    of these zeta_k. `label_term`: the labels and their weights if they act on Z; None: they do not.
     """
     return _average_with_labels(summed_NC, zetas, label_term)
 
@@ -886,7 +894,7 @@ def solve_weights(
         beta: the weight of |W|_21.
         weights_FC: the weights to start from.
         tolerance: relative decrease of the objective below which it stops.
-        max_rounds: reweightings at most.
+        max_rounds: the largest number of reweightings.
         gram_FF: X^T X; None: computed here.
 
     Raises ModelError: X^T X is singular and beta 0, or numbers are not finite.
@@ -928,6 +936,7 @@ def compute_row_norms(weights_FC: Floats) -> Floats:
 def draw_orthonormal(rows: int, classes: int, rng: np.random.Generator) -> Floats:
     """Return a random matrix with Z^T Z = I, (N, C); with Z Z^T = I for fewer rows than classes."""
     random_NC = rng.standard_normal((rows, classes))
+    # Z^T Z = I needs at least as many rows as columns.
     if rows < classes:
         return np.asarray(np.linalg.qr(random_NC.T)[0].T)
     return np.asarray(np.linalg.qr(random_NC)[0])
@@ -936,9 +945,9 @@ def draw_orthonormal(rows: int, classes: int, rng: np.random.Generator) -> Float
 def run_iteration(views: Sequence[ViewModel], common_NC: Floats, label_term: LabelTerm) -> Floats:
     """Run one iteration on all views (MMVFL, Algorithm 1; FedMV, Algorithms 1 and 2); return Z.
 
-    `views`: of the same people, updated in place; the first is that of the party with labels.
-    `common_NC`: Z, the common pseudo-labels. `label_term`: acts on the first view's pseudo-labels,
-    or on Z.
+    `views`: one for each party, with rows of the same people, updated in place; the first belongs
+    to the party with labels. `common_NC`: Z, the common pseudo-labels. `label_term`: the labels and
+    their weights; `acts_on_own` says whether they act on the first view's pseudo-labels or on Z.
     """
     rows = np.arange(len(common_NC))
     own_term, common_term = (label_term, None) if label_term.acts_on_own else (None, label_term)
@@ -969,8 +978,8 @@ def compute_joint_weight(zeta: float, zetas: Collection[float]) -> float:
     """Return the weight of X_k W_k in the joint prediction: zeta_k / (1 + zeta_k), normalised to
     sum to 1 over all parties.
 
-    It follows from Eq. (13) put into Eq. (12), solved for Z. `zeta`: zeta_k. `zetas`: of all
-    parties.
+    It follows from Eq. (13) put into Eq. (12), solved for Z. `zeta`: zeta_k of this party. `zetas`:
+    the zeta of every party, this one included.
     """
     return zeta / (1 + zeta) / sum(other / (1 + other) for other in zetas)
 
@@ -993,7 +1002,8 @@ class Multiview(SumMethod):
     ) -> SessionTerms:
         """Return the terms: the active's bounds for all passives, and the weight of each.
 
-        `offers`: by party, what its `offer_terms` returned. `session`: the session's name. Raises
+        `offers`: mapping from party name to the bounds that its `offer_terms` returned; only the
+        active offers any. `session`: name of this session, the same at all parties. Raises
         ConfigError: settings for a party that does not exist or has no labels.
         """
         offered = offers[party.active]
@@ -1049,7 +1059,7 @@ class Multiview(SumMethod):
 def _make_sequence_view(party: PartyContext, rows: Tensor, classes: int) -> SequenceView | None:
     """Return the untrained GRU view of one party's sequences; None: its view is its columns.
 
-    `rows`: the row of its table at each alignment position, (N,). `classes`: how many.
+    `rows`: the row of its table at each alignment position, (N,). `classes`: C, number of classes.
     """
     config = party.config
     table = party.data.table
@@ -1118,8 +1128,8 @@ def _make_view(
 ) -> ViewModel:
     """Return one party's untrained view of the aligned people, with the agreed zeta_k.
 
-    `rows`: the row of its table at each alignment position, (N,). `classes`: how many. `sequence`:
-    what computes the view's features; None: they are its columns.
+    `rows`: the row of its table at each alignment position, (N,). `classes`: C, number of classes.
+    `sequence`: the GRU that computes the view's features; None: they are the party's columns.
     """
     settings = MultiviewSettings.from_run_settings(party.config).for_party(party.name)
     weight = 1.0 if party.name == party.active else contract.passives[party.name].weight
@@ -1180,8 +1190,9 @@ def make_terms(
 ) -> SessionTerms:
     """Return the contract's terms: bounds and weights by passive, and the parameters of their sum.
 
-    `session`: the session's name. `terms`: by passive, the bounds on a row that it receives or
-    sends. `weights`: by passive.
+    `session`: name of this session, the same at all parties. `terms`: mapping from passive name to
+    the bounds on a row that it receives or sends. `weights`: mapping from passive name to the
+    factor of its contribution.
     """
     return SessionTerms.from_rows(
         {name: terms[name] for name in party.passives},

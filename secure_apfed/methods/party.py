@@ -111,10 +111,11 @@ class Role:
     Attributes:
         checkpoint_parts: the parts of its state that go into its checkpoint, by prefix of their
             tensors' names.
-        ledgers: its privacy accounts by name, for releases and private updates.
-        contribution_ledger: the one of `ledgers` that counts its noisy contributions to sums;
-            None: it makes none.
-        predicts_with: its networks for joint prediction, which are stored after training.
+        ledgers: the party's privacy ledgers by name, for releases and private updates.
+        contribution_ledger: the one of `ledgers` that records the cost of its noisy contributions
+            to sums; None: it makes none.
+        predicts_with: the party's networks for joint prediction, by name, which are stored after
+            training.
     """
 
     name: str
@@ -180,9 +181,9 @@ class PartySecrets:
     """The private inputs of one party, besides its data.
 
     Attributes:
-        identity: its long-term key pair.
+        identity: the party's long-term key pair.
         noise_key: 32 secret bytes, from which the keys of all of its noise are derived.
-        seed: seeds its weights and dropout.
+        seed: random seed of the party's weights and dropout.
         checkpoints: the store of its checkpoints; None: it saves none.
         logs: folder of its write-ahead logs; None: keep them in memory.
         sends_out: whether answers leave this process, and so wait until the disk has counted them.
@@ -206,8 +207,9 @@ def fresh_secrets(
 ) -> PartySecrets:
     """Return a party's secrets for a new run: random ones, or as configured from the run's seed.
 
-    `name`: the party's. `identity`: its long-term key pair; None: a new one. `checkpoints`: where
-    it saves its state; None: nowhere. `logs`: folder of ledgers and counters; None: in memory.
+    `name`: the party's name. `identity`: the party's long-term key pair; None: generate one.
+    `checkpoints`: store of the party's state; None: it saves none. `logs`: folder of ledgers and
+    counters; None: they stay in memory.
     """
     random_seed = int.from_bytes(fresh_key()[:8], "big") >> 1  # fits into 63 bits
     derived_key = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
@@ -229,9 +231,9 @@ class PartyContext:
         config: the run's public settings, the same at all parties.
         name: the party's name.
         active, passives: the names of the parties with tables, public.
-        secrets: its keys, seed and folders.
-        known: the public identities that it expects, by party, its own included.
-        data_or_none: its part of the run's data; None: it has none (aggregator, dealer).
+        secrets: the party's keys, seed and folders.
+        known: mapping from party name to the public identity that it expects, its own included.
+        data_or_none: the party's part of the run's data; None: it has none (aggregator, dealer).
         aligned: the row of its table at each alignment position, from an earlier session; None: run
             the intersection now.
         predicts: digest of the contract of the run whose model predicts in this session; None: this
@@ -318,8 +320,8 @@ class PartyContext:
     ) -> tuple[nn.Module, Shape]:
         """Return an encoder for this party's rows, and the shape of its output for one row.
 
-        `family`: what builds it; None: the party's (`find_family`). Raises ModelError: the network
-        does not take such rows.
+        `model`: settings of the network. `family`: the builder of networks; None: the party's own
+        (`find_family`). Raises ModelError: the network does not take such rows.
         """
         features = self.data.table.shape
         family = family or self.find_family(model)
@@ -344,7 +346,7 @@ class PartyContext:
         """Return the active's networks and the shape of one row of the representation it sends.
 
         `sends`: whether the method sends representations at all; otherwise no projection is built.
-        Raises ConfigError: it brought a projection, and the settings have none.
+        Raises ConfigError: the party's own code has a projection, and the settings have none.
         """
         model = self.config.model
         projection = self.projection if sends else None
@@ -384,7 +386,8 @@ class PartyContext:
     def build_passive_trainer(
         self, terms: PassiveTerms, rows: Tensor, *, is_noised: bool, is_defended: bool
     ) -> PassiveDescent:
-        """Return what computes a passive's gradients: a built-in objective, or its own code.
+        """Return the object that computes a passive's gradients: a built-in objective, or the
+        passive's own code.
 
         Args:
             terms: the passive's objective and the representations that it gets.
@@ -445,7 +448,7 @@ class PartyContext:
     def require_passives(self) -> None:
         """Refuse settings for a passive that is not among the parties.
 
-        Raises ConfigError: names it and the passives that take part.
+        Raises ConfigError: names the setting and the passives that take part.
         """
         for name in self.config.passives:
             if name != "default" and name not in self.passives:
@@ -457,7 +460,8 @@ class PartyContext:
     def require_terms(
         self, sender: str, offered: RepresentationTerms, expected: RepresentationTerms
     ) -> None:
-        """Compare another party's offered terms with those that follow from this party's settings.
+        """Refuse terms (bounds on a row) that another party offered and that differ from those that
+        follow from this party's settings.
 
         Raises RemoteProtocolError: names the sender and what differs.
         """
@@ -503,7 +507,8 @@ class PartyContext:
     def describe_sum(self, session: str, shape: Shape) -> dict[str, Any]:
         """Return the public parameters of the secure sum of all passives, for the contract.
 
-        `session`: the session's name. `shape`: of one row of a contribution.
+        `session`: name of this session, the same at all parties. `shape`: shape of one row of a
+        contribution, without the batch axis.
         """
         config = self.config
         secure_sum, plan = sum_and_noise(config, session, self.active, self.passives, shape)
@@ -543,10 +548,11 @@ class PartyContext:
         """Open a privacy ledger, whose write-ahead log is `ledger-NAME.jsonl`.
 
         Args:
-            mechanism: accounts for one release.
-            budget: the largest epsilon; a release beyond it is refused. None: no limit.
-            rows: number of positions that are charged, each by itself.
-            figure: the name of its epsilon.
+            mechanism: the privacy mechanism of one release, from which the ledger computes epsilon.
+            budget: the largest epsilon of a row; a release beyond it is refused. None: no limit.
+            rows: number of positions, for each of which the ledger records the cost separately.
+            figure: the name of the ledger's epsilon, such as "epsilon_x" (privacy of
+                representations).
             suffix: follows the party's name in NAME, where the party has another ledger.
         """
         name = self.name + suffix
@@ -567,7 +573,8 @@ class PartyContext:
     def open_releases(self, people: int, guard: RepresentationGuard | None = None) -> Releases:
         """Return the guard with its ledger, through which all representations of this party go.
 
-        `people`: number of alignment positions. `guard`: None: `make_guard`.
+        `people`: number of alignment positions. `guard`: clips and perturbs the representations;
+        None: the configured one (`make_guard`).
         """
         guard = guard or self.make_guard()
         budget = self.config.guard.epsilon
@@ -598,7 +605,7 @@ class PartyContext:
     def _open_updates(self, guard: RepresentationGuard) -> PrivateUpdates | None:
         """Return the clip and noise of DP-SGD updates with their ledger; None: not configured.
 
-        `guard`: of the active's representations, whose releases share the privacy budget.
+        `guard`: the guard of the active's representations, whose releases share the privacy budget.
         """
         settings = self.config.dp_sgd
         if settings is None:
@@ -620,8 +627,8 @@ class PartyContext:
         """Return the noise that a passive adds to its contributions, with its ledger; None: the
         settings have none.
 
-        `shape`: of one row of a contribution. `plan`: the agreed noise. `people`: number of
-        alignment positions.
+        `shape`: shape of one row of a contribution, without the batch axis. `plan`: the agreed
+        noise. `people`: number of alignment positions.
         """
         config = self.config
         noise = config.method.find_noise(config)
@@ -641,10 +648,10 @@ class PartyContext:
         )
 
     def make_labeller(self, name: str, epsilon: float | None) -> Labeller:
-        """Return a labeller, the model by which a passive votes.
+        """Return a labeller, the rule by which a passive votes: it gives each row K class scores.
 
-        `name`: its key in `LABELLERS`. `epsilon`: of the noise on its weights, drawn from the
-        party's own key; None: no noise.
+        `name`: the labeller's key in `LABELLERS`. `epsilon`: privacy cost of the labeller's
+        weights, whose noise is drawn from the party's own key; None: no noise.
         """
         is_noised = epsilon is not None
         return make_labeller(
@@ -658,7 +665,7 @@ class PartyContext:
     def make_defences(self, released: Released) -> tuple[GradientDefence, ...]:
         """Return the configured defences of one kind of gradients that this party sends.
 
-        `released`: that kind, such as "contributions".
+        `released`: the kind of gradients, such as "contributions".
         """
         key = self.derive_key(b"secure-apfed defences v1")
         return gradient_defences(
@@ -671,14 +678,16 @@ class PartyContext:
     def _warn_of_narrow_table(self, rows: Tensor, numbers: int) -> None:
         """Warn a passive with few distinct columns that its contributions reveal them.
 
-        `rows`: the aligned rows of its table. `numbers`: of a person in a contribution.
+        `rows`: the aligned rows of its table. `numbers`: number of values about one person in a
+        contribution.
         """
         table = self.data.table
+        # Wider tables are never narrow, and counting their columns takes long.
         if math.prod(table.shape) <= _MAX_COUNTED:
             warn_if_narrow(self.name, count_columns(table.features[rows]), numbers)
 
     def require_no_releases(self) -> None:
-        """Refuse to begin a run if the party's logs already count releases of another alignment.
+        """Refuse to begin a run if the party's logs already record releases of another alignment.
 
         A new alignment puts other people at the counted positions. Raises CheckpointError: a log
         has a release.

@@ -129,8 +129,8 @@ def load_network_states(
 ) -> None:
     """Load tensors that `collect_network_states` returned into these networks.
 
-    `networks`: by name. `party`: for the error. Raises ModelError: the tensors are of networks with
-    other shapes.
+    `networks`: the networks to load, by name. `party`: name of the party, for the error. Raises
+    ModelError: the tensors belong to networks of other shapes.
     """
     try:
         for name, network in networks.items():
@@ -154,9 +154,10 @@ async def serve_predictions(
     Args:
         party: the passive; its table has the people that may be asked about.
         states: the network tensors that it stored after training.
-        limits: its own limits on its answers.
+        limits: the passive's own limits on how often it answers.
 
-    Raises ModelError: the tensors are of another model; LimitReachedError: see `ServingLimits`.
+    Raises ModelError: the tensors are of another model; LimitReachedError: a limit of this passive
+    is reached.
     """
     require_overlaps_shown(party.config.alignment, party.name)
     contract = (await enter_session(party, links, method)).contract
@@ -213,8 +214,8 @@ def _parse_request(message: Envelope, size: int) -> tuple[Tensor, bytes]:
 
 
 def _parse_positions(encoded: bytes, size: int, *, sender: str) -> NDArray[np.int64]:
-    """Decode positions in a passive's list; `size`: its length. Raises RemoteProtocolError: the
-    bytes are no such positions.
+    """Decode positions in a passive's list; `size`: length of that list. Raises
+    RemoteProtocolError: the bytes are no such positions.
     """
     whole_bytes = len(encoded) // _POSITION_DTYPE.itemsize * _POSITION_DTYPE.itemsize
     positions = np.frombuffer(encoded[:whole_bytes], _POSITION_DTYPE)
@@ -249,10 +250,10 @@ class JointPredictor:
     """The active's side of a prediction session; made by `start_session`.
 
     Attributes:
-        contract: that of the session.
-        ended: why the other parties answer no more; None: they do.
-        refused: how many rows so far were of people whom all parties know, but about whom one
-            answers no more.
+        contract: the session's contract.
+        ended: the error that ended the session; None: the other parties still answer.
+        refused: number of rows so far whose people all parties know, but about whom a passive's
+            limit allows no more answers.
     """
 
     def __init__(
@@ -260,7 +261,7 @@ class JointPredictor:
     ) -> None:
         """Prepare the active's side before the IDs are exchanged; `start_session` completes it.
 
-        `trainer`: its encoder and head.
+        `trainer`: the active's encoder and head.
         """
         self.ended: RemoteProtocolError | None = None
         self.refused = 0
@@ -273,8 +274,8 @@ class JointPredictor:
             self._sum = SessionSum.from_contract(party, contract).make_active_end()
         self._step = 0
         self._askers: dict[str, Asker] = {}
-        # By passive: about whom in its list it answers no more; the last entry is of people that
-        # it does not know.
+        # For each passive: whether its limit is reached, by position in its list, (size + 1,); the
+        # last entry stands for people that it does not know.
         self._is_exhausted: dict[str, NDArray[np.bool_]] = {}
 
     @classmethod
@@ -393,7 +394,7 @@ class JointPredictor:
     async def _request_parts(
         self, people: Sequence[bytes], positions_MB: NDArray[np.int64]
     ) -> dict[str, Tensor]:
-        """Request what the head reads from the other parties about these people.
+        """Request the inputs that the head gets from the other parties for these people.
 
         `positions_MB`: positions of the people in each passive's list. Returns representations
         (B, D) by passive, or their sum by the name `SUM`.

@@ -90,11 +90,11 @@ class PartySession:
     """A party in a session, after the parties signed the contract and aligned their rows.
 
     Attributes:
-        party: its inputs.
-        contract: that of the session.
+        party: the party's settings, secrets, data and code.
+        contract: the session's contract.
         signatures: the parties' signatures of the contract, by name.
         rows: the row of its table at each alignment position, (N,); empty: it has no table.
-        role: its role in the session from here on.
+        role: the party's role, which carries its private state through the session.
         common: how many of its people are aligned; None: nothing was aligned.
     """
 
@@ -108,7 +108,7 @@ class PartySession:
     def save_checkpoint(self, step: int, *, tensors: Mapping[str, Tensor], **notes: Any) -> None:
         """Save this party's state before `step`; do nothing without a checkpoint store.
 
-        `tensors`, `notes`: further state besides that of its role.
+        `tensors`, `notes`: state to store besides that of the role.
         """
         if self.party.secrets.checkpoints is None:
             return
@@ -154,7 +154,7 @@ async def enter_session(
 ) -> SignedContract:
     """Exchange greetings, sign a common contract, and encrypt the links under it.
 
-    `session`: the session's name, at the active, which chooses it; None at other parties.
+    `session`: name of this session, given at the active, which chooses it; None at other parties.
     """
     links.predicts = party.predicts is not None
     agreement = await agree_on_contract(
@@ -213,8 +213,9 @@ def _build_contract(
 ) -> Contract:
     """Build the contract from public settings and all greetings; every party builds the same.
 
-    `session`: its name. `greetings`: by party. Raises RemoteProtocolError: a party offers no terms
-    where the method needs its own, or the reverse.
+    `session`: name of this session. `greetings`: mapping from party name to its first message with
+    keys, offered terms and stored checkpoints. Raises RemoteProtocolError: a party offers no terms
+    (bounds on its rows) where the method needs them, or the reverse.
     """
     config = party.config
     offers = {
@@ -268,7 +269,7 @@ def _list_participants(
 ) -> tuple[Participant, ...]:
     """Return name, role and public keys of every party, as the contract states them.
 
-    `roles`, `greetings`: by party.
+    `roles`, `greetings`: role and first message of each party, by name.
     """
     return tuple(
         Participant(
@@ -285,8 +286,8 @@ def _pick_silence_rule(party: PartyContext, agreed: SessionTerms) -> SilentPassi
     """Return the rule for a passive that stops answering: the configured one, or by default
     "recover" where sums may lack passives, and "stop" otherwise.
 
-    `agreed`: the terms of the contract. Raises ConfigError: the settings ask to continue without a
-    passive, and the sum or the method needs every one; or to restart a run that stops.
+    `agreed`: the method's terms for the contract. Raises ConfigError: the settings ask to continue
+    without a passive, and the sum or the method needs every one; or to restart a run that stops.
     """
     configured = party.config.rules.silent_passive
     passives = len(agreed.passives)
@@ -322,8 +323,9 @@ def _find_resumption(
     was absent then returns with an older state. Steps that passives answered after it keep their
     circle, the passives that answered together.
 
-    `greetings`: by party. `silence_rule`: what happens when a passive stops answering. Returns None
-    if the run begins now.
+    `greetings`: mapping from party name to its first message, which lists its stored checkpoints.
+    `silence_rule`: "stop", "wait" or "recover", the rule for a passive that stops answering.
+    Returns None if the run begins now.
     """
     newest = greetings[party.active].resumes
     if newest is None:
@@ -386,8 +388,7 @@ async def start_active(
     party: PartyContext, links: Links, method: Method, *, session: str
 ) -> tuple[PartySession, ActiveRole]:
     """Run the active's script up to the first step: agree, align, set up, and restore its state.
-
-    `session`: the session's name.
+    `session`: name of this session.
 
     Raises ConfigError, DataError, ModelError: settings, table or networks that do not fit, or
     common people whose labels are all of one class; CheckpointError: the active refused more sums
@@ -406,6 +407,7 @@ async def start_active(
             begin_phase("agree")
     if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
+    # An active without passives aligns nothing: it has no positions.
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
     common = None
     if contract.passives and method.public_facts.aligns:
@@ -437,8 +439,8 @@ async def run_helper(
 ) -> None:
     """Run the whole script of a passive, aggregator or dealer, until the active ends the session.
 
-    `entered`: called with the party's session once its role is set up; not for a dealer. Raises: as
-    `start_active`.
+    `entered`: called with the party's session once its role is set up; not for a dealer. Raises the
+    errors of `start_active`, for this party's settings, table and checkpoint.
     """
     agreement = await enter_session(party, links, method)
     contract = agreement.contract
@@ -568,17 +570,19 @@ class Session:
     Attributes:
         party_session: the active in this session.
         learner: the active's role.
-        links: the active's.
+        links: the active's connections to the other parties.
         transcript: the messages sent by the parties that run in this process.
-        headline: the variant of `evaluate` that a run reports first.
-        contract: that of this session.
+        headline: the inference variant (key of `evaluate`'s result) that a run reports first.
+        contract: the session's contract.
         signatures: the parties' signatures of it, by name.
-        alignment: by party in this process with a table, the row at each alignment position, -1 for
-            none; empty if there is no passive.
-        common: by party in this process with an aligned table, how many of its people are common.
-        helpers: the other roles in this process, by party.
-        charged: by party in another process, the privacy costs that it reported last.
-        statements: the same reports with their signatures.
+        alignment: mapping from the name of each party of this process with a table to the row of
+            that table at each alignment position, (N,), -1 for none; empty if there is no passive.
+        common: mapping from the name of each party of this process with an aligned table to the
+            number of its people that are common.
+        helpers: the roles of the other parties in this process, by name.
+        charged: mapping from the name of each party in another process to the privacy costs that it
+            reported last.
+        statements: these reports with their signatures, by party name.
     """
 
     def __init__(
@@ -688,7 +692,7 @@ class Session:
 
     def list_column_counts(self) -> Sequence[int] | None:
         """Return the number of distinct columns of each party whose columns enter the decoded sum;
-        None: it is not known in this process.
+        None: this process does not know it.
         """
         return None
 
@@ -727,12 +731,15 @@ class SimulationInputs:
     """The inputs of a simulation.
 
     Attributes:
-        config: the run's settings. data: the tables of all parties. secrets: by party; parties that
-        are not named get fresh secrets. session: the session's name. alignment: by party, the row
-        of its table at each alignment position, from an earlier session
-            of the run; None: intersect the IDs now.
-        code: by party, its own networks, loss and optimiser; without an entry, those that the
-            settings name.
+        config: the run's settings.
+        data: the tables of all parties.
+        secrets: mapping from party name to its keys, seed and folders; parties that are not named
+            get fresh secrets.
+        session: name of this session, the same at all parties.
+        alignment: mapping from party name to the row of its table at each alignment position, (N,),
+            from an earlier session of the run; None: intersect the IDs now.
+        code: mapping from party name to the networks, loss and optimiser that it brings; a party
+            that is not named uses those that the settings name.
     """
 
     config: RunSettings
@@ -777,9 +784,8 @@ class Simulation(Session):
     """
 
     def __init__(self, method: Method, inputs: SimulationInputs) -> None:
-        """Build all parties, and run their scripts up to the first step.
-
-        Raises: as `start_active`.
+        """Build all parties, and run their scripts up to the first step. Raises the errors of
+        `start_active`.
         """
         data = inputs.data
         config = inputs.config

@@ -80,9 +80,9 @@ class SingleViewActive(ActiveRole):
         """Make the active's role; the settings say which rows it trains on, and whether local
         models learn the labels.
 
-        `trainer`: the active's networks, their optimiser, and its table. `accounts`: its guard and
-        privacy ledgers. `people`: the row of its table at each alignment position, (N,); None:
-        nothing is aligned.
+        `trainer`: the active's networks, their optimiser, and its table. `accounts`: the active's
+        guard and privacy ledgers. `people`: the row of its table at each alignment position, (N,);
+        None: nothing is aligned.
         """
         super().__init__()
         self.name = party.name

@@ -85,9 +85,11 @@ _FOLDS_COMPARED = 3
 """Folds of that comparison."""
 BEST_SOLO = "best_solo"
 PRIORS = (BEST_SOLO, "labeller", *BASELINES)
-"""Names of the active's priors, its predictions before it reads votes; see `find_prior`."""
+"""Names of the active's priors: the models that predict a row's class before votes are read; see
+`find_prior`."""
 RANGES = 8
-"""K. More ranges describe a target more finely, each with fewer labelled rows."""
+"""Number of ranges into which a numeric target is cut, K. More ranges describe a target more
+finely, each with fewer labelled rows."""
 
 
 # Targets of a regression as classes that can be voted for: ranges with about equally many labelled
@@ -151,16 +153,17 @@ class Student:
     Attributes:
         classes: K.
         rows_U: the rows of the active's table that it learns from.
-        features_UF: their features.
+        features_UF: the features of these rows, flattened, float64.
         labelled: indices into `rows_U` of the labelled rows, (n,).
-        labels: their classes, (n,).
-        trainer: its network and the optimiser.
+        labels: the classes of the labelled rows, (n,).
+        trainer: the student's network and the optimiser.
     """
 
     def __init__(self, party: PartyContext, aligned: Tensor) -> None:
         """Build the untrained network, and select the rows and labels that it learns from.
 
-        `party`: the active's inputs. `aligned`: the row of its table at each alignment position.
+        `party`: the active's inputs. `aligned`: the row of its table at each alignment position,
+        (N,).
         """
         config = party.config
         data = party.data
@@ -211,9 +214,8 @@ class Student:
         self._targets_NT = torch.zeros(len(data.table.ids), numbers, dtype=torch.float64)
 
     def make_local_task(self, seed: int) -> SoloTask:
-        """Return the student's rows and labels as a task for the active's local baselines.
-
-        `seed`: of the baselines.
+        """Return the student's rows and labels as a task for the active's local baselines. `seed`:
+        random seed of the baselines.
         """
         features = self.features_UF.reshape(len(self.rows_U), *self._shape)
         return SoloTask.from_arrays(
@@ -362,6 +364,7 @@ class Student:
         predictions = {name: np.zeros_like(targets_UT) for name in (_RIDGE, *_MIN_LEAF_ROWS)}
         if len(compared) < _FOLDS_COMPARED:
             return predictions
+        # The copy's last layer is refitted in each fold, so that the student's own layer stays.
         layer = list(head.modules())[-1]
         assert isinstance(layer, nn.Linear)
         folds = [compared[first::_FOLDS_COMPARED] for first in range(_FOLDS_COMPARED)]
@@ -558,8 +561,9 @@ def _compute_shares(scores_BK: Floats, frequencies: Floats) -> Floats:
 def collect_validation_rows(belief: Belief, task: SoloTask, frequencies: Floats) -> ValidationRows:
     """Return labelled rows for validation, each with the active's own prediction without its label.
 
-    They are at most `MAX_JUDGES`, and none if every row has a label: then no row is left to
-    predict. `frequencies`: share of each class, (K,), the prediction of rows without a score.
+    They are at most `MAX_JUDGES`, because passives vote on no more labelled rows, and none if every
+    row has a label: then no row is left to predict. `frequencies`: share of each class, (K,), the
+    prediction of rows without a score.
     """
     has_unlabelled = len(task.labels) < len(task.features)
     parts = split_folds(task.labels, FOLDS, task.seed) if has_unlabelled else []
@@ -590,7 +594,7 @@ class WeighedVotes:
 
     Attributes:
         likely: the probability of each class for each row, (U, K).
-        own: the same by the active's own prediction alone.
+        own: these probabilities by the active's own prediction alone, (U, K).
         belief: the model that this prediction comes from.
         help: whether votes were used for `likely`, and why; None: there are no votes.
     """
@@ -607,15 +611,17 @@ def weigh_votes(
     """Combine votes with the active's own predictions, weighted by validation on labelled rows.
 
     Args:
-        votes_UK: their sum on the student's rows; None: there are none.
-        student: whose rows and labels these are.
-        prior: the active's own prediction.
-        seed: of the folds that validate the prior.
+        votes_UK: the sum of the passives' votes (class scores) on the student's rows; None: there
+            are no votes.
+        student: the student, for its rows and labels.
+        prior: function that returns the active's own prediction before it reads votes.
+        seed: random seed of the folds that validate the prior.
         always: use votes whatever validation says; False: only if they help there.
     """
     task = student.make_local_task(seed)
     with one_thread(), cache_fits():
         belief = prior(task)
+        # Adding 1 keeps the frequency of a class without labelled rows above 0.
         smoothed_counts_K = np.bincount(task.labels, minlength=task.classes) + 1.0
         frequencies = smoothed_counts_K / smoothed_counts_K.sum()
         own_UK = _compute_shares(belief.predict_scores(task), frequencies)
@@ -658,11 +664,12 @@ def learn_from_votes(
     otherwise.
 
     Args:
-        votes_UK: the sum of the votes on the student's rows.
+        votes_UK: the sum of the passives' votes (class scores) on the student's rows.
         prior: the active's own prediction without votes.
-        seed: of the folds that validate the prior.
-        usage: "judged"; "always": train on votes whatever validation says; "averaged": if it
-            rejects them, average student and local models, at once or after gradient descent.
+        seed: random seed of the folds that validate the prior.
+        usage: "judged": use votes only if validation accepts them; "always": train on votes
+            whatever validation says; "averaged": if validation rejects them, average student and
+            local models, at once or after gradient descent.
     """
     may_average = usage == "averaged" and student.can_be_averaged
     always = may_average or usage == "always"
@@ -729,8 +736,8 @@ class StudentModel(Protocol):
 
 
 class StudentActive(ActiveRole):
-    """The role of an active that gets the other parties' answers once, and then trains alone; see
-    `ActiveRole`.
+    """The role of an active that receives the other parties' answers (votes, codes, projections or
+    singular vectors) once, and then trains alone; see `ActiveRole`.
 
     Attributes:
         student: the model that will predict alone.
@@ -741,8 +748,8 @@ class StudentActive(ActiveRole):
     ) -> None:
         """Make the active's role; the student's rows are the training rows.
 
-        `headline`: the name of its score in `evaluate`, which the run reports first. `guarantee`:
-        what the guards promise, in a sentence.
+        `headline`: the key of its score in the result of `evaluate`, which the run reports first.
+        `guarantee`: the privacy guarantee, in a sentence for the report.
         """
         super().__init__()
         self.name = party.name

@@ -1,11 +1,12 @@
 """A secure sum at each of its parties: at a passive, at the aggregator and at the active.
 
 A passive (`PassiveSum`) first admits a request: each step once, no row more often than agreed. Its
-answer is counted in the passive's log, charged with its noise, bound to the request, and only then
-encrypted or masked and sent, in this order; only admitted requests are answered. The aggregator
-(`SumAggregator`) collects one masked contribution of each present passive and adds them. The active
-(`ActiveSum`) decodes the sum of exactly the passives that took part, bound to its request; a sum
-that fails verification is recorded on disk before the error is raised.
+answer, a contribution to the sum, is counted in the passive's log, its privacy cost is recorded in
+the ledger and its noise added; it is bound to the request, and only then encrypted or masked and
+sent, in this order; only admitted requests are answered. The aggregator (`SumAggregator`) collects
+one masked contribution of each present passive and adds them. The active (`ActiveSum`) decodes the
+sum of exactly the passives that took part, bound to its request; a sum that fails verification is
+recorded on disk before the error is raised.
 
 A step takes 2M + 1 envelopes of M passives, 4M + 1 where the sum has two rounds. Protects from: a
 malicious active that probes with repeated steps or too many requests (its representations are
@@ -71,9 +72,9 @@ class SessionSum:
 
     Attributes:
         party: the inputs of the party.
-        contract: that of the session.
+        contract: the session's contract.
         protocol: the secure sum.
-        noise: what each passive adds to its contributions; None: none is agreed.
+        noise: the noise that each passive adds to its contributions; None: none is agreed.
     """
 
     party: PartyContext
@@ -118,7 +119,7 @@ class SessionSum:
         counts_repeats_once: bool = False,
         defences: Sequence[GradientDefence] = (),
     ) -> "PassiveSum":
-        """Return what a passive answers requests with; see `PassiveSum` for the other arguments.
+        """Return a passive's side of the sum; see `PassiveSum` for the other arguments.
 
         `people`: number of alignment positions, for each of which it counts its answers.
         `extra_answers`: how often a position may be answered besides training.
@@ -156,8 +157,8 @@ class SessionSum:
         return protocol.make_contributor(party.name)
 
     def make_active_end(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
-        """Return what the active sends requests and decodes sums with; `dtype`: of
-        `ActiveSum.decoded_sum`.
+        """Return the active's side of the sum, which sends requests and decodes sums; `dtype`: data
+        type of `ActiveSum.decoded_sum`.
         """
         return ActiveSum(
             self.contract,
@@ -212,18 +213,20 @@ class PassiveSum:
         defences: Sequence[GradientDefence] = (),
         record_contribution: Callable[[int, Tensor, Tensor], None] | None = None,
     ) -> None:
-        """Make a passive's side of the secure sum; `name`: the passive's.
+        """Make a passive's side of the secure sum; `name`: the passive's name.
 
         Args:
-            contributor: its side of the sum's protocol.
-            answer_limits: how often it may answer for each position.
-            rounds: messages of a passive in one sum, 1 or 2.
+            contributor: the protocol's object for this passive, which encrypts or masks
+                contributions.
+            answer_limits: limits on how often it may answer for each position, with the counters.
+            rounds: number of messages that a passive sends in one sum, 1 or 2.
             noise: the noise that it adds, with its privacy ledger; None: none.
             is_known_N: whether it knows the person at each position, (N,), bool; None: all.
             counts_repeats_once: whether an equal answer to an equal request in another session is
                 not counted again, where it reveals nothing new.
-            defences: applied to gradients before they are protected.
-            record_contribution: see `PartyContext`.
+            defences: defences that change gradients before they are masked.
+            record_contribution: called with step, alignment positions and values of each
+                contribution before it is masked, for the party's own record; None: no record.
         """
         self.name = name
         self.contract = contract
@@ -268,7 +271,7 @@ class PassiveSum:
         Args:
             request: the message.
             rows_B: the rows that the answer is about.
-            step: that of the answer; None: that of the message.
+            step: number of the step that is answered; None: the message's step number.
             counted_rows: the alignment positions that the answer is counted for; None: `rows_B`.
 
         Raises RemoteProtocolError: a batch too large, a position too often, or a step that was
@@ -309,9 +312,9 @@ class PassiveSum:
     def protect_answer(self, admitted: AdmittedRequest, values_BD: Floats) -> bytes:
         """Return one answer as the bytes of a protected contribution.
 
-        In this order it is counted, charged in the privacy ledger, given its noise, bound to the
-        request, and encrypted or masked. The request must be the one admitted last, and cannot be
-        answered again. `values_BD`: the answer in real numbers.
+        In this order it is counted, its privacy cost is recorded in the ledger, its noise is added,
+        and it is bound to the request and encrypted or masked. The request must be the one admitted
+        last, and cannot be answered again. `values_BD`: the answer in real numbers.
 
         Raises:
             LocalProtocolError: another request was admitted last.
@@ -378,7 +381,8 @@ class SumHelper(HelperRole):
     ) -> None:
         """Make a passive's role that answers by `sum_end`.
 
-        `checkpointed`: by name, its state for checkpoints besides the counts of its answers.
+        `checkpointed`: parts of its state for checkpoints, by name, besides the counts of its
+        answers.
         """
         self.name = sum_end.name
         self.contract = sum_end.contract
@@ -421,10 +425,10 @@ class ActiveSum:
         """Make the active's side of the secure sum.
 
         Args:
-            receiver: its side of the sum's protocol.
+            receiver: the protocol's object for the active, which decrypts and decodes sums.
             refused: the record of sums that failed verification.
             rounding: the largest error of one number of a sum.
-            dtype: that of `decoded_sum`.
+            dtype: data type of `decoded_sum`.
         """
         self.contract = contract
         self.receiver = receiver
@@ -446,7 +450,7 @@ class ActiveSum:
     def send_request(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
         """Send a request to the passives that answer this step.
 
-        `kind`: that of the message. `payload`: the request's bytes. Raises PartyLeftError: the
+        `kind`: kind of the message. `payload`: the request's bytes. Raises PartyLeftError: the
         passives that first answered this step together (its circle) include one that fell silent,
         so the step cannot be repeated.
         """
@@ -481,7 +485,7 @@ class ActiveSum:
         Args:
             rows_B: the rows that the request was about.
             payload: the request's bytes.
-            numbers: how many an answer has for each row.
+            numbers: D, number of values that an answer has for each row.
 
         Returns (B, `numbers`), float64.
 
@@ -503,8 +507,9 @@ class ActiveSum:
         """Decrypt and decode the aggregator's sum, (B, D); record a refusal on disk before raising
         it.
 
-        `shape`: of the sum. `binding`: the request that the sum must be bound to. Raises
-        LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
+        `shape`: shape (B, D) of the sum. `binding`: the request that the sum must be bound to.
+        Raises LocalProtocolError: the receiver is not set up or is used wrongly;
+        RemoteProtocolError: the sum is altered or belongs to another request.
         """
         with self._refused.note_refusal(step=binding.step, contract=self._contract_digest):
             sum_BD = torch.from_numpy(self.receiver.decode(protected_sum, shape, binding))
@@ -598,6 +603,8 @@ class Aggregator(HelperRole):
                 continue  # it was left out of this step in an earlier session, and is so again
             self.admit_step(message)
             bodies = await self.gather_bodies(links, Kind.CONTRIBUTION, message)
+            # Called only for its exception: a passive of the step's circle may have fallen silent
+            # meanwhile.
             self.contract.keep_to_circle(message.step, [*bodies])
             combined = await self.combine_bodies(links, message, bodies)
             links.send(active, Kind.SUM, message.step, combined)
@@ -615,7 +622,8 @@ class Aggregator(HelperRole):
     ) -> bytes:
         """Return the bytes for the active: what one contribution of each passive adds up to.
 
-        `first`: the message that started the step. `bodies`: by passive, its contribution's bytes.
+        `first`: the message that started the step. `bodies`: mapping from passive name to the bytes
+        of its contribution.
         """
 
     def _find_threshold(self) -> int:
@@ -658,9 +666,9 @@ class Aggregator(HelperRole):
     def _drop_silent_passives(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
         """Continue without the passives that fell silent, if the contract allows.
 
-        `error`: what their silence raised; it may name them. `awaited`: those that were waited for,
-        if it does not. Raises PartyLeftError: the contract says to stop or to wait, or too few
-        passives remain.
+        `error`: the error that their silence raised; it may name them. `awaited`: names of the
+        parties that were waited for, used if the error names none. Raises PartyLeftError: the
+        contract says to stop or to wait, or too few passives remain.
         """
         leavers = [name for name in error.left or awaited if name in self.present]
         only_predicts = bool(self.contract.predicts)
@@ -696,8 +704,8 @@ class SumAggregator(Aggregator):
     def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
         """Make the aggregator's role.
 
-        `combiner`: its side of the sum's protocol. `rounds`: how often each passive sends it a
-        message in one sum, 1 or 2.
+        `combiner`: the protocol's object for the aggregator, which adds contributions. `rounds`:
+        number of messages that each passive sends in one sum, 1 or 2.
         """
         super().__init__(contract)
         self.combiner = combiner
@@ -713,7 +721,7 @@ class SumAggregator(Aggregator):
         """Return the present passives and the sum of their protected contributions, packed.
 
         With two rounds it first collects the passives' unmasking shares. `first`: the message that
-        started the step. `bodies`: by passive, its contribution's bytes.
+        started the step. `bodies`: mapping from passive name to the bytes of its contribution.
         """
         if self._rounds == 2:
             for name, request in self.combiner.ask(bodies).items():
@@ -752,9 +760,9 @@ def blame_active_too(active: str) -> Iterator[None]:
 def compute_answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -> bytes:
     """Return the digest by which an answer is counted: answers with equal digests count once.
 
-    `session`: digest of its contract, where an equal answer in another session reveals something
-    new; empty: equal answers of all sessions count once. `payload`: the request's bytes. `values`:
-    the answer.
+    `session`: digest of the session's contract, where an equal answer in another session reveals
+    something new; empty bytes: equal answers of all sessions count once. `payload`: the request's
+    bytes. `values`: the answer.
     """
     content = hashlib.blake2b(session)
     content.update(payload)
@@ -776,8 +784,9 @@ def _parse_sum(
 ) -> tuple[Sequence[str], bytes]:
     """Return the passives in a sum and its protected bytes, from the aggregator's message.
 
-    `passives`: those that were present when it was requested. Raises RemoteProtocolError: it is
-    malformed, or counts passives that the contract does not allow.
+    `passives`: names of the passives that were present when the sum was requested. Raises
+    RemoteProtocolError: the message is malformed, or counts passives that the contract does not
+    allow.
     """
     try:
         present, protected_sum = msgpack.unpackb(message.payload)
@@ -812,7 +821,7 @@ class StepGate:
     """
 
     def __init__(self, me: str) -> None:
-        """Let every step pass from 0 on; `me`: the party that answers."""
+        """Let every step pass from 0 on; `me`: name of the party that answers, for errors."""
         self._me = me
         self.last = -1
 
@@ -871,7 +880,7 @@ class AnswerLimits:
         """Make the counters of answers by position; with a log, answers of earlier sessions count.
 
         Args:
-            me: the party that answers.
+            me: name of the party that answers, for errors.
             aligned: number of alignment positions.
             log: the write-ahead log; None: counts are in memory and checkpoints only.
             extra_answers: how often a position may be answered besides training.
@@ -931,7 +940,7 @@ class AnswerLimits:
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore counters from `tensors`; counts in the log are never lowered.
 
-        Raises CheckpointError: they are of another number of rows, or the log lacks answers.
+        Raises CheckpointError: the counters have another number of rows, or the log lacks answers.
         """
         self._counts.load_state_dict(tensors)
 
@@ -944,7 +953,9 @@ class DurableLog:
     """
 
     def __init__(self, party: PartyContext, name: str) -> None:
-        """Choose the file NAME-PARTY.jsonl in the party's log folder; `name`: what is listed."""
+        """Choose the file NAME-PARTY.jsonl in the party's log folder; `name`: NAME, the kind of
+        events.
+        """
         logs = party.secrets.logs
         self.me = party.name
         self.path = log_file(logs, name, party.name, "jsonl") if logs else None
@@ -959,8 +970,8 @@ class DurableLog:
     def append_line(self, event: str, advice: str = "", **fields: str | int) -> None:
         """Append these fields as one JSON line, synced to disk; do nothing without a file.
 
-        Raises CheckpointError: the file cannot be written. `event`: what the line records, and
-        `advice`: what to do, both for that error.
+        Raises CheckpointError: the file cannot be written. `event`: the recorded event in words,
+        and `advice`: what to do, both for that error.
         """
         if self.path is None:
             return
@@ -1001,8 +1012,8 @@ class RefusedSums:
         """Record on disk any Exception but LocalProtocolError that is raised in this block, and
         raise it again.
 
-        `step`: that of the sum. `contract`: the session's digest, hex. Raises CheckpointError: the
-        log cannot be written.
+        `step`: step number of the sum. `contract`: digest of the session's contract, hex. Raises
+        CheckpointError: the log cannot be written.
         """
         try:
             yield

@@ -105,7 +105,7 @@ def bound_representations(
     `rules.minimum_spread` overrides the derived spread.
 
     Args:
-        shape: of one row.
+        shape: shape of one row, without the batch axis.
         guard: the sender's guard, which determines the norms.
         projected: whether a linear projection makes the row; otherwise it may be zero.
 
@@ -135,10 +135,12 @@ def bound_sent_rows(
 ) -> RepresentationTerms:
     """Return the contract's bounds on a row of this shape that a passive sends to the active.
 
-    `guard`: the passive's. There is no bound on the spread of a batch.
+    `guard`: the passive's guard, which determines the norms. There is no bound on the spread of a
+    batch.
     """
     terms = bound_representations(config, shape, guard, projected=False)
-    # Returned gradients, if any, are of the active's own loss, so directions reveal nothing to it.
+    # Returned gradients, if any, are of the active's own loss, so the directions of the rows reveal
+    # nothing to it.
     return terms.model_copy(update={"minimum_spread": 0.0})
 
 
@@ -152,8 +154,9 @@ def make_sum(
 ) -> SecureSum:
     """Return the configured secure sum of these passives' contributions.
 
-    `session`: the session's name. `noise`: standard deviation of each passive's noise, in
-    fixed-point steps; None: no noise.
+    `session`: name of this session, the same at all parties. `active`, `passives`: names of these
+    parties. `noise`: standard deviation of each passive's noise, in fixed-point steps; None: no
+    noise.
 
     Raises ConfigError: a sum in fixed point without a clip bound, a threshold that does not go with
     it, or a single passive that contributes; LocalProtocolError: parameters that do not fit.
@@ -225,8 +228,8 @@ def may_lack_passives(config: RunSettings) -> bool:
     """Return whether a step may continue without a passive that fell silent.
 
     The settings must allow it explicitly, because the active can then isolate one passive's
-    contribution: by `rules.silent_passive: recover`, or without such a rule by a threshold, unless
-    the method averages. (An average over fewer parties is a different average.)
+    contribution: either by `rules.silent_passive: recover`, or without such a rule by a threshold,
+    unless the method averages. (An average over fewer parties is a different average.)
     """
     rule = config.rules.silent_passive
     method = config.method
@@ -239,7 +242,7 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
     """Return how many passives' contributions a sum needs to be decrypted; None: all, where the
     scheme needs all anyway.
 
-    `passives`: their number.
+    `passives`: number of passives.
 
     Raises ConfigError: a threshold that the sum or the silence rule cannot use, or that is not
     above half of the passives.
@@ -280,8 +283,8 @@ def find_training_rows(
     """Return the active's training rows of an epoch, the share of them that is aligned, in [0, 1],
     and the number of aligned people.
 
-    For planning, so only the number of rows is exact and not which they are. `data`: the active's.
-    `common`: its rows of people whom passives know.
+    For planning, so only the number of rows is exact and not which they are. `data`: the active's
+    table and row selections. `common`: the rows of that table whose people passives know.
     """
     method = config.method
     # Passives that learn from returned gradients need rows with a label.
@@ -318,8 +321,8 @@ def count_rehearsed_rows(
 def count_batches(config: RunSettings, rows: int, *, stages: int) -> int:
     """Return the total number of batches over all epochs.
 
-    `rows`: training rows. `stages`: in how many parts labels are randomised; an epoch counts only
-    the rows whose label was answered by then.
+    `rows`: number of training rows. `stages`: number of parts in which labels are randomised, one
+    after the other; an epoch counts only the rows whose randomised label is known by then.
     """
     train = config.train
     if config.method.averages:
@@ -337,7 +340,8 @@ def count_batches(config: RunSettings, rows: int, *, stages: int) -> int:
 def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[float, float]:
     """Return the factors by which a run has more messages, and more bytes, than a rehearsal of it.
 
-    `steps`: steps of the run divided by those of the rehearsal. `rows`: the same of rows.
+    `steps`: steps of the run divided by steps of the rehearsal (a short run on random numbers).
+    `rows`: rows of the run divided by rows of the rehearsal.
     """
     if not config.method.asks_once:
         return steps, steps
@@ -346,9 +350,9 @@ def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[
 
 
 def plan_releases(config: RunSettings, guard: RepresentationGuard) -> int:
-    """Return how often the ledger will charge releases of one person's representation over a run.
+    """Return how many releases of one person's representation the ledger will record over a run.
 
-    0: none is sent. `guard`: the sender's, which may charge repeated releases once.
+    0: none is sent. `guard`: the sender's guard, under which repeated releases may cost once.
     """
     sends_representations = config.method.representations_from is not None
     return guard.count_charges(derive_limits(config).releases) if sends_representations else 0

@@ -1,4 +1,5 @@
-"""Votes: every party labels the active's rows locally; the active learns from all votes.
+"""Votes: every party labels the active's rows locally; the active learns from all votes. A vote is
+one row of class scores, (K,), with L1 norm at most 1; the ballot is the active's request for votes.
 
 One round trip before training. The active sends the rows to label, and the labels that it knows
 (`secure_apfed.methods.ballots`, `VotesActive.gather_votes`). A passive labels them from its own
@@ -195,9 +196,9 @@ class VotesActive(StudentActive):
     the labels that they imply.
 
     Attributes:
-        ballot: its request.
+        ballot: the active's request for votes.
         classes: K.
-        votes: the estimated sum of the votes, (U, K); None before.
+        votes: the estimated sum of the passives' votes, (U, K); None before they are received.
     """
 
     student: Student
@@ -307,7 +308,7 @@ class VotesPassive(HelperRole):
 
     Attributes:
         classes: K, as agreed.
-        labeller: the model that computes its votes.
+        labeller: the rule by which it votes.
         is_known_N: whether it knows the person at each alignment position, (N,), bool.
     """
 
@@ -333,8 +334,8 @@ class VotesPassive(HelperRole):
     def admit_ballot(self, message: Envelope) -> Ballot:
         """Parse a request for votes.
 
-        Raises RemoteProtocolError: it breaks a rule of the contract, or is the second one of this
-        session.
+        Raises RemoteProtocolError: the request breaks a rule of the contract, or is the second one
+        of this session.
         """
         ballot = Ballot.from_message(
             message,
@@ -369,10 +370,12 @@ class VotesPassive(HelperRole):
                 self.classes,
             )
             if self._method.epsilon is not None:
+                # Called only for its exception, since the epsilon rests on declared properties.
                 check_votes(self.labeller, *inputs, owner=self.name)
             labeller = self.labeller.for_question(ballot.payload)
             votes_UK[is_known_U] = labeller.label_without_own(*inputs)
             if self._method.epsilon is not None:
+                # Called only for its exception: `check_votes` has tested few rows.
                 require_short(self.labeller, votes_UK, owner=self.name)
         return votes_UK if self._method.answers == "soft" else harden_votes(votes_UK)
 
@@ -386,7 +389,7 @@ class VotesPassive(HelperRole):
 
 
 class VotesMethod(Method):
-    """The common part of all methods that open votes; see `Method`."""
+    """The common part of all methods in which passives vote; see `Method`."""
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
         """Return the bounds on a row of votes, which state the number of classes (or of ranges of
@@ -403,7 +406,8 @@ class VotesMethod(Method):
         """Return the terms: the bounds on a row of votes for all passives, and the parameters of
         their sum.
 
-        `offers`: by party, what its `offer_terms` returned. `session`: the session's name.
+        `offers`: mapping from party name to the bounds that its `offer_terms` returned; only the
+        active offers any. `session`: name of this session, the same at all parties.
         """
         offered = offers[party.active]
         party.require_terms(party.active, offered, _vote_row_terms(*offered.shape[:1]))
@@ -415,7 +419,7 @@ class VotesMethod(Method):
     def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
         """Return the public parameters of the sum of votes; empty if there is none.
 
-        `session`: the session's name. `classes`: K.
+        `session`: name of this session, the same at all parties. `classes`: K.
         """
         return {}
 

@@ -1,8 +1,9 @@
-"""What methods have in common whose votes are revealed by another protocol than the secure sum.
+"""Common parts of methods whose votes are revealed by another protocol than the secure sum. A vote
+is one row of class scores, (K,); the ballot is the active's request for votes.
 
-Run by: a passive, which counts its own answers and charges them in its ledger (`CountingPassive`),
-all parties, which derive the same noise from the settings (`VoteTerms`), and the aggregator
-(`BallotAggregator`).
+Run by: a passive, which counts its own answers and records their privacy cost in its ledger
+(`CountingPassive`), all parties, which derive the same noise from the settings (`VoteTerms`), and
+the aggregator (`BallotAggregator`).
 
 Letters: N alignment positions, U rows to vote on, B rows at once, K classes.
 """
@@ -35,8 +36,8 @@ from secure_apfed.privacy.randomised_response import VoteResponse
 
 
 class CountingPassive(VotesPassive):
-    """A passive that votes into no secure sum, and so counts its own answers and charges them in
-    its ledger; see `VotesPassive`.
+    """A passive whose votes enter no secure sum, so it counts its own answers and records their
+    privacy cost in its ledger; see `VotesPassive`.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class CountingPassive(VotesPassive):
         """Make the passive's role, with a counter of answers for every alignment position.
 
         `rows`: the row of its table at each position, (N,), -1: it does not know the person there.
-        `noise`: what it adds to its votes, with the privacy ledger; None: none.
+        `noise`: the noise that it adds to its votes, with the privacy ledger; None: it adds none.
         """
         super().__init__(party, contract, rows)
         self._answer_limits = AnswerLimits.from_contract(party, contract, aligned=len(rows))
@@ -59,20 +60,20 @@ class CountingPassive(VotesPassive):
             self._set_ledger(noise.ledger)
 
     def _set_ledger(self, ledger: PrivacyLedger) -> None:
-        """Make this ledger the one that votes are charged in; its costs are reported to the
-        active.
-        """
+        """Record the cost of votes in this ledger; its totals are reported to the active."""
         self.contribution_ledger = ledger
         self.ledgers = {self.name: ledger}
 
     def count_answers(
         self, ballot: Ballot, values_U: NDArray[np.generic], *, counts_repeats_once: bool = False
     ) -> list[bytes]:
-        """Count an answer for every row of the ballot in the log, before it is charged or leaves.
+        """Count an answer for every row of the ballot in the log, before its privacy cost is
+        recorded and before it leaves.
 
-        `values_U`: by row, what the answers are computed from. `counts_repeats_once`: an equal
-        answer in another session is not counted again. Returns the digest of each block's answer.
-        Raises RemoteProtocolError: a row was answered as often as agreed.
+        `values_U`: the values from which each row's answer is computed, (U, ...).
+        `counts_repeats_once`: an equal answer in another session is not counted again. Returns the
+        digest of each block's answer. Raises RemoteProtocolError: a row was answered as often as
+        agreed.
         """
         session = b"" if counts_repeats_once else self.contract.digest
         sender = self.contract.active
@@ -93,17 +94,17 @@ class CountingPassive(VotesPassive):
         *,
         counts_repeats_once: bool = False,
     ) -> NDArray[np.int64] | None:
-        """Count and charge the answer to a whole ballot; return its noise, or None if none is
-        agreed.
+        """Count the answer to a whole ballot and record its privacy cost; return its noise, or None
+        if no noise is agreed.
 
         Args:
-            values_U: by row of the ballot, what the answers are computed from.
-            shape: of the noise, integers in fixed-point steps.
-            counts_repeats_once: an equal answer in another session is not charged again; False: it
-                is, since the request or other passives' noise may differ.
+            values_U: the values from which each row's answer is computed, (U, ...).
+            shape: shape of the noise to draw, integers in fixed-point steps.
+            counts_repeats_once: True: an equal answer in another session costs nothing more; False:
+                it does, since the request or other passives' noise may differ.
 
-        Raises RemoteProtocolError: see `count_answers`; BudgetExhaustedError: answering would
-        exceed the privacy budget; nothing may be sent.
+        Raises RemoteProtocolError: a row was answered as often as agreed; BudgetExhaustedError:
+        answering would exceed the privacy budget; nothing may be sent.
         """
         digests = self.count_answers(ballot, values_U, counts_repeats_once=counts_repeats_once)
         digest = hashlib.sha256(b"".join(digests)).digest()
@@ -126,11 +127,11 @@ def open_vote_ledger(
 
 @dataclass(frozen=True)
 class VoteTerms(ABC):
-    """What the settings say of a voting protocol, before there is a ballot; the same at all
-    parties.
+    """The parameters of a voting protocol that follow from the settings, before there is a ballot;
+    the same at all parties.
 
     Attributes:
-        party: the inputs of the party that derives it.
+        party: the inputs of the party that derives these parameters.
         contributors: the names of the passives.
         classes: K.
     """
@@ -178,8 +179,8 @@ class VoteTerms(ABC):
     ) -> SummedRelease:
         """Return the mechanism with the least noise that keeps the configured epsilon for one vote.
 
-        `make_release`: returns the mechanism whose noise has this standard deviation, in
-        fixed-point steps.
+        `labeller`: the rule by which passives vote. `make_release`: function from a standard
+        deviation in fixed-point steps to the mechanism with that noise.
         """
         config = self.party.config
         epsilon = VoteSettings.from_run_settings(config).epsilon
@@ -218,7 +219,8 @@ class BallotAggregator(Aggregator):
     can read none; see `Aggregator`.
 
     Attributes:
-        blocks: how many contributions each passive sends; they are numbered from 0.
+        blocks: number of contributions that each passive sends, one for each block of votes; they
+            are numbered from 0.
     """
 
     blocks: int

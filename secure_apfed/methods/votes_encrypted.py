@@ -77,7 +77,8 @@ class EncryptedVotesSettings(VoteSettings):
     ) -> int:
         """Return the bytes of peak memory that one encrypted label takes at all passives together.
 
-        0: the sum of products cannot carry so many labels. `labelled`: how many labels there are.
+        0: the sum of products cannot carry so many labels. `labelled`: number of labels. `classes`:
+        K. `passives`: number of passives.
         """
         bits = config.secure_sum.bits or USUAL_BITS
         agreed = ProductAgreement(
@@ -295,7 +296,8 @@ class EncryptedVotesPassive(CountingPassive):
 def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
     """Refuse a ballot whose encrypted labels would not fit into this passive's memory.
 
-    Called before they arrive. `me`, `active`: names, for the error. Raises RemoteProtocolError.
+    Called before they arrive. `me`, `active`: names of this passive and of the active, for the
+    error. Raises RemoteProtocolError.
     """
     labels = sums.products.labelled
     needed = labels * sums.label_bytes
@@ -310,7 +312,7 @@ def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
 def _parse_request(message: Envelope) -> tuple[bytes, bytes]:
     """Return the ballot's bytes and the encrypted labels from the active's message.
 
-    Raises RemoteProtocolError: it contains something else.
+    Raises RemoteProtocolError: the message contains something else.
     """
     try:
         ballot_bytes, request = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
@@ -388,7 +390,8 @@ class EncryptedVotesAggregator(BallotAggregator):
     ) -> bytes:
         """Return the sum of all passives' encrypted contributions to one block of votes.
 
-        `first`: the message that started the block. `bodies`: by passive, its contribution's bytes.
+        `first`: the message that started the block. `bodies`: mapping from passive name to the
+        bytes of its contribution.
         """
         assert self._combiner is not None  # without it there are no blocks
         return self._combiner.combine_block(first.step, bodies)
@@ -427,7 +430,9 @@ class EncryptedVotes(VotesMethod):
 
 
 class _Terms(VoteTerms):
-    """What the settings say of the sum of products, the same at all parties; see `VoteTerms`."""
+    """The parameters of the sum of products that follow from the settings, the same at all parties;
+    see `VoteTerms`.
+    """
 
     @property
     def settings(self) -> EncryptedVotesSettings:
@@ -489,8 +494,8 @@ class _Terms(VoteTerms):
     async def receive_size(links: Links, contract: Contract, *, maximum: int) -> BallotSize:
         """Receive how many people and labels the active's ballot has.
 
-        `maximum`: people at most. Raises RemoteProtocolError: the size is malformed, or too large
-        for a sum of products.
+        `maximum`: the largest number of people that this party accepts. Raises RemoteProtocolError:
+        the size is malformed, or too large for a sum of products.
         """
         size = await BallotSize.receive_size(links, contract, maximum=maximum)
         if size.labelled > _MAX_LABELLED:

@@ -1,4 +1,4 @@
-"""Votes under randomised response: each passive answers for itself, and the active reads that.
+"""Votes under randomised response: the active reads each passive's randomised votes.
 
 A passive sends one class for each of its votes: the voted one with a known probability, otherwise a
 random other one, drawn by its own key (`RandomisedVotesPassive`). The active estimates the sum of
@@ -33,7 +33,7 @@ _SAME_FOR_ALL_BALLOTS = bytes(8)
 
 
 class RandomisedVotesSettings(NoisedVoteSettings):
-    """The settings of votes that every passive answers for itself, always hard; see
+    """The settings of votes that every passive randomises by itself; a vote names one class. See
     `VoteSettings`.
     """
 
@@ -114,7 +114,8 @@ class RandomisedVotesPassive(CountingPassive):
     """A passive that sends its votes under randomised response; see `VotesPassive`."""
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Make the passive's role: open the ledger of its votes, and derive its key for chance.
+        """Make the passive's role: open the ledger of its votes, and derive the key of its
+        randomness.
 
         `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
         person there.
@@ -127,7 +128,8 @@ class RandomisedVotesPassive(CountingPassive):
         self._secret = party.noise_is_secret
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Vote, and send the votes after randomised response, once counted and charged.
+        """Vote, and send the votes after randomised response, once they are counted and their
+        privacy cost is recorded.
 
         The randomness is a function of the party's key, the votes and the ballot.
         """
@@ -147,7 +149,7 @@ class RandomisedVotesPassive(CountingPassive):
 
 
 class RandomisedVotes(VotesMethod):
-    """The method of votes that every passive answers for itself, under randomised response; see
+    """The method of votes that every passive randomises by itself, by randomised response; see
     `Method`.
     """
 
@@ -178,9 +180,9 @@ def estimate_agreement(
 ) -> Mapping[str, VoteAgreement]:
     """Return by passive how often its votes agree with other passives' votes and with labels.
 
-    Computed from answers that the active already has, so nothing more is revealed and no epsilon is
-    spent. A low figure shows votes that do not fit: of a dishonest passive, or of one whose
-    features say little. Summed votes allow no such figure: the total with and without one passive
+    Computed from answers that the active already has, so nothing more is revealed, and it costs no
+    privacy. A low share shows votes that do not fit: of a dishonest passive, or of one whose
+    features say little. Summed votes allow no such estimate: the total with and without one passive
     would reveal its votes, and a count that it reports itself is not verified.
 
     Two randomised answers are equal with probability s = p^2 + (K - 1) q^2 where the votes are
@@ -191,9 +193,9 @@ def estimate_agreement(
     Args:
         response: the randomised response, with its probabilities p and q.
         answers_MU: the randomised votes, class indices.
-        names: of the passives, in the order of `answers_MU`.
+        names: names of the passives, in the order of `answers_MU`.
         labelled_n: indices of labelled rows among the U.
-        labels_n: their labels.
+        labels_n: the labels of those rows, in 0..K-1.
     """
     p = response.keep_probability
     q = response.other_probability

@@ -132,7 +132,8 @@ class RehearsalActive(VotesActive):
     def _record_shares(self, shares: Tensor) -> None:
         """Record the shares of right votes as `agreement`.
 
-        `shares`: each passive's, and last that of the active's own model, (M + 1,).
+        `shares`: the share of each of M passives, and last that of the active's own model, (M +
+        1,).
         """
         self._shares = shares
         passive_noise = self._deviation / len(self.ballot.labelled)
@@ -145,7 +146,9 @@ class RehearsalActive(VotesActive):
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state for a checkpoint; "told": the recorded shares, empty before."""
+        """Return the state for a checkpoint; "told": the recorded shares, empty before they are
+        received.
+        """
         return {"told": self._shares, **super().tensors()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
