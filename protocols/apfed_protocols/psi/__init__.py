@@ -125,7 +125,7 @@ def align(
         normalisation: how IDs become bytes.
         minimum_rows: fewer common rows are not revealed; with 0 an empty result is possible.
         maximum_ids: the largest number of IDs that a party may have.
-        threads: how many each party computes with; None: the protocol's own choice.
+        threads: number of threads that each party computes with; None: the protocol's own choice.
         hub_only: whether the rows are revealed to the hub only; the others then learn only
             whether there are enough.
         progress: called with the progress of every party's work; None: not reported.
@@ -212,12 +212,17 @@ def _run_parties(
     party with IDs.
 
     Args:
-        ids_by_party, hub, normalisation, threads, progress: as in `align`.
+        ids_by_party: the distinct IDs of each party.
+        hub: the party that all others exchange messages with.
         name: a key of `SET_INTERSECTIONS`, or "auto".
+        normalisation: how IDs become bytes.
         output: what is to be revealed, and to whom.
         agreed: `minimum_rows` and `maximum_ids` of the `IntersectionAgreement`.
+        threads: number of threads of each party; None: the protocol's own choice.
+        progress: called with the progress of every party's work; None: not reported.
 
-    Raises DataError: as `align`; also if the intersection is below `minimum_rows`.
+    Raises DataError: unfit IDs or names, IDs of which no two can match, an unknown hub or protocol,
+    or an intersection below `minimum_rows`.
     """
     members = [party for party in ids_by_party if party != hub]
     if hub not in ids_by_party or not members:

@@ -47,7 +47,9 @@ def mask_message_bits(values: Elements) -> Elements:
 
 
 def encode_words(messages: Elements) -> Elements:
-    """Return the code word of each message of 85 bits, (n, 2), as 512 bits, (n, 8)."""
+    """Return the code word of each message of 85 bits, two words, (n, 2), as 512 bits, eight words,
+    (n, 8).
+    """
     return gather_sums(_make_tables(), messages)
 
 
@@ -114,8 +116,9 @@ def _multiply_by_root(coefficients: list[int], exponent: int, powers: list[int])
     """Return a polynomial in z over GF(2^9) multiplied by (z - x^exponent).
 
     Args:
-        coefficients: of the polynomial, the lowest degree first, as numbers of 9 bits.
-        exponent: of the new root.
+        coefficients: the polynomial, an element of GF(2^9) as a number of 9 bits for each degree,
+            the lowest first.
+        exponent: k of the new root x^k, 0 to 510.
         powers: x^0 to x^510 (`_list_powers`).
     """
     logarithm = {power: degree for degree, power in enumerate(powers)}

@@ -145,8 +145,8 @@ class _Blinding:
     """The secrets with which one party blinds its IDs for a peer.
 
     Attributes:
-        scalar: by which it multiplies points, 32 bytes.
-        order: the own row at each position of the list that it sends.
+        scalar: secret factor of the points that stand for IDs, 32 bytes.
+        order: this party's own row at each position of the list that it sends.
     """
 
     scalar: bytes = field(repr=False)
@@ -154,7 +154,7 @@ class _Blinding:
 
 
 class _EcdhRole(Aligner, ABC):
-    """Base of the hub's and the members' roles."""
+    """Base of the roles of the hub (the active) and of the members (the passives)."""
 
     def __init__(
         self, me: str, peers: Sequence[str], ids: Sequence[bytes], backend: "EcdhIntersection"
@@ -164,7 +164,7 @@ class _EcdhRole(Aligner, ABC):
         Args:
             me: this party's name.
             peers: the parties that it compares IDs with.
-            ids: its IDs.
+            ids: this party's encoded IDs, distinct.
             backend: the intersection, with this party's own choices.
         """
         agreement = backend.agreement
@@ -207,7 +207,7 @@ class _EcdhRole(Aligner, ABC):
         """Multiply the blinded IDs from `sender`, whose message is in `inbox`, by this party's
         scalar; return their tags, the first 16 bytes of each, (n, 16), in the order received.
 
-        Raises RemoteProtocolError: they are no points, not as many as expected, or one ID was
+        Raises RemoteProtocolError: the bytes are no points, not as many as expected, or one ID was
         blinded in two ways.
         """
         points = self._endpoint.parse_message(inbox, sender, Kind.BLINDED)
@@ -223,8 +223,8 @@ class _EcdhRole(Aligner, ABC):
         return np.frombuffer(products, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
     def _map_blocks(self, subject: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
-        """Return `map_in_threads` of these 32-byte blocks with the backend's threads, and report
-        progress with this work under the name `subject`.
+        """Apply `work` to pieces of these 32-byte blocks in the backend's threads; return the
+        joined results, and report progress under the name `subject`.
         """
         backend = self._backend
         total = len(blocks) // POINT_BYTES
@@ -271,8 +271,9 @@ class EcdhIntersection(ResumableIntersection):
         return self.compute_longest_message(self.agreement.maximum_ids)
 
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
-        """Return the hub's role. Raises LocalProtocolError: only the size is to be revealed and
-        there is more than one member; or as `SetIntersection.make_hub`.
+        """Return the role of the hub `me` (the active) for these members (the passives). Raises
+        LocalProtocolError: only the size is to be revealed and there is more than one member; or
+        names, IDs or sizes do not fit the agreement.
         """
         check_parties(me, members)
         if self.agreement.output is Output.SIZE and len(members) > 1:
@@ -295,12 +296,14 @@ class EcdhIntersection(ResumableIntersection):
 
 
 class EcdhHub(_EcdhRole):
-    """The hub's role."""
+    """The role of the hub (the active), which compares tags with each member."""
 
     def __init__(
         self, me: str, members: Sequence[str], ids: Sequence[bytes], backend: EcdhIntersection
     ) -> None:
-        """Make the role of the hub `me`; the arguments are those of `_EcdhRole`."""
+        """Make the role of the hub `me` with its encoded IDs; `backend` is the intersection, with
+        this party's own choices.
+        """
         super().__init__(me, members, ids, backend)
         self._positions: dict[str, Rows] = {}
 
@@ -330,12 +333,14 @@ class EcdhHub(_EcdhRole):
     def _match_rows(
         self, member: str, returned_tags: list[bytes], member_tags: list[bytes]
     ) -> Rows:
-        """Return, for each of the hub's rows, its position in the member's list; -1 if it has none.
+        """Return, for each of the hub's rows, its position in the list that the member sent; -1 if
+        it is not there.
 
         Args:
-            member: its name.
-            returned_tags: of the hub's IDs, computed by the member, in the order that the hub sent.
-            member_tags: of the member's IDs, computed by the hub, in the member's order.
+            member: name of the member, for the error.
+            returned_tags: tags of the hub's IDs, computed by the member, in the order that the hub
+                sent.
+            member_tags: tags of the member's IDs, computed by the hub, in the member's order.
 
         Raises RemoteProtocolError: the member returned not one different tag for each ID.
         """
@@ -354,10 +359,12 @@ class EcdhHub(_EcdhRole):
 
 
 class EcdhMember(_EcdhRole):
-    """A member's role."""
+    """The role of a member (a passive), which exchanges messages with the hub alone."""
 
     def __init__(self, me: str, hub: str, ids: Sequence[bytes], backend: EcdhIntersection) -> None:
-        """Make the role of the member `me`; the other arguments are those of `_EcdhRole`."""
+        """Make the role of the member `me` with its encoded IDs; `backend` is the intersection,
+        with this party's own choices.
+        """
         super().__init__(me, [hub], ids, backend)
         self._hub = hub
 
@@ -368,6 +375,7 @@ class EcdhMember(_EcdhRole):
         inbox = yield self._blind_ids([self._hub])
         tags = self._compute_tags(inbox, self._hub)
         if self._output is Output.SIZE:
+            # So that the hub can count equal tags, but not tell whose they are.
             tags = tags[random_permutation(len(tags))]
         inbox = yield self._endpoint.make_turn(Kind.TAGS, {self._hub: tags.tobytes()}, [self._hub])
         order = self._blindings[self._hub].order
@@ -435,6 +443,7 @@ def map_to_curve(digests: bytes) -> list[bytes]:
     for product_before, denominator in reversed(products_and_denominators):
         u = -_CURVE_A * (inverse * product_before % _PRIME) % _PRIME
         inverse = inverse * denominator % _PRIME
+        # On the curve exactly if u^3 + A u^2 + u is a square; else the second candidate is.
         if jacobi(u * (u * (u + _CURVE_A) + 1), _PRIME) != 1:
             u = (-_CURVE_A - u) % _PRIME
         points.append(int(u).to_bytes(POINT_BYTES, "little"))
@@ -463,8 +472,8 @@ def map_in_threads(
 
     Args:
         work: maps 32-byte blocks to as many 32-byte blocks.
-        blocks: of 32 bytes each.
-        threads: how many at most; None: one for each processor.
+        blocks: the input, blocks of 32 bytes each, joined.
+        threads: number of threads at most; None: one for each processor.
         report: called with the number of blocks done; None: not reported.
     """
     count = len(blocks) // POINT_BYTES

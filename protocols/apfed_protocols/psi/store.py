@@ -76,8 +76,8 @@ class Rows:
     ID.
 
     Attributes:
-        cells: their three sparse cells, all different, shape (n, 3).
-        dense: the bits of the dense part, shape (n, 1), the lowest 48 of each word.
+        cells: the three sparse cells of each ID, all different, shape (n, 3).
+        dense: 48 bits for each ID that select dense cells, the lowest of a word, shape (n, 1).
     """
 
     cells: Indices
@@ -85,7 +85,9 @@ class Rows:
 
     @classmethod
     def from_digests(cls, digests: Digests, size: int) -> "Rows":
-        """Return the rows of the IDs with these digests, in a store with `size` sparse cells."""
+        """Return the rows of the IDs with these digests, (n, 6) words, in a store with `size`
+        sparse cells.
+        """
         cell_type = np.int32 if size <= np.iinfo(np.int32).max else np.int64
         cells = np.empty((len(digests), _ONES), cell_type)
         for chunk in _split_chunks(len(digests)):
@@ -124,9 +126,10 @@ def _split_chunks(rows: int) -> Iterator[slice]:
 
 
 def decode_rows(store: Elements, rows: Rows) -> Elements:
-    """Return the value of each row in a store, (n, w), of as many words as a cell has.
+    """Return the value of each of n rows in a store, (n, w): the XOR of the cells that it selects,
+    each of w words.
 
-    `store`: sparse cells, then the 48 dense cells, (m + 48, w).
+    `store`: m sparse cells, then the 48 dense cells, (m + 48, w).
     """
     dense = compute_subset_sums(store[-DENSE:])
     values = np.empty((len(rows), store.shape[1]), np.uint64)
@@ -138,7 +141,7 @@ def decode_rows(store: Elements, rows: Rows) -> Elements:
 def _sum_cells(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
     """Return, for each row, the sum of its three sparse cells and of its dense cells, (n, w).
 
-    `dense`: the tables of `compute_subset_sums` of the dense cells.
+    `dense`: tables of all sums of the dense cells, eight cells a table (`compute_subset_sums`).
     """
     sums = gather_sums(dense, rows.dense)
     for which in range(_ONES):
@@ -158,10 +161,11 @@ class Encoder:
         self._rounds, self._unpeeled = _peel_rows(rows.cells, cells)
 
     def encode(self, values: Elements, *, seed: bytes | None = None) -> Elements:
-        """Return a store in which each row has its value, (cells + DENSE, w).
+        """Return a store in which the XOR of the cells that a row selects is its value: sparse and
+        dense cells of w words, (cells + DENSE, w).
 
         Args:
-            values: of the rows, (n, w).
+            values: the value of each row, w words, (n, w).
             seed: 32 secret bytes, used once, from which cells that no row needs are drawn; None:
                 they are random.
 
@@ -190,7 +194,7 @@ def _peel_rows(cells_n3: Indices, cells: int) -> tuple[list[tuple[Indices, Indic
     round.
 
     Args:
-        cells_n3: the three sparse cells of each row.
+        cells_n3: the three sparse cells of each of n rows, (n, 3).
         cells: the number of sparse cells.
 
     Returns:
@@ -234,7 +238,8 @@ def _solve_cells(store: Elements, rows: Rows, values: Elements, remaining: Indic
     """Set, in place, the cells that give the rows which could not be peeled their values, by
     Gaussian elimination.
 
-    `values`: of all rows. `remaining`: the indices of the rows to solve.
+    `values`: value of each row, solved before or not, w words, (n, w). `remaining`: the indices of
+    the rows to solve.
 
     Raises DependentRowsError: these rows are linearly dependent.
     """
@@ -262,7 +267,7 @@ def _solve_cells(store: Elements, rows: Rows, values: Elements, remaining: Indic
 
 
 def _read_int(element: NDArray[np.uint64]) -> int:
-    """Return one element, whose words are little-endian, low word first, as an integer."""
+    """Return one element of GF(2^128), or another row of words, low word first, as an integer."""
     return int.from_bytes(element.astype(_WORDS).tobytes(), "little")
 
 
@@ -348,7 +353,8 @@ def view_as_items(elements: NDArray[np.uint64]) -> NDArray[Any]:
 
 
 def compute_subset_sums(elements: Elements) -> NDArray[np.uint64]:
-    """Return tables of all subset sums of each eight consecutive rows of w words, (n / 8, 256, w).
+    """Return tables of all subset sums (XOR) of each eight consecutive ones of n rows of w words,
+    (n / 8, 256, w).
 
     Entry b of a table is the sum of those of its eight rows whose bits are set in b.
     """
@@ -363,7 +369,7 @@ def gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> El
     """Return, for each row of selectors, the sum of the rows that its bits select, (n, w).
 
     Args:
-        tables: of `compute_subset_sums`, for 8 t rows of w words.
+        tables: what `compute_subset_sums` returned for 8 t rows of w words, (t, 256, w).
         selectors: words whose first t bytes select the rows: bit k of byte b selects row 8 b + k.
     """
     selector_bytes = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)

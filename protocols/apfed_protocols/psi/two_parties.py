@@ -68,16 +68,16 @@ def align_with(
         ids: distinct IDs in any iterable (row k is the k-th of it), of the kinds of
             `apfed_protocols.ids`; a set counts in its iteration order. The result is positions,
             so an index that has such numbers as labels of other rows is refused.
-        link: from `secure_apfed.open_link`; or (send, receive) of another link that authenticates
-            the peer and encrypts: send(body) delivers bytes, receive(timeout_s) returns the
-            peer's next message, or raises TimeoutError, or another OSError or EOFError if the
-            link broke.
+        link: what `secure_apfed.open_link` returned; or a pair (send, receive) of functions of
+            another link that authenticates the peer and encrypts: send(body) delivers bytes,
+            receive(timeout_s) returns the peer's next message, or raises TimeoutError, or another
+            OSError or EOFError if the link broke.
         me: this party's name; None: the one that the link has.
         hub: which of the two compares the lists; None: the end of the link that listens.
         normalisation: how IDs become bytes.
         minimum_rows: fewer common rows are not revealed; with 0 an empty result is possible.
         maximum_ids: the largest number of IDs that each party may have.
-        threads: how many this party computes with; None: one for each processor.
+        threads: number of threads that this party computes with; None: one for each processor.
         patience_s: seconds to wait for the peer's next message; must exceed the time that it
             computes, about 40 us for each ID of both parties, divided by its processors.
 
@@ -152,7 +152,7 @@ def align_with(
 
 def _find_ends(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], Any]]:
     """Return the send and receive functions of a link, which is an object with these methods or a
-    pair of functions. Raises LocalProtocolError: it is neither.
+    pair of functions. Raises LocalProtocolError: `link` is neither.
     """
     names = ("send", "receive")
     pair: Any = link
@@ -180,8 +180,8 @@ def _require_bytes(body: object) -> bytes:
 
 
 class _Terms:
-    """A party's role in the exchange of terms before an intersection: both send theirs and compare
-    them with the peer's.
+    """A party's role in the exchange of terms (names, hub, normalisation, limits) before an
+    intersection: both send theirs and compare them with the peer's.
 
     Attributes:
         session: a fresh name that both parties derive from the two messages; "" before.
@@ -209,8 +209,8 @@ class _Terms:
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         """Compare the peer's terms with this party's, and derive the session from both messages;
-        answer nothing. Raises RemoteProtocolError: it is another peer, has other terms or unfit
-        IDs.
+        return no messages. Raises RemoteProtocolError: the peer is another one than expected, or
+        has other terms or unfit IDs.
         """
         peer_terms = self._parse_terms(sender, body)
         me = self._terms["me"]
@@ -242,8 +242,8 @@ class _Terms:
         return ()
 
     def _parse_terms(self, sender: str, body: bytes) -> dict[str, Any]:
-        """Decode the peer's terms. Raises RemoteProtocolError: they are no JSON object with the
-        same fields, of the same types, as this party's terms.
+        """Decode the peer's terms. Raises RemoteProtocolError: the bytes are no JSON object with
+        the same fields, of the same types, as this party's terms.
         """
         own_types = {name: type(value) for name, value in self._terms.items()}
         terms = dict[str, Any]()
