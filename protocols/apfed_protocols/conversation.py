@@ -57,7 +57,7 @@ def converse(
     how many bytes they sent. On return every role is finished.
 
     Args:
-        roles: by party name, not started.
+        roles: the role of each party, by its name, none of them started.
         record: called with the sender of each message and the message.
 
     Raises:
@@ -102,7 +102,7 @@ def take_part(
     for one another for ever.
 
     Args:
-        role: this party's, not started.
+        role: this party's part in the protocol, not started.
         send: delivers bytes to the party with this name.
         receive: waits at most this many seconds for the next message, and returns who sent it
             and its bytes; raises TimeoutError, or another OSError or EOFError if the link broke.

@@ -18,7 +18,7 @@ def check_date_format(form: str) -> str:
     """Return a date format if it can be read in one way only.
 
     Raises:
-        ValueError: it is ambiguous, or lacks day, month or year.
+        ValueError: the format is ambiguous, or lacks day, month or year.
     """
     parts = _FIELD.findall(form)
     # The split alternates between texts and fields; the texts between fields are at 2 and 4.

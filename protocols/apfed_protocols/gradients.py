@@ -30,7 +30,9 @@ Tree = TypeVar("Tree")
 
 
 def records_gradients(tree: Any) -> bool:
-    """Return whether torch records gradients here, and a tensor of the tree requires one."""
+    """Return whether torch records gradients here, and a tensor of the tree (an array, or nested
+    dicts, lists and tuples of arrays) requires one.
+    """
     return any(_requires_gradient(leaf) for _, leaf in _list_leaves(tree))
 
 
@@ -84,7 +86,8 @@ def require_addable_gradients(values: Mapping[str, Any]) -> None:
     The sum has the types of the first contributor's values: where another's tensor requires a
     gradient, the first's must be a tensor of floats.
 
-    `values`: by contributor, trees of one structure.
+    `values`: an array, or a tree (nested dicts, lists and tuples) of arrays, by contributor; all of
+    one structure.
     """
     torch = sys.modules["torch"]
     first, *others = values
@@ -112,7 +115,7 @@ def attach_gradients(
     Args:
         total: the sum, in the structure of the first contributor's values.
         values: each contributor's values, by name.
-        flat: the same values as matrices.
+        flat: each contributor's values as one matrix (rows, columns), by name.
         clip: C, the L2 bound of one row; None: rows are not clipped.
     """
     sums = [leaf for _, leaf in _list_leaves(total)]
@@ -134,7 +137,7 @@ def _clip_leaves(
 
     Args:
         leaves: one contributor's arrays, in the order of `flatten_tree`.
-        flat: the same as a matrix.
+        flat: these arrays as one matrix, (rows, columns).
         clip: C, the L2 bound of one row; None: rows are not clipped.
     """
     torch = sys.modules["torch"]
@@ -194,7 +197,7 @@ def _list_leaves(tree: Any, path: str = "", depth: int = 0) -> Iterator[Leaf]:
 
     Args:
         tree: the tree, or a part of one.
-        path: where the part stands in the tree.
+        path: keys and indices that lead to the part, as "['w'][0]"; "": the whole tree.
         depth: the number of levels above it. Below `_MAX_DEPTH` nothing is listed, since
             `flatten_tree` refuses such a tree.
     """

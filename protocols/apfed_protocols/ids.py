@@ -152,7 +152,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
 
 
 class _RefusedError(Exception):
-    """A cell that is no ID, with a key of `REFUSALS`."""
+    """A cell that is no ID; its argument is a key of `REFUSALS`, which says why."""
 
 
 # A formatter takes a cell and the significand bits of its column's floats, and returns the text of
@@ -265,9 +265,10 @@ class IdKind:
     """A kind of ID values: its types, and the function that writes a value as text.
 
     Attributes:
-        name: in words.
+        name: what the values are, in words.
         written: how the text of a value looks, in words; "": the kind is refused.
-        types: of the values; the type of a value is looked up along its base classes.
+        types: Python and NumPy types of the values; the type of a value is looked up along its base
+            classes.
         text: writes a value as text, given the value and the significand bits of its column's
             floats.
     """
@@ -479,7 +480,7 @@ class IdReader:
         raise DataError(f"{self._subject} {'. It '.join(sentences)}")
 
     def _describe_places(self, rows: Sequence[int]) -> str:
-        """Return in words where the first few of these rows are."""
+        """Return in words, for errors, where the first few of these rows (numbers from 0) are."""
         first_rows = rows[:_ROWS_SHOWN]
         if self._place:
             return ", ".join(map(self._place, first_rows))
@@ -492,7 +493,7 @@ class IdReader:
         Args:
             value: a cell, or a tuple or list of cells where rows have several columns.
             float_bits: significand bits of the column's floats.
-            row: its number in the column, for errors.
+            row: number of the row in the column, from 0, for errors.
         """
         try:
             if not (self._rows and isinstance(value, tuple | list) and value):
@@ -540,7 +541,7 @@ def id_texts(
 
     Args:
         column: any iterable, or a column of numpy, pandas, polars or pyarrow.
-        party: whose column it is, for errors.
+        party: name of the party whose column it is, for errors.
         subject: what errors call the column.
         place, strip, part, rows, key: see `IdReader`.
 
@@ -560,7 +561,7 @@ def _iter_text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
     A frame of pandas, polars or pyarrow comes as one piece.
 
     Args:
-        party: whose IDs they are, for errors.
+        party: name of the party whose IDs they are, for errors.
         ids: an `IdColumn`.
 
     Raises DataError: some rows hold no ID; raised after the last piece.
@@ -958,8 +959,9 @@ def encode_ids(
     ("ab", "c") and ("a", "bc") differ.
 
     Args:
-        party: whose IDs they are, for errors.
-        ids: of the kinds of `KINDS`, one a row, or rows of several columns.
+        party: name of the party whose IDs they are, for errors.
+        ids: IDs of the kinds of `KINDS` (text, whole numbers, dates, ...), one a row, or rows of
+            several columns.
         normalisation: the rules that all parties agreed on.
         maximum_ids: the largest number of IDs that the parties agreed on.
 
@@ -981,7 +983,8 @@ def encode_pieces(
 ) -> Iterator[list[bytes]]:
     """Yield the IDs of `party` as bytes, as `encode_ids` does, some thousand rows at a time.
 
-    Raises DataError: as `encode_ids`, except that repeated IDs and too many are not noticed.
+    Raises DataError: IDs are missing, empty or of another type. Repeated IDs, and too many of them,
+    are not noticed.
     """
     first_row = 0
     for texts in _iter_text_pieces(party, ids):
@@ -1001,8 +1004,8 @@ def _refuse_empty(party: str, texts: Sequence[str], first_row: int) -> None:
     """Raise DataError, which names rows, if `drop_punctuation` left nothing of a column of an ID.
 
     Args:
-        party: for the error.
-        texts: normalised IDs.
+        party: name of the party, for the error.
+        texts: normalised IDs, the columns of each joined by `JOINT`.
         first_row: number of the row of the first of them.
     """
     empty = [row for row, text in enumerate(texts, first_row) if not all(text.split(JOINT))]
@@ -1026,7 +1029,7 @@ def _frame_id(party: str, row: int, text: str) -> bytes:
         party, row: where the ID stands, for the error.
         text: the normalised texts of its columns, joined by `JOINT`.
 
-    Raises DataError: it has more than `_MAX_COLUMNS` columns.
+    Raises DataError: the ID has more than `_MAX_COLUMNS` columns.
     """
     parts = text.encode().split(JOINT.encode())
     if len(parts) == 1:
@@ -1045,7 +1048,8 @@ def _frame_id(party: str, row: int, text: str) -> bytes:
 def decode_id(identity: bytes) -> str:
     """Return the text of an encoded ID, its columns joined; the inverse of `encode_ids`.
 
-    `identity`: bytes from `encode_ids`.
+    `identity`: an ID as `encode_ids` returned it: number of columns (2 bytes), then length (4
+    bytes) and bytes of each.
     """
     parts = []
     start = 2
@@ -1062,7 +1066,7 @@ def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
 
     Args:
         me: the party whose IDs they are, for errors.
-        ids: from `encode_ids` or `encode_pieces`.
+        ids: IDs as bytes, as `encode_ids` or `encode_pieces` returned them.
         maximum_ids: the largest number of IDs that the parties agreed on.
     """
     if len(ids) > maximum_ids:

@@ -29,9 +29,9 @@ class Labels:
     """The labels of a frame or series, and the order in which its numbers are added.
 
     Attributes:
-        order: for each labelled axis, the positions of its labels in canonical (sorted) order.
-        names: for each of these axes, the labels in canonical order, as texts; None: the labels
-            are the positions 0 to n - 1.
+        order: positions of an axis's labels in canonical (sorted) order, for each labelled axis.
+        names: labels in canonical order, as texts, for each of these axes; None: the labels are the
+            positions 0 to n - 1.
     """
 
     order: tuple[NDArray[np.intp], ...]
@@ -81,8 +81,9 @@ def find_labels(values: Any, subject: str) -> Labels | None:
 def order_by_position(
     values: Any, subject: str, *, error: type[Exception] = LocalProtocolError
 ) -> Any:
-    """Return values whose row k is that of position k: a frame with row labels 0 to n - 1 is sorted
-    by them; values without labels are returned unchanged. The order of columns does not change.
+    """Return `values` with its rows in the order of their positions: a frame with row labels 0 to n
+    - 1 is sorted by them; values without labels are returned unchanged. The order of columns does
+    not change.
 
     Args:
         values: an array, frame or series.

@@ -26,10 +26,10 @@ def give_names(
 
     Args:
         package: the package's name.
-        names: its `__all__`.
-        homes: by module, the names that are loaded from it.
+        names: public names of the package, its `__all__`.
+        homes: names that are loaded from a module, by module.
         modules: submodules of the package that are public names, too.
-        moved: by module, the names that used to be the package's and are now that module's. Each
+        moved: names that used to be the package's and are now those of a module, by module. Each
             warns once in a process, with a `DeprecationWarning` that names the new place.
         distribution: the distribution whose version is `__version__`; empty: there is none.
     """

@@ -80,7 +80,7 @@ def discrete_gaussian(
         key: 32 secret bytes.
         context: names this use, e.g. by session and step.
         deviation: s, the standard deviation, an integer from 1 to `MAX_DEVIATION`.
-        shape: of the result.
+        shape: shape of the result.
 
     Raises:
         LocalProtocolError: a deviation out of range, or a key of the wrong length.
@@ -149,8 +149,9 @@ class _Bins:
     Attributes:
         width_bits: the binary logarithm of w.
         thresholds: floor(2^64 C_j) for j from 1 to J - 1.
-        bin_by_cell: the bin in which the cell begins.
-        is_split: by cell, whether a threshold lies in it.
+        bin_by_cell: the bin in which a cell begins, for each of 2^12 cells.
+        is_split: whether a threshold lies in a cell, so that its words are in several bins, by
+            cell.
     """
 
     width_bits: int
@@ -282,8 +283,8 @@ def _find_bin(bits: _RandomBits, deviation: int, word: int) -> int:
 
 
 def _draw_in_bins(bits: _RandomBits, deviation: int, count: int) -> Integers:
-    """Return about `count` values of N_Z(0, s^2), each at most `largest_noise` in magnitude, for a
-    deviation s of `MIN_BINNED_DEVIATION` or more.
+    """Return about `count` values of the discrete Gaussian N_Z(0, s^2), each at most
+    `largest_noise` in magnitude, for a standard deviation s of `MIN_BINNED_DEVIATION` or more.
 
     The density of magnitudes falls, so its value at the lower end of a bin bounds it within.
     Propose bin j in proportion to exp(-(j w)^2 / 2 s^2), r below w and a sign from random bits,
@@ -295,6 +296,7 @@ def _draw_in_bins(bits: _RandomBits, deviation: int, count: int) -> Integers:
     and its exponent is small: 97 of 100 are decided by their first toss.
     """
     bins = _make_bins(deviation)
+    # More than 97 of 100 proposals are kept: a 32nd more, and 16 for small counts, suffice mostly.
     proposals = count + count // 32 + 16
     words_n = bits.draw_words(proposals)
     bin_n, undecided = bins.find_bins(words_n)
@@ -315,13 +317,14 @@ def _draw_in_bins(bits: _RandomBits, deviation: int, count: int) -> Integers:
 
 
 def _draw_by_laplace(bits: _RandomBits, deviation: int, count: int) -> Integers:
-    """Return about `count` values of N_Z(0, s^2), each at most `largest_noise` in magnitude, by
-    Algorithm 3 with the scale t = s, for any deviation s.
+    """Return about `count` values of the discrete Gaussian N_Z(0, s^2), each at most
+    `largest_noise` in magnitude, by Algorithm 3 of Canonne, Kamath and Steinke 2020 with the scale
+    t = s, for any standard deviation s.
 
     Propose y from the discrete Laplace distribution, P(y) ~ exp(-|y| / s), and keep it with
     probability exp(-(|y| - s)^2 / 2 s^2).
     """
-    # About half of the proposals are kept.
+    # About half of the proposals are kept, so draw twice as many, and 16 more for small counts.
     y_n = _draw_laplace(bits, deviation, 2 * count + 16)
     y_n = y_n[np.abs(y_n) <= largest_noise(deviation)]
     distance_n = np.abs(y_n) - deviation
@@ -330,8 +333,8 @@ def _draw_by_laplace(bits: _RandomBits, deviation: int, count: int) -> Integers:
 
 
 def _draw_laplace(bits: _RandomBits, scale: int, proposals: int) -> Integers:
-    """Return values of the discrete Laplace distribution, P(y) ~ exp(-|y| / t) (Algorithm 2), at
-    most `proposals` of them.
+    """Return values of the discrete Laplace distribution, P(y) ~ exp(-|y| / t) (Canonne, Kamath and
+    Steinke 2020, Algorithm 2), at most `proposals` of them.
 
     `scale`: t, an integer.
     """
@@ -339,7 +342,7 @@ def _draw_laplace(bits: _RandomBits, scale: int, proposals: int) -> Integers:
     u_n = u_n[_toss_exp(bits, u_n, scale)]
     v_n = _count_heads(lambda coins: _toss_exp_one(bits, coins), len(u_n))
     magnitude_n = u_n + scale * v_n
-    negative_n = bits.draw_below(2, len(u_n)).astype(bool)
+    negative_n = bits.draw_below(2, len(u_n)).astype(bool)  # a fair bit: the sign
     # Zero would be drawn twice as often as it should, as +0 and -0.
     once_n = ~(negative_n & (magnitude_n == 0))
     proposed_n: Integers = np.where(negative_n, -magnitude_n, magnitude_n)[once_n]
@@ -347,8 +350,8 @@ def _draw_laplace(bits: _RandomBits, scale: int, proposals: int) -> Integers:
 
 
 def _toss_exp(bits: _RandomBits, numerator_n: Integers, denominator: int) -> Flags:
-    """Toss one coin for each numerator, which falls heads with probability exp(-numerator /
-    denominator) (Algorithm 1); return True for heads.
+    """Toss one coin for each of n numerators, which falls heads with probability exp(-numerator /
+    denominator) (Canonne, Kamath and Steinke 2020, Algorithm 1); return True for heads.
     """
     whole_n = numerator_n // denominator
     rest_n = numerator_n % denominator
@@ -368,7 +371,8 @@ def _toss_exp_one(bits: _RandomBits, count: int) -> Flags:
 
 
 def _toss_exp_fraction(bits: _RandomBits, numerator_n: Integers, denominator: int) -> Flags:
-    """Toss coins as `_toss_exp` does, for numerators of at most the denominator.
+    """Toss one coin for each of n numerators, at most the denominator, which falls heads with
+    probability exp(-numerator / denominator); return True for heads.
 
     For each, toss coins of probability (numerator / denominator) / k for k = 1, 2, ... until one
     falls tails: the number of that toss is odd with probability exp(-numerator / denominator). A

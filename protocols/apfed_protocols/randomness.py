@@ -68,7 +68,7 @@ def keystream_chunks(
     For long streams: the memory stays in the processor's cache.
 
     Args:
-        key, context: as in `keystream`.
+        key, context: 32 secret bytes, and labels of one use; the same pair gives the same stream.
         length: bytes of the whole stream.
         piece: bytes of one piece, 128 KiB at most; the last piece may have fewer.
     """

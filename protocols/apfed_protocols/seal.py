@@ -95,7 +95,7 @@ def verify_signature(
     """Raise RemoteProtocolError unless `signature` is that of `Identity.sign` over this purpose and
     these parts, by the holder of the public key `public`.
 
-    `signer`: that party's name, for the error.
+    `signer`: name of the party that holds the public key, for the error.
     """
     try:
         # Under a key of small order one signature is valid for every message.
@@ -144,8 +144,8 @@ class RunKey:
         """Return 32 key bytes that only this party and the holder of the public key `peer_public`
         can derive: HKDF-SHA256 of the X25519 shared secret.
 
-        `salt`, `info`: of HKDF. Raises RemoteProtocolError: the peer's key is malformed or of low
-        order.
+        `salt`, `info`: salt and context label of HKDF-SHA256. Raises RemoteProtocolError: the
+        peer's key is malformed or of low order.
         """
         if len(peer_public) != _KEY_BYTES:
             raise RemoteProtocolError(
@@ -183,7 +183,7 @@ class SealedLink:
         hello: 32 random bytes of this end, public; the peer needs them.
 
     Raises:
-        LocalProtocolError: `me` and `peer` are the same, or no hash of 32 bytes.
+        LocalProtocolError: `me` and `peer` are the same, or `contract_hash` has not 32 bytes.
     """
 
     def __init__(self, *, me: str, peer: str, run_key: RunKey, contract_hash: bytes) -> None:
@@ -280,8 +280,9 @@ class SealedLink:
     def seal(self, plaintext: bytes, *, sequence: int, associated: bytes) -> bytes:
         """Encrypt `plaintext` for the peer, and authenticate it together with `associated`.
 
-        `sequence`: the number of the message, from 0. Raises LocalProtocolError: it is not the next
-        one, no keys are agreed, or this is a forked process.
+        `sequence`: the number of the message, from 0, which serves as the nonce. Raises
+        LocalProtocolError: the number is not the next one, no keys are agreed, or this is a forked
+        process.
         """
         sealer, _ = self._require_keys()
         if sequence != self._sent:
@@ -296,11 +297,11 @@ class SealedLink:
 
         Args:
             sealed: the bytes of the message.
-            sequence: its number, from 0.
+            sequence: number of the message, from 0.
             associated: the bytes that the peer authenticated with it.
 
-        Raises RemoteProtocolError: it was replayed, lost, reordered or altered, or encrypted under
-        another contract or by another party; the link's state does not change then.
+        Raises RemoteProtocolError: the message was replayed, lost, reordered or altered, or
+        encrypted under another contract or by another party; the link's state does not change then.
         """
         _, opener = self._require_keys()
         if sequence != self._received:

@@ -181,10 +181,11 @@ def split_rows(rows: int, maximum: int) -> tuple[int, ...]:
 
 
 def mask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
-    """Return P X for a table X, with the row mask P that is derived from the seed.
+    """Return P X for a table X, with the orthogonal row mask P, block-diagonal, that is derived
+    from the seed.
 
     Args:
-        table_NF: X.
+        table_NF: X, (rows, features).
         seed: the dealer's secret bytes for P.
         people: SHA-256 of the aligned rows, on which P depends, too.
         mask_rows: the largest number of rows in one block of P.
@@ -194,7 +195,9 @@ def mask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: 
 
 
 def _unmask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
-    """Return P^T X for a table X; undoes `mask_table_rows` with the same arguments."""
+    """Return P^T X for a table X, (rows, columns), with the orthogonal row mask P derived from the
+    seed; undoes `mask_table_rows` with the same arguments.
+    """
     blocks = _make_mask_blocks(len(table_NF), seed, people, mask_rows)
     return np.concatenate([mask_bb.T @ table_NF[rows] for rows, mask_bb in blocks])
 
@@ -202,8 +205,9 @@ def _unmask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_row
 def _make_mask_blocks(
     rows: int, seed: bytes, people: bytes, mask_rows: int
 ) -> Iterator[tuple[slice, Floats]]:
-    """Yield each block of the row mask P: the slice of rows that it mixes, and an orthogonal matrix
-    (b, b); for the arguments see `mask_table_rows`.
+    """Yield each block of the row mask P, which is derived from the dealer's secret bytes `seed`
+    and the digest of the rows `people`: the slice of rows that it mixes, at most `mask_rows`, and
+    an orthogonal matrix of as many rows and columns.
     """
     start = 0
     for block, size in enumerate(split_rows(rows, mask_rows)):
@@ -237,8 +241,9 @@ class SvdMessage:
 
     Attributes:
         people: SHA-256 of the aligned rows; zeros in MASKS.
-        seed: of the row mask P in MASKS; else empty.
-        matrix: bounded numbers, a copy.
+        seed: 32 secret bytes from which the row mask P is derived, in MASKS; else empty.
+        matrix: the numbers, magnitudes up to 1e100, a copy: an owner's rows of the column mask Q
+            (MASKS), a masked table (TABLE), or masked singular vectors (VECTORS).
     """
 
     people: bytes
@@ -265,11 +270,11 @@ class SvdFrames:
         """Encode a message with a matrix: header, seed, the numbers in float64.
 
         Args:
-            kind: of the message.
-            matrix: its numbers.
+            kind: what the message is: masks, a masked table, or singular vectors.
+            matrix: the numbers that the message carries, (rows, columns).
             owner: the owner that sends or gets the message.
             people: SHA-256 of the aligned rows, the same at all owners; not in MASKS.
-            seed: of the row mask P, only in MASKS.
+            seed: 32 secret bytes from which the row mask P is derived; only in MASKS, else empty.
         """
         return self._pack_header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
@@ -278,12 +283,12 @@ class SvdFrames:
 
         Args:
             frame: the bytes of the message.
-            kind: that it must have.
+            kind: kind that the message must have.
             sender: who sent it, for errors.
             owner: the owner that sent it or got it.
 
-        Raises RemoteProtocolError: it has another kind, agreement, owner or size, or numbers that
-        are not finite or too large.
+        Raises RemoteProtocolError: the message has another kind, agreement, owner or size, or
+        numbers that are not finite or too large.
         """
         if type(frame) is not bytes:
             raise LocalProtocolError(
@@ -315,7 +320,8 @@ class SvdFrames:
 
     def _parse_matrix(self, body: bytes, kind: MessageKind, sender: str, owner: str) -> Floats:
         """Decode the matrix of a message, whose kind and owner decide how many rows and columns it
-        may have. Raises RemoteProtocolError: it has others, or numbers that are not bounded.
+        may have. Raises RemoteProtocolError: the matrix has others, or numbers that are not finite
+        or beyond 1e100.
         """
         agreed = self._agreement
         columns = agreed.vectors if kind is MessageKind.VECTORS else agreed.columns
@@ -338,7 +344,9 @@ class SvdFrames:
         return matrix
 
     def _pack_header(self, kind: MessageKind, owner: str, people: bytes) -> bytes:
-        """Return the header of a message to or from one owner; `people` as in `pack_matrix`."""
+        """Return the header of a message to or from one owner; `people` is SHA-256 of the aligned
+        rows, zeros in MASKS.
+        """
         agreed = self._agreement
         position = agreed.find_position(owner)
         return _HEADER.pack(_MAGIC, _VERSION, kind, position, agreed.digest, people)
@@ -356,8 +364,8 @@ class _SvdRole(KeepsSecrets):
         self._is_used = False
 
     def _require_first_use(self) -> None:
-        """Mark the role as used. Raises LocalProtocolError: it was used before, or this is a forked
-        process.
+        """Mark the role as used. Raises LocalProtocolError: the role was used before, or this is a
+        forked process.
         """
         self._fork_check.require_own_process()
         if self._is_used:
@@ -382,7 +390,8 @@ class SvdDealer(_SvdRole):
     def _make_messages(self, rows_seed: bytes, columns_key: bytes) -> Iterator[Outgoing]:
         """Yield for each owner the message with the seed of P and its rows of Q.
 
-        `rows_seed`: of the row mask P. `columns_key`: from which the column mask Q is drawn.
+        `rows_seed`: 32 secret bytes that each owner expands to the row mask P. `columns_key`: 32
+        secret bytes from which the column mask Q is drawn here.
         """
         agreed = self.agreement
         mask_FF = draw_orthogonal(agreed.columns, columns_key, b"columns")
@@ -449,8 +458,8 @@ class SvdOwner(_SvdRole):
         return self._frames.pack_matrix(MessageKind.TABLE, masked_NF, owner=self.me, people=people)
 
     def _require_masks(self) -> SvdMessage:
-        """Return this owner's masks. Raises LocalProtocolError: they have not arrived yet, or this
-        is a forked process.
+        """Return this owner's masks: the seed of the row mask P, and its rows of the column mask Q.
+        Raises LocalProtocolError: the masks have not arrived yet, or this is a forked process.
         """
         self._fork_check.require_own_process()
         if self._masks is None:

@@ -42,7 +42,7 @@ class Flattened:
     """A tree of arrays as one matrix, and what is needed to restore the tree.
 
     Attributes:
-        matrix: float32 or float64, (B, D); each row is clipped by itself.
+        matrix: the numbers in float32 or float64, (rows, columns); a sum clips each row by itself.
     """
 
     matrix: Matrix
@@ -92,11 +92,11 @@ class _Leaf:
 
     Attributes:
         path: where it stands in the tree, for errors.
-        values: its numbers as float32 or float64.
+        values: numbers of the leaf as float32 or float64, in its shape.
         range: smallest and largest number of its type.
         is_whole: whether its type is an integer type.
         restore: converts values, in float, to its type, library and device.
-        labels: of rows and columns; None: it has none.
+        labels: labels of its rows and columns; None: it has none.
     """
 
     path: str
@@ -128,8 +128,8 @@ class _Leaf:
         """Return values in the type, library and device of this leaf.
 
         Args:
-            values: in float, of its shape.
-            off: the largest error of each.
+            values: new numbers in float, in the shape of the leaf.
+            off: the largest error of each number.
 
         Raises LocalProtocolError: integers have an error of up to a half or more, or a number
         exceeds the range of the type.
@@ -226,7 +226,7 @@ def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
 
 def _make_leaf(node: Any, path: str) -> _Leaf:
     """Return one array, tensor or number as a leaf. Raises LocalProtocolError, which names the
-    path: it is no array of floats or integers.
+    path: the node is no array of floats or integers.
 
     `path`: where it stands in the tree.
     """
@@ -281,7 +281,8 @@ def _choose_restore(node: Any, labels: Labels | None, dtype: Any) -> Callable[[N
     """Return the function that converts float values to an array like `node`: a frame, an array of
     another library, a NumPy scalar or a NumPy array.
 
-    `labels`: of a frame. `dtype`: NumPy's type of the numbers of `node`.
+    `labels`: row and column labels of a frame; None for all else. `dtype`: NumPy's type of the
+    numbers of `node`.
     """
     native_dtype = dtype.newbyteorder("=")
     if labels is not None:
@@ -298,7 +299,7 @@ def _make_frame_like(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]
     """Return values in canonical order of labels as a frame or series with the index and columns of
     `node`.
 
-    `labels`: of `node`. `dtype`: of its numbers.
+    `labels`: row and column labels of `node`. `dtype`: NumPy's type of its numbers.
     """
     restored = labels.restore_order(values).astype(dtype.newbyteorder("="))
     if hasattr(node, "columns"):

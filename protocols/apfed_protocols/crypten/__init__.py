@@ -64,7 +64,7 @@ _WORD = np.dtype("<u8")
 
 def load_crypten() -> Any:
     """Import CrypTen, if it was not imported before, and return its module, patched so that
-    `act_as_party` works. Raises LocalProtocolError: it cannot be imported.
+    `act_as_party` works. Raises LocalProtocolError: CrypTen cannot be imported.
     """
     imported = sys.modules.get(_CRYPTEN)
     crypten = _import_with_stub() if imported is None else imported

@@ -73,12 +73,12 @@ class CryptenAnd:
     """One party's part in an AND of XOR-shared words by CrypTen's `beaver.AND`, over the protocol's
     own messages.
 
-    Satisfies `apfed_protocols.psi.hashing.And`; for the arguments see there. CrypTen's AND is
-    written for a communicator that blocks until all parties have revealed d and e, the inputs
-    masked by the triple. Here they travel in the protocol's authenticated messages, so the AND
-    runs twice over the same inputs and triple: first until d and e must be revealed, where the
-    communicator keeps this party's shares of them and raises; and, once both are known, from start
-    to end. Nothing waits inside CrypTen, so a peer that falls silent leaves no thread behind.
+    Satisfies `apfed_protocols.psi.hashing.And`. CrypTen's AND is written for a communicator that
+    blocks until all parties have revealed d and e, the inputs masked by the triple. Here they
+    travel in the protocol's authenticated messages, so the AND runs twice over the same inputs and
+    triple: first until d and e must be revealed, where the communicator keeps this party's shares
+    of them and raises; and, once both are known, from start to end. Nothing waits inside CrypTen,
+    so a peer that falls silent leaves no thread behind.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class CryptenAnd:
 
         Args:
             x, y: this party's XOR shares of them, arrays of one shape.
-            triple: its shares of a, b and a AND b, of the same shape.
+            triple: this party's shares of a, b and a AND b, of the same shape.
             is_leader: whether this is the one of the two parties that adds the public term d AND e.
         """
         self._x = wrap_bits(x)
@@ -146,7 +146,7 @@ class _Opening:
         """Keep this party's shares of d and e, and return the revealed d and e; CrypTen calls this.
 
         Args:
-            shares: of d and e.
+            shares: this party's shares of d and e, as torch tensors.
             op: how they are combined; must be XOR.
             batched: whether `shares` is a list of tensors; must be True.
 

@@ -166,7 +166,8 @@ def count_common(
     progress: Callable[[Progress], None] | None = None,
 ) -> int:
     """Return how many IDs all parties share, running all parties in this process; no party learns
-    which. The arguments and errors are those of `align`.
+    which. `hub`: the party that all others exchange messages with. For the other arguments and the
+    errors see `align`.
     """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     results = _run_parties(
