@@ -208,7 +208,7 @@ class SumOfProducts(DescribedSum):
     @property
     def readable_bits(self) -> float:
         """Return the most bits about one person that an active with a proper key can read by
-        choosing what it encrypts as labels.
+        encrypting other numbers than bits as labels.
 
         K numbers modulo q = 2^k, each under smudging noise that is uniform on 2^h integers, and
         under the noise of all passives, which lies on whole steps of q / t: what an active encrypts
@@ -331,8 +331,8 @@ class SumOfProducts(DescribedSum):
         return replace(self._empty_request, blobs=tuple(blobs)).pack()
 
     def open_request(self, request: bytes, count: int) -> tuple[bytes, ...]:
-        """Decode what `pack_request` returned; return its blobs. Raises RemoteProtocolError: it is
-        malformed, has another shape or agreement, or not `count` blobs.
+        """Decode what `pack_request` returned; return its blobs. Raises RemoteProtocolError: the
+        request is malformed, has another shape or agreement, or not `count` blobs.
         """
         expected = self._empty_request
         sender = self.agreement.receiver
@@ -360,15 +360,16 @@ class SumOfProducts(DescribedSum):
 
 
 def _expand_key(ring: Ring, seed: bytes) -> Digits:
-    """Return a of the public key (b, a) as digits, (digits, coefficients), expanded from a
-    request's public seed.
+    """Return the uniform half a of the public key (b, a), a polynomial with coefficients split into
+    digits, (digits, coefficients), expanded from a request's public seed.
     """
     return ring.expand_seed(seed, b"products key")
 
 
 def expand_label(ring: Ring, seed: bytes, position: int) -> Digits:
-    """Return a of the ciphertext (b, a) of the label at `position`, from 0, as digits, (digits,
-    coefficients), expanded from the request's public seed.
+    """Return the uniform half a of the ciphertext (b, a) of the label at `position`, from 0: a
+    polynomial with coefficients split into digits, (digits, coefficients), expanded from the
+    request's public seed.
     """
     return ring.expand_seed(seed, b"products label", position.to_bytes(4, "big"))
 
@@ -380,22 +381,26 @@ def _derive_secret_key(secure_sum: SumOfProducts, root: bytes) -> IntArray:
 
 def encrypt_labels(secure_sum: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
     """Return the blobs of a request: a public seed, b of the public key and b of every label, where
-    b = -a s + e + q m / t and a is expanded from the seed.
+    b = -a s + e + q m / t modulo q, the label is m (0 for the key), t the plain modulus, s the
+    secret key, e a small error, and a is expanded from the seed. Letters: n labels, K classes, L
+    digits of a coefficient, N coefficients, H = N / 2 values of a transform.
 
     Args:
         secure_sum: the sum of products.
         root: 32 secret bytes from which the seed, the secret key s and the errors e are derived;
             used for one request only.
-        bits_nK: the labels; m of label j is the polynomial sum_k bits[j, k] X^k.
+        bits_nK: the labels, 0 or 1, (labels, classes); m of label j is the polynomial sum_k bits[j,
+            k] X^k.
     """
     ring = secure_sum.ring
     seed = derive_key(root, b"products seed")
     secret_H = transform_polynomials(_derive_secret_key(secure_sum, root))
-    step_bits = ring.bits - secure_sum.headroom.plain_bits  # q / t is 2^step_bits
+    # A step is q / t = 2^step_bits, modulus over plain modulus, by which labels are scaled.
+    step_bits = ring.bits - secure_sum.headroom.plain_bits
 
     def encrypt_zero(uniform_LN: Digits, position: int) -> Digits:
-        """Return -a s + e for the polynomial a = `uniform_LN`, with the error e for `position`: 0
-        for the key, j + 1 for label j.
+        """Return -a s + e, an encryption of zero, for the polynomial a = `uniform_LN`, with the
+        error e for `position`: 0 for the key, j + 1 for label j.
         """
         a_LH = transform_polynomials(ring.centre_digits(uniform_LN))
         product_LN = invert_transform(a_LH * secret_H)
@@ -414,13 +419,15 @@ def encrypt_labels(secure_sum: SumOfProducts, root: bytes, bits_nK: IntArray) ->
 
 @dataclass(frozen=True)
 class LabelValues(KeepsSecrets):
-    """The transforms of the public key and the encrypted labels, which a passive computes once.
+    """The Fourier transforms of the public key and the encrypted labels, which a passive computes
+    once. Letters: n labels, N coefficients of a polynomial, L digits of a coefficient, S powers of
+    X for one person, K classes, U people of a ciphertext, H = U / 2 roots.
 
     Attributes:
         digest: SHA-256 of the request.
-        key: values of the digits of the public key (b, a) at the roots of the ring, (2, L, N / 2).
-        labels: values of the digits of all labels at the roots of the polynomials in Y, (H, n, F):
-            F is L times the powers of X: all S of a, and of b the folds * K that answers use.
+        key: values of the digits of the public key (b, a) at the roots of X^N + 1, (2, L, N / 2).
+        labels: values of the digits of all encrypted labels (b, a) at the roots of Y^U + 1, (H, n,
+            F): F is L times the powers of X: all S of a, and of b the folds * K that answers use.
     """
 
     digest: bytes
@@ -435,13 +442,15 @@ class LabelValues(KeepsSecrets):
         blobs: Sequence[bytes],
         shifts: Sequence[int] | None = None,
     ) -> "LabelValues":
-        """Check and transform the key and the labels of a request.
+        """Check and transform the key and the encrypted labels (b, a) of a request. Letters as in
+        the class: digits L, coefficients N = U S, labels n, powers F.
 
         Args:
             secure_sum: the sum of products.
             request: the message of the active.
             blobs: the parts that `encrypt_labels` returned.
-            shifts: for each label the power of X to multiply it by (with candidates); None: 0.
+            shifts: power of X to multiply each label by, which changes its class (with candidates);
+                None: 0 for all.
 
         Raises RemoteProtocolError: a blob has another size, a number is out of range, or the public
         key hides nothing.
@@ -456,9 +465,11 @@ class LabelValues(KeepsSecrets):
             )
         public_key = ring.parse_digits(blobs[1], sender=sender), _expand_key(ring, seed)
         words_2N = np.stack([ring.round_digits(half, headroom.kept_bits) for half in public_key])
+        # Called for its exception only: a key that hides nothing.
         require_uniform_key(words_2N, 1 << headroom.kept_bits, sender=sender)
         columns = headroom.folds * secure_sum.products.columns
         count = len(ring.widths) * (headroom.stride + columns)
+        # The first two blobs are seed and key; one b of each label follows.
         values_HnF = np.empty((headroom.rows // 2, len(blobs) - 2, count), dtype=np.complex128)
         shape_LUS = (-1, headroom.rows, headroom.stride)
         for position, blob in enumerate(blobs[2:]):
@@ -478,9 +489,10 @@ class LabelValues(KeepsSecrets):
 
 
 def _multiply_by_power(numbers_LN: Digits, power: int) -> Digits:
-    """Return polynomials, given as digits (digits, coefficients), multiplied by X^power modulo X^N
-    + 1.
+    """Return a polynomial, its N coefficients split into L digits, (L, N), multiplied by X^power
+    modulo X^N + 1.
     """
+    # X^N = -1, so coefficients that leave at the top come back below with another sign.
     shifted_LN = np.roll(numbers_LN, power, axis=1)
     shifted_LN[:, :power] *= -1
     return shifted_LN
@@ -515,9 +527,9 @@ class Candidates(KeepsSecrets):
     def __init__(
         self, secure_sum: SumOfProducts, frames: AgreedFrames, classes_n: IntArray
     ) -> None:
-        """Draw 32 secret bytes for each candidate and hash the requests that follow from them.
+        """Draw 32 secret bytes for each candidate and hash the request that is computed from them.
 
-        `classes_n`: the class of each label.
+        `classes_n`: the class of each of the active's n labels, from 0.
         """
         self._sum_of_products = secure_sum
         self._frames = frames
@@ -529,8 +541,9 @@ class Candidates(KeepsSecrets):
         self.commitment = secure_sum.pack_request((self._hashes,))
 
     def open_candidates(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
-        """Return the message of step 3, which reveals all candidates but the one that the passives
-        chose and asks about the labels with that one, and its secret key; once.
+        """Return the message that reveals the secret bytes of all candidate requests but the one
+        that the passives chose, and sends the encrypted labels of that one; and its secret key,
+        (N,) ternary coefficients. Called once.
 
         `challenges`: each passive's message with the chosen candidate, by its name.
 
@@ -547,6 +560,7 @@ class Candidates(KeepsSecrets):
         root = roots.pop(chosen)
         columns = described.products.columns
         classes_n = _draw_classes(described, root)
+        # By so many classes each of the candidate's random labels is moved to the true one.
         shifts_n = ((self._classes_n - classes_n) % columns).astype(_SHIFT)
         blobs = encrypt_labels(described, root, np.eye(columns, dtype=np.int64)[classes_n])
         parts = (b"".join(roots), shifts_n.tobytes(), *blobs)
@@ -561,7 +575,8 @@ class PublicCoin(KeepsSecrets):
     def __init__(
         self, me: str, secure_sum: SumOfProducts, frames: AgreedFrames, commitment: bytes
     ) -> None:
-        """Take the hashes of the candidates and draw this party's 32 random bytes of the coin.
+        """Take the hashes of the candidate requests and draw this party's 32 random bytes of the
+        coin.
 
         Args:
             me: this passive's name.
@@ -648,20 +663,23 @@ class PublicCoin(KeepsSecrets):
 
 
 def _audit_request(secure_sum: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
-    """Recompute every revealed candidate and compare its hash (step 4); return the transforms of
-    the labels of the candidate that is used.
+    """Recompute every candidate request whose secret bytes the active revealed, and compare its
+    hash with the commitment; return the transforms of the labels of the candidate that is used.
 
     Args:
         secure_sum: the sum of products.
         coin: the finished toss of this passive.
-        request: the active's message of step 3.
+        request: the active's message with the secret bytes of all other candidates, the shift of
+            each label, and the blobs of the request that is used.
 
     Raises RemoteProtocolError: the active cheated, or the message is malformed.
     """
     agreed = secure_sum.products
     chosen = coin.chosen_candidate
+    # Secret bytes, shifts, seed and key, then one encrypted label each.
     parts = secure_sum.open_request(request, 4 + agreed.labelled)
     roots = parts[0]
+    # Whole shifts only, so that NumPy does not raise; the size itself is checked below.
     even_size = len(parts[1]) - len(parts[1]) % _SHIFT.itemsize
     shifts = np.frombuffer(parts[1][:even_size], _SHIFT)
     sizes = len(coin.hashes) - _BYTES, _SHIFT.itemsize * agreed.labelled
@@ -722,7 +740,7 @@ def _parse_challenges(
         secure_sum: the sum of products.
         frames: checks the messages.
         challenges: each passive's message with the chosen candidate, by its name.
-        hashes: of the candidates, as the active sent them.
+        hashes: hash of each candidate request, 32 bytes, joined, as the active sent them.
 
     Raises RemoteProtocolError: a passive's challenge is missing, or they differ.
     """
@@ -802,7 +820,9 @@ class ProductReceiver(SumReceiver):
         return self._candidates
 
     def _store_request(self, request: bytes, secret_N: IntArray) -> None:
-        """Keep the request, its digest, and the transform of its secret key, (N,)."""
+        """Keep the request, its SHA-256 digest, and the Fourier transform of its secret key,
+        `secret_N`, ternary coefficients.
+        """
         self._request = request
         self._secret = transform_polynomials(secret_N)
         self._digest = hashlib.sha256(request).digest()
@@ -810,7 +830,8 @@ class ProductReceiver(SumReceiver):
     def open_block(self, block: int, combined: bytes) -> FloatArray:
         """Decrypt the sum of products of one block's people, (people, classes) in float64.
 
-        `combined`: the aggregator's message. Errors as in `SumReceiver.decode`.
+        `combined`: the aggregator's message. Raises RemoteProtocolError: the message is malformed,
+        of another block, or its sum is out of range; the secret key is destroyed then.
         """
         described = self._sum
         self.make_request()  # raises if no labels were sent yet
@@ -818,8 +839,9 @@ class ProductReceiver(SumReceiver):
         return self.decode(combined, shape, described.make_binding(block, self._digest))
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Decrypt one block: c0 + c1 s, rounded to multiples of q / t; return real numbers,
-        (people, classes).
+        """Decrypt the sum of products of one block: c0 + c1 s for the secret key s, rounded to
+        multiples of q / t; return real numbers, (people, classes). Letters: B people of the block,
+        U of a ciphertext, K classes, S powers of X for one person, N = U S coefficients.
 
         Raises RemoteProtocolError: a word is malformed, or noise or sum are out of range.
         """
@@ -829,6 +851,7 @@ class ProductReceiver(SumReceiver):
         words = described.parse_words(frame, binding.step, sender=described.agreement.combiner)
         integers_BK = np.empty(frame.shape, dtype=np.int64)
         start = 0
+        # One ciphertext after the other: K numbers of c0 for each person, then all N of c1.
         for index, count in enumerate(described.count_words(binding.step)):
             people = (count - described.ring.degree) // columns
             c0, c1_N = np.split(words[start : start + count], [people * columns])
@@ -841,8 +864,9 @@ class ProductReceiver(SumReceiver):
         return described.fixed_point.dequantise_sum(integers_BK)
 
     def _fold_classes(self, product_US: Words) -> Words:
-        """Return one number for each person and class, (people, classes): the coefficient of X^k
-        or, with candidates, the sum of those of X^k and X^(k + K).
+        """Return one number for each person and class, (people, classes), from S coefficients a
+        person, (people, S): for class k the coefficient of X^k or, with candidates, the sum of
+        those of X^k and X^(k + K), since shifted labels have class k or k + K.
         """
         folds = self._sum.headroom.folds
         columns = self._sum.products.columns
@@ -851,8 +875,8 @@ class ProductReceiver(SumReceiver):
         return folded
 
     def _multiply_by_secret(self, c1_N: Words) -> Words:
-        """Return the product of c1 and the secret key modulo 2^64, computed exactly from 16 bits of
-        c1 at a time.
+        """Return the product of the polynomial c1, N coefficients, and the secret key modulo 2^64,
+        computed exactly from 16 bits of c1 at a time, so that float64 rounds to the integers.
         """
         assert self._secret is not None
         total_N = np.zeros_like(c1_N)
@@ -905,7 +929,7 @@ class ProductContributor(Role):
         """Make the role of `me`, whose set-up agrees one mask seed with each other passive."""
         frames = secure_sum.make_frames()
         others = [name for name in secure_sum.agreement.contributors if name != me]
-        secure_sum.agreement.find_position(me)
+        secure_sum.agreement.find_position(me)  # raises if `me` is no contributor
         self.me = me
         self._products = secure_sum
         self._seeds = PairwiseSeeds(me, others, frames)
@@ -938,7 +962,7 @@ class ProductContributor(Role):
         return self._require_coin().pack_challenge()
 
     def _require_coin(self) -> PublicCoin:
-        """Return this passive's coin toss. Raises LocalProtocolError: none began yet."""
+        """Return this passive's coin toss. Raises LocalProtocolError: no toss began yet."""
         if self._coin is None:
             raise LocalProtocolError(f"{self.me} has tossed no coin yet")
         return self._coin
@@ -946,8 +970,8 @@ class ProductContributor(Role):
     def accept_request(self, request: bytes) -> None:
         """Take the encrypted labels, once; with candidates, check those that were revealed.
 
-        `request`: the active's message. Raises RemoteProtocolError: it is malformed or a second
-        one, or the active cheated.
+        `request`: the active's message. Raises RemoteProtocolError: the message is malformed or a
+        second one, or the active cheated.
         """
         described = self._products
         if self._labels is not None:
@@ -963,13 +987,16 @@ class ProductContributor(Role):
     def answer_block(
         self, block: int, rows_Bn: FloatArray, noise_BK: IntArray | None = None
     ) -> bytes:
-        """Return the answer to one block: the encrypted and masked products of its people.
+        """Return this passive's message to the aggregator about one block of people: the products
+        of their rows with the labels, encrypted and masked.
 
         Args:
-            block: its index; indices must rise, and each is answered once.
-            rows_Bn: float32 or float64, the rows of A of `get_block_people(block)`.
-            noise_BK: in steps of fixed point, from `apfed_protocols.noise` under a key of this
-                party; required if the agreement has noise, else None.
+            block: index of the block, from 0; indices must rise, and each is used once.
+            rows_Bn: rows of this passive's matrix for the people `get_block_people(block)`, float32
+                or float64, (people, labels).
+            noise_BK: integer noise in steps of fixed point, (people, classes), from
+                `apfed_protocols.noise` under a key of this party; required if the agreement has
+                noise, else None.
 
         Raises LocalProtocolError: rows or noise that do not fit, a block that was answered, or a
         call before the labels or the set-up.
@@ -984,6 +1011,7 @@ class ProductContributor(Role):
         self._seeds.require_completion()
         binding = described.make_binding(block, self._labels.digest)
         self._frames.begin_step(binding)
+        # L digits of a number, C ciphertexts of U people each, K classes, N coefficients.
         c0_LCUK, c1_LCN = self._compute_ciphertexts(integers_Bn, self._labels)
         words = self._round_to_words(c0_LCUK, c1_LCN, noise_BK, shape)
         self._seeds.add_cancelling_masks(binding, words)
@@ -993,8 +1021,8 @@ class ProductContributor(Role):
     def answer_blocks(
         self, rows_Un: FloatArray, noise_UK: IntArray | None = None
     ) -> Iterator[bytes]:
-        """Yield `answer_block` for each block, from the rows and the noise of all people (U is
-        their number).
+        """Yield this passive's message about each block of people (`answer_block`), from the rows
+        of all people, (people, labels), and their noise, (people, classes), None: no noise.
         """
         for block in range(self._products.blocks):
             people = self._products.get_block_people(block)
@@ -1035,8 +1063,8 @@ class ProductContributor(Role):
 
         Returns:
             Of c0 the numbers of the people and classes, (L, C, U, K): digit, ciphertext, person in
-            it, class; and all of c1, (L, C, N): digit, ciphertext, coefficient. F are the powers
-            of X, S of c1 and then folds * K of c0; n the labels, H the roots.
+            it, class; and all of c1, (L, C, N): digit, ciphertext, coefficient. In names of arrays
+            F are the powers of X, S of c1 and then folds * K of c0; n labels, H = U / 2 roots.
         """
         headroom = self._products.headroom
         ring = self._products.ring
@@ -1046,6 +1074,7 @@ class ProductContributor(Role):
         padded = np.zeros((count * headroom.rows, integers_Bn.shape[1]))
         padded[: len(integers_Bn)] = integers_Bn
         values_CnH = transform_polynomials(padded.reshape(count, headroom.rows, -1).swapaxes(1, 2))
+        # A sum over the labels at each root: what makes products of polynomials of their values.
         products_HCF = np.ascontiguousarray(values_CnH.transpose(2, 0, 1)) @ labels.labels
         products_CFU = invert_transform(np.ascontiguousarray(products_HCF.transpose(1, 2, 0)))
         products_CLFU = products_CFU.reshape(count, digits, -1, headroom.rows)
@@ -1058,6 +1087,7 @@ class ProductContributor(Role):
         c0_LCUF = products_LCUF[..., headroom.stride :]
         c0_LCUF = c0_LCUF + zeros_c0_LCUS[..., : headroom.folds * columns]
         c0_LCUF = np.rint(c0_LCUF).astype(np.int64)
+        # With candidates a class stands at two powers of X, which are added here (folds).
         c0_LCUK = c0_LCUF.reshape(*c0_LCUF.shape[:3], headroom.folds, columns).sum(axis=3)
         c1_LCN = c1_LCUS.astype(np.int64).reshape(digits, count, ring.degree)
         c1_LCN[0] += draw_centred_binomial(count * ring.degree).reshape(count, -1)
@@ -1065,28 +1095,32 @@ class ProductContributor(Role):
         return c0_LCUK, c1_LCN
 
     def _encrypt_zeros(self, labels: LabelValues, count: int) -> NDArray[np.float64]:
-        """Return fresh encryptions of zero without their errors, (b u, a u) for random ternary u,
-        as digits, (2, L, C, N); `count` is C. The caller adds the errors.
+        """Return fresh encryptions of zero without their errors, (b u, a u) for the public key (b,
+        a) and random ternary polynomials u: L digits of the N coefficients of C = `count`
+        ciphertexts, (2, L, C, N). The caller adds the errors.
         """
         u_CN = draw_ternary(count * self._products.ring.degree).reshape(count, -1)
         return invert_transform(labels.key[:, :, None] * transform_polynomials(u_CN))
 
     def _smudge(self, c0_LCUK: Digits) -> None:
         """Add to c0, in place, the uniform noise that hides this passive's rows and errors in the
-        noise of its ciphertexts (smudging).
+        noise of its ciphertexts (smudging). Axes of `c0_LCUK`: digit, ciphertext, person in it,
+        class.
         """
         self._products.ring.add_uniform(c0_LCUK, self._products.headroom.smudging_bits)
 
     def _round_to_words(
         self, c0_LCUK: Digits, c1_LCN: Digits, noise_BK: IntArray | None, shape: tuple[int, int]
     ) -> Words:
-        """Return the words of a block's answer: c0 and c1 of each ciphertext in turn, rounded to
-        `kept_bits`, with the noise for differential privacy added to c0.
+        """Return the words (numbers modulo 2^kept_bits) of a block's message: c0 and c1 of each
+        ciphertext in turn, rounded to `kept_bits`, with the noise for differential privacy added to
+        c0.
 
         Args:
-            c0_LCUK, c1_LCN: digits of the ciphertexts.
-            noise_BK: in steps of fixed point; None: no noise.
-            shape: (people of the block, K).
+            c0_LCUK, c1_LCN: halves of the ciphertexts in digits: (digit, ciphertext, person in it,
+                class) and (digit, ciphertext, coefficient).
+            noise_BK: integer noise in steps of fixed point, (people, classes); None: no noise.
+            shape: (people of the block, classes).
         """
         headroom = self._products.headroom
         ring = self._products.ring
@@ -1114,8 +1148,8 @@ class ProductCombiner(Role):
     def combine_block(self, block: int, answers: Mapping[str, bytes]) -> bytes:
         """Add one answer of each passive, by name, to one block; return the message to the active.
 
-        `block`: its index; indices must rise. Raises RemoteProtocolError: an answer is missing or
-        malformed, or the answers are to different labels.
+        `block`: index of the block, from 0; indices must rise. Raises RemoteProtocolError: an
+        answer is missing or malformed, or the answers are to different labels.
         """
         described = self._products
         described.get_block_people(block)  # raises if there is no such block
@@ -1128,7 +1162,7 @@ class ProductCombiner(Role):
 
 
 def _check_bits(labels_nK: object, agreement: ProductAgreement) -> IntArray:
-    """Return the labels as integers, (labels, classes). Raises LocalProtocolError: they have
+    """Return the labels as integers, (labels, classes). Raises LocalProtocolError: the array has
     another shape, numbers other than 0 and 1, or, with candidates, rows that are not one-hot.
     """
     shape = agreement.labelled, agreement.columns

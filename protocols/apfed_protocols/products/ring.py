@@ -118,9 +118,10 @@ class Ring:
         return self._split_digits(bytes_CO)
 
     def pack_digits(self, numbers_LC: Digits) -> bytes:
-        """Encode one polynomial, given as digits (digits, coefficients) of any magnitude, with its
-        coefficients reduced modulo 2^k.
+        """Encode one polynomial, its C coefficients split into L digits of any magnitude, (L, C),
+        with coefficients reduced modulo 2^k.
         """
+        # W words of 64 bits a coefficient; a digit may reach into the next word.
         words_CW = np.zeros((self.degree, -(-self.bits // 64) + 1), dtype=_WORD)
         for digit_C, offset in zip(self.carry_digits(numbers_LC), self.offsets, strict=True):
             word, shift = divmod(offset, 64)
@@ -130,8 +131,8 @@ class Ring:
         return words_CW.view(np.uint8)[:, : self._coefficient_bytes].tobytes()
 
     def _split_digits(self, bytes_CO: NDArray[np.uint8]) -> Digits:
-        """Return the digits, (digits, coefficients), of coefficients in little-endian bytes: C
-        coefficients of O bytes, which are copied to W words of 64 bits.
+        """Return the digits, (digits, coefficients), of C coefficients in O little-endian bytes
+        each, (C, O), which are copied to W words of 64 bits.
         """
         padded = np.zeros((len(bytes_CO), 8 * (-(-self.bits // 64) + 1)), dtype=np.uint8)
         padded[:, : self._coefficient_bytes] = bytes_CO
@@ -176,14 +177,15 @@ class Ring:
     def add_shifted(self, numbers_L: Digits, position: int, integers: Digits | int) -> None:
         """Add `integers` times 2^position to numbers in digits, in place.
 
-        They are added to one digit, without carrying, so they must be small enough for 64 bits.
+        The integers are added to one digit (the first axis of `numbers_L`, lowest first), without
+        carrying, so they must be small enough for 64 bits.
         """
         digit = max(k for k, offset in enumerate(self.offsets) if offset <= position)
         numbers_L[digit] += integers << (position - self.offsets[digit])
 
     def add_uniform(self, numbers_L: Digits, bits: int) -> None:
-        """Add fresh secret integers, each uniform on [-2^(bits - 1), 2^(bits - 1)), to numbers in
-        digits, in place.
+        """Add fresh secret integers, each uniform on [-2^(bits - 1), 2^(bits - 1)), in place to
+        numbers whose digits are along the first axis, lowest first.
         """
         count = math.prod(numbers_L.shape[1:])
         for digit, offset, width in zip(numbers_L, self.offsets, self.widths, strict=True):
@@ -191,10 +193,12 @@ class Ring:
                 stream = keystream(fresh_key(), b"uniform", length=4 * count)
                 words = np.frombuffer(stream, "<u4").reshape(digit.shape).astype(np.int64)
                 digit += words & ((1 << min(width, bits - offset)) - 1)
+        # The digits were drawn from 0 to 2^bits - 1; subtracting 2^(bits - 1) centres them.
         self.add_shifted(numbers_L, bits - 1, -1)
 
     def round_digits(self, numbers_L: Digits, kept_bits: int) -> Words:
-        """Return numbers in digits divided by 2^(k - kept_bits) and rounded, modulo 2^kept_bits.
+        """Return numbers modulo 2^k, whose digits are along the first axis, lowest first, divided
+        by 2^(k - kept_bits) and rounded, modulo 2^kept_bits.
 
         `kept_bits`: k - kept_bits must be the lowest bit of a digit.
         """
@@ -238,7 +242,7 @@ def transform_polynomials(polynomial_U: NDArray[Any]) -> Spectrum:
 
 def invert_transform(values_H: Spectrum) -> NDArray[np.float64]:
     """Return the real polynomials, U coefficients along the last axis, of which
-    `transform_polynomials` returned these U / 2 values.
+    `transform_polynomials` returned these H = U / 2 values.
     """
     folded = np.fft.ifft(values_H)
     folded *= _compute_twist(2 * values_H.shape[-1]).conj()
@@ -269,7 +273,9 @@ class ProductAgreement:
     Raises LocalProtocolError on construction when a field is of another type or out of its range.
 
     Attributes:
-        session, receiver, combiner, contributors, bits, allow_single: as in `SumAgreement`.
+        session, receiver, combiner, contributors, bits, allow_single: name of the run, active,
+            aggregator, passives, width of a value in fixed point, and whether one passive is enough
+            (`SumAgreement`).
         people: rows of every passive's matrix, aligned; 1 to 2^28.
         columns: K, columns of the labels; 1 to 512.
         labelled: n, rows of the labels and columns of every matrix; 1 to 4096.
@@ -408,8 +414,8 @@ def compute_row_limit(agreement: ProductAgreement) -> int:
 
 
 def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
-    """Return the parameters of the smallest ring degree that fits. Raises LocalProtocolError: none
-    does.
+    """Return the parameters of the smallest ring degree that fits. Raises LocalProtocolError: no
+    ring degree fits.
     """
     for degree in _DEGREES:
         headroom = _fit_degree(agreement, degree)
@@ -423,8 +429,8 @@ def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
 
 
 def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
-    """Return the parameters for the ring degree N = `degree` by the bounds 1 to 5 above; None if
-    none meet them.
+    """Return the parameters for the ring degree N = `degree` by the bounds 1 to 5 of the comment
+    above `ProductHeadroom`; None if no parameters meet them.
     """
     folds = 2 if agreement.candidates else 1
     stride = 1 << (folds * agreement.columns - 1).bit_length()
