@@ -63,37 +63,47 @@ class PromiseError(ApfedError):
     """
 
 
-class FewRowsWarning(UserWarning):
+class _AdvisingWarning(UserWarning):
+    """A warning whose text names settings."""
+
+    def __init__(self, text: str = "") -> None:
+        # Imported late: whoever reads errors alone loads no other module.
+        from secure_apfed.base.translation import translate
+
+        super().__init__(translate(text))
+
+
+class FewRowsWarning(_AdvisingWarning):
     """A class has so few rows that the model cannot learn it, or that its measures
     are unreliable.
     """
 
 
-class LeftOutWarning(UserWarning):
+class LeftOutWarning(_AdvisingWarning):
     """A resumed session repeats steps that a passive did not answer; they are
     repeated without it.
     """
 
 
-class NarrowBatchWarning(UserWarning):
+class NarrowBatchWarning(_AdvisingWarning):
     """A batch whose representations point in one direction: the active trained on it alone."""
 
 
-class NarrowTableWarning(UserWarning):
+class NarrowTableWarning(_AdvisingWarning):
     """A passive's table with so few columns that what it contributes may reveal most of them."""
 
 
-class SuspectColumnWarning(UserWarning):
+class SuspectColumnWarning(_AdvisingWarning):
     """A column that looks like an ID or like the label, among the features."""
 
 
-class UnmatchedIdsWarning(UserWarning):
+class UnmatchedIdsWarning(_AdvisingWarning):
     """The IDs of one pattern hardly ever match: other parties may write them in another way."""
 
 
-class UnseenCellsWarning(UserWarning):
+class UnseenCellsWarning(_AdvisingWarning):
     """Some cells to predict from are unlike all in training, and count for nothing."""
 
 
-class NoHelpWarning(UserWarning):
+class NoHelpWarning(_AdvisingWarning):
     """A run with passives that never got a request: the active trained alone."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from traceback import extract_tb
 from typing import Any
 
@@ -22,11 +22,12 @@ from apfed_attacks import ATTACKS, recorded
 from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack
 from apfed_attacks.people.membership import AveragedMembership
-from apfed_attacks.scoring import Truth, make_inapplicable_result, score_guess
+from apfed_attacks.scoring import Truth, check_guess, make_inapplicable_result, score_guess
 from apfed_attacks.table import find_attack
 from apfed_attacks.view import (
     AdversaryView,
     AttackError,
+    GuessError,
     Knowledge,
     PlayedAttack,
     list_seen_positions,
@@ -202,8 +203,16 @@ class Trial:
             if (reason := attack.explain_inapplicability(view)) is not None:
                 return make_inapplicable_result(attack, view, reason, self.seed)
             with name_failures(attack):
-                (guess,) = compute_guesses(attack, view, self.seed)
+                (guess,) = compute_guesses(
+                    attack,
+                    view,
+                    self.seed,
+                    check=partial(check_guess, attack, view, truth=truth),
+                )
             result = score_guess(attack, view, guess, truth, self.seed)
+        except GuessError as error:
+            kind = type(attack)
+            raise GuessError(f"attacks: {kind.__module__}:{kind.__name__}: {error}") from error
         except AttackError as error:
             return make_inapplicable_result(
                 attack, view, attack.explain_inapplicability(view) or str(error), self.seed
@@ -314,15 +323,18 @@ def compute_guesses(
     seed: int,
     exchanges: int = 1,
     on_pass: Callable[[], None] = lambda: None,
+    check: Callable[[Guess], None] = lambda guess: None,
 ) -> list[Guess]:
     """Return what the attack guesses, once with the decoys of each exchange of releases.
 
     `exchanges`: number of exchanges, and so of guesses. `on_pass`: called after each run of the
-    attack; an error that it raises ends them.
+    attack; an error that it raises ends them. `check`: called with the first guess; it raises an
+    error for one that cannot be scored.
     """
     # Small fits get slower with more threads, and their sums would differ.
     with _find_libraries().limit(limits=1), config_context(skip_parameter_validation=True):
         guesses = [attack.run(view, seed)] * exchanges
+        check(guesses[0])
         on_pass()
         if not attack.is_exchangeable:
             return guesses

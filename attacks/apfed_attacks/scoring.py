@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction, Target
-from apfed_attacks.view import AdversaryView, AttackError
+from apfed_attacks.view import AdversaryView, AttackError, GuessError
 from secure_apfed.data import UNLABELLED
 
 _WINDOW = 7  # side of SSIM's windows, pixels
@@ -302,10 +302,8 @@ def score_guess(
     Raises AttackError: a guess is about no training row, a row twice or a known row, or has
     values of another shape.
     """
-    known = _get_known_positions(attack, view)
+    check_guess(attack, view, guess, truth=truth)
     truth_A = _select_truth(attack, view, truth)
-    columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}
-    _check_guess(attack, guess, known, columns[attack.target])
     scorable = {
         "features": truth.trained,
         "labels": truth.positions_with_labels,
@@ -400,30 +398,43 @@ def _list_common_fields(
     }
 
 
-def _check_guess(attack: Attack, guess: Guess, known: Tensor, columns: int) -> None:
-    """Raise AttackError unless the guess is about unknown rows, each once, and has an attack, a
-    baseline, and values of shape (N, columns).
+def check_guess(attack: Attack, view: AdversaryView, guess: Guess, *, truth: Truth) -> None:
+    """Refuse a guess that cannot be scored.
 
-    `known`: positions of the rows that the adversary knew.
+    Raises:
+        AttackError: it is of no row, or of one row twice.
+        GuessError: it is of rows that the adversary knew, lacks an attack or a baseline, or has
+            values of another shape or, from an attack of one's own, that are NaN.
     """
+    known = _get_known_positions(attack, view)
+    truth_A = _select_truth(attack, view, truth)
+    columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}
+    is_own = not type(attack).__module__.startswith("apfed_attacks.")
     positions = guess.positions
     if not len(positions) or len(set(positions.tolist())) != len(positions):
         raise AttackError(
             f"{attack.name} guesses {len(positions)} rows; it must guess at least one, each once"
         )
-    known_count = int(torch.isin(positions, known).sum())
-    if known_count:
-        raise AttackError(f"{attack.name} guesses {known_count} rows that the adversary knew")
+    if cheated := int(torch.isin(positions, known).sum()):
+        raise GuessError(
+            f"{attack.name} guesses {cheated} rows that the adversary knew; leave out the "
+            "positions of view.knowledge"
+        )
     if not guess.attacks or not guess.baselines:
-        raise AttackError(f"{attack.name} must give at least one attack and one baseline")
-    expected = (len(guess.positions), columns)
-    for predictions in (guess.attacks, guess.baselines, guess.references, guess.decoys):
-        for name, prediction in predictions.items():
-            if prediction.values.shape != expected:
-                raise AttackError(
-                    f"{attack.name}, {name}: expected values of shape {expected}, "
-                    f"got {prediction.values.shape}"
-                )
+        raise GuessError(f"{attack.name} must give at least one attack and one baseline")
+    expected = (len(guess.positions), columns[attack.target])
+    prediction_sets = (guess.attacks, guess.baselines, guess.references, guess.decoys)
+    for name, item in (pair for items in prediction_sets for pair in items.items()):
+        if item.values.shape != expected:
+            raise GuessError(
+                f"{attack.name}, {name}: expected values of shape {expected}, "
+                f"got {item.values.shape}"
+            )
+        if is_own and (missing := int(np.isnan(item.values).sum())):
+            raise GuessError(
+                f"{attack.name}, {name}: {missing} of its values of shape {expected} are NaN; "
+                "expected a number for each row"
+            )
 
 
 def _get_known_positions(attack: Attack, view: AdversaryView) -> Tensor:

@@ -37,6 +37,7 @@ __all__ = [
     "Behaviour",
     "Candidates",
     "Exchange",
+    "GuessError",
     "Knowledge",
     "KnownRows",
     "Observed",
@@ -101,6 +102,10 @@ def _move_all_floats(tensors: Mapping[Any, Tensor], device: torch.device) -> dic
 
 class AttackError(ApfedError):
     """An attack was set up or scored in a way that would make its figures untrue."""
+
+
+class GuessError(AttackError):
+    """The guess of an attack cannot be scored: its code is at fault, and not what leaked."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ line, the key, what was expected and what was given. The same functions read any
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from secure_apfed.base.faults import format_value
 from secure_apfed.base.files import PathLike
 from secure_apfed.config import Config
 from secure_apfed.config.plain_yaml import (
@@ -135,9 +136,10 @@ def _describe_problem(
     """
     first = details[0]
     if first["type"] == "extra_forbidden":
-        *section, name = first["loc"]
-        names = sorted(set(_list_known_keys(cls, tuple(section), raw)))
-        guess = did_you_mean(str(name), names)
+        *above, name = first["loc"]
+        names = sorted(set(_list_known_keys(cls, tuple(above), raw)))
+        guess = _find_section(cls, str(name), value=first["input"]) if not above else ""
+        guess = guess or did_you_mean(str(name), names)
         return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(names)}"
     if first["type"] == "missing":
         return "is missing; it has no default"
@@ -154,7 +156,20 @@ def _describe_problem(
         value = first["ctx"]["tag"]
     expectation = " or ".join(expected)
     nearest = _suggest_choice(value, details)
+    if len(path) == 1 and not isinstance(value, dict):
+        section = _find_section(cls, str(path[0]), value=value)
+        nearest = nearest or (section and f"; {section.removesuffix('.')}")
     return f"expected {expectation}, got {_format_value(value)}{nearest}"
+
+
+def _find_section(cls: type[Settings], key: str, *, value: Any) -> str:
+    """Return where a key belongs that stands above the section which has it; "" if none has."""
+    for section in ("train", "model", "data"):
+        field = cls.model_fields.get(section)
+        kind = None if field is None else field.annotation
+        if isinstance(kind, type) and issubclass(kind, Settings) and key in kind.model_fields:
+            return f"a setting of {section} is written {section}: {{{key}: {format_value(value)}}}."
+    return ""
 
 
 def _describe_expectation(detail: ErrorDetails) -> str:
@@ -330,12 +345,9 @@ def load_settings_text(
     """
     raw, lines = _parse_settings(text, source)
     overridden = {_apply_override(raw, override) for override in overrides}
-    try:
-        # JSON in pydantic's strict mode: lists may be tuples, nothing else is converted.
-        with reading_settings(own=own):
-            return cls.model_validate_json(json.dumps(raw, default=str), strict=True)
-    except ValidationError as error:
-        problems = describe_errors(cls, error, raw)
+    settings, problems = _validate(cls, raw, own=own)
+    if settings is not None:
+        return settings
     messages = []
     for path, problem in problems:
         if path:
@@ -344,6 +356,44 @@ def load_settings_text(
         else:
             messages.append(f"{source}: {problem}")
     raise ConfigError("\n".join(messages)) from None
+
+
+def load_config_values(
+    values: Mapping[str, Any], *, describe_place: Callable[[KeyPath], str | None]
+) -> Config:
+    """Return the run that a caller's values describe; they may name the caller's own code.
+
+    `describe_place`: how the caller gave a setting, by its path in a run's file; None: the caller
+    did not, and need not hear of it.
+
+    Raises ConfigError: a setting is wrong; lists all of them, each by its place.
+    """
+    raw, _ = _parse_settings(json.dumps(values, default=str), "the settings")
+    settings, problems = _validate(Config, raw, own=True)
+    if settings is not None:
+        return settings
+    placed = [(describe_place(path), problem) for path, problem in problems]
+    lines = [
+        f"{place}: {problem}" if place else problem
+        for place, problem in placed
+        if place is not None
+    ]
+    raise ConfigError("\n".join(dict.fromkeys(lines)))
+
+
+def _validate(
+    cls: type[SettingsT], raw: dict[str, Any], *, own: bool
+) -> tuple[SettingsT | None, list[tuple[KeyPath, str]]]:
+    """Return the settings, or None with the path and the text of each problem.
+
+    `raw`: the settings as YAML gives them, plain values. `own`: see `load_config`.
+    """
+    try:
+        # JSON in pydantic's strict mode: lists may be tuples, nothing else is converted.
+        with reading_settings(own=own):
+            return cls.model_validate_json(json.dumps(raw, default=str), strict=True), []
+    except ValidationError as error:
+        return None, describe_errors(cls, error, raw)
 
 
 def read_options(kind: type[SettingsT], options: Mapping[str, Any], *, key: str) -> SettingsT:

@@ -250,6 +250,12 @@ def _refuse_other_tables(rows: Any, *, party: str) -> None:
             f"{party}: its rows are a {kind} of {type(rows).__module__.partition('.')[0]}; "
             "expected a pandas frame: give rows.to_pandas()"
         )
+    first = rows[0] if isinstance(rows, list | tuple) and len(rows) else None
+    if isinstance(first, list | tuple) and first and isinstance(first[0], int | float):
+        raise DataError(
+            f"{party}: its rows are a {type(rows).__name__} of {type(first).__name__}s; expected "
+            "an array: give numpy.array(rows)"
+        )
     if isinstance(rows, np.ndarray) and rows.dtype.names:
         raise DataError(
             f"{party}: its rows are an array of records ({', '.join(rows.dtype.names)}); expected "

@@ -17,9 +17,10 @@ def find_sum_class(settings: SumSettings) -> type[SecureSum]:
             f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" for kind in SECURE_SUMS.values()
         )
         guess = did_you_mean(name, SECURE_SUMS)
+        known = f"{guess} There" if guess else "there"
         raise ConfigError(
             f"there is no sum with scheme {settings.scheme!r} and masks {settings.masks!r}; "
-            f"{f'{guess} ' if guess else ''}There are {pairs}"
+            f"{known} are {pairs}"
         )
     return SECURE_SUMS[name]
 

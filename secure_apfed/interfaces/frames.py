@@ -33,9 +33,11 @@ from secure_apfed.base.faults import FaultList
 from secure_apfed.base.files import PathLike, make_private
 from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config_text
+from secure_apfed.config.file import load_config_values
+from secure_apfed.config.plain_yaml import KeyPath
 from secure_apfed.data.frames import as_pandas, collect_frame, format_cell
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
+from secure_apfed.interfaces.arguments import describe_argument
 from secure_apfed.measures.intervals import Estimate, estimate_measures
 from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.measures.tasks import Classification
@@ -342,8 +344,12 @@ def _build_config(
         **data_settings,
         "parties": parties,
     }
-    text = json.dumps(content, default=_convert_to_plain)
-    return load_config_text(text, source="run_frames", own=True)
+    values = json.loads(json.dumps(content, default=_convert_to_plain))
+
+    def describe_place(path: KeyPath) -> str:
+        return describe_argument(path, values.get(str(path[0]))) if path else ""
+
+    return load_config_values(values, describe_place=describe_place)
 
 
 def _build_parties(

@@ -531,6 +531,12 @@ def _group_parameters(
     return [{"params": weights}, *groups] if weights else groups
 
 
+_DTYPES = (
+    "; a network that computes in double precision needs train.precision: float64, or layers and "
+    "rows converted by .float()"
+)
+
+
 @contextmanager
 def explain_failure(owner: str, subject: str) -> Iterator[None]:
     """Turn errors of a party's own code in the `with` block into a ModelError.
@@ -542,8 +548,9 @@ def explain_failure(owner: str, subject: str) -> Iterator[None]:
     except (ApfedError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        advice = _DTYPES if "dtype" in str(error) and "Double" in str(error) else ""
         raise ModelError(
-            f"{owner}: its {subject} failed: {type(error).__name__}: {error}"
+            f"{owner}: its {subject} failed: {type(error).__name__}: {error}{advice}"
         ) from error
 
 

@@ -85,7 +85,8 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
         raise RemoteProtocolError(
             f"{sender} sent representations whose norm is not within "
             f"{terms.minimum_norm:g} to {terms.maximum_norm:g}, as the contract says "
-            f"(smallest {float(norm_B.min()):g}, largest {float(norm_B.max()):g})"
+            f"(smallest {float(norm_B.min()):g}, largest {float(norm_B.max()):g}); if its training "
+            "diverges, lower train.learning_rate, or the rate of its own optimizer"
         )
 
 

@@ -334,7 +334,7 @@ class PartyContext:
         with self._begin_part("head"):
             head = self.find_family(model).make_head(math.prod(read), outputs, model)
             if self.code.head is not None:
-                require_scores(head, read, outputs)
+                require_scores(head, read, outputs, classes=self.data.classes)
         return head
 
     @property

@@ -73,7 +73,8 @@ def find_objective(config: RunSettings, passive: str) -> ObjectiveSettings:
     ):
         raise ConfigError(
             f"passives.{passive}.objective: method {config.method.name} is {own_objective.name} "
-            f"for every passive, got {passive_objective.name}; use method apfed to mix"
+            f"for every passive, got {passive_objective.name}; use method apfed to mix, or "
+            f"{own_objective.name} at every passive"
         )
     objective = passive_objective or own_objective
     assert objective is not None

@@ -125,16 +125,23 @@ def _name_dtypes(module: nn.Module) -> str:
     return f" (its parameters are {' and '.join(dtypes)}: convert it, as with .float())"
 
 
-def require_scores(head: nn.Module, representation: Shape, outputs: int) -> None:
-    """Raise ModelError unless a head returns `outputs` numbers for a row.
+def require_scores(
+    head: nn.Module, representation: Shape, outputs: int, *, classes: Sequence[str] = ()
+) -> None:
+    """Refuse a head that does not return `outputs` numbers for a row.
 
-    `representation`: the shape of what it reads of a row.
+    `classes`: their names, for the error; empty: they are not known.
+
+    Raises ModelError: names both shapes.
     """
     shape = output_shape(head, representation)
     if shape != (outputs,):
+        what = f"a score for each of the classes {', '.join(classes)}"
+        if not classes:
+            what = "a score for each class or the number to predict"
         raise ModelError(
-            f"it makes {shape} of a row, expected ({outputs},), a score for each "
-            "class or the number to predict; end it with a layer of that width"
+            f"it makes {shape} of a row, expected ({outputs},), {what}; end it with a layer of "
+            "that width, or mend labels that are no classes"
         )
 
 

@@ -175,8 +175,9 @@ class Reconstruction(Objective):
         if decoded != features:
             raise ModelError(
                 f"the decoder turns representations of shape {representation} into {decoded}, but "
-                f"this passive's rows have shape {features}; send a projection (model.projection), "
-                "or use views of one size"
+                f"this passive's rows have shape {features}; end a decoder of your own in "
+                f"{math.prod(features)} numbers of this shape; else send a projection "
+                "(model.projection), or use views of one size"
             )
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:

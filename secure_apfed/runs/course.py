@@ -728,6 +728,7 @@ class TrainingLoop:
             recorded=self._watch.build_recording(),
             help=self.session.learner.help,
             coefficients=self.coefficients,
+            local_models=self.session.learner.local_models,
             test_scores=self.evaluation.scores,
             folder=self._writer.folder.path if self._writer else None,
         )

@@ -6,7 +6,7 @@ somebody else, so only plain files of bounded size and of the types defined here
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -633,6 +633,8 @@ class RunResult:
             another process.
         measured_rows: variant -> number of test rows with a prediction.
         coefficients: coefficients of a generalised linear model, as `Outcome` stores them.
+        local_models: names of the local models that learnt the labels at the end, as `Outcome` has
+            them.
         recorded: the experimenter's record, if one process simulated all parties.
         own_networks: the active's trained networks, if one process simulated all parties and they
             predict alone.
@@ -663,6 +665,7 @@ class RunResult:
     measured_rows: Mapping[str, int] = field(default_factory=dict)
     own_networks: ActiveNetworks | None = field(default=None, repr=False)
     coefficients: tuple[PartyCoefficients, ...] = ()
+    local_models: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without other parties' rows and without live networks."""

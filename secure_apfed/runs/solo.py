@@ -12,9 +12,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pandas as pd
 import torch
 from pydantic import BaseModel, Field, ValidationError
@@ -31,6 +33,7 @@ from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load
 from secure_apfed.data.encoding import CellCounts
 from secure_apfed.data.frames import require_dense
 from secure_apfed.data.inputs import ColumnDrift, DriftMeter
+from secure_apfed.data.row_sources import make_features
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import remove_prefix
 from secure_apfed.learning.own_code import ModuleSource, OwnCode, OwnFamily
@@ -84,15 +87,27 @@ class SoloModel:
 
     @isolate_torch_modes()
     @torch.no_grad()
-    def predict(self, features: Tensor) -> Tensor:
-        """Return the predictions for encoded features (N, *shape), such as probabilities (N, K)."""
+    def predict(self, features: Any) -> Tensor:
+        """Return the predictions for rows (N, *shape), such as probabilities (N, K).
+
+        `features`: a tensor, an array or a list of encoded rows, which rows of arrays are as they
+        stand; or a frame with the columns of training, which is encoded.
+
+        Raises:
+            DataError: they are no numbers, or a frame does not fit.
+            ModelError: they have another shape.
+        """
+        if isinstance(features, pd.DataFrame):
+            return self.predict_frame(features)
+        if not isinstance(features, Tensor):
+            features = _read_features(features)
         if tuple(features.shape[1:]) != self.encoding.shape:
             raise ModelError(
                 f"this model reads rows of shape {self.encoding.shape}, "
                 f"got {tuple(features.shape[1:])}"
             )
-        dtype = next(self.network.parameters()).dtype
-        scores_NK: Tensor = self.network(features.to(dtype))
+        weights = next(chain(self.network.parameters(), self.network.buffers()))
+        scores_NK: Tensor = self.network(features.to(weights.device, weights.dtype))
         return self.task.decode_outputs(scores_NK)
 
     def predict_frame(self, frame: pd.DataFrame) -> Tensor:
@@ -100,12 +115,30 @@ class SoloModel:
 
         Raises DataError: a column of training is missing, or its cells do not fit.
         """
-        assert isinstance(self.encoding, ColumnEncoding)
+        if not isinstance(self.encoding, ColumnEncoding):
+            raise DataError(
+                f"this model reads arrays of rows of shape {self.encoding.shape}, got a frame; "
+                "give frame.to_numpy()"
+            )
         require_dense(frame, party="the input")
         counts = CellCounts()
         features = self.encoding.encode(frame, counts=counts)
         counts.warn_of_unseen_cells(source="the input")
         return self.predict(features).double()
+
+
+def _read_features(rows: Any) -> Tensor:
+    """Return rows of an array, a list or a data set as a tensor. Raises DataError."""
+    if isinstance(rows, list | tuple):
+        try:
+            rows = np.asarray(rows, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"the rows to predict are a {type(rows).__name__} of other things than rows of "
+                "numbers of one length; give numpy.array(rows)"
+            ) from error
+    features = make_features(rows, party="the input")
+    return features if isinstance(features, Tensor) else features[:]
 
 
 @isolate_torch_modes()

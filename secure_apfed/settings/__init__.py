@@ -87,4 +87,5 @@ def unknown_name(name: str, names: Iterable[str]) -> str:
     names = list(names)
     shortened = name[:_MAX_SHOWN]
     guess = did_you_mean(shortened, names)
-    return f"{shortened!r} is unknown; {f'{guess} ' if guess else ''}Known are {', '.join(names)}"
+    known = f"{guess} Known" if guess else "known"
+    return f"{shortened!r} is unknown; {known} are {', '.join(names)}"

@@ -98,7 +98,7 @@ def test_a_view_holds_only_what_its_parties_sent_or_received(recording: Any) -> 
     [
         ({"released_by": "passive"}, "released_by: 'passive' is unknown; did you mean 'passives'?"),
         ({"opens": "votes"}, "opens: 'votes' is unknown; did you mean 'sum of votes'?"),
-        ({"labels": "plain"}, "labels: 'plain' is unknown; Known are shown, encrypted"),
+        ({"labels": "plain"}, "labels: 'plain' is unknown; known are shown, encrypted"),
     ],
 )
 def test_an_exchange_refuses_what_no_attack_would_look_for(words: Any, says: str) -> None:

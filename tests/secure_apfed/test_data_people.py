@@ -73,7 +73,7 @@ def ids_at(data: VerticalData, rows: torch.Tensor) -> set[str]:
     ("settings", "message"),
     [
         ({"dataset": "digitz"}, "'digitz' is unknown; did you mean 'digits'"),
-        ({"dataset": "zzzz"}, "'zzzz' is unknown; Known are digits"),
+        ({"dataset": "zzzz"}, "'zzzz' is unknown; known are digits"),
         ({"views": 1}, "greater than or equal to 2"),
         ({"views": 9}, "an image of digits has 8 rows, fewer than 9 views"),
         ({"active_view": 5}, "active_view: must be 1 to 4, the number of views, got 5"),

@@ -318,7 +318,7 @@ def test_baselines_are_chosen_by_their_own_labels(tmp_path: Path) -> None:
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"task": "classification"}, "numbers and no classes; say task: regression"),
     ({"task": "regresion"}, "did you mean 'regression'"),
-    ({"task": "anomaly"}, "'anomaly' is unknown; Known are classification, regression"),
+    ({"task": "anomaly"}, "'anomaly' is unknown; known are classification, regression"),
     ({"data": {"dataset": "digits", "anomaly": "9"}}, r"data\.anomaly"),
     ({"data": {"dataset": "wine"}}, "are classes; take a set of numbers"),
     ({"measure": "auc"}, "classification, and task is regression; use r2"),

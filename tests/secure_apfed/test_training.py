@@ -360,7 +360,7 @@ def test_a_run_by_names_equals_one_by_functions(beside: Path) -> None:
     passives = [make_passive(loss=loss), make_passive("registry", loss=loss)]
     shared = {**QUICK, "party_seeds": "shared_for_comparison"}
     called = train(active, passives, **shared)
-    data, _ = _make_data(active, passives, labelled=None, test_fraction=0.25, seed=0)
+    data, _, _ = _make_data(active, passives, labelled=None, test_fraction=0.25, seed=0)
     named = run_in_memory(Config.model_validate(settings_by_name()), None, data=data)
     assert named.own_networks is not None
     assert torch.equal(
@@ -507,7 +507,7 @@ def test_a_partys_own_file_names_its_code(beside: Path) -> None:
 def test_rows_arrive_as_they_are() -> None:
     table = np.asarray(ROWS.numpy(), dtype=np.float64) * 100
     active = make_active(rows=table[:, :4])
-    data, _ = _make_data(active, [make_passive()], labelled=None, test_fraction=0.25, seed=0)
+    data, _, _ = _make_data(active, [make_passive()], labelled=None, test_fraction=0.25, seed=0)
     assert isinstance(data, VerticalData)
     torch.testing.assert_close(data.active.features, torch.from_numpy(table[:, :4]).float())
 

@@ -464,7 +464,7 @@ MISUSES: Mapping[
         {"loss": lambda z, x: (z - x).square().mean()},
         {},
         ModelError,
-        "lab: its loss failed on z of shape .* model.projection says",
+        "lab: its loss failed on z of shape .* model=.'projection': .* says",
     ),
     "IDs twice": ({}, {"ids": [IDS[0], *IDS[:-1]]}, {}, DataError, "occur more than once"),
     "no rows": ({}, {"rows": ROWS[:0, 4:], "ids": []}, {}, DataError, "lab: "),
@@ -878,7 +878,7 @@ MISUSES: Mapping[
     ),
     "IDs without an order": ({}, {"ids": set(IDS)}, {}, DataError, "lab: its IDs are a set, which"),
     "no IDs": ({}, {"ids": None}, {}, DataError, "lab: its IDs is of type NoneType"),
-    "one text as IDs": ({}, {"ids": "id"}, {}, DataError, "lab: its IDs is of type str"),
+    "one text as IDs": ({}, {"ids": "id"}, {}, DataError, "lab: its IDs are the text 'id'"),
     "an empty ID": (
         {},
         {"ids": [None, *IDS[1:]]},
@@ -955,9 +955,9 @@ MISUSES: Mapping[
         {},
         {"batch_size": 1},
         ConfigError,
-        "train.batch_size: expected a number >=",
+        "batch_size=1: expected a number >= 2",
     ),
-    "half a pass": ({}, {}, {"epochs": 1.5}, ConfigError, "train.epochs: expected a whole number"),
+    "half a pass": ({}, {}, {"epochs": 1.5}, ConfigError, "epochs=1.5: expected a whole number"),
     "encoder returns a list": (
         {"encoder": ListOut()},
         {},
@@ -1181,14 +1181,14 @@ MISUSES: Mapping[
         {"weight": math.nan},
         {},
         ConfigError,
-        "passives.lab.weight: expected a number",
+        r"Passive\('lab', weight=nan\): expected a number",
     ),
     "a precision of half": (
         {},
         {},
         {"train": {"precision": "float16"}},
         ConfigError,
-        "train.precision: expected one of",
+        r"train=\{'precision': 'float16'\}: expected one of",
     ),
 }
 

@@ -1,0 +1,154 @@
+"""How a program that calls `train` or `run_frames` gives the settings of a run's YAML file.
+
+Sentences of the library name a setting by its path in the file, such as data.test_fraction. A
+program has no file: it gives an argument, such as test_fraction=. Here paths become arguments.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from secure_apfed.base.translation import translate_warnings
+from secure_apfed.config import Config
+from secure_apfed.config.plain_yaml import KeyPath, parse_yaml_value
+from secure_apfed.errors import ApfedError
+from secure_apfed.settings import Settings
+
+TRAIN_ARGUMENTS: Mapping[KeyPath, str] = {
+    ("train", "epochs"): "epochs",
+    ("train", "batch_size"): "batch_size",
+    ("train", "optimizer"): "optimizer",
+    ("data", "labelled"): "labelled",
+    ("data", "test_fraction"): "test_fraction",
+    ("method", "name"): "method",
+    ("alignment", "protocol"): "alignment",
+}
+"""Arguments of `train` by the path of the setting that they give."""
+
+_WORDS = "mean|drop|error|none|auto|after|joint|balanced|float64|true|false|null"
+_VALUE = rf'\[[^\]]*\]|\{{[^}}]*\}}|"[^"]*"|-?\d+(?:\.\d+)?(?:e-?\d+)?|(?:{_WORDS})\b'
+_SECTIONS = "train|model|data|secure_sum|guard|alignment|transcript|rules|dp_sgd|passives|method"
+_KEY = re.compile(
+    rf"(?<![\w.'\"/={{-])({_SECTIONS})((?:\.[A-Za-z_][\w-]*)+)"
+    rf"(?:: (?P<value>{_VALUE})(?! \w+ (?:rows|is|are)\b))?"
+)
+_SECTION = re.compile(rf"(?<![\w.'\"/-])({_SECTIONS}): (\{{[^}}]*\}})")
+_IGNORED = re.compile(r"(?:say )?data\.parties\.[\w.-]+\.ignore: (\[[^\]]*\])")
+# Ways of a table's settings that rows handed in do not have.
+_OF_TABLES = re.compile(r"data\.parties\.[\w.-]+\.(?:rare_categories|numeric): \S+ ?\S*?, or ")
+_MISSING = re.compile(r"data\.parties\.([\w.-]+)\.missing: (\w+)")
+_SAID: Mapping[str, str] = {
+    " (data.limit)": "",
+    "--resume": "resume=True",
+    "leave their cells empty": "give None in their place",
+    "contrastive at every passive": "loss=Contrastive() at every passive",
+    "reconstruction at every passive": "loss=Reconstruction() at every passive",
+}
+_PARTY_FIELDS = frozenset({"weight", "row_wise", "encoder", "gradient", "loss"})
+
+
+def describe_argument(path: KeyPath, value: Any) -> str:
+    """Return a setting as a section of arguments, such as train={'epochs': 0}.
+
+    `value`: of the whole section, as it was given.
+    """
+    section, *keys = path
+    return f"{section}={_narrow_value(value, keys)}"
+
+
+def _narrow_value(value: Any, keys: list[str | int]) -> str:
+    """Return the part of a value that the keys lead to, written with these keys alone."""
+    if not keys:
+        is_long = isinstance(value, Mapping | list)
+        return "..." if is_long or value is None else repr(value)
+    key, *others = keys
+    if isinstance(value, Mapping):
+        return f"{{{key!r}: {_narrow_value(value.get(str(key)), others)}}}"
+    if isinstance(value, list) and isinstance(key, int) and key < len(value):
+        before = "..., " if key else ""
+        return f"[{before}{_narrow_value(value[key], others)}]"
+    return "..."
+
+
+@contextmanager
+def name_arguments(arguments: Mapping[KeyPath, str]) -> Iterator[None]:
+    """Name settings as arguments in the errors and warnings of the library in this block.
+
+    `arguments`: those that stand for one setting of a section each, by its path.
+    """
+
+    def translate(text: str) -> str:
+        return translate_settings(text, arguments)
+
+    try:
+        with translate_warnings(translate):
+            yield
+    except (ApfedError, UserWarning) as error:  # warnings are errors where filters say so
+        error.args = tuple(translate(arg) if isinstance(arg, str) else arg for arg in error.args)
+        raise
+
+
+def translate_settings(text: str, arguments: Mapping[KeyPath, str]) -> str:
+    """Return a sentence of the library in which arguments take the place of a file's settings.
+
+    Examples:
+        >>> translate_settings("raise data.test_fraction", TRAIN_ARGUMENTS)
+        'raise test_fraction='
+        >>> translate_settings("lower train.learning_rate", TRAIN_ARGUMENTS)
+        "lower train={'learning_rate': ...}"
+        >>> translate_settings("say model.projection: 6, or another", TRAIN_ARGUMENTS)
+        "say model={'projection': 6}, or another"
+    """
+    text = _OF_TABLES.sub("", text)
+    text = _IGNORED.sub(_describe_dropping, text)
+    text = _MISSING.sub(r"missing='\2' at \1", text)
+    for written, said in _SAID.items():
+        text = text.replace(written, said)
+    text = re.sub(r" in the run's file\b", "", text)
+    text = _SECTION.sub(_describe_section, text)
+    return _KEY.sub(_replace_key(arguments), text)
+
+
+def _describe_dropping(match: re.Match[str]) -> str:
+    names = parse_yaml_value(match[1], given="names of columns")
+    return f"leave it out, as rows.drop(columns={names!r})"
+
+
+def _describe_section(match: re.Match[str]) -> str:
+    return f"{match[1]}={parse_yaml_value(match[2], given=match[1])!r}"
+
+
+def _replace_key(arguments: Mapping[KeyPath, str]) -> Callable[[re.Match[str]], str]:
+    """Return the replacement of a setting's path in a sentence by the argument that gives it."""
+
+    def replace(match: re.Match[str]) -> str:
+        keys = match[2].lstrip(".").split(".")
+        path: KeyPath = (match[1], *keys)
+        value = (
+            "..." if match["value"] is None else repr(parse_yaml_value(match["value"], given="it"))
+        )
+        if (argument := arguments.get(path)) is not None:
+            return f"{argument}=" + ("" if match["value"] is None else value)
+        if match[1] == "passives" and len(keys) == 2 and keys[1] == "objective":
+            return f"Passive({keys[0]!r}, loss={value})"
+        if match[1] == "passives" and len(keys) == 2 and keys[1] in _PARTY_FIELDS:
+            return f"Passive({keys[0]!r}, {keys[1]}={value})"
+        if not _is_known(path):
+            return match[0]
+        for key in reversed(keys):
+            value = f"{{{key!r}: {value}}}"
+        return f"{match[1]}={value}"
+
+    return replace
+
+
+def _is_known(path: KeyPath) -> bool:
+    """Return whether a path may be one of a setting, and is not the name of a file, say."""
+    section, key, *_ = map(str, path)
+    kind = Config.model_fields[section].annotation
+    if section == "dp_sgd":
+        return True
+    if section in ("passives", "method"):
+        return len(path) > 2 or (section == "method" and key not in ("py", "json", "yaml"))
+    return isinstance(kind, type) and issubclass(kind, Settings) and key in kind.model_fields
