@@ -487,7 +487,7 @@ class Constant(Planted):
 )
 def test_a_guess_that_cannot_be_scored_is_an_error_of_its_attack(kind: Any, message: str) -> None:
     with pytest.raises(AttackError, match=f"attacks: {__name__}:{message}"):
-        run(attacks=[f"{__name__}:{kind.__name__}"])
+        run(attacks=[{"name": f"{__name__}:{kind.__name__}", "options": {"shadow_rows": 30}}])
 
 
 def test_contrastive_passives_are_taken_by_the_method_of_that_name() -> None:
