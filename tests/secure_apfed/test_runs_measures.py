@@ -161,7 +161,7 @@ def test_who_does_not_weigh_classes_says_so(method: str) -> None:
 NO_FIT: list[tuple[dict[str, Any], str]] = [
     ({"measure": "acu"}, "did you mean 'auc'"),
     ({"measure": "r2"}, "r2 is a measure of regression and poisson, and task is classification"),
-    ({"threshold": "auc"}, "Known are accuracy, balanced_accuracy, f1"),
+    ({"threshold": "auc"}, "known are accuracy, balanced_accuracy, f1"),
     ({"threshold": 1.0}, "less than 1"),
     ({"threshold": "f1", "dp_sgd": {"noise_multiplier": 1.0, "clip": 1.0}}, "how many labels"),
     ({"method": "tvfl", "threshold": 0.4}, "does not predict alone"),
