@@ -160,8 +160,8 @@ class _Bins:
     is_split: Flags
 
     def find_bins(self, words_n: NDArray[np.uint64]) -> tuple[Integers, Integers]:
-        """Return the bin of each word, the first 64 bits of a uniform number, and the indices of
-        the words that do not decide it.
+        """Return the bin of each of n words, the first 64 bits of a uniform number, and the indices
+        of the words that do not decide it.
         """
         cell_n = (words_n >> np.uint64(_WORD_BITS - _CELL_BITS)).astype(np.int64)
         bin_n = self.bin_by_cell[cell_n]
@@ -391,7 +391,7 @@ def _toss_exp_fraction(bits: _RandomBits, numerator_n: Integers, denominator: in
 
 
 def _count_heads(toss: Callable[[int], Flags], count: int) -> Integers:
-    """Return for each of `count` coins how often it falls heads before its first tails.
+    """Return for each of n = `count` coins how often it falls heads before its first tails, (n,).
 
     `toss`: tosses this number of coins; returns True for heads.
     """

@@ -210,6 +210,7 @@ def _make_mask_blocks(
     an orthogonal matrix of as many rows and columns.
     """
     start = 0
+    # b rows and columns, the size of the block.
     for block, size in enumerate(split_rows(rows, mask_rows)):
         mask_bb = draw_orthogonal(size, seed, b"rows", people, block.to_bytes(8, "big"))
         yield slice(start, start + size), mask_bb

@@ -136,6 +136,7 @@ class SumOfProducts(DescribedSum):
         return headroom.rows // 2 * len(headroom.widths) * powers * _COMPLEX_BYTES
 
     def make_receiver(self, labels_nK: NDArray[Any]) -> "ProductReceiver":
+        """Return the active's role with its n labels, bits of shape (labels, classes)."""
         return ProductReceiver(self, labels_nK)
 
     def make_contributor(self, me: str) -> "ProductContributor":
@@ -443,7 +444,7 @@ class LabelValues(KeepsSecrets):
         shifts: Sequence[int] | None = None,
     ) -> "LabelValues":
         """Check and transform the key and the encrypted labels (b, a) of a request. Letters as in
-        the class: digits L, coefficients N = U S, labels n, powers F.
+        the class: L digits, N = U S coefficients, n labels, F powers, H = U / 2 roots.
 
         Args:
             secure_sum: the sum of products.
@@ -713,7 +714,9 @@ def _draw_classes(secure_sum: SumOfProducts, root: bytes) -> IntArray:
 
 
 def _hash_candidate(secure_sum: SumOfProducts, root: bytes) -> bytes:
-    """Return the hash of the request that is computed from a candidate's secret bytes `root`."""
+    """Return the hash of the candidate request that is computed from 32 secret bytes `root`, for n
+    random labels of K classes.
+    """
     bits_nK = np.eye(secure_sum.products.columns, dtype=np.int64)[_draw_classes(secure_sum, root)]
     blobs = encrypt_labels(secure_sum, root, bits_nK)
     return _hash_request(secure_sum.pack_request(blobs))
@@ -774,8 +777,9 @@ class ProductReceiver(SumReceiver):
     _sum: SumOfProducts
 
     def __init__(self, secure_sum: SumOfProducts, labels_nK: NDArray[Any]) -> None:
-        """Encrypt the labels, (labels, classes); or, if the agreement has candidates, commit to
-        them. Raises LocalProtocolError: the labels are no bits, or have another shape.
+        """Encrypt the n labels, bits of shape (labels, classes); or, if the agreement has
+        candidates (requests of which the passives check all but one), commit to these. Raises
+        LocalProtocolError: the labels are no bits, or have another shape.
         """
         frames = secure_sum.make_frames()
         super().__init__(secure_sum, frames, NoSetup())
@@ -864,9 +868,9 @@ class ProductReceiver(SumReceiver):
         return described.fixed_point.dequantise_sum(integers_BK)
 
     def _fold_classes(self, product_US: Words) -> Words:
-        """Return one number for each person and class, (people, classes), from S coefficients a
-        person, (people, S): for class k the coefficient of X^k or, with candidates, the sum of
-        those of X^k and X^(k + K), since shifted labels have class k or k + K.
+        """Return one number for each person and class, (people, classes), from S coefficients for
+        each of U people, (people, S): for class k the coefficient of X^k or, with candidates, the
+        sum of those of X^k and X^(k + K), since shifted labels have class k or k + K.
         """
         folds = self._sum.headroom.folds
         columns = self._sum.products.columns
@@ -993,7 +997,7 @@ class ProductContributor(Role):
         Args:
             block: index of the block, from 0; indices must rise, and each is used once.
             rows_Bn: rows of this passive's matrix for the people `get_block_people(block)`, float32
-                or float64, (people, labels).
+                or float64, (people, labels): B by n.
             noise_BK: integer noise in steps of fixed point, (people, classes), from
                 `apfed_protocols.noise` under a key of this party; required if the agreement has
                 noise, else None.
@@ -1031,7 +1035,7 @@ class ProductContributor(Role):
             yield self.answer_block(block, rows_Un[rows], noise_BK)
 
     def _quantise_rows(self, rows_Bn: FloatArray, people: int) -> IntArray:
-        """Return a block's rows in steps of fixed point, (people, labels). Raises
+        """Return a block's rows in steps of fixed point, (people, labels): B by n. Raises
         LocalProtocolError: they have another shape, or a row exceeds the agreement's `row_bound`.
 
         `people`: the number of rows that the block has.
@@ -1104,8 +1108,8 @@ class ProductContributor(Role):
 
     def _smudge(self, c0_LCUK: Digits) -> None:
         """Add to c0, in place, the uniform noise that hides this passive's rows and errors in the
-        noise of its ciphertexts (smudging). Axes of `c0_LCUK`: digit, ciphertext, person in it,
-        class.
+        noise of its ciphertexts (smudging). Axes of `c0_LCUK`: L digits, C ciphertexts, U people of
+        one, K classes.
         """
         self._products.ring.add_uniform(c0_LCUK, self._products.headroom.smudging_bits)
 
@@ -1117,8 +1121,8 @@ class ProductContributor(Role):
         c0.
 
         Args:
-            c0_LCUK, c1_LCN: halves of the ciphertexts in digits: (digit, ciphertext, person in it,
-                class) and (digit, ciphertext, coefficient).
+            c0_LCUK, c1_LCN: halves of the C ciphertexts in L digits: U people and K classes of c0,
+                all N coefficients of c1.
             noise_BK: integer noise in steps of fixed point, (people, classes); None: no noise.
             shape: (people of the block, classes).
         """

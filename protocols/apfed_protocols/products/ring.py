@@ -97,6 +97,7 @@ class Ring:
         seed and the context by AES-256 in counter mode.
         """
         stream = np.frombuffer(keystream(seed, *context, length=self.size), np.uint8)
+        # C coefficients of O bytes each; surplus bits of the last byte are dropped.
         bytes_CO = stream.reshape(self.degree, -1).copy()
         bytes_CO[:, -1] >>= 8 * self._coefficient_bytes - self.bits
         return self._split_digits(bytes_CO)
@@ -109,6 +110,7 @@ class Ring:
             raise RemoteProtocolError(
                 f"a polynomial from {sender} has {len(blob)} bytes, expected {self.size}"
             )
+        # C coefficients of O bytes each.
         bytes_CO = np.frombuffer(blob, np.uint8).reshape(self.degree, -1)
         bits_of_last_byte = self.bits - 8 * (self._coefficient_bytes - 1)
         if (bytes_CO[:, -1].astype(np.int64) >> bits_of_last_byte).any():
@@ -131,7 +133,7 @@ class Ring:
         return words_CW.view(np.uint8)[:, : self._coefficient_bytes].tobytes()
 
     def _split_digits(self, bytes_CO: NDArray[np.uint8]) -> Digits:
-        """Return the digits, (digits, coefficients), of C coefficients in O little-endian bytes
+        """Return the L digits, (digits, coefficients), of C coefficients in O little-endian bytes
         each, (C, O), which are copied to W words of 64 bits.
         """
         padded = np.zeros((len(bytes_CO), 8 * (-(-self.bits // 64) + 1)), dtype=np.uint8)

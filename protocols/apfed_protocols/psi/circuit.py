@@ -257,7 +257,8 @@ class CircuitIntersection(DealtIntersection):
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
         """Run the role of the hub `me` (the active): agree on bins, compare each chunk of bins with
         every member (a passive), AND over all members, and reveal the output (steps 1 to 4 of the
-        module's docstring). `ids`: the hub's encoded IDs.
+        module's docstring). `ids`: the hub's encoded IDs. Letters: M members, B bins, W words of 64
+        bins.
         """
         endpoint = self._make_endpoint(me)
         gate = self._load_gate()
@@ -483,7 +484,8 @@ class HubHelper(Protocol):
         """Return the hub's share, (words,), of the AND over all members of one bit for each bin.
 
         Args:
-            bits_MW: the hub's share of the bit that it shares with each member, (members, words).
+            bits_MW: the hub's share of the bit that it shares with each of M members, in W words of
+                64 bins, (members, words).
             triples: this party's shares of the triples that this AND consumes.
             gate: class that computes AND of XOR-shared words.
         """
@@ -525,7 +527,8 @@ class MemberHelper(Protocol):
         bin.
 
         Args:
-            bits_W: this member's share of the bit that it shares with the hub, (words,).
+            bits_W: this member's share of the bit that it shares with the hub, in W words of 64
+                bins, (words,).
             triples: this party's shares of the triples that this AND consumes.
             gate: class that computes AND of XOR-shared words.
         """
@@ -590,8 +593,8 @@ class DealtHub:
         self, share: Words, own_size: int, row_of_bin: Rows
     ) -> Generator[Turn, Inbox, Counted]:
         """Have the dealer count the common IDs; return the hub's result, None if rows are to be
-        revealed. `share`: the hub's share of which bins are common; `row_of_bin`: its row in each
-        bin, -1 for none.
+        revealed. `share`: the hub's XOR share of which bins are common. `row_of_bin`: row of its
+        table in each bin, -1 for none.
         """
         return (
             yield from _request_count(self._endpoint, self._inputs, own_size, share, row_of_bin)
@@ -643,7 +646,7 @@ class DealtMember:
 
     def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
         """Have the dealer count the common IDs; return this member's result, None if rows are to be
-        revealed. `share`: its share of which bins are common.
+        revealed. `share`: this member's XOR share of which bins are common, (words,).
         """
         return (yield from _request_count(self._endpoint, self._inputs, own_size, share, None))
 

@@ -543,7 +543,8 @@ class TransferMember:
 
     def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
         """Make the triples for a chunk of 64 `words` bins with the hub, and return this member's
-        shares: for the comparison, and at the first member for the AND over all (none at others).
+        shares: those for the comparison, and at the first member those for the AND over all (none
+            at others).
         """
         pair_words, all_words = count_triple_words(words, self._inputs.slots)
         more = all_words if self.shares else 0
@@ -595,8 +596,8 @@ class TransferMember:
 
     def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
         """Count the common IDs with the hub, or, if this is not the first member, receive the hub's
-        verdict; return the member's result, None if rows are to be revealed. `share`: its share of
-        which bins are common.
+        verdict; return the member's result, None if rows are to be revealed. `share`: this member's
+        XOR share of which bins are common, (words,).
         """
         endpoint = self._endpoint
         hub = self._hub
@@ -715,7 +716,7 @@ def _split_words(words: Words) -> Iterator[Words]:
 
 
 def _add_numbers(parts: Sequence[Numbers]) -> int:
-    """Return the sum of the numbers in all parts."""
+    """Return the sum of the 32-bit numbers in all parts, as a Python integer."""
     return sum(int(part.sum(dtype=np.uint64)) for part in parts)
 
 

@@ -190,7 +190,7 @@ def _has_repeated_tag(tags_n: Words, bins_n3: Rows) -> bool:
     """Return whether two IDs with the same tag have a bin in common, where they would cancel by
     XOR.
 
-    `tags_n`, `bins_n3`: the tag and the three bins of each ID.
+    `tags_n`, `bins_n3`: the tag (hash), (n,), and the three bins, (n, 3), of each of n IDs.
     """
     order = np.argsort(tags_n)
     equals_next = tags_n[order[:-1]] == tags_n[order[1:]]

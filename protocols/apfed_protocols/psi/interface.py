@@ -572,7 +572,7 @@ class Endpoint(Generic[_Kind]):
 
     def _pack_message(self, kind: int, items: bytes) -> bytes:
         """Return a message: a header (version, kind, digest of the agreement, number of items), and
-        the items. Raises LocalProtocolError: there are more items than a message holds.
+        the items. Raises LocalProtocolError: the items are more than a message holds.
         """
         count = len(items) // self._items[kind] if items else 0
         if count > self._max_ids:

@@ -109,8 +109,8 @@ class CryptenSum(SecureSum):
 
 
 class CryptenContributor(SumContributor):
-    """A passive's role: it shares its numbers among all passives, and adds the shares that it
-    holds.
+    """A passive's role: it splits its values into additive shares, one for each passive, and adds
+    the shares that it gets.
     """
 
     def __init__(self, secure_sum: CryptenSum, me: str) -> None:
@@ -222,7 +222,7 @@ class CryptenCombiner(SumCombiner):
         """Return the message to the receiver: the contributors' shares of the sum, each encrypted
         for the receiver, which are not added here.
 
-        `bodies`: by contributor, its second-round message with its share of the sum.
+        `bodies`: each contributor's second-round message with its share of the sum, by name.
         `binding_digest`: SHA-256 digest of the step and of the active's message that all must
         answer; None: unknown here.
         """

@@ -385,8 +385,9 @@ class Packing:
         return slots.reshape(-1, self.slots)
 
     def unpack_fields(self, slots_VS: IntArray) -> IntArray:
-        """Return the signed integers of all fields of slot vectors (vectors, slots) in order, as
-        one dimension with the padding; undoes `pack_fields`, also for sums of slots.
+        """Return the signed integers of all fields (one or two in a slot) of V vectors of S slots,
+        (V, S), in order, as one dimension with the padding; undoes `pack_fields`, also for sums of
+        slots.
         """
         slots = slots_VS.reshape(-1)
         if self.fields == 1:

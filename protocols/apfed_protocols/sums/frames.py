@@ -442,8 +442,8 @@ class AgreedFrames:
         return frame
 
     def pack_answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
-        """Encode the answer of `me` to a second-round request, and forget the contribution, since
-        each is answered once.
+        """Encode the answer of the contributor `me` to the aggregator's second-round request, and
+        forget the contribution, about which only one request is answered.
 
         `blobs`: the content of the answer, e.g. shares.
         """

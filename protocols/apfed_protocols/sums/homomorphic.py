@@ -367,9 +367,9 @@ class Encrypter(SumContributor):
         return self._key
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Pack a contribution's integers into slots, add the pairwise masks where the sum has some,
-        and encrypt; return one ciphertext for each slot vector. `binding`: the step and message
-        from which the masks are derived.
+        """Pack a contribution's integers into V vectors of S slots, add the pairwise masks where
+        the sum has some, and encrypt; return one ciphertext for each vector. `binding`: the step
+        and message from which the masks are derived.
         """
         context = self._require_key()
         slots_VS = self._sum.packing.pack_fields(numbers_BD)
@@ -655,12 +655,16 @@ class BfvCipher(SealCipher):
         parameters.set_plain_modulus(1 << self._bits)
 
     def encode(self, numbers_S: NDArray[np.int64], plain: Any, scratch: ScratchFile) -> None:
-        """Make `plain` the plaintext whose coefficients are these integers modulo t."""
+        """Make `plain` the plaintext whose S = N coefficients are these integers modulo t;
+        `scratch` is the file through which SEAL loads it.
+        """
         words_S = (numbers_S & self._mask).astype(_WORD, copy=False)
         self._plaintext_form.load_numbers(plain, self._seal, words_S.tobytes(), scratch)
 
     def decode(self, plain: Any, scratch: ScratchFile) -> NDArray[np.int64]:
-        """Return the N coefficients of a plaintext as integers in [-t/2, t/2)."""
+        """Return the N coefficients of a plaintext as integers in [-t/2, t/2); `scratch` is the
+        file through which SEAL saves it.
+        """
         count = plain.coeff_count()  # SEAL leaves out zeros of the highest powers
         content = SealForm.decompress_object(scratch.save(plain))
         words = np.frombuffer(content[-_WORD.itemsize * count :], dtype=_WORD)
@@ -675,7 +679,7 @@ class BfvCipher(SealCipher):
 
         Args:
             context: SEAL's objects for the receiver's public key.
-            slots_VS: V rows of N integers.
+            slots_VS: V rows of S = N integers.
             last: how many coefficients of the last c0 are sent, which are all that hold integers;
                 None: all N. Coefficients of c1 are all sent.
         """
@@ -689,7 +693,9 @@ class BfvCipher(SealCipher):
         return [*blobs, self.residues.pack(np.concatenate((last_c0[:last], last_c1)))]
 
     def _encrypt_zeros(self, context: SealContext, count: int) -> Numbers:
-        """Return `count` encryptions of zero, (count, 2N): (b u + e0, a u + e1) modulo q."""
+        """Return V = `count` encryptions of zero, (count, 2N): (b u + e0, a u + e1) modulo q for
+        the public key (b, a), random ternary u and small errors e0, e1.
+        """
         u_VN = draw_ternary(count * self.slots).reshape(count, -1)
         # First the errors (e0, e1) of each ciphertext, to which its product is added in place. R is
         # 2N, the residues of a ciphertext.
@@ -707,7 +713,9 @@ class BfvCipher(SealCipher):
         return self._reduce_numbers(ciphertexts_VR)
 
     def _scale_integers(self, integers_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return q m / t, to within one and below q, for each integer m modulo t."""
+        """Return q m / t, to within one and below q, for each integer m modulo t: N coefficients of
+        a message, scaled from the plain modulus t to the data prime q.
+        """
         m_N = integers_N & self._mask
         scaled_N: NDArray[np.int64] = m_N * self._scale_quotient + (
             m_N * self._scale_fraction
@@ -715,7 +723,7 @@ class BfvCipher(SealCipher):
         return scaled_N
 
     def _reduce_numbers(self, numbers: NDArray[np.int64]) -> Numbers:
-        """Reduce numbers in [-q, 2q) modulo q, in place, without branches."""
+        """Reduce residues in [-q, 2q) modulo the data prime q, in place, without branches."""
         numbers -= self._modulus
         for _ in range(2):
             # The sign bit spread over the word selects q for negative numbers, else 0.

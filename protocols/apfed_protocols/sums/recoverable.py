@@ -431,9 +431,10 @@ class RecoverableSum(MaskedSum):
 
         Args:
             me: the contributor's name in the agreement.
-            book: a file that records the answered questions (`AnsweredCircles`); None: memory.
+            book: path of a file that records which questions (rows and messages of the active) this
+                contributor answered, and in a sum over whom (`AnsweredCircles`); None: memory.
             new_book: create that file, for the first session.
-            answered: the record of answered questions, in place of `book`.
+            answered: the record itself, in place of `book`.
         """
         circles = answered or AnsweredCircles(book, new_book=new_book)
         return RecoverableContributor(self, me, circles)
@@ -542,8 +543,9 @@ class AnsweredCircles:
                 )
 
     def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
-        """Return the advice, for an error, about a question that was answered in the circle
-        `earlier` and is asked again in `circle`; subclasses may use both.
+        """Return the advice, for an error, about a question (rows and message of the active) that
+        was summed over the contributors `earlier` and is asked again for a sum over the
+        contributors `circle`; subclasses may use both.
         """
         del earlier, circle
         return "Ask another question in a new session, or the same circle"
@@ -555,8 +557,9 @@ class AnsweredCircles:
         return mark_question(values_BD, binding)
 
     def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
-        """Record the marks of a question (its digests) with its circle, the contributors in the
-        sum, before the answer is sent: on return they are on the disk if there is a file.
+        """Record the marks (digests) of a question (rows and message of the active) with its
+        circle, the contributors in the sum, before this contributor's shares are sent: on return
+        they are on the disk if there is a file.
         """
         if self._book is None:
             for mark in marks:
@@ -771,7 +774,7 @@ class RecoverableContributor(SumContributor):
         return body
 
     def _parse_contributors(self, blobs: Sequence[bytes], step: _Step) -> Sequence[str]:
-        """Return the contributors that a request counts in the sum.
+        """Return the contributors that an aggregator's second-round request counts in the sum.
 
         Args:
             blobs: content of the request: the encoded names, and one parcel (encrypted shares for
@@ -955,7 +958,8 @@ class RecoverableCombiner(SumCombiner):
         """Return the keys that a contribution announces for the next step.
 
         Its blobs are the masked numbers, the announcement, and a parcel for each of the other
-        passives that could contribute. Raises RemoteProtocolError: there are other blobs.
+        passives that could contribute. Raises RemoteProtocolError: the contribution has other
+        blobs.
 
         `roster_size`: the number of passives that could contribute to this step.
         """
@@ -966,8 +970,8 @@ class RecoverableCombiner(SumCombiner):
         return Announcement.parse(frame.blobs[1], sender=sender)
 
     def _pack_request(self, to: str, underway: _Underway) -> bytes:
-        """Encode the request to the passive `to`: who is counted in the sum, and the parcels that
-        the other counted passives sent for it.
+        """Encode the second-round request to the passive `to`: who is counted in the sum, and the
+        parcels (encrypted shares for the next step) that the other counted passives sent for it.
         """
         parcels = []
         for name, frame in zip(underway.counted, underway.frames, strict=True):
@@ -1023,8 +1027,8 @@ class RecoverableReceiver(MaskedReceiver):
     """
 
     def _list_contributors(self, frame: Frame) -> Sequence[str]:
-        """Return the contributors whose values are in the sum, as the aggregator names them, and
-        record them as `counted`.
+        """Return the contributors whose values are in the sum of a frame, as the aggregator names
+        them, and record them as `counted`.
         """
         agreement = self._sum.agreement
         frame.require_blobs(agreement.combiner, 2)

@@ -392,8 +392,8 @@ class SumContributor(Role, ABC):
         self._setup.require_completion()
 
     def _record_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
-        """Record the question that is about to be answered; sums with a second round override this,
-        the others do nothing.
+        """Record the question (rows and message of the active) to which this contributor is about
+        to contribute; recoverable sums override this, the others do nothing.
         """
 
     @abstractmethod
@@ -423,9 +423,9 @@ class SumCombiner(Role, ABC):
     """The role of the aggregator. Holds no long-lived key at all.
 
     With one round a step is `combine` of the contributions; with two it is `ask` with the
-    contributions, then `combine` of the answers. Both take frames by the authenticated names of
-    their senders, and the digest of the binding (step and message) that all frames must answer,
-    where the aggregator knows it.
+    contributions, which returns requests, then `combine` of the contributors' answers to them. Both
+    take frames by the authenticated names of their senders, and the digest of the binding (step and
+    message) that all frames must answer, where the aggregator knows it.
     """
 
     def ask(
