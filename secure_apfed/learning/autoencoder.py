@@ -70,11 +70,11 @@ class DistillationSettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class TargetCodes:
-    """The codes that the encoder's own are to resemble.
+    """Target codes for some rows: training draws the encoder's own codes towards them.
 
     Attributes:
         rows: indices of the rows that have one, (n,).
-        codes: (n, D).
+        codes: target codes of these rows, (n, D).
     """
 
     rows: Tensor
@@ -104,11 +104,11 @@ def new_autoencoder(
     If a network returns the row together with its code, only the code is used.
 
     Args:
-        owner: the party.
-        name: of the network among the party's.
+        owner: the party's name.
+        name: the network's name among the party's autoencoders, such as "g1".
         model: settings of the networks.
         features: shape of one row.
-        seed: of the weights.
+        seed: random seed of the weights.
         compute: device and precision.
     """
     family = family_for(model, features)
@@ -141,8 +141,8 @@ def fit_autoencoder(
         network: changed in place.
         features_NF: rows.
         settings: epochs, batches, learning rate and weight of the codes' distance.
-        owner: the party; with `seed`, of batches and held-out rows.
-        seed: see `owner`.
+        owner: the party's name; with `seed` it determines batches and held-out rows.
+        seed: the party's random seed.
         resembled: codes that the network's own should resemble; None: there are none.
 
     Raises ModelError: fewer than two rows, or the loss is no longer finite.
@@ -174,6 +174,7 @@ def fit_autoencoder(
             raise ModelError(
                 f"{owner}: training of an autoencoder diverged; lower method.learning_rate"
             )
+        # NaN was refused above, so the comparison is safe.
         if current < best:
             best = current
             best_epoch = epochs
@@ -241,7 +242,7 @@ class EncoderQuality:
     Attributes:
         columns, codes: scores of the k folds, 0 to 1, on the same folds.
         threshold: tau of Eq. (12).
-        epochs: how many the autoencoder was trained for.
+        epochs: number of epochs for which the autoencoder was trained.
     """
 
     columns: Floats
@@ -282,13 +283,13 @@ def measure_encoder_quality(
         features_NF: rows.
         labels_N: their classes; `UNLABELLED` for a row without one.
         model: settings of the networks.
-        settings: of the autoencoder's training.
+        settings: settings of the autoencoder's training.
         owner: the party.
-        seed: of weights, batches and folds.
+        seed: random seed of weights, batches and folds.
         compute: device and precision.
         threshold: tau of Eq. (12).
         folds: k.
-        score: by which columns and codes are compared.
+        score: the score by which columns and codes are compared.
 
     Raises:
         DataError: fewer rows of a class than folds.
@@ -344,10 +345,10 @@ def cross_validate_scores(
     Equal labels, folds and seed give equal folds, whatever the values.
 
     Args:
-        values_NF: what the classifier reads.
+        values_NF: the classifier's inputs.
         labels_N: a class for each row.
         folds: k.
-        seed: of the folds.
+        seed: random seed of the folds.
         scores: kinds of score.
 
     Raises DataError: fewer rows of a class than folds.

@@ -24,9 +24,10 @@ from secure_apfed.errors import ModelError
 from secure_apfed.settings.training import BlackBoxSettings
 
 GradientSource: TypeAlias = Callable[[int, NDArray[np.int64], NDArray[np.floating]], Any]
-"""(step, rows, z) -> gradient. `step`: of the run, rising; `rows`: (B,), positions in the party's
-own list of IDs; `z`: (B, *shape), float32 or float64, a copy of what came. It returns an array or a
-tensor of z's shape: of each row the gradient of that row's own loss, not divided by B."""
+"""(step, rows, z) -> gradient. `step`: number of the run's step, rising; `rows`: (B,), positions in
+the party's own list of IDs; `z`: the received representations, (B, *shape), float32 or float64, a
+copy. It returns an array or a tensor of z's shape: of each row the gradient of that row's own loss,
+not divided by B."""
 
 
 class BlackBox:
@@ -57,10 +58,10 @@ class BlackBox:
         """Call the party's code for the gradient of each row's own loss; return lambda_p times it.
 
         Args:
-            step: of the run.
+            step: number of the run's step.
             rows_B: positions in the alignment, (B,).
             sent_B: the representations received for them, (B, *shape).
-            weight: lambda_p.
+            weight: lambda_p, the weight of passive p in the joint loss.
 
         Raises ModelError: the code fails, changes z, or returns something other than such a
         gradient.
@@ -82,11 +83,13 @@ class BlackBox:
         return self._read_answer(answer, sent_B) * weight
 
     def _read_answer(self, answer: Any, sent_B: Tensor) -> Tensor:
-        """Return the answer as a tensor with z's shape and dtype.
+        """Return the answer of the party's function, a gradient, as a tensor with z's shape and
+        dtype.
 
         `sent_B`: z, the representations that it answered.
 
-        Raises ModelError: it is not such an array; says what was expected, and what was returned.
+        Raises ModelError: the answer is no such array; says what was expected, and what was
+        returned.
         """
         shape = tuple(sent_B.shape)
         expected = f"{self._owner}: its gradient returns a numpy array or a tensor of shape {shape}"

@@ -55,8 +55,9 @@ def fit_slope(scores_n: Floats, labels_n: Integers) -> float:
 
     Args:
         scores_n: standardised scores of labelled rows, by models trained without their labels.
-        labels_n: their labels, 0 or 1.
+        labels_n: the labels of these rows, 0 or 1.
     """
+    # Labels of one class say nothing about the slope, so the prior's mean is returned.
     if len(np.unique(labels_n)) < 2:
         return _PRIOR_SLOPE
     rate = float(labels_n.mean())
@@ -111,6 +112,7 @@ class PlattLine:
         """
         slope = fit_slope(held_out_n, labels_n)
         deviation = float(scores_N.std())
+        # A model with equal scores ranks nobody: its probability is the rate for every row.
         if not deviation > 0:
             return cls(slope=1.0, offset=float(scipy.special.logit(rate) - scores_N.mean()))
         score_slope = slope / deviation

@@ -30,10 +30,12 @@ EVERY = slice(None)
 """All rows of a batch."""
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
-"""Makes a party's own optimizer of the list of parameters that it trains; or of its `modules`, by
-name, if it has an argument of that name: encoder, head and projection, or objective."""
+"""Type of a function that makes a party's own optimizer from the list of parameters that it trains;
+or from its `modules`, by name, if it has an argument of that name: encoder, head and projection, or
+objective."""
 MakeScheduler: TypeAlias = Callable[[Any], LRScheduler]
-"""Makes a scheduler of a party's optimizer, as `lambda optimizer: StepLR(optimizer, 100)`."""
+"""Type of a function that makes a scheduler of a party's optimizer, as `lambda optimizer:
+StepLR(optimizer, 100)`."""
 StepsOrEpoch: TypeAlias = int | Literal["epoch"]
 EPOCH: Literal["epoch"] = "epoch"
 # Names of tensors in a checkpoint.
@@ -65,7 +67,7 @@ class OwnSteps:
 
 
 BY_SETTINGS = OwnSteps()
-"""No code of a party's own."""
+"""The settings' optimizer and scheduler, no code of a party's own."""
 
 
 def find_device(choice: str) -> torch.device:
@@ -93,7 +95,7 @@ class Compute:
 
     Attributes:
         device: where networks and tables are.
-        dtype: of weights, and of sent tensors.
+        dtype: data type of weights, and of sent tensors.
         autocast: whether the networks' forward passes run in bfloat16.
     """
 
@@ -137,7 +139,8 @@ class Compute:
     def prepare_forward(self, seed: int | None, *purpose: str | int) -> Iterator[None]:
         """Run the networks in the `with` block with the configured precision and seeded dropout.
 
-        `seed`: with `purpose`, of the random numbers; None: the networks draw none.
+        `seed`, `purpose`: together they determine the random numbers; seed None: the networks draw
+        none.
         """
         seeding = nullcontext() if seed is None else seed_draws(seed, *purpose)
         with seeding, self._set_precision():
@@ -312,8 +315,8 @@ class Descent:
         The optimizer's parameter groups are first reset to how they were made, so that learning
         rates repeat.
 
-        Raises ConfigError: it is no scheduler of this optimizer, or the settings have a schedule,
-            too.
+        Raises ConfigError: the party's function returns no scheduler of this optimizer, or the
+        settings have a schedule, too.
         """
         optimizer = self._optimizer
         make_scheduler = self._own.scheduler
@@ -365,7 +368,9 @@ class Descent:
             )
 
     def _step_scheduler(self, loss: float) -> None:
-        """Let the scheduler take a step; `loss`: the mean of the epoch, if it reads one."""
+        """Let the scheduler take a step; `loss`: the epoch's mean loss, which only
+        ReduceLROnPlateau reads.
+        """
         assert self._scheduler is not None
         if isinstance(self._scheduler, ReduceLROnPlateau):
             self._scheduler.step(loss)
@@ -373,7 +378,7 @@ class Descent:
             self._scheduler.step()
 
     def note_rows(self, step: int, rows_B: Tensor) -> None:
-        """Note the own rows (B,) of a step, by which a scheduler's epochs are counted.
+        """Record the own rows (B,) of a step, by which a scheduler's epochs are counted.
 
         An epoch has each row at most once: when a row comes again, the epoch is over, and the
         scheduler takes a step. So no other party needs to say where epochs end. A repeated step
@@ -419,6 +424,7 @@ class Descent:
                     f"{self._owner}: training diverged, its gradient is not finite; lower "
                     "train.learning_rate or train.max_gradient_norm"
                 )
+        # Only before the first step, so that later ones do not pay for it.
         if not self._done:
             self._require_gradients()
         self._done += 1
@@ -598,7 +604,7 @@ def make_own_optimizer(
     Args:
         make: the party's function.
         modules: the networks that it trains, by name.
-        parameters: those of the modules that are trained; frozen ones may be in a group, too.
+        parameters: the trained parameters of the modules; frozen ones may be in a group, too.
         owner: the party, for errors.
 
     Raises ConfigError: the result is no optimizer, has other parameters or not all, or needs a
@@ -690,7 +696,7 @@ class Trainer(Descent):
     """The base of trainers: one party's modules and optimiser, trained step by step.
 
     Args:
-        seed: of dropout.
+        seed: random seed of dropout.
 
     For the other arguments see `Descent`.
 

@@ -106,17 +106,19 @@ class OwnCode:
     """A party's own networks, loss and optimiser; None: those of the run's settings.
 
     Attributes:
-        encoder: makes the representation; head: scores it, (B, K); None: one linear layer.
-        projection: representation -> the D sent numbers, (B, D), if the settings configure D; None:
+        encoder: network from a row to its representation; head: from that to scores (B, K); None:
             one linear layer.
-        decoder: of a passive that reconstructs, z (B, *shape) -> own rows; None: a perceptron.
+        projection: network from a representation to the D numbers that are sent, (B, D), if the
+            settings configure D; None: one linear layer.
+        decoder: network from z (B, *shape) to own rows, at a passive that reconstructs; None: a
+            perceptron.
         objective: the loss of a passive, or a whole `Objective`, or a class of these.
-        objective_options: of a class, keys of its own settings.
+        objective_options: keys of the settings of `objective`, if that is a class with settings.
         gradient: black-box function of a passive, (step, rows, z) -> gradient of each row.
-        optimizer: takes the parameters that the party trains, as `torch.optim.AdamW`, or its
-            `modules` by name.
-        scheduler: takes the optimizer; it takes a step after every epoch, or after every
-            `scheduler_every` of the party's own steps.
+        optimizer: function from the parameters that the party trains, as `torch.optim.AdamW`, or
+            from its `modules` by name, to the optimizer.
+        scheduler: function from the optimizer to its scheduler, which takes a step after every
+            epoch, or after every `scheduler_every` of the party's own steps.
     """
 
     encoder: ModuleSource | None = field(default=None, repr=False)
@@ -166,7 +168,7 @@ class OwnCode:
         Args:
             code_folder: the file's folder, whose modules may be named; None: the working directory.
 
-        Raises ConfigError: there is no such module or name.
+        Raises ConfigError: a named module, or a name in it, does not exist.
         """
         code_by_key = {
             key: import_code(name, key=key, code_folder=code_folder)
@@ -247,7 +249,8 @@ class OwnCode:
         None if the loss declares no settings. `loss`: the party's loss, or its class. `owner`: the
         party, for errors.
 
-        Raises ConfigError: there are options, but no settings class, or one without these keys.
+        Raises ConfigError: options are given, but the loss declares no settings class, or one
+        without these keys.
         """
         # Imported late: modules that read files are on a higher layer than networks.
         from secure_apfed.config.file import read_options
@@ -264,9 +267,8 @@ class OwnCode:
         return None
 
     def make_black_box(self, *, owner: str, rows_N: Tensor, ids: Sequence[str]) -> BlackBox:
-        """Return the party's own gradient function as a trainer; for the arguments see `BlackBox`.
-
-        Raises ConfigError: the party brought none.
+        """Return the party's own gradient function as a trainer; the arguments are those of
+        `BlackBox`. Raises ConfigError: the party brought no such function.
         """
         source: Any = self.gradient
         if source is None:
@@ -282,7 +284,7 @@ class OwnCode:
         """Return the map from a representation to the numbers that are sent of a row: the party's
         own, or a linear layer.
 
-        `size`: how many numbers. `representation`: the shape of one row's representation.
+        `size`: number of values to send. `representation`: the shape of one row's representation.
 
         Raises ModelError: the party's own has another output size.
         """
@@ -393,8 +395,8 @@ class OwnObjective(Objective):
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
         """Return the loss of a batch, a scalar, after checks.
 
-        Raises ModelError: it is not one finite number, no gradient reaches z, or the loss changes z
-            or calls `backward` itself.
+        Raises ModelError: the loss is not one finite number, sends no gradient to z, changes z, or
+        calls `backward` itself.
         """
         version = z_BD._version  # which operations in place increase
         gradient = z_BD.grad
@@ -419,7 +421,7 @@ class OwnObjective(Objective):
         return loss.reshape(())
 
     def _call_loss(self, z_BD: Tensor, features_B: Tensor) -> Any:
-        """Call the party's loss. Raises ModelError: it fails, or changes z in place."""
+        """Call the party's loss. Raises ModelError: the loss fails, or changes z in place."""
         try:
             return self._loss(z_BD, features_B)
         except (ApfedError, torch.OutOfMemoryError):
@@ -434,7 +436,7 @@ class OwnObjective(Objective):
             ) from error
 
     def _require_number(self, loss: Any) -> Tensor:
-        """Return the loss if it is a tensor of one real number. Raises ModelError: it is not."""
+        """Return the loss, a tensor of one real number. Raises ModelError: another result."""
         if isinstance(loss, tuple | list | Mapping):
             raise ModelError(
                 f"{self._owner}: its loss returns a {type(loss).__name__} of {len(loss)}; expected "
@@ -457,7 +459,7 @@ class OwnObjective(Objective):
 def refuse_code(config: RunSettings, *, source: str) -> None:
     """Raise ConfigError if settings from another party name code.
 
-    `source`: who sent them, for the error.
+    `source`: the sender of the settings, in words for the error.
     """
     named = sorted(find_code(config))
     if named:
@@ -565,7 +567,9 @@ def find_code(config: RunSettings) -> Mapping[str, str]:
 
 
 def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:
-    """Return the names of the networks in these settings, by dotted key; `key`: theirs."""
+    """Return the names of the networks in these settings, by dotted key; `key`: dotted key of these
+    settings.
+    """
     named = {f"{key}.network": model.network}
     if model.head_network:
         named[f"{key}.head_network"] = model.head_network
@@ -637,7 +641,7 @@ def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
 
     The function is called with those of `arguments` for which it has a parameter.
 
-    Raises ModelError: it fails, or its result is not a module.
+    Raises ModelError: the function fails, or its result is not a module.
     """
     if isinstance(source, nn.Module):
         return source

@@ -28,7 +28,7 @@ from secure_apfed.settings.training import ModelSettings
 _Floats = NDArray[np.float64]
 
 _RMSPROP = make_eager_class(torch.optim.RMSprop)
-_MATRIX_WIDTH = 64  # W, of the matrix of all weights
+_MATRIX_WIDTH = 64  # W, columns of the matrix of all weights
 _BATCH_SIZE = 128
 """FedMV, section 8.2."""
 
@@ -39,7 +39,7 @@ class RecurrentTraining:
 
     Attributes:
         epochs: passes over its rows.
-        learning_rate: of RMSProp.
+        learning_rate: learning rate of RMSProp.
         dropout: probability with which a number of the last states is dropped before it is
             classified.
         batch_size: rows of a step.
@@ -64,7 +64,7 @@ class SequenceViews:
             weight is the sum of its shares.
         training: the settings of a training.
         compute: device and precision.
-        seed: of batches and dropout.
+        seed: random seed of batches and dropout.
     """
 
     def __init__(
@@ -152,6 +152,7 @@ class SequenceViews:
     def weights(self) -> _Floats:
         """All parameters as one matrix, (R, W), float64, padded with zeros."""
         flat_P = parameters_to_vector(self._network.parameters()).detach().cpu().double().numpy()
+        # Zeros fill the last row of the matrix.
         return np.pad(flat_P, (0, -len(flat_P) % _MATRIX_WIDTH)).reshape(-1, _MATRIX_WIDTH)
 
     @property
@@ -172,8 +173,8 @@ class SequenceViews:
     def train(self, step: int) -> float:
         """Run the configured epochs of RMSProp; return the mean loss of a batch, 0 without rows.
 
-        The optimiser's moments restart each time. `step`: with the seed, that of batches and
-        dropout.
+        The optimiser's moments restart each time. `step`: number of the step; with the party's seed
+        it determines batches and dropout.
         """
         losses = []
         optimiser = _RMSPROP(self._network.parameters(), lr=self._training.learning_rate)
@@ -218,11 +219,12 @@ class SequenceViews:
 def require_sequences(
     features_N: Tensor, sequences: tuple[tuple[int, int], ...], *, owner: str
 ) -> None:
-    """Raise DataError unless rows are concatenated sequences of these (T, C).
+    """Raise DataError unless rows are concatenated sequences of T steps and C channels each.
 
     A view's first number must be how many of its T steps are in use, and these must be finite.
 
-    `features_N`: rows (N, *shape). `sequences`: (T, C) of each view. `owner`: the party.
+    `features_N`: rows (N, *shape). `sequences`: T steps and C channels of each view. `owner`: the
+    party, for the error.
     """
     widths = [1 + steps * channels for steps, channels in sequences]
     views = features_N.detach().flatten(1).cpu().split(widths, dim=1)

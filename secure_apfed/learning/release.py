@@ -1,9 +1,9 @@
 """Sending and checking representations, and noise under a sum.
 
 Run by the sending party: `Releases` and `ContributionNoise` combine a protection with its privacy
-account, and return the protected values only after they are charged, so that nothing can be sent
-uncharged or in another order. For the guarantees see `secure_apfed.privacy.guard` and, for noise
-under a sum, `secure_apfed.privacy.contributions`.
+account, and return the protected values only after their privacy cost is recorded in the ledger
+(charged), so that nothing can be sent uncharged or in another order. For the guarantees see
+`secure_apfed.privacy.guard` and, for noise under a sum, `secure_apfed.privacy.contributions`.
 
 Run by the receiver of representations, before it computes anything from them, and by the active
 before it sends: `parse_representations`, `check_spread`. Protects from: a malicious sender that
@@ -43,8 +43,8 @@ from secure_apfed.privacy.noise import NoiseSource
 
 _NORM_SLACK = 1e-5  # relative, for rounding in float32
 _TINY = torch.finfo(torch.float32).tiny
-_MAX_PAIRS = 2**22  # of rows, whose angles are in memory together
-_NEIGHBOUR_WEIGHT = 10.0  # of the distance to the nearest row, in the measure of spread
+_MAX_PAIRS = 2**22  # pairs of rows whose angles are in memory together
+_NEIGHBOUR_WEIGHT = 10.0  # weight of the distance to the nearest row in the measure of spread
 # In fewer dimensions many honest rows are close to each other.
 _MIN_NEIGHBOUR_NUMBERS = 16
 
@@ -76,7 +76,8 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
     """Raise RemoteProtocolError if the L2 norm of a row of z is outside the contract's bounds, or
     NaN.
 
-    `z_BD`: representations from a peer, (B, *shape). `terms`: the contract's. `sender`: the peer.
+    `z_BD`: representations from a peer, (B, *shape). `terms`: the contract's bounds on them.
+    `sender`: the peer's name, for the error.
     """
     norm_B = torch.linalg.vector_norm(z_BD.flatten(1).double(), dim=1)
     low = terms.minimum_norm
@@ -126,8 +127,8 @@ def warn_if_near_constant(
         z_BD: the batch, (B, *shape).
         minimum: the largest bound on the spread in any passive's contract.
         sender: the active, for the warning.
-        step: of the run, for the warning.
-        spread: the batch's, if it was measured already; None: it is measured here.
+        step: number of the run's step, for the warning.
+        spread: the batch's spread of directions, if it was measured already; None: measure it here.
     """
     if spread is None:
         spread = compute_spread(z_BD) if minimum else 1.0
@@ -209,12 +210,13 @@ def measure_spread(z_BD: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Released:
-    """A batch whose release the ledger has charged.
+    """A batch of guarded representations whose privacy cost the ledger has recorded.
 
     Attributes:
-        z: (B, *shape), in the autograd graph.
+        z: the guarded representations, (B, *shape), in the autograd graph.
         payload: the bytes to send.
-        spread: see `measure_spread`; None: it was not measured.
+        spread: how much the rows' directions differ, 0 to 1 (`measure_spread`); None: it was not
+            measured.
     """
 
     z: Tensor
@@ -246,15 +248,16 @@ class Releases:
         measures_spread: bool = False,
         shortest: float = 0.0,
     ) -> Released:
-        """Guard, pack and charge one batch h, in this order.
+        """Guard (clip and perturb), pack and charge one batch h, in this order; to charge is to
+        record its privacy cost.
 
         The batch is charged even if its bytes are not sent: a frozen guard counts its rows as
         released.
 
         Args:
             h_B: the representations, (B, *shape).
-            step: of the run.
-            rows: their alignment positions, (B,).
+            step: number of the run's step.
+            rows: alignment positions of the batch, (B,).
             count: called with the SHA-256 of the bytes before the charge; it may raise an error.
             measures_spread: whether the spread of z is measured.
             shortest: guarded rows with a smaller norm are lengthened to it.
@@ -288,8 +291,8 @@ class ActiveAccounts:
     both.
 
     Attributes:
-        releases: of its representations.
-        sends: whether it sends any.
+        releases: guard and ledger of its representations.
+        sends: whether it sends representations.
         private: DP-SGD of its model's updates; None: these are not private.
         training: the account of releases and updates together; None: updates are not private.
     """
@@ -351,13 +354,13 @@ class ContributionNoise:
     def draw(
         self, shape: tuple[int, ...], *, step: int, known_B: Tensor, digest: bytes
     ) -> NDArray[np.int64]:
-        """Charge one release, write the charge to the disk, and return integer noise.
+        """Record the privacy cost of one release on the disk, and return integer noise.
 
         Args:
-            shape: of the contribution, all rows of the batch.
-            step: of the run.
+            shape: shape of the contribution, all rows of the batch.
+            step: number of the run's step.
             known_B: alignment positions of those people of the batch whom this party knows.
-            digest: of the session, and of all rows and values that will be contributed.
+            digest: digest of the session, and of all rows and values that will be contributed.
 
         Raises BudgetExhaustedError: contributing would exceed the budget; nothing may be sent.
         """
@@ -380,11 +383,11 @@ def parse_representations(
 
     Args:
         envelope: the message.
-        terms: the contract's, on shape, type, norm and spread.
+        terms: the contract's bounds on shape, type, norm and spread.
         aligned: number of alignment positions.
         minimum: the fewest rows that the contract allows in a batch.
 
-    Raises RemoteProtocolError: it breaks a rule of the contract.
+    Raises RemoteProtocolError: the message breaks a rule of the contract.
     """
     tensors, _ = unpack_tensors(
         envelope.payload, make_representation_specs(terms), sender=envelope.sender

@@ -59,7 +59,7 @@ class Batch:
     """The forward pass of a batch, in the autograd graph, before its update.
 
     Attributes:
-        step: of the run.
+        step: number of the run's step.
         rows: positions in the active's table, (B,).
         loss: mean task loss; None: labels come after the exchange (`train.labels`).
         h: representations of the rows to send, (A, *shape), before the guard adds noise; None:
@@ -117,7 +117,7 @@ class ActiveTrainer(LabelTrainer):
     Args:
         networks: the active's.
         private: DP-SGD of the updates; None: they are not private.
-        task: what it learns; None: classes.
+        task: the learning task; None: classification.
         rests_on_rows: whether a privacy bound assumes that no row changes another row's output; the
             first batch is then tested for it.
 
@@ -163,7 +163,7 @@ class ActiveTrainer(LabelTrainer):
         """Run the forward pass of one batch.
 
         Args:
-            step: of the run.
+            step: number of the run's step.
             rows_B: positions in the active's table, (B,).
             aligned: indices within the batch of the rows to send, (A,); None: nothing is sent.
 
@@ -392,10 +392,10 @@ class PassiveTrainer(Trainer):
         not depend on the batch size; the active divides the sum by the number of rows.
 
         Args:
-            step: of the run.
+            step: number of the run's step.
             rows_B: own rows, positions (B,).
             sent_B: the representations received for them, z (B, *shape).
-            weight: lambda_p.
+            weight: lambda_p, the weight of passive p in the joint loss.
 
         Raises ModelError: no gradient, or one that is not finite, reaches z.
         """
@@ -435,8 +435,9 @@ class HeadTrainer(LabelTrainer):
 
     Args:
         encoder, head: the active's networks.
-        passives: whose representations follow its own, in the order of the head.
-        task: what it learns; None: classes.
+        passives: names of the passives whose representations follow the active's own in the head's
+            input, in this order.
+        task: the learning task; None: classification.
 
     For the other arguments see `LabelTrainer`.
     """
@@ -473,12 +474,13 @@ class HeadTrainer(LabelTrainer):
     def train_on_parts(
         self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[StepLoss, dict[str, Tensor]]:
-        """Take one step; return the task loss, and by passive its gradient on what that sent.
+        """Take one step; return the task loss, and for each passive the gradient on the
+        representations that it sent.
 
         Args:
-            step: of the run.
+            step: number of the run's step.
             rows_B: positions in the active's table, (B,).
-            parts: by passive, its representations of these rows, (B, *shape).
+            parts: mapping from passive name to its representations of these rows, (B, *shape).
         """
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
         self.zero_grad()
@@ -499,7 +501,8 @@ class HeadTrainer(LabelTrainer):
     def compute_scores(self, own_h_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         """Return the head's scores (B, K).
 
-        `own_h_B`: the active's representations. `parts`: by passive, its representations.
+        `own_h_B`: the active's representations. `parts`: mapping from passive name to its
+        representations.
         """
         inputs = [h_B.flatten(1) for h_B in self.merge_parts(own_h_B, parts)]
         scores_BK: Tensor = self.head(torch.cat(inputs, dim=1))
@@ -520,7 +523,7 @@ class SumTrainer(HeadTrainer):
     """
 
     def merge_parts(self, own_h_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return what the head reads: the sum of all parties' representations, (B, D)."""
+        """Return the head's only input: the sum of all parties' representations, (B, D)."""
         (passives_sum_BD,) = (parts[name] for name in self._passives)
         return (own_h_B.flatten(1) + passives_sum_BD,)
 
@@ -589,6 +592,7 @@ class EncoderTrainer(Trainer):
         """
         self.zero_grad()
         loss = make_joint_loss(0.0, z_B, self.compute.move_batch(gradient_B))
+        # With a frozen encoder no gradient is taken.
         if loss.requires_grad:
             self.require_own_weights(loss)
             loss.backward()
@@ -598,7 +602,7 @@ class EncoderTrainer(Trainer):
 def _require_finite(owner: str, subject: str, *results: Tensor | None) -> None:
     """Raise ModelError if an output of the first batch is NaN or infinite.
 
-    `owner`: the party. `subject`: what made the outputs, for the error.
+    `owner`: the party. `subject`: the source of the outputs, in words for the error.
     """
     for result in results:
         if result is not None and not bool(result.isfinite().all()):

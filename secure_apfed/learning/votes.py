@@ -1,11 +1,9 @@
 """Labels that the active's model learns from votes: the weight of the votes, and whether they are
-used.
-
-Run by: the active, on the decoded votes of the passives, its own model's predictions for the
-rows, and its labels. Votes on labelled rows were cast without the row's own label
-(`Labeller.label_without_own`), and its own model predicts them without it, so that labelled rows
-estimate what either is worth on rows without a label. Letters: U rows, n labelled rows, J of them
-for validation, K classes, D features.
+used. A vote is one row of class scores, (K,). Run by: the active, on the decoded votes of the
+passives, its own model's predictions for the rows, and its labels. Votes on labelled rows were cast
+without the row's own label (`Labeller.label_without_own`), and its own model predicts them without
+it, so that labelled rows estimate what either is worth on rows without a label. Letters: U rows, n
+labelled rows, J of them for validation, K classes, D features.
 """
 
 from collections.abc import Callable
@@ -44,9 +42,10 @@ class ValidationRows:
     """The labelled rows that validate votes.
 
     Attributes:
-        places: (J,), among the U rows, of rows on which votes were cast without their own label.
-        labels: (J,).
-        own_JK: class probabilities by the active's own model, trained without these rows.
+        places: indices among the U rows, (J,), of labelled rows whose votes do not use their own
+            label.
+        labels: (J,). own_JK: class probabilities by the active's own model, trained without these
+            rows.
     """
 
     places: Integers
@@ -56,18 +55,19 @@ class ValidationRows:
 
 @dataclass(frozen=True)
 class Help:
-    """The measured value of help on labelled rows, each predicted without its own label.
+    """The measured gain from votes (help) on labelled rows, each predicted without its own label.
 
     Attributes:
         rows: validation rows, J.
         gain: mean log-likelihood that votes add to a row's label, in nats, measured on rows by
             which the votes were not weighted; 0 with too few rows.
         deviation: standard error of the gain; 0 with too few rows.
-        right: share of these rows for which the votes name the right class.
-        alone: the same for the active's own model.
+        right: share of the validation rows for which the class with most votes is the true one.
+        alone: share of the validation rows for which the active's own model predicts the true
+            class.
         learnt: accuracy of a model trained on weighted votes minus that of the active's own model,
             on rows that neither was trained on; 0: not measured.
-        always: whether help is enabled whatever these figures are.
+        always: whether votes are used whatever these measurements are.
         averaged: whether the model trained with votes is averaged with the best three local models.
     """
 
@@ -126,14 +126,14 @@ def pool_opinions(
 
     v are the votes, centred over all rows and within the row, with mean square 1, noise included. a
     and b maximise the likelihood of the validation rows' labels, with normal priors about 1 and 0
-    (no help). Validation votes are equally noisy, so noisy votes get less weight.
+    (votes are not used). Validation votes are equally noisy, so noisy votes get less weight.
 
     Args:
         read_UK: unbiased estimate of the sum of the passives' votes on each row.
         own_UK: class probabilities of all rows by the active's own model.
         judges: the validation rows.
         frequencies: f, (K,), above 0, adding up to 1.
-        seed: of the folds that measure the gain.
+        seed: random seed of the folds that measure the gain.
         always: whether votes are used whatever their gain is.
     """
     votes_UK = read_UK - read_UK.mean(axis=0)
@@ -219,7 +219,7 @@ class _Pool:
     def measure_help(self, seed: int, *, voted_J: Integers) -> Help:
         """Measure by cross-validation how much votes raise the likelihood of held-out labels.
 
-        `seed`: of the folds. `voted_J`: the class with the most votes, by row.
+        `seed`: random seed of the folds. `voted_J`: the class with the most votes, for each row.
         """
         rows = len(self.labels_J)
         order = np.random.default_rng(derive_seed(seed, "weighing votes")).permutation(rows)
@@ -233,6 +233,7 @@ class _Pool:
             gain_J[held_out] = self.compute_log_likelihood(
                 held_out, *with_votes
             ) - self.compute_log_likelihood(held_out, *without_votes)
+        # log f + log p / f = log p, so this is the own model's class.
         own_class_J = (self.log_f_K + self.own_JK).argmax(1)
         return Help(
             rows=rows,
@@ -265,7 +266,7 @@ def fit_linear(
 
     Args:
         linear: the layer, D numbers -> K scores, changed in place.
-        phi_UD: what it reads of each row, with a norm of about 1 to 3.
+        phi_UD: the layer's inputs, rows with a norm of about 1 to 3.
         targets_UK: class shares.
         taught_V: indices of the rows to fit to, labelled ones included.
         labelled_n: indices of the labelled rows.

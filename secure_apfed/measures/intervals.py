@@ -25,7 +25,7 @@ RESAMPLES = 500
 MIN_ROWS = 20
 """Rows of each class, below which resamples alone vary too little."""
 MIN_POSITIVES = 30
-"""Rows of a rare class, below which its figures carry a warning."""
+"""Number of rows of a rare class below which its measures carry a warning."""
 # Counts in one block of resamples, so that a block stays in the processor's cache; resamples of a
 # block at least.
 _BLOCK_CELLS = 50_000
@@ -117,7 +117,7 @@ def gain_between(
     so that rows which are hard for both cancel. None if they were tested on different rows, or the
     measure is undefined there.
 
-    `resamples`: R, their number.
+    `resamples`: R, number of resamples.
     """
     if not np.array_equal(model.truth, reference.truth):
         return None
@@ -159,10 +159,11 @@ def _add_rare_row(scored: Scored) -> Iterator[Scored]:
 def _compute_intervals(
     scored: Scored, values: Mapping[str, float], resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Return by measure the interval of its value over resamples of these rows; NaN ends for a
-    single row.
+    """Return, for each measure's name, the interval of its value over resamples of these rows; NaN
+    ends for a single row.
 
-    `values`: by measure, on the rows themselves. `resamples`: their number.
+    `values`: mapping from measure name to its value on the rows themselves. `resamples`: number of
+    resamples.
     """
     resampled: dict[str, list[FloatArray]] = {name: [] for name in values}
     rows = len(scored.truth)
@@ -202,7 +203,7 @@ def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[F
 
     Rows are drawn with replacement within each class, so that a class keeps its number of rows.
 
-    `truth_B`: class of each row, or numbers. `resamples`: their number.
+    `truth_B`: class of each row, or numeric targets. `resamples`: number of resamples.
     """
     groups = _group_rows(truth_B)
     rows = len(truth_B)
@@ -251,7 +252,7 @@ def _compute_interval(
 
     Of many rows it is the normal one: the value, and 1.96 standard deviations to either side.
 
-    `value`: of the rows themselves. `rows`: their number.
+    `value`: the measure's value on the rows themselves. `rows`: number of rows.
     """
     if not resampled:
         return math.nan, math.nan

@@ -28,10 +28,10 @@ from secure_apfed.errors import DataError
 from secure_apfed.settings import unknown_name
 
 FloatArray: TypeAlias = NDArray[np.float64]
-_EVALUATION_ROWS = 4096  # of a forward pass
+_EVALUATION_ROWS = 4096  # rows in one forward pass
 Task: TypeAlias = Literal["classification", "regression", "poisson"]
 _MAX_CANDIDATES = 200  # thresholds that are tried
-_RANGES = 10  # of scores, in calibration curves and lift tables
+_RANGES = 10  # ranges of scores in calibration curves and lift tables
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,10 +39,10 @@ class Scored:
     """A set of rows with their truth, and a model's predictions for them.
 
     Attributes:
-        truth: (B,), classes 0 to K - 1; of a regression floating-point targets.
-        scores: (B, K), probabilities of each class; of a regression (B,), the predictions.
-        threshold: of two classes, the probability from which the second is predicted; None: the
-            likeliest class is.
+        truth: true values (B,): classes 0 to K - 1; floating-point targets in a regression.
+        scores: probabilities of each class, (B, K); predictions (B,) in a regression.
+        threshold: probability from which the second of two classes is predicted; None: the
+            likeliest class is predicted.
         are_counts: whether the targets of a regression are counts, which have a deviance, too.
     """
 
@@ -72,7 +72,7 @@ class Scored:
     @classmethod
     def from_probabilities(cls, truth: ArrayLike, probabilities: ArrayLike) -> Self:
         """Return scored rows from labels (B,) and probabilities (B, K), or (B,) of the second of
-        two classes. Raises DataError: they do not fit together.
+        two classes. Raises DataError: labels and probabilities do not fit together.
         """
         labels_B = np.asarray(truth, dtype=np.int64)
         scores = np.asarray(probabilities, dtype=np.float64)
@@ -130,7 +130,7 @@ class Scored:
 def outputs_of(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """Return a model's outputs for `rows` of a table, float64 on the CPU, computed in blocks.
 
-    `predict`: indices of rows (B,) -> outputs.
+    `predict`: function from indices of rows (B,) to outputs.
     """
     parts = [predict(rows_B).double().cpu() for rows_B in rows.split(_EVALUATION_ROWS)]
     return torch.cat(parts)
@@ -139,7 +139,8 @@ def outputs_of(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 def score_model(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
     """Return a model's scores for `rows` of a table, with their labels.
 
-    `predict`: indices of rows (B,) -> scores (B, K). `labels_N`: of the whole table.
+    `predict`: function from indices of rows (B,) to scores (B, K). `labels_N`: labels of the whole
+    table.
     """
     rows_on_device = rows.to(labels_N.device)
     return Scored.from_network_outputs(
@@ -164,15 +165,15 @@ class Measure:
     """A measure of predictions on rows whose truth is known.
 
     Attributes:
-        name: its key in the table.
-        title: its name for people.
+        name: the measure's key in the table.
+        title: the measure's name in reports.
         function: computes it from scored rows that define it.
         higher_is_better: whether a higher value is better.
         share: whether it is a share of rows, displayed in per cent.
         decides: whether it uses the predicted classes only, no scores.
         ranks: whether it needs rows of two classes.
         least, most: the smallest and the largest possible value; infinite without a bound.
-        tasks: to which it applies.
+        tasks: the tasks to which it applies.
     """
 
     name: str
@@ -189,7 +190,7 @@ class Measure:
     def compute_value(self, scored: Scored) -> float:
         """Return the measure's value; NaN if these rows do not define it.
 
-        Raises DataError: it does not apply to their task.
+        Raises DataError: the measure does not apply to the rows' task.
         """
         task = task_of(scored)
         if task not in self.tasks:
@@ -201,6 +202,7 @@ class Measure:
             return math.nan
         from sklearn import config_context
 
+        # scikit-learn's checks take longer than most measures.
         with config_context(skip_parameter_validation=True):
             return float(self.function(scored))
 
@@ -441,7 +443,7 @@ def names_of(task: str) -> tuple[str, ...]:
 
 
 def find_measure(name: str) -> Measure:
-    """Return the measure of this name. Raises ValueError: there is none; names the nearest."""
+    """Return the measure of this name. Raises ValueError: an unknown name; names the nearest."""
     if name not in MEASURES:
         raise ValueError(unknown_name(name, MEASURES))
     return MEASURES[name]
@@ -495,7 +497,7 @@ def best_threshold(scored: Scored, measure: str) -> float:
 
 def cheapest_threshold(scored: Scored, cost: float) -> float:
     """Return the threshold with the least cost, where a missed row of class 1 costs `cost`, and a
-    false positive 1. Candidates and ties as for `best_threshold`.
+    false positive 1. Candidates and ties are those of `best_threshold`.
     """
 
     def compute_negative_cost(decided: Scored) -> float:
@@ -510,7 +512,7 @@ def cheapest_threshold(scored: Scored, cost: float) -> float:
 def _maximise_threshold(scored: Scored, objective: Callable[[Scored], float]) -> float:
     """Return the candidate threshold with the highest objective; of equal ones the nearest to 0.5.
 
-    Raises DataError: there are not two classes with labelled rows.
+    Raises DataError: labelled rows of two classes are needed.
     """
     if scored.classes != 2 or len(np.unique(scored.truth)) < 2:
         raise DataError(
@@ -532,9 +534,9 @@ class CalibrationPoint(BaseModel):
     """The rows of one range of scores.
 
     Attributes:
-        predicted: their mean score.
+        predicted: mean score of the rows.
         observed: the share of them that is of the class.
-        rows: their number.
+        rows: number of rows.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -550,7 +552,7 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
     Of two classes they are of the second one; of several of the likeliest class, which is observed
     if it is the true one. Empty for a diverged training.
 
-    `ranges`: their number. Raises DataError: the scores are no probabilities.
+    `ranges`: number of ranges. Raises DataError: the scores are no probabilities.
     """
     from sklearn.calibration import calibration_curve as curve
 
@@ -600,7 +602,8 @@ def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
     """Return a row for each tenth of the rows, by falling probability of the second of two classes.
 
     Equal scores are kept together, so few different scores make fewer parts. Empty if one class has
-    no row. `parts`: how many. Raises DataError: there are not two classes.
+    no row. `parts`: number of parts, 10 for tenths. Raises DataError: the task does not have two
+    classes.
     """
     if scored.classes != 2:
         raise DataError(f"measures: a lift table is of two classes, got {scored.classes}")

@@ -33,18 +33,18 @@ class Task(ABC):
     measures.
 
     Attributes:
-        name: its key in `TASKS`.
-        title: its name for people.
+        name: the task's key in `TASKS`.
+        title: the task's name in reports.
         headline: the default main measure of a run.
-        tells: name of the output for a row, such as probabilities.
+        tells: name of the model's output for a row, such as "probabilities".
         measured_as: the task of its measures in `MEASURES`, and of the form of its scored rows.
         learns_numbers: whether its labels are numbers, standardised by a `TargetScale`; else they
             are classes.
         learns_counts: whether these numbers are counts, which have a deviance, too.
         link: what the terms of a generalised linear model add up to, in words.
         not_attacked: attack target -> the reason why no attack on it applies.
-        learnt_by: for a task outside of this package, the methods that learn it; built-in tasks are
-            listed in `MethodSettings.tasks`.
+        learnt_by: names of the methods that learn the task, if it is defined outside of this
+            package; built-in tasks are listed in `MethodSettings.tasks`.
     """
 
     name: ClassVar[str]
@@ -104,7 +104,8 @@ def score_rows(
 ) -> Scored:
     """Return a model's predictions for `rows` of a table, with their labels.
 
-    `predict`: indices of rows (B,) -> outputs (B, K). `labels_N`: of the whole table.
+    `predict`: function from indices of rows (B,) to outputs (B, K). `labels_N`: labels of the whole
+    table.
     """
     rows_on_device = rows.to(labels_N.device)
     return task.score_outputs(outputs_of(predict, rows_on_device), labels_N[rows_on_device].cpu())
@@ -127,8 +128,8 @@ class Classification(Task):
     def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
         """Return the task. Raises DataError: the labels are numbers.
 
-        `targets`: scale of numeric labels; None: labels are classes. `loss`: its name in the
-        settings.
+        `targets`: scale of numeric labels; None: labels are classes. `loss`: the error's name in
+        the settings, a key of `LOSSES`.
         """
         if targets is not None:
             raise DataError(
@@ -245,8 +246,8 @@ class Regression(_NumericTask):
     def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
         """Return the task with this scale and error. Raises DataError: the labels are classes.
 
-        `targets`: scale of numeric labels; None: labels are classes. `loss`: its name in the
-        settings.
+        `targets`: scale of numeric labels; None: labels are classes. `loss`: the error's name in
+        the settings, a key of `LOSSES`.
         """
         return cls(targets=cls._require_targets(targets), error=loss)
 
@@ -289,6 +290,7 @@ class Poisson(_NumericTask):
     def check_labels(self, labels_n: Tensor, *, party: str) -> None:
         """Refuse negative labels. Raises DataError: names the first one."""
         counts_n = self.targets.decode(labels_n)
+        # A count of 0 may decode to a tiny negative number.
         rounding = 1e-6 * (abs(self.targets.mean) + self.targets.scale)
         if negative := counts_n[counts_n < -rounding].tolist():
             raise DataError(

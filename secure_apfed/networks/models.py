@@ -29,7 +29,7 @@ from secure_apfed.settings.training import MAX_PARAMETERS, ModelSettings
 Shape = tuple[int, ...]
 _PADDING = 1
 _SAMPLE = 300  # rows whose distances set a kernel's width
-_MIN_SCALE = 1e-6  # of a column that is not constant
+_MIN_SCALE = 1e-6  # least deviation of a column that counts as varying
 _WORK_PER_THREAD = 200_000_000
 """Multiplications of a step for which one more thread pays off: about ten milliseconds."""
 _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}
@@ -38,7 +38,9 @@ of which its convolutions leave a map (three rows for MNIST's two layers, one fo
 
 
 def _make_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
-    """Return a linear layer of at most `MAX_PARAMETERS`. Raises ModelError: it would have more."""
+    """Return a linear layer of at most `MAX_PARAMETERS`. Raises ModelError: more parameters would
+    be needed.
+    """
     check_layer_size(inputs, outputs)
     return nn.Linear(inputs, outputs, bias=bias)
 
@@ -48,7 +50,7 @@ def check_layer_size(inputs: int, outputs: int) -> None:
 
     Called before memory is allocated for it.
 
-    `inputs`, `outputs`: how many numbers the layer reads and writes.
+    `inputs`, `outputs`: width of the layer's input and output.
     """
     if inputs * outputs > MAX_PARAMETERS:
         raise ModelError(
@@ -130,7 +132,8 @@ def require_scores(
 ) -> None:
     """Refuse a head that does not return `outputs` numbers for a row.
 
-    `classes`: their names, for the error; empty: they are not known.
+    `representation`: shape of the head's input for one row. `classes`: names of the classes, for
+    the error; empty: they are not known.
 
     Raises ModelError: names both shapes.
     """
@@ -174,8 +177,8 @@ class Convolutional:
 
     Attributes:
         channels: number of channels of the image, then after each layer.
-        kernels, strides: of each layer.
-        head_width: of the head's hidden layer.
+        kernels, strides: kernel size and stride of each layer.
+        head_width: width of the head's hidden layer.
         last_relu: whether the decoder ends in a ReLU (release: MNIST yes, CIFAR no).
     """
 
@@ -636,7 +639,7 @@ def _gather_last_states(gru: nn.Module, used_steps_B: Tensor, steps_BTC: Tensor)
     """Return the last states of both directions of a GRU, (B, 2 D).
 
     Args:
-        gru: of one view.
+        gru: the GRU of one view.
         used_steps_B: number of steps in use of each sequence; 0 counts as one step of zeros.
         steps_BTC: the sequences, zeros behind the last step in use.
     """
@@ -745,7 +748,7 @@ class EnrichedFamily(Selu):
 def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
     """Return the network family that settings name; for "auto" by the shape of one row.
 
-    Raises ModelError: they name a party's own code, which is not available here.
+    Raises ModelError: the settings name a party's own code, which is not available here.
     """
     if settings.network != "auto":
         if settings.is_own:
@@ -775,7 +778,7 @@ def make_encoder_and_head(
     Their weights are drawn from torch's generator, the encoder's first.
 
     Args:
-        settings: of the networks.
+        settings: settings of the networks.
         features: shape of one row.
         classes: number of scores.
         family: a party's own networks; None: those that the settings name.
@@ -798,7 +801,7 @@ def limit_threads_for(
     are never small, and a party's own network is of unknown size, so these use all threads.
 
     Args:
-        settings: of the networks.
+        settings: settings of the networks.
         batch: rows of a step.
         tables: shape of one row of each party's table.
     """

@@ -63,6 +63,7 @@ def contrastive_loss(
     anchor = torch.arange(count, device=scores.device)
     # An anchor is not compared with itself; its positive is the same person in the other view.
     scores = scores.index_put((anchor, anchor), scores.new_full((), -torch.inf))
+    # Row i of one view and row i of the other are B apart in the concatenation.
     positive = (anchor + rows) % (2 * rows)
     return F.cross_entropy(scores, positive)
 
@@ -75,8 +76,8 @@ class Objective(nn.Module):
 
     Attributes:
         row_wise: whether the gradient of a row depends on that row's features alone, with fitted
-            parts fixed. Under `secure_sum.noise` a person is then charged for one row, and this
-            property is tested on the first batch; otherwise for a whole batch.
+            parts fixed. Under `secure_sum.noise` a person's privacy cost is then that of one row,
+            and this property is tested on the first batch; otherwise it is that of a whole batch.
     """
 
     row_wise: ClassVar[bool] = False
@@ -160,7 +161,7 @@ class Reconstruction(Objective):
         """Build the decoder.
 
         Args:
-            settings: without any of its own.
+            settings: the objective's settings, which have no key beyond its name.
             representation: shape of z of one row.
             features: shape of one of the passive's rows.
             model: settings of its network.

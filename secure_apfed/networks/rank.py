@@ -63,7 +63,7 @@ def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
     Args:
         party: the passive.
         columns: distinct columns of its table; see `count_columns`.
-        numbers: how many numbers of one person it contributes at a step.
+        numbers: number of values about one person that it contributes in a step.
     """
     limit = compute_number_limit(columns)
     if numbers <= limit:
@@ -84,7 +84,8 @@ def describe_rank(numbers: float, columns: int | None) -> str:
     """Return in words how much of the passives' columns decoded sums can reveal.
 
     Args:
-        numbers: how many numbers of one person, linear in the columns, are decoded in the run.
+        numbers: number of values about one person, linear in the columns, that are decoded in the
+            run.
         columns: number of distinct columns of all contributing parties; None: each party knows
             only its own.
     """
@@ -108,7 +109,7 @@ def describe_opened_numbers(
 
     Args:
         config: the run's settings.
-        classes: their number.
+        classes: number of classes.
         columns: number of distinct columns of each contributing party; None: unknown here.
         numbers: numbers per person, if the parties agreed on them; None: as configured.
 

@@ -45,12 +45,13 @@ class SummedLinear(nn.Module):
     Args:
         layer: the linear layer that follows the concatenation, whose weight (H, sum of D_k) is
             copied. Optimisers are made after this, for they hold the old one.
-        sizes: D_k by party, in the order of the concatenation: each contributor of the sum, and its
-            receiver if it has a part, which stays out of the sum.
-        add: what `secure_sum` returned. Copies of this layer share it.
+        sizes: mapping from party name to D_k, in the order of the concatenation: each contributor
+            of the sum, and its receiver if it has a part, which stays out of the sum.
+        add: the secure sum, as returned by `secure_sum`. Copies of this layer share it.
 
     Attributes:
-        parts: by party its block, (H, D_k). bias: (H,), or None.
+        parts: mapping from party name to its block of W, (H, D_k). bias: the layer's bias, (H,), or
+            None.
 
     Raises:
         LocalProtocolError: no linear layer, sizes that do not fill it, or other parties than the

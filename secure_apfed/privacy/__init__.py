@@ -1,10 +1,10 @@
 """Protecting representations, labels and updates, with an exact account of the guarantee.
 
-Guards clip and add noise before anything is sent (`guard.GUARDS`); accountants turn what was done
-into epsilon (`accountants.ACCOUNTANTS`); the `ledger` is charged before each release. Under DP-SGD
-the active's updates are private as well (`dp_sgd`), `contributions` has discrete noise under a sum.
-Label mechanisms answer for the active's training labels (`randomised_response.LABEL_MECHANISMS`).
-The names below are the public ones.
+Guards clip representations and add noise before these are sent (`guard.GUARDS`); accountants turn
+what was done into epsilon (`accountants.ACCOUNTANTS`); the `ledger` records the privacy cost of
+each release before it happens. Under DP-SGD the active's updates are private as well (`dp_sgd`),
+`contributions` has discrete noise under a sum. Label mechanisms randomise the active's training
+labels (`randomised_response.LABEL_MECHANISMS`). The names below are the public ones.
 """
 
 from typing import TYPE_CHECKING

@@ -159,6 +159,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return 0.0
     # At this epsilon the first term alone is Phi(-sqrt(2 log 1/delta)) < delta.
     high = float(mu * mu / 2 + mu * np.sqrt(2 * np.log(1 / delta)))
+    # The search below would lose all digits: the upper bound is returned.
     if mu > _HUGE_MU:
         return high
     target = np.log(delta) - _DELTA_MARGIN
@@ -221,16 +222,16 @@ def _check_delta(delta: float) -> None:
 
 
 class NoFigureError(ConfigError):
-    """An accountant cannot compute a figure for these values; the message names its limit."""
+    """An accountant cannot compute an epsilon for these values; the message names its limit."""
 
 
 class Accountant:
     """An accountant, which computes epsilon for several releases of a row together.
 
     Args:
-        name: its key in the table `ACCOUNTANTS`.
+        name: the accountant's key in the table `ACCOUNTANTS`.
         compute_epsilon: (noise multiplier, releases, delta) -> epsilon, for Gaussian releases.
-        library: the package that it imports, which may not cover all values; None: none.
+        library: the package that it imports, which may not cover all values; None: it imports none.
     """
 
     def __init__(
@@ -320,7 +321,7 @@ def _count_pld_grid_points(noise_multiplier: float, releases: int) -> float:
     cuts off a mass of exp(-50), half of it in each tail, and lays points `_PLD_INTERVAL` apart
     from minus to plus the largest loss that remains.
 
-    `noise_multiplier`: of one release, standard deviation over replace-one sensitivity.
+    `noise_multiplier`: standard deviation of one release's noise over replace-one sensitivity.
     """
     mu = compose_mu(1 / noise_multiplier, releases)
     tail_quantile = -float(scipy.special.ndtri(0.5 * math.exp(_PLD_LOG_TAIL)))
@@ -329,7 +330,7 @@ def _count_pld_grid_points(noise_multiplier: float, releases: int) -> float:
 
 
 EXACT = Accountant("gdp", _compute_gdp_epsilon)
-"""Gaussian DP composes without loss: the figure that is reported."""
+"""Gaussian DP composes without loss: the epsilon that is reported."""
 
 ACCOUNTANTS: Mapping[str, Accountant] = {
     accountant.name: accountant
@@ -344,7 +345,7 @@ ACCOUNTANTS: Mapping[str, Accountant] = {
 def _import_library(name: str) -> ModuleType:
     """Import a library at first use: these take seconds to load, and only cross-checks need them.
 
-    Raises ConfigError: it is not installed.
+    Raises ConfigError: the library is not installed.
     """
     try:
         return importlib.import_module(name)

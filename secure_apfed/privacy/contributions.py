@@ -1,10 +1,10 @@
 """The privacy cost of a passive's contributions: discrete Gaussian noise of the honest parties in a
 sum.
 
-Run by: every passive, which charges its own ledger before each contribution. Against: the
-active, which reads the sum, together with as many passives as the settings count as
-colluders: their noise they can take off, so only the others' is counted. It needs what keeps
-single contributions from the active: under ckks and bfv without masks the active and the aggregator
+Run by: every passive, which records the cost in its own ledger before each contribution. Against:
+the active, which reads the sum, together with as many passives as the settings count as colluders:
+their noise they can take off, so only the others' is counted. It needs what keeps single
+contributions from the active: under ckks and bfv without masks the active and the aggregator
 together see each passive's part with that passive's noise alone.
 
 Guarantee: two runs that differ in one person's features at one passive give sums that are
@@ -88,7 +88,7 @@ class SummedRelease:
     Attributes:
         deviation: s, standard deviation of each party's noise, in fixed-point steps.
         honest: n, parties whose noise counts.
-        sensitivity: replace-one, L2, in steps.
+        sensitivity: replace-one L2 sensitivity of one party's contribution, in fixed-point steps.
         numbers: B D, values of one party in a batch.
         beside_mu: Gaussian DP parameter of a release that accompanies each sum, such as that of a
             labeller's weights; it adds mu^2 / 2 to rho (Bun and Steinke 2016, Proposition 1.6).
@@ -148,8 +148,9 @@ class SummedRelease:
         rho = releases * self.rho
         cut = releases * self.tail
         epsilon = zcdp_epsilon(rho, delta)
-        # The cut tails' part of delta grows with epsilon, and epsilon as delta's rest shrinks:
-        # repeat until it holds. Beyond 700, exp would overflow.
+        # The cut tails' part of delta grows with epsilon, and epsilon grows as delta's rest
+        # shrinks: repeat until it holds, 8 times at most; if it never does, epsilon is infinite.
+        # Beyond 700, exp would overflow.
         for _ in range(8):
             remaining = delta - (1 + math.exp(min(epsilon, 700.0))) * cut
             if remaining <= 0:
@@ -184,6 +185,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return a * rho + (a * math.log1p(-1 / a) - math.log(a - 1) - log_delta) / (a - 1)
 
     optimum = scipy.optimize.minimize_scalar(
+        # The search runs over log(a - 1), from -14 to 20, since a lies between 1 and infinity.
         lambda log_excess: compute_bound(1 + math.exp(log_excess)),
         bounds=(-14, 20),
         method="bounded",
@@ -205,8 +207,8 @@ def calibrate_noise(
     """Return the smallest standard deviation of each party's noise, in fixed-point steps, with
     which `releases` sums stay within (epsilon, delta).
 
-    `honest`, `sensitivity`, `numbers`: as the attributes of `SummedRelease`. `asker`: the setting
-    to name in an error.
+    `honest`: parties whose noise counts. `sensitivity`: replace-one, L2, in fixed-point steps.
+    `numbers`: values of one party in a batch. `asker`: the setting to name in an error.
 
     Raises ConfigError: no deviation that a sum can carry is enough.
     """
@@ -225,7 +227,7 @@ def min_deviation(is_enough: Callable[[int], bool], subject: str, instead: str) 
 
     Args:
         is_enough: false below some deviation and true from there on.
-        subject, instead: for the error: what needs the noise, and what to do instead.
+        subject, instead: the release that needs the noise, and a remedy, in words for the error.
 
     Raises:
         ConfigError: no deviation that a sum can carry is enough.

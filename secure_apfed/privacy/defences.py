@@ -55,11 +55,12 @@ class GradientDefence(ABC):
     """A defence that changes a gradient before it leaves its party.
 
     Attributes:
-        name: its key in `DEFENCES`, and `kind` in the configuration.
+        name: the defence's key in `DEFENCES`, and its `kind` in the configuration.
         protects: which message it changes; none by default. The party that sends this message runs
             it; a method without this message refuses the defence.
         gives: what it does and does not guarantee, for the report.
-        settings: of a class outside of this package, its own settings.
+        settings: the class of the defence's own settings, if the defence is defined outside of this
+            package.
     """
 
     settings: ClassVar[type[Settings]] = Settings
@@ -71,9 +72,8 @@ class GradientDefence(ABC):
     def __init__(self, settings: Any, *, noise: NoiseSource, classes: int) -> None:
         """Build the defence from its settings.
 
-        `noise`: the party's source of noise for defences. `classes`: K, of the labels.
-
-        Raises ConfigError: it does not fit the data.
+        `noise`: the party's source of noise for defences. `classes`: K, number of classes. Raises
+        ConfigError: the defence does not fit the data.
         """
 
     @abstractmethod
@@ -220,6 +220,7 @@ class Marvell(GradientDefence):
         negative_BD, positive_BD = (gradient_BD[mask_B] for mask_B in class_masks)
         difference_D = positive_BD.mean(0) - negative_BD.mean(0)
         squared_distance = float(difference_D.square().sum())  # the unit of `best_noise`
+        # Equal class means reveal no label, and define no direction.
         if squared_distance == 0:
             return gradient_BD
         negative_variance, positive_variance = (
@@ -262,8 +263,8 @@ DEFENCES: PluginTable[type[GradientDefence]] = PluginTable(
 def take_defence(choice: DefenceSettings) -> None:
     """Check that a configured defence exists and that its options are right; import a plug-in's.
 
-    Raises ConfigError: it does not exist, an option is wrong, or it is a plug-in that another party
-    named and this one does not trust.
+    Raises ConfigError: the defence does not exist, an option is wrong, or a plug-in was named by
+    another party and this one does not trust it.
     """
     DEFENCES.take_name(choice.kind, key="defences")
     _read_settings(choice)
@@ -337,7 +338,7 @@ def gradient_defences(
         choices: the settings of the run's defences.
         released: the kind of gradient.
         noise: the party's source of noise for defences.
-        classes: K, of the labels.
+        classes: K, number of classes.
     """
     return tuple(
         DEFENCES[choice.kind](_read_settings(choice), noise=noise, classes=classes)

@@ -114,7 +114,7 @@ class GradientGuard(ClippedNoise):
 
         Args:
             samples: per-example gradients (B, *shape) of each parameter.
-            step: of the run, from 0; noise is bound to it.
+            step: number of the run's step, from 0; noise is bound to it.
             rows: the examples' distinct positions in the table, int64 of shape (B,).
 
         Raises:
@@ -167,7 +167,7 @@ class PrivateGradient:
 
     Args:
         owner: the party, for errors.
-        modules: its networks by role, such as encoder and head.
+        modules: the party's networks by role, such as encoder and head.
         private: the guard and the ledger, which counts rows of the party's table.
 
     Raises:
@@ -215,14 +215,15 @@ class PrivateGradient:
         return torch.where(finite_B1, h_BD, 0.0)
 
     def backward(self, loss: Tensor, *, step: int, rows: Tensor) -> None:
-        """Set the parameters' gradients to the noisy mean of a batch, once the ledger is charged.
+        """Set the parameters' gradients to the noisy mean of a batch, once the ledger has recorded
+        its privacy cost.
 
         The noisy sum is drawn before the charge, since the ledger identifies it by its digest; a
         refused charge discards it together with all gradients, so that nothing can be applied.
 
         Args:
             loss: a mean over the batch. Parameters that it does not use get no gradient.
-            step: of the run, for noise and ledger.
+            step: number of the run's step, for noise and ledger.
             rows: the batch's positions in the party's own table, int64 of shape (B,).
 
         Raises:
@@ -327,7 +328,7 @@ class WholeTraining:
     Args:
         releases: the ledger of released representations.
         updates: the ledger of private updates.
-        delta: of epsilon_model and epsilon_y.
+        delta: the delta of epsilon_model (one whole record) and epsilon_y (one label).
         budget: the largest epsilon_model; None never stops.
         seeded: whether noise follows from the run's seed, as in simulations; reported.
     """
@@ -411,9 +412,9 @@ class WholeTraining:
         """Raise BudgetExhaustedError if a ledger's next charge would exceed the common budget.
 
         Args:
-            ledger: the one that is about to charge.
+            ledger: the ledger that is about to record a release.
             mu: Gaussian DP parameter of all its releases with the new one.
-            step: of the run, for the message.
+            step: number of the run's step, for the message.
         """
         if self._budget is None:
             return
@@ -434,7 +435,7 @@ def calibrate_updates(
 
     Args:
         release: the mechanism of one release of a row.
-        releases, updates: how many of each are planned for one record.
+        releases, updates: planned number of each for one record.
 
     Raises:
         ConfigError: the releases alone cost as much or more.

@@ -1,4 +1,4 @@
-"""Guards: they clip representations and add noise before these are sent.
+"""Guards: mechanisms that clip representations and add noise before these are sent.
 
 Run by: the party that sends representations (the active of APFed; every passive of TVFL). Protects
 from: their receivers. A guard declares its own sensitivity and mechanism, so that the ledger
@@ -69,7 +69,7 @@ class RepresentationGuard(ABC):
     tested on its first release (`secure_apfed.privacy.measured.check_guard`).
 
     Attributes:
-        name: its key in the table `GUARDS`.
+        name: the guard's key in the table `GUARDS`.
         unsafe: whether it protects nothing.
     """
 
@@ -80,21 +80,21 @@ class RepresentationGuard(ABC):
     def from_settings(
         cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
     ) -> "RepresentationGuard":
-        """Build the guard from a run's settings; arguments as `make_guard`.
-
-        This default is for guards without settings.
+        """Build the guard from a run's settings; the arguments are those of `make_guard`. This
+        default is for guards without settings.
         """
         return cls()
 
     @abstractmethod
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return z (B, D), which may be sent once the ledger was charged for it; differentiable.
+        """Return z (B, D), which may be sent once the ledger has recorded its privacy cost;
+        differentiable.
 
         The same arguments give the same bytes.
 
         Args:
             h_BD: representations, float32 or float64.
-            step: of the run.
+            step: number of the run's step.
             rows: the positions of their people, int64 of shape (B,).
 
         Raises:
@@ -105,8 +105,8 @@ class RepresentationGuard(ABC):
     def twin(self, key: bytes, *, repeatable: bool) -> "RepresentationGuard | None":
         """Return the same guard with this key, for measurements; None: measure a copy instead.
 
-        `repeatable`: its noise depends on key and step only, so that releases of two twins differ
-        exactly as their inputs do.
+        `repeatable`: whether its noise depends on key and step only, so that releases of two twins
+        differ exactly as their inputs do.
         """
         return None
 
@@ -140,14 +140,13 @@ class RepresentationGuard(ABC):
         )
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return a mask (B,) of the rows whose release would repeat earlier bytes.
-
-        Call it before `release`, and pass the result to the ledger: repeats are free.
+        """Return a mask (B,) of the rows whose release would repeat earlier bytes. Call it before
+        `release`, and pass the result to the ledger: repeats cost nothing.
         """
         return torch.zeros(rows.shape, dtype=torch.bool)
 
     def count_charges(self, releases: int) -> int:
-        """Return how many of `releases` of one row the ledger will charge."""
+        """Return how many of `releases` of one row cost privacy; repeated bytes cost none."""
         return releases
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -157,7 +156,7 @@ class RepresentationGuard(ABC):
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore the state that `tensors` returned.
 
-        Raises CheckpointError: it was altered or is of another guard.
+        Raises CheckpointError: the state was altered or belongs to another guard.
         """
         if tensors:
             raise CheckpointError(
@@ -287,7 +286,8 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
     ) -> "GaussianGuard":
         """Build the guard with the configured sigma, or calibrate sigma to the configured epsilon.
 
-        `delta`, `releases`: for the calibration; T, how often one row is to be released.
+        `delta`: the delta at which epsilon holds. `releases`: T, how often one row is to be
+        released.
         """
         sigma = settings.sigma
         if sigma is None:
@@ -539,8 +539,8 @@ def make_guard(
     """Build the configured guard, calibrated for `releases` planned releases of each row.
 
     Args:
-        settings: of the guard.
-        delta: at which epsilon is calibrated.
+        settings: the configured mechanism, clip and epsilon or sigma.
+        delta: the delta at which epsilon is calibrated.
         releases: T, how often each row is to be released.
         key: 32 fresh secret bytes; under "reproducible_insecure" derived from the run's seed, of
             which the caller warns.

@@ -1,4 +1,5 @@
-"""The account of what a party has released: charged before each release, never refunded.
+"""The account of what a party has released: each release is charged (its privacy cost recorded)
+before it happens, and never refunded.
 
 Run by: each party, for its own messages and its limits of answers. T is the number of different
 releases of the row that was sent most often, over all sessions of a run, retries and validation
@@ -108,8 +109,8 @@ class Release:
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
         """Parse a release from the result of `fields`; `total` is the number of rows in the table.
-
-        Raises ValueError, OverflowError, KeyError, TypeError, zlib.error: it is no such release.
+        Raises ValueError, OverflowError, KeyError, TypeError, zlib.error: the fields are no such
+        release.
         """
         # Compressed bytes may inflate a thousandfold: stop at 4 bytes for each row of the table.
         decompressor = zlib.decompressobj()
@@ -127,7 +128,7 @@ class _Log:
     """A party's write-ahead log of releases, new or continued.
 
     Args:
-        path: of the log's file, which is created if missing.
+        path: path of the log's file, which is created if missing.
         header: facts of the run, the first line of the log.
         total: number of rows of the table.
         on_release: called with each stored release, oldest first.
@@ -227,10 +228,8 @@ class _Log:
         return _json({**fields, "chain": chain.hex()}), chain
 
     def _parse_line(self, line: bytes, number: int) -> dict[str, Any]:
-        """Return a line's fields after checking its running hash. Raises CheckpointError: it was
-        altered.
-
-        `number`: its line number, for the error.
+        """Return a line's fields after checking its running hash. Raises CheckpointError: the line
+        was altered. `number`: number of the line, for the error.
         """
         try:
             fields = json.loads(line)
@@ -322,7 +321,7 @@ class ReleaseCounts:
         """Count a release before it is sent; when this returns, the operating system has the log
         line.
 
-        Raises LocalProtocolError: it has more rows than the table.
+        Raises LocalProtocolError: the release has more rows than the table.
         """
         if len(release.rows) > len(self.releases_N):
             raise LocalProtocolError(
@@ -364,10 +363,10 @@ class ReleaseCounts:
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Merge a checkpoint's counts; a count here or in the log is never lowered.
 
-        `state`: from `state_dict`.
+        `state`: what `state_dict` returned.
 
-        Raises CheckpointError: it is of another number of rows, or counts releases that the log
-        lacks.
+        Raises CheckpointError: the state has another number of rows, or counts releases that the
+        log lacks.
         """
         counts = state.get("counts")
         if counts is None or counts.dtype != torch.int64 or counts.shape != self.releases_N.shape:
@@ -397,11 +396,11 @@ class PrivacySpent:
             unless a label mechanism stood before training (then at delta 0) or it was private.
         epsilon_model: epsilon of a whole record, for the trained model; infinite without a
             guarantee.
-        delta: of epsilon_x.
+        delta: the delta of epsilon_x.
         releases: T, the releases of the row that was sent most often.
         mu: parameter of Gaussian DP of those releases together.
         accountants: epsilon_x by the name of each used accountant in `ACCOUNTANTS`; the reason, as
-            text, where one has no figure.
+            text, where one has no value.
         trace: the derivation of epsilon_x, line by line.
     """
 
@@ -426,7 +425,8 @@ class PrivacySpent:
     def for_no_release(cls, *, delta: float, figure: ReleaseFigure = "epsilon_x") -> "PrivacySpent":
         """Return the cost of a party that has sent nothing; its model may still reveal labels.
 
-        `figure`: what its ledger counts, by the name of its epsilon.
+        `figure`: name of the ledger's epsilon, which says what it counts: representations, votes or
+        contributions.
         """
         return cls(
             epsilon_x=0.0,
@@ -448,7 +448,7 @@ class PrivacyLedger:
 
     Args:
         mechanism: the mechanism of one release.
-        delta: in (0, 1).
+        delta: the delta at which epsilon is computed, in (0, 1).
         budget: the largest epsilon_x; None never stops.
         rows: N, how many rows there are; positions are 0..N-1.
         log: file of the write-ahead log; None keeps the account in memory and checkpoints only.
@@ -513,9 +513,9 @@ class PrivacyLedger:
         """Charge one batch BEFORE it is sent; when this returns, it may be sent.
 
         Args:
-            step: of the run.
+            step: number of the run's step.
             rows: positions in the batch, int64 of shape (B,); one that occurs twice counts twice.
-            digest: of the bytes that are sent.
+            digest: digest of the bytes that are sent.
             repeats: mask (B,) of rows whose bytes were sent before, from the guard; they are free,
                 except those that this ledger never charged.
 
@@ -608,7 +608,7 @@ class PrivacyLedger:
         return self._counts.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Continue from a checkpoint; see `ReleaseCounts`."""
+        """Continue from a checkpoint: merge its counts, and lower none."""
         self._counts.load_state_dict(state)
 
     def _make_release(

@@ -66,7 +66,8 @@ class Movement:
     Attributes:
         replaced: a row that was replaced; others may have been, too.
         moved: the row that moved most of those that stayed as they were.
-        distance: the largest change of one of its numbers; size: the largest number of any row.
+        distance: the largest change of one of its numbers; size: the largest magnitude of any row's
+            numbers.
     """
 
     replaced: int
@@ -121,7 +122,8 @@ def find_moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Moveme
 
 
 def _find_movement(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement | None:
-    """Compare results before and after each replacement; arguments and errors as `find_moved_row`.
+    """Compare results before and after each replacement; arguments and errors are those of
+    `find_moved_row`.
 
     A row has moved if it changed by more than rounding and the difference of two equal calls
     explain.
@@ -297,7 +299,7 @@ def _find_first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bo
     """Return in words the first layer whose input rows are unmixed and whose output rows are not;
     "" for none.
 
-    `module`, `x`, `training`: as in `check_row_wise`.
+    `module`, `x`, `training`: network, first batch and mode that `check_row_wise` got.
     """
     if not isinstance(module, nn.Module):
         return ""
@@ -318,7 +320,7 @@ def _is_mixing_layer(
     """Return whether one row of x changes another row of a layer's input or output.
 
     Args:
-        module, x, training: as in `check_row_wise`.
+        module, x, training: network, first batch and mode that `check_row_wise` got.
         name: dotted path of the layer in the module.
         of_input: whether its input is looked at; otherwise its output.
     """
@@ -353,7 +355,7 @@ def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: 
 
     Args:
         objective: a module, (z, features) -> scalar loss, mean over the batch.
-        z_BD: representations of two rows or more; features_B: of the same rows.
+        z_BD: representations of two rows or more; features_B: the passive's features of these rows.
         owner: the party, for the message.
 
     Raises:
@@ -375,7 +377,7 @@ def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: 
 def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Movement | None:
     """Return a row of the gradient on z that another row's features move; None: there is none.
 
-    Arguments as `check_objective`.
+    The arguments are those of `check_objective`.
     """
 
     def compute_gradient(other_features_B: Tensor) -> Tensor:
@@ -399,8 +401,8 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
 
     Args:
         owner: the party, for errors.
-        task: its `loss(outputs, labels)` is a mean over the batch.
-        outputs_BK: of two rows or more; labels_B: of the same rows, all of them with a label.
+        task: the learning task, whose `compute_loss(outputs, labels)` is a mean over the batch.
+        outputs_BK: outputs of two rows or more; labels_B: labels of these rows, none missing.
 
     Raises PromiseError: names the class and the change.
     """
@@ -567,7 +569,7 @@ def _find_mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
 def _call_node(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
     """Return the gradients that an autograd node passes on; empty if it cannot be called directly.
 
-    `arrived`: gradient by the node's output.
+    `arrived`: gradient for each output of the node, by its index.
     """
     outputs = len(getattr(node, "_input_metadata", (None,)))
     with torch.no_grad():
@@ -630,7 +632,8 @@ def check_guard(guard: Any) -> None:
     of its stated deviation is found. Others are measured statistically, over up to 4,096 rows; the
     smaller their mu, the less is found.
 
-    `guard`: see `RepresentationGuard`; twins or a copy are measured, and its own state stays.
+    `guard`: a `RepresentationGuard`, which clips and perturbs rows; twins or a copy of it are
+    measured, and its own state stays.
 
     Raises PromiseError: names the class, the declaration and the measurement.
     """
@@ -673,7 +676,7 @@ def _compute_allowance(guard: Any) -> float:
 def _copy_guard(guard: Any) -> Any:
     """Return the same guard with a fresh key, or a copy of it if it has no `twin`.
 
-    Raises PromiseError: it has neither.
+    Raises PromiseError: the guard has no twin and cannot be copied.
     """
     twin = guard.twin(fresh_key(), repeatable=False)
     if twin is not None:
@@ -741,7 +744,8 @@ def _measure_in_pairs(
 def _measure_from_samples(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
     """Estimate what `_measure_in_pairs` returns, for a guard whose noise cannot be repeated.
 
-    `mu`: which it states; the smaller, the more rows are measured. `direction_D`: as there.
+    `mu`: Gaussian DP parameter that the guard states; the smaller, the more rows are measured.
+    `direction_D`: unit vector along which, and against which, the extreme rows lie.
     """
     half = min(_MAX_ROWS, max(_MIN_ROWS, math.ceil((_DIMENSION / mu) ** 2)))
     signs_B1 = torch.ones(2 * half, 1, dtype=torch.float64)
@@ -760,7 +764,8 @@ def _measure_from_samples(guard: Any, direction_D: Tensor, mu: float) -> tuple[f
 def _require_others_unmoved(guard: Any, name: str) -> None:
     """Raise PromiseError if replacing one row moves the others' releases.
 
-    `guard`: measured by copies; its own state stays. `name`: of its class, for the message.
+    `guard`: measured by copies, so its own state stays. `name`: name of the guard's class, for the
+    message.
     """
     rows = torch.arange(_MIN_ROWS)
     usual_BD = torch.ones(_MIN_ROWS, _DIMENSION, dtype=torch.float64) / math.sqrt(_DIMENSION)

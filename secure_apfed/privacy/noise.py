@@ -122,7 +122,8 @@ def clip_finite_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
 def clip_and_fetch(h_BD: torch.Tensor, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows of `clip_rows` in the autograd graph, and a copy of them on the CPU.
 
-    It waits for a GPU once only. `bound`: C. Raises as `clip_rows` does.
+    It waits for a GPU once only. `bound`: C, largest L2 norm of a row. Raises LocalProtocolError:
+    not a matrix of float32 or float64; ModelError: a row holds NaN or an infinity.
     """
     check_representations(h_BD)
     clipped_BD = clip_finite_rows(h_BD, bound)
@@ -187,9 +188,9 @@ class NoiseSource:
         """Return `values` with Gaussian noise, rounded to the grid if the noise is secret.
 
         Args:
-            values: clipped already; of any shape.
+            values: clipped numbers, of any shape.
             sigma: standard deviation of the noise, in the unit of the values.
-            step: of the run.
+            step: number of the run's step.
             rows: int64 table positions of the values' rows.
         """
         positions = rows.cpu().numpy().astype("<i8").tobytes()
@@ -211,8 +212,8 @@ class NoiseSource:
     ) -> NDArray[np.int64]:
         """Return discrete Gaussian noise of this shape.
 
-        `deviation`: of each number, in fixed-point steps. `digest`: of the rows and values that
-        the noise is added to.
+        `deviation`: standard deviation of each number, in fixed-point steps. `digest`: digest of
+        the rows and values that the noise is added to.
         """
         context = self._bind_context(step, digest)
         return discrete_gaussian(self._key, *context, deviation=deviation, shape=shape)

@@ -48,11 +48,11 @@ class LabelMechanism(ABC):
     """A mechanism that randomises labels before training (local label differential privacy).
 
     Attributes:
-        name: its key in the table `LABEL_MECHANISMS`.
+        name: the mechanism's key in the table `LABEL_MECHANISMS`.
         unsafe: whether it protects nothing; True unless a class sets it to False.
         stages: number of disjoint parts of the labels; later parts are randomised with a prior.
-        epsilon: epsilon_y of one label's answer, at delta 0: above 0 and at most 40, or infinite
-            without protection.
+        epsilon: epsilon_y, the privacy cost of one randomised label (answer), at delta 0: above 0
+            and at most 40, or infinite without protection.
         classes: K, at least 2; without protection 0 where labels are numbers.
     """
 
@@ -128,7 +128,8 @@ def _draw_words(
     They depend only on the arguments: a resumed run repeats its answers, and other labels under the
     same key get independent ones.
 
-    `mechanism`: its name and parameters. `inputs`: the labels, and the prior if there is one.
+    `mechanism`: name and parameters of the mechanism, as text. `inputs`: the labels, and the prior
+    if there is one.
     """
     digest = hashlib.blake2b()
     for values in inputs:
@@ -157,7 +158,7 @@ def _pick_uniformly(words: NDArray[np.uint64], count: NDArray[np.int64] | int) -
 
 @dataclass(frozen=True, kw_only=True)
 class NoLabelPrivacy(LabelMechanism):
-    """A mechanism without protection, which answers the label itself; epsilon_y is infinite."""
+    """A mechanism without protection, which returns the label itself; epsilon_y is infinite."""
 
     name: ClassVar[str] = "none"
     unsafe: ClassVar[bool] = True
@@ -234,7 +235,8 @@ class LabelResponse(LabelMechanism):
 def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
     """Return the epoch from which labels of this stage are used; stage and epoch count from 0.
 
-    `epochs`: of the run; the stages share them as evenly as whole epochs allow.
+    `stages`: number of disjoint parts of the labels, randomised one after the other. `epochs`:
+    number of epochs of the run, which the stages share as evenly as whole epochs allow.
     """
     return stage * epochs // stages
 
@@ -343,7 +345,8 @@ class VoteResponse:
     `secure_apfed.labellers.guarantee`.
 
     Attributes:
-        epsilon: of one answer, above 0 and at most 40; classes: K, at least 2.
+        epsilon: privacy cost of one randomised vote, above 0 and at most 40; classes: K, at least
+            2.
         mu: infinite, for its account is that of pure DP: epsilons add up.
     """
 
@@ -389,8 +392,9 @@ class VoteResponse:
         Args:
             votes_UK: unit vectors, or zeros for no vote; see `labellers.harden_votes`.
             key: 32 secret bytes; with them one could tell which answers are true.
-            about: identifies people and question, so that other people or questions get independent
-                randomness: with shared randomness equal answers would reveal equal votes.
+            about: bytes that identify people and request, so that other people or requests get
+                independent randomness: under shared randomness equal answers would reveal equal
+                votes.
 
         Raises:
             LocalProtocolError: votes of another shape or other values.

@@ -1,5 +1,5 @@
-"""Differential privacy in a user's own training loop: one object that clips, charges, adds noise,
-and reports.
+"""Differential privacy in a user's own training loop: one object that clips, charges (records the
+privacy cost), adds noise, and reports.
 
 Run by: the sender. Protects from: a receiver of the output that knows everything but the noise key;
 and from noise without an account: each object creates a key, counts its steps, charges before it
@@ -467,7 +467,9 @@ def _exclude_from_compiling(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _release_rows(account: _LayerAccount, h: Any, rows: object) -> Any:
-    """Return z for one call of a layer; `h`, `rows` and errors as in `PrivateRelease.forward`."""
+    """Return z for one call of a layer; `h`, `rows` and errors are those of
+    `PrivateRelease.forward`.
+    """
     account._require_own_process()
     _require_running(h)
     is_array = isinstance(h, np.ndarray) and h.dtype.kind == "f"
@@ -502,7 +504,7 @@ def _release_rows(account: _LayerAccount, h: Any, rows: object) -> Any:
 def _parse_batch_rows(account: _LayerAccount, rows: object, count: int) -> Tensor:
     """Return the table positions of a batch of `count` rows, (B,): those passed, or of `name_rows`.
 
-    `rows`: as passed to the layer; None: not passed.
+    `rows`: the positions that the caller passed to the layer; None: it passed none.
 
     Raises LocalProtocolError: named twice or not at all, malformed, or another number.
     """
@@ -542,13 +544,14 @@ class PrivateContributions(_ChargedAccount):
 
     Args:
         epsilon, delta: what the contributions of one row may cost together.
-        epochs: in how many contributions each row may be; rows: N, of this contributor's table.
+        epochs: number of contributions in which each row may be; rows: N, number of rows of this
+            contributor's table.
         numbers: D, numbers of one row of a contribution, each of which is clipped to C.
         moved: how many rows of one contribution depend on one person: 1 if a row is of one person
             or there is one row; the batch's B if a loss mixes rows.
         honest: number of contributors whose noise counts, oneself included: the
             contributors that every sum needs, minus the colluding ones.
-        bits: of fixed point, as the sum has.
+        bits: fixed-point bits of the sum.
 
     Attributes:
         noise: standard deviation at each contributor, in steps of fixed point.
@@ -606,9 +609,9 @@ class PrivateContributions(_ChargedAccount):
         Pass either `rows` or `people`: positions in the table, as for `PrivateRelease`.
 
         Args:
-            shape: of the contribution. A contribution of rank 0 or 1 is one row.
-            rows: for rank 2 or more the person of each row, in order; for one row all people on
-                whom it depends. Empty only for a contribution without rows.
+            shape: shape of the contribution. A contribution of rank 0 or 1 is one row.
+            rows: positions of people: for rank 2 or more the person of each row, in order; for one
+                row all people on whom it depends. Empty only for a contribution without rows.
             people: all people on whom a contribution depends whose rows are not people, such as the
                 gradient of a weight matrix; needs `moved` above 1, or one row.
 
@@ -618,7 +621,7 @@ class PrivateContributions(_ChargedAccount):
         Raises:
             LocalProtocolError: positions that `PrivateRelease` refuses, another number of them, or
                 a contribution larger than stated.
-            BudgetExhaustedError: as `PrivateRelease`.
+            BudgetExhaustedError: a person was charged as often as planned.
 
         After an error nothing was charged.
         """
@@ -695,7 +698,8 @@ class PrivateLabels(KeepsSecrets):
     table are answered once: further answers would cost epsilon again, and are refused.
 
     Args:
-        epsilon: of each label, at delta 0, above 0 and at most 40; classes: K, at least 2.
+        epsilon: privacy cost of each label, at delta 0, above 0 and at most 40; classes: K, at
+            least 2.
 
     Examples:
         >>> import torch
@@ -776,7 +780,8 @@ def _require_numbers(owner: object, **numbers: float) -> None:
 def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
     """Return positions in a table of `total` rows, int64 of shape (B,); one may occur twice.
 
-    `rows`: as the user passed them; see `PrivateRelease.forward`. `asker`: for errors.
+    `rows`: positions as the user passed them: a tensor, array, list, range or slice. `asker`: name
+    of the class, for errors.
 
     Raises LocalProtocolError: not given, of a wrong type or shape, or out of range.
     """
