@@ -58,9 +58,9 @@ def use_backend(choice: str) -> Iterator[None]:
 def _connect_to_dask(address: str | None) -> Iterator[None]:
     """Connect to a scheduler of Dask in the block.
 
-    `address`: of the scheduler; None: workers are started on this machine.
+    `address`: address of the scheduler; None: workers are started on this machine.
 
-    Raises ConfigError: nothing answers.
+    Raises ConfigError: nothing responds at the address.
     """
     from distributed import Client
 
@@ -76,11 +76,12 @@ def _connect_to_dask(address: str | None) -> Iterator[None]:
 def _connect_to_ray(address: str | None) -> Iterator[None]:
     """Connect to a Ray cluster in the block.
 
-    `address`: of the cluster; None: workers are started on this machine, with the priority of this
-    process and without usage statistics.
+    `address`: address of the cluster; None: workers are started on this machine, with the priority
+    of this process and without usage statistics.
 
-    Raises ConfigError: nothing answers.
+    Raises ConfigError: nothing responds at the address.
     """
+    # Ray reads both variables when it starts.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
@@ -113,7 +114,10 @@ _PACKAGES = {"dask": "distributed", "ray": "ray"}
 
 
 def _require_listener(address: str) -> None:
-    """Raise OSError if nothing listens at an address HOST:PORT; Ray itself tries for minutes."""
+    """Raise OSError if nothing listens at an address HOST:PORT.
+
+    Ray itself would try for minutes. An address in another form is left to Ray.
+    """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()

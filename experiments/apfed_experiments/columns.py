@@ -47,13 +47,13 @@ class Column:
     """A column of a study's table.
 
     Attributes:
-        name: key of its value in a row; a row without it is exported without this column.
+        name: key of the column's value in a row; a row without it is exported without this column.
         title: header; None: the column is exported to programs but not shown to people.
-        form: returns the text of a value.
-        missing: text of None.
-        note: returns a text of the row that follows in brackets; empty: no brackets.
-        keys: names of the exported numbers: None: the column's name; (): nothing is exported;
-            several: of an interval's mean, low and high, or of the parts of a tuple.
+        form: function that returns the text of a value.
+        missing: text of a cell whose value is None.
+        note: function of the row, whose text follows the value in brackets; empty: no brackets.
+        keys: names of the exported numbers. None: the column's name; (): nothing is exported; three
+            names for an interval's mean, low and high; as many as a tuple has parts.
         scale: factor of the exported numbers.
     """
 
@@ -92,8 +92,8 @@ class Column:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Return a spent epsilon as text: a figure, or words for infinity (no guarantee) and 0 (nothing
-    is sent).
+    """Return an epsilon as text: a number, or words for infinity (no guarantee) and 0 (nothing is
+    sent).
     """
     return epsilon_words(epsilon or None)
 
@@ -125,9 +125,10 @@ def make_points_form(form: str = "+.1f") -> Form:
 
 
 def describe_missing_attack(config: RunSettings, kind: str) -> str:
-    """Return why a direction has no figure: "not applicable" with a reason, or "not attacked".
+    """Return why no attack ran in a leak direction: "not applicable" with a reason, or "not
+    attacked".
 
-    `kind`: of the direction, who reads whose what.
+    `kind`: title of the direction, who reads whose what, such as "passive reads labels".
     """
     reason_by_kind = {
         direction.kind: reason for direction, reason in list_directions(config).items()
@@ -144,7 +145,7 @@ def make_hidden_columns(*names: str) -> tuple[Column, ...]:
 def make_visible_column(name: str, title: str, form: Form = str, *, missing: str = "") -> Column:
     """Return a column that is shown to people and not exported.
 
-    `form`: returns the text of a value. `missing`: text of None.
+    `form`: function that returns the text of a value. `missing`: text of a cell without a value.
     """
     return Column(name=name, title=title, form=form, missing=missing, keys=())
 

@@ -33,7 +33,7 @@ STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
     "axes.titlepad": 10,
-    "axes.titley": 1.0,  # where it belongs, which matplotlib else finds out by all that is drawn
+    "axes.titley": 1.0,  # else matplotlib searches for the position through all that is drawn
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": OTHER,
@@ -86,6 +86,7 @@ def set_margins(
         wspace=between / room,
     )
     for axes in figure.axes:
+        # Label positions are in shares of the axes; 0.5 is the middle.
         box = axes.get_position()
         axes.xaxis.set_label_coords(0.5, -_LABEL_BELOW_INCHES / (box.height * height))
         axes.yaxis.set_label_coords(-_LABEL_BESIDE_INCHES / (box.width * width), 0.5)
@@ -169,9 +170,9 @@ def draw_epsilons(
     beyond a break of the axis on the left and on the right.
 
     Args:
-        epsilons: from 0 to infinity.
+        epsilons: values from 0 to infinity, one for each row.
         filled: whether each dot is filled, else hollow.
-        colour: of the dots.
+        colour: colour of the dots.
 
     Returns:
         The horizontal position of each: log10 of a finite positive epsilon, else that of its tick.
@@ -199,6 +200,7 @@ def draw_epsilons(
         face = colour if is_filled else "white"
         axes.plot(position, -height, "o", color=colour, markerfacecolor=face)
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7)
+    # A little more than half a tick, so that no dot lies on the edge.
     axes.set_xlim(min(ticks, default=0.0) - 0.6, max(ticks, default=0.0) + 0.6)
     return positions
 

@@ -35,12 +35,13 @@ class FinishedRun:
     """A finished run with its results.
 
     Attributes:
-        config, outcome: of the run.
-        attacks: their results; None: none was mounted.
-        solo: the local models; None: not measured.
-        influence: of each test row on the measure of the method's own inference; empty: not stored.
-        gain: of help over the best local model, on the same rows; None: not known.
-        who_helped: what each passive's help was worth; None: not measured.
+        config, outcome: settings and stored result of the run.
+        attacks: results of the mounted attacks; None: no attack was mounted.
+        solo: local models of the active; None: not measured.
+        influence: influence of each test row on the measure of the method's own inference; empty:
+            not stored.
+        gain: gain over the best local model, on the same test rows; None: not known.
+        who_helped: loss of the model without each passive; None: not measured.
     """
 
     config: Config
@@ -53,12 +54,14 @@ class FinishedRun:
 
     @property
     def figure(self) -> str:
-        """The name of the figure `epsilon`, of `secure_apfed.settings.promises.FIGURES`."""
+        """The name of the method's main epsilon, such as "epsilon_x": a key of
+        `secure_apfed.settings.promises.FIGURES`.
+        """
         return self.config.method.figure
 
     @property
     def headlines(self) -> tuple[Headline, ...]:
-        """The findings of attacks by direction, and the directions that nobody attacked."""
+        """The best attack of each leak direction (who reads whose what), or that none ran."""
         return headlines_by_direction(self.attacks or (), self.config)
 
     @property
@@ -67,7 +70,7 @@ class FinishedRun:
 
     @property
     def promise(self) -> Promise:
-        """The promise on what leaves a party, where least is promised."""
+        """The weakest guarantee of the kind `figure` on what leaves a party."""
         return worst_promise(self.promises, self.figure)
 
     @property
@@ -121,12 +124,12 @@ def mount_attacks(
     Stored results of attacks that are not mounted now are kept.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         choices: attacks with options; None: those of the run's settings.
-        seed: of the attacks; None: the run's.
-        device: that computes; None: the run's.
+        seed: seed of the attacks; None: the run's.
+        device: device that computes the attacks; None: the run's.
         data: tables of the run, if loaded already.
-        recording: of the run, if loaded already.
+        recording: transcript and model of the run, if loaded already.
 
     Raises ConfigError: an attack or option is unknown. Raises CheckpointError: the folder is no
     finished run, or attacks.json holds something else.

@@ -1,10 +1,10 @@
 """Gains of each method over the best local model, paired by seed.
 
-`secure-apfed study gains` runs what is missing. A case names method, data, labelled rows and
-epsilon. The best local model of a case is chosen by held-out labels of the active, never by test
-rows. Two more gains stand beside the gain over it: over the local model that is best on the test
-rows (an oracle, not available in practice), and over the ablation without help: the student trained
-from its prior, or APFed's own network and training at lambda 0.
+`secure-apfed study gains` runs what is missing. A case (a row of the table) names method, data,
+labelled rows and epsilon. The best local model of a case is chosen by held-out labels of the
+active, never by test rows. Two more gains stand beside the gain over it: over the local model that
+is best on the test rows (an oracle, not available in practice), and over the ablation without help:
+the student trained from its prior, or APFed's own network and training at lambda 0.
 """
 
 import fnmatch
@@ -93,7 +93,7 @@ class _DataSet:
         settings: top-level settings of all its runs.
         votes: settings under `method`, where passives vote.
         network: settings `model` and `train` of the methods that train a network, APFed and TVFL.
-        projection: how many numbers of a row are sent where APFed's exchange uses no label.
+        projection: number of values of a row that are sent where APFed's exchange uses no label.
         known: the share of the active's training people that each passive knows, sampled
             independently; None: each knows all.
     """
@@ -193,7 +193,7 @@ _LABELLED_BY_SET: Mapping[str, int] = {
     "breast-cancer-errors": 20,
     "wine": 9,
 }
-"""Rows with a label of the sets on which it was settled how votes are used."""
+"""Number of labelled rows, by data set on which the use of votes was tuned."""
 _CONTROLS = {
     _CODE: _CODE_SHUFFLED,
     _CODE_64: _CODE_64_SHUFFLED,
@@ -206,11 +206,12 @@ _CONTROLS = {
 """Control of each method, the same run without help; of other methods it is `_NO_HELP`."""
 _CODE_MODEL = {"network": "cross_view", "random_features": 1000}
 _CODE_SIZES = (4, 16, 64)
-"""Numbers of a person's code that are tried whatever passives allow; `_CODE` and `_CODE_SHUFFLED`
+"""Sizes of a person's code that are tried whatever passives allow; `_CODE` and `_CODE_SHUFFLED`
 take what they allow."""
 _ALLOW_READING_ALL: Mapping[str, Any] = {"default": {"allow_reading_all": True}}
 _LOGISTIC_LABELLER = {"labeller": "logistic"}
-"""Settings of a labeller under which a person without a label changes no vote but its own."""
+"""Settings of a labeller (a passive's semi-supervised rule) under which a person without a label
+changes no vote but its own."""
 _VOTES: Mapping[str, dict[str, Any]] = {
     "votes": {"name": "votes"},
     _RANDOMISED_VOTES: {"name": "votes_randomised"},
@@ -291,6 +292,7 @@ def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalDat
     kept = round(known * len(train_people))
     passives = []
     for table in data.passives:
+        # Each passive has its own generator, so that the passives' choices are independent.
         draw = np.random.default_rng(derive_seed(seed, "overlap", table.name))
         dropped = set(draw.permutation(train_people)[kept:].tolist())
         rows = [row for row, person in enumerate(table.ids) if person not in dropped]
@@ -299,7 +301,7 @@ def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalDat
 
 
 def _measure_no_help(config: Config, data: VerticalData) -> TrialOutcome:
-    """Measure the student of votes without any votes, trained from its prior only."""
+    """Measure the student (the active's model) without any votes, trained from its prior only."""
     began = time.monotonic()
     scored = train_without_votes(config, data).score_rows(data.test_rows)
     measure = MEASURES[config.measure]
@@ -312,20 +314,21 @@ def _measure_no_help(config: Config, data: VerticalData) -> TrialOutcome:
         measures={_NO_HELP: reached},
         wire_bytes=0,
         seconds=time.monotonic() - began,
+        # Nothing is sent; the model has no guarantee.
         privacy=Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class GainCase:
-    """A case of the study, which is one line of its table.
+    """A case of the study, which is one row of its table.
 
     Attributes:
-        method: a key of `_METHODS`.
-        data: a key of `_SETS`, or the name of a table of the user's own.
+        method: key of `_METHODS`.
+        data: key of `_SETS`, or the name of a table of the user's own.
         labelled: number of labelled rows; None: all.
-        epsilon: of a person's vote or projection at one passive; None: no noise.
-        own: the data set of `data` where that is the user's own; None: `_SETS` has it.
+        epsilon: privacy of a person's vote or projection at one passive; None: no noise.
+        own: data set that `data` names where it is the user's own; None: `_SETS` has it.
     """
 
     method: str
@@ -380,7 +383,7 @@ class GainCase:
     def make_point(self, folder: Path) -> Point:
         """Return this case as a point of a study: settings to run once for each seed.
 
-        `folder`: the study's folder, where each run stores its figures only and no run folder. The
+        `folder`: the study's folder, where each run stores its metrics only and no run folder. The
         student without help is trained on the spot; every other case runs the whole method.
         """
         return Point(
@@ -432,9 +435,9 @@ class GainCase:
         if self.method in (
             *_LABEL_GUARDS,
             _LAMBDA_0_CLIPPED,
-        ):  # decoders of fresh noise diverge without
+        ):  # decoders of fresh noise diverge without this limit
             settings["train"] = {**settings["train"], "max_gradient_norm": 1.0}
-        if self.method == _TEACHER_SUM:  # a bound of 1 cuts what linear networks make
+        if self.method == _TEACHER_SUM:  # linear networks' representations have norms above 1
             settings["secure_sum"] = {**settings["secure_sum"], "clip": 8.0}
         if self._adds_sum_noise:
             settings["guard"] = {**usual["guard"], "mechanism": "frozen_gaussian", "epsilon": 1.0}
@@ -672,9 +675,10 @@ def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFr
     the ablation.
 
     Args:
+        case: the case.
         seeds: number of seeds that were run.
-        runs: figures of the case's runs, with those of the local models on the same seeds.
-        control: figures of the runs of its ablation.
+        runs: metrics of the case's runs, with those of the local models on the same seeds.
+        control: metrics of the runs of the case's ablation.
     """
     summary = Summary.from_rows(runs)
     gain = Gain.from_rows(runs, control)
@@ -722,8 +726,8 @@ def compare_validation(validated: pd.DataFrame, always: pd.DataFrame) -> pd.Data
     """Compare validation's decision with what help would have brought, for each seed.
 
     Args:
-        validated: figures of runs that enable help by validation, and of their local models.
-        always: figures of the same runs with help always enabled.
+        validated: metrics of runs that enable help by validation, and of their local models.
+        always: metrics of the same runs with help always enabled.
 
     Returns:
         A frame by seed: `used`, whether validation enabled help; `gain`, the gain of `always` over
@@ -742,8 +746,8 @@ def compare_validation(validated: pd.DataFrame, always: pd.DataFrame) -> pd.Data
 def count_verdicts(verdicts: pd.DataFrame) -> Table:
     """Count runs by the decision of validation and by the sign of the gain on the test rows.
 
-    `verdicts`: as `compare_validation` returns them. A cell is the number of runs and, for gains
-    other than 0, their mean in hundredths of the measure.
+    `verdicts`: the frame that `compare_validation` returns. A cell is the number of runs and, for
+    gains other than 0, their mean in hundredths of the measure.
     """
     rows: list[Row] = []
     for used, answer in ((True, "used"), (False, "not used")):
@@ -769,7 +773,7 @@ def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Stu
     For cases that are run with and without validation, a second table counts how often validation
     decided well.
 
-    `folder`: of the stored figures and the report. `seeds`: number of seeds.
+    `folder`: folder of the stored metrics and the report. `seeds`: number of seeds.
     """
     missing = {case.name: describe_missing_data(case.config) for case in cases}
     available = [case for case in cases if not missing[case.name]]

@@ -103,7 +103,7 @@ METHODS_READING = (
     '"TVFL, all parties" needs every party to predict, every other row predicts with the '
     "active's features alone. " + _GAINS + _EPSILONS + _LEAKS
 )
-# Titles of ways of inference that need more than the method's name, in the papers' words.
+# Titles of modes of inference that need more than the method's name, in the papers' words.
 _TITLES_BY_INFERENCE: Mapping[str, str] = {
     "tvfl": "TVFL, all parties",
     "tvfl_0": "TVFL-0",
@@ -124,15 +124,16 @@ _TABLE_DIRECTIONS = frozenset(kind for kind, _ in _DIRECTIONS.values())
 
 
 def _make_leak_column(key: str) -> Column:
-    """Return the column of the best attack's advantage in one direction.
+    """Return the column of the best attack's advantage in one leak direction.
 
-    `key`: of `_DIRECTIONS`. A cell without an attack is "not attacked".
+    `key`: key of `_DIRECTIONS`. A cell without an attack is "not attacked".
     """
     kind, metric = _DIRECTIONS[key]
     measure = next(measure for measure in MEASURES.values() if measure.title == metric)
     width = measure.most - measure.least  # largest possible difference of two values
 
     def describe_missing_seeds(row: Row) -> str:
+        """Return in how many seeds the attack ran, as "4 of 5 seeds"; empty: in all."""
         leak = row["summary"].leakage.get(kind)
         return "" if leak is None else str(leak.missing)
 
@@ -201,15 +202,15 @@ def _make_line(
     changes: Mapping[str, Any] = {},
     **options: Any,
 ) -> Line:
-    """Return one line: how its runs differ from the base.
+    """Return one row of the table: how its runs differ from the base.
 
     Args:
-        key: for names of files.
-        label: title of the line.
-        method: its name.
-        protection: text of its column.
-        protected: whether its messages are protected, which fills its dots in the picture.
-        ablated: whether its ablation is also measured.
+        key: short name, used in names of files.
+        label: title of the row.
+        method: name of the method.
+        protection: text of the column "protection".
+        protected: whether messages are protected, which fills the row's dots in the picture.
+        ablated: whether the ablation (passives' rows shuffled) is also measured.
         changes: sections of settings in place of the base's.
         options: further settings of the method.
     """
@@ -251,7 +252,10 @@ _RANDOMISED_VOTES = _make_line(
 
 
 def _make_reconstructive_line(*, ablated: bool) -> Line:
-    """Return the line of APFed-R; `ablated`: whether its ablation is also measured."""
+    """Return the row of APFed-R.
+
+    `ablated`: whether the ablation (passives' rows shuffled) is also measured.
+    """
     return _make_line(
         "apfed_r",
         "APFed-R",
@@ -342,13 +346,13 @@ METHOD_LINES: tuple[Line, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Lines that are run on several data sets and compared on one page.
+    """Rows of tables (`Line`) that are run on several data sets and compared on one page.
 
     Attributes:
         configs: names of the YAML files that describe the bases.
-        lines: of each table, unless `fewer` has others.
-        fewer: lines of tables that show fewer, by name of the file.
-        first: key of the line that is measured before all others, on the first data set, and shown
+        lines: rows of each table, unless `fewer` has others.
+        fewer: rows of tables that show fewer, by name of the YAML file.
+        first: key of the row that is measured before all others, on the first data set, and shown
             when its seeds are done; empty: none.
     """
 
@@ -360,7 +364,7 @@ class Job:
     first: str = ""
 
     def list_lines(self, config: str) -> tuple[Line, ...]:
-        """Return the lines of one data set's table; `config`: name of its YAML file."""
+        """Return the rows of one data set's table; `config`: name of its YAML file."""
         return self.fewer.get(config, self.lines)
 
 
@@ -388,7 +392,7 @@ def _load_shuffled(config: Config, seed: int) -> VerticalData:
 
 
 def build_line_config(line: Line, base: Config) -> Config:
-    """Return the configuration of a line on one data set: the base's, changed by the line.
+    """Return the configuration of a row's runs on one data set: the base's, changed by the row.
 
     The section `passives` is dropped for methods whose passives send no gradients, since they have
     no such settings.
@@ -400,10 +404,10 @@ def build_line_config(line: Line, base: Config) -> Config:
 
 
 def title_line(line: Line, inference: str) -> str:
-    """Return the title of a line for one way of inference: the line's label, with who takes part in
-    other ways than the method's own.
+    """Return the title of a row for one mode of inference: the row's label, followed by who takes
+    part where the mode is not the method's own.
 
-    `inference`: key of the way in `accuracy`.
+    `inference`: key of the mode in `Outcome.accuracy`.
     """
     way = inference.removeprefix(f"{line.method}_")
     if inference in _TITLES_BY_INFERENCE or way == inference:
@@ -412,7 +416,10 @@ def title_line(line: Line, inference: str) -> str:
 
 
 def make_points(base: Config, folder: Path, lines: Sequence[Line] = MAIN_LINES) -> list[Point]:
-    """Return one point for each line; runs are stored in a subfolder named after the base."""
+    """Return one point (settings that are run for each seed) for each row of the table.
+
+    Runs are stored in a subfolder named after the base.
+    """
     return [
         Point(
             config=build_line_config(line, base),
@@ -427,8 +434,8 @@ def make_points(base: Config, folder: Path, lines: Sequence[Line] = MAIN_LINES) 
 def make_ablation(point: Point) -> Point | None:
     """Return the ablation of a point: the same run with the passives' rows shuffled.
 
-    Only its figures are stored. Its sum is masked instead of encrypted, which is faster and changes
-    the accuracy by rounding only. None: the line has no ablation.
+    Only its metrics are stored. Its sum is masked instead of encrypted, which is faster and changes
+    the accuracy by rounding only. None: the row of the table has no ablation.
     """
     if not point.line.cells["ablated"]:
         return None
@@ -448,10 +455,10 @@ def make_ablation(point: Point) -> Point | None:
 
 
 def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Table:
-    """Return the table of these points, with a row for each way of inference.
+    """Return the table of these points, with a row for each mode of inference.
 
-    Gains are over the best local model and over the ablation, for the method's own way of inference
-    and only if the active predicts alone. `seeds`: number of seeds.
+    Gains are over the best local model and over the ablation, for the method's own mode of
+    inference and only if the active predicts without passives. `seeds`: number of seeds.
     """
     rows: list[Row] = []
     for point in points:
@@ -491,7 +498,8 @@ def _make_title(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str
     """Return the title of a table: data, parties, labels, seeds, and the best local model's
     accuracy.
 
-    `points`, `rows`: of the table. `seeds`: number of seeds.
+    `points`: points of the table, all on one data set. `rows`: the table's rows. `seeds`: number of
+    seeds.
     """
     data = points[0].solo_config.data if points and points[0].solo_config else None
     if data is None:
@@ -561,9 +569,9 @@ def list_front_lines(table: Table) -> list[FrontLine]:
 
 
 def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Results]:
-    """Return the study of a job: a part for each data set; ablations are measured beside its lines.
+    """Return the study of a job: a part for each data set, with the ablations of its rows.
 
-    `folder`: of the study. `seeds`: of the runs.
+    `folder`: folder of the study. `seeds`: seeds with which every point is run.
     """
     bases = {name: base_config(name) for name in job.configs}
     parts = [
@@ -574,7 +582,9 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
     ablations = [ablation for ablation in possible_ablations if ablation is not None]
 
     def compare(results: Results) -> list[Part]:
-        """Return a part for each data set; the last one names lines dominated on all of them."""
+        """Return a part for each data set; the last one also names the rows that another row beats
+        on all of them.
+        """
         tables = {
             base.name: compare_points(base_points, results, seeds=len(seeds))
             for base, base_points in parts
@@ -588,7 +598,7 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
     first_points = [point for point in first_base_points if point.line.key == job.first]
 
     def measure_first(*, jobs: int, on_done: OnDone) -> list[str]:
-        """Measure the line that is shown first, and return a sentence on it."""
+        """Measure the row that is shown first, and return a sentence on it."""
         results = run_points(
             first_points, seeds, jobs=jobs, on_done=on_done, solo=True, later=first_base_points
         )
@@ -610,9 +620,9 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
 
 
 def _describe_first(base: Config, point: Point, results: Results, *, seeds: int) -> str:
-    """Return sentences on the accuracy and the gain of a line that is shown before the others.
+    """Return sentences on the accuracy and the gain of a row that is shown before the others.
 
-    `base`: of its data set. `seeds`: number of seeds.
+    `base`: base configuration of the data set. `seeds`: number of seeds.
     """
     summary = Summary.from_rows(results.select_rows(point))
     sentence = (
@@ -643,8 +653,8 @@ def _make_part(folder: Path, base: Config, table: Table) -> Part:
 
 
 def draw_table(path: Path, table: Table) -> Picture:
-    """Draw a table with a row for each line: gain, epsilon, and the advantage of attacks in each
-    direction; write the picture and return it.
+    """Draw a table row by row: gain, epsilon, and the advantage of attacks in each leak direction;
+    write the picture and return it.
     """
     rows = table.rows
     with open_figure(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:
@@ -684,9 +694,9 @@ def _draw_dots(
     colour: str,
     scale: float = 1.0,
 ) -> None:
-    """Draw each row's mean and interval at the heights 0, -1, ..., filled if the line is protected.
+    """Draw each row's mean and interval at the heights 0, -1, ..., filled if the row is protected.
 
-    `intervals`: of the rows; None: no dot. `scale`: factor from the intervals to the axis.
+    `intervals`: interval of each row; None: no dot. `scale`: factor from the intervals to the axis.
     """
     for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
         if interval is not None:

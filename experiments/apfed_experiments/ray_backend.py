@@ -22,6 +22,7 @@ _MAX_RETRIES = 3
 
 
 def _call_task(task: Callable[[], Any]) -> Any:
+    """Return the result of a task: the function that Ray runs on a worker."""
     return task()
 
 
@@ -50,7 +51,8 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **_: Any) -> int:
         """Start a thread of this process for each task that runs at once, and return their number.
 
-        `n_jobs`: as in `effective_n_jobs`. `parallel`: joblib's, which uses this backend.
+        `n_jobs`: number of tasks at once, below 1 one for each CPU of the cluster. `parallel`: the
+        `joblib.Parallel` object that uses this backend.
         """
         self.parallel = parallel
         jobs = self.effective_n_jobs(n_jobs)

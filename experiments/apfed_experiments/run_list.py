@@ -57,20 +57,22 @@ class ListedRun:
     """A run folder in a list of runs.
 
     Attributes:
-        path: of the folder.
+        path: the run's folder.
         name: path of the folder relative to the one that was listed.
         state: whether the run is finished.
-        reason: why it is broken, or how many epochs are done.
-        date: of the last change of the file that records its progress.
-        config: None if it cannot be read.
-        accuracy: of the method's own inference; None also if the task is no classification.
-        measure, value: the measure that the run is judged by.
-        alone: the local models; None: not measured.
-        run_gain: over the best local model, on the same rows.
-        promise: the weakest of its guarantees on what leaves a party.
-        leaks: the attack with the highest advantage, by direction (who reads whose what).
+        reason: why the folder is broken, or how many epochs are done.
+        date: time of the last change of the file that records the run's progress.
+        config: settings of the run; None: they cannot be read.
+        accuracy: accuracy of the method's own inference, 0 to 1; None: not known, or the task is no
+            classification.
+        measure, value: the measure that the run is judged by, and its value.
+        alone: local models of the active; None: not measured.
+        run_gain: gain over the best local model, on the same test rows; None: not known.
+        promise: weakest guarantee on what leaves a party.
+        leaks: attack with the highest advantage, by leak direction (who reads whose what).
         attacked: whether any attack was mounted.
-        report: whether its folder holds a report.
+        report: whether the folder holds a report.
+        verdict: lines of the summary of a finished run.
     """
 
     path: Path
@@ -98,7 +100,9 @@ class ListedRun:
 
     @property
     def score_text(self) -> str:
-        """Return the measure reached, such as "95.2 %" (accuracy) or "AUC 0.952"; empty: none."""
+        """Return the value of the run's measure, such as "95.2 %" (accuracy) or "AUC 0.952"; empty
+        for an unfinished run.
+        """
         if self.value is None:
             return ""
         text = self.measure.format_value(self.value)
@@ -190,8 +194,9 @@ class ListedRun:
 def list_runs(top: Path) -> list[ListedRun]:
     """Return the runs in all run folders at or below `top`, the newest first.
 
-    Figures that a study stores without run folders are not among them. Raises DataError: there is
-    no such folder.
+    Runs of which a study stores metrics only are not listed.
+
+    Raises DataError: the folder `top` does not exist.
     """
     if not top.is_dir():
         raise DataError(f"{top}: there is no such folder; give the one that run folders lie below")

@@ -56,10 +56,10 @@ class Ranked:
     """A ranking measure (AUC or average precision) of two classes over the seeds.
 
     Attributes:
-        measure: its name.
-        reached: by the run's model.
-        gain: paired by seed, over the baseline that held-out labels choose by the run's own
-            measure; None: not measured.
+        measure: name of the measure.
+        reached: mean and interval of the measure of the run's model.
+        gain: gain, paired by seed, over the local model that held-out labels choose by the run's
+            own measure; None: not measured.
     """
 
     measure: str
@@ -72,12 +72,13 @@ class SeveralSeeds:
     """The results of the runs of one configuration.
 
     Attributes:
-        folders: of the runs, by seed.
-        reached: the run's own measure, by seed.
-        summary: over the seeds.
+        config: settings of the runs, except their seeds.
+        folders: folder of each run, by seed.
+        reached: value of the run's own measure, by seed.
+        summary: means and intervals over the seeds.
         rankings: ranking measures and prevalence on test rows of two classes, by seed.
         ranked: ranking measures other than the run's own, over the seeds.
-        failures: of runs.
+        failures: runs that ended with an error.
     """
 
     config: Config
@@ -123,7 +124,7 @@ class SeveralSeeds:
 
     @property
     def missing_attacks(self) -> dict[str, str]:
-        """Return the reason by direction in which no attack ran under any seed."""
+        """Return why no attack ran under any seed, by leak direction (who reads whose what)."""
         kinds = [direction.kind for direction in list_directions(self.config)]
         return {
             kind: describe_missing_attack(self.config, kind)
@@ -184,14 +185,14 @@ def _run_seeds(
     """Run the trials whose folders are missing, summarise all, and write several.json.
 
     `trials`: one for each seed. `baselines`: whether local models are measured. `jobs`: number of
-    runs at a time. `on_done`: is called after each run.
+    runs at a time. `on_done`: function that is called after each run.
     """
     point = trials[0].point
     config = point.config
     runs = dict[int, FinishedRun]()
 
     def note_figures(run: FinishedRun) -> Figures:
-        """Keep a finished run by its seed, and return its figures."""
+        """Keep a finished run by its seed, and return its metrics as rows."""
         runs[run.config.seed] = run
         return iter_figures(run)
 
@@ -278,13 +279,14 @@ def _summarise_ranking(
     """Return a ranking measure over all runs, with its gain if every run's baselines have it.
 
     Args:
-        name: of the measure.
-        runs: one for each seed.
-        gain: by the run's own measure, whose baseline is used; None: no baseline was measured.
-        shared: correlation of two seeds' figures.
+        name: name of the ranking measure.
+        runs: one run for each seed.
+        gain: gain by the run's own measure, whose chosen local model is compared here, too; None:
+            no local model was measured.
+        shared: correlation of two seeds' metrics, 0 to 1.
 
     Returns:
-        None: some run does not have two classes, or was not measured by it.
+        None: some run does not have two classes, or does not store this measure.
     """
     headline_measures = [next(iter(run.outcome.measures.values()), {}) for run in runs]
     for run, measures in zip(runs, headline_measures, strict=True):

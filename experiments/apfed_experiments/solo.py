@@ -103,10 +103,10 @@ RANKINGS = ("auc", "average_precision")
 _RIDGE_PENALTIES = tuple(10.0**power for power in range(-3, 5))
 _COSINES = 300  # random Fourier features
 _FOLDS = 5
-_FEWEST_LABELS = 4  # to choose a regression by
-_WORK_NAME = "solo baselines"  # in messages of progress
+_FEWEST_LABELS = 4  # fewer labelled rows cannot choose a regression
+_WORK_NAME = "solo baselines"  # title in messages of progress
 _TIMING_SAMPLES = (500, 5000)  # rows on which the time of all rows is estimated
-_MAX_TEST_ROWS = 100_000  # of a memory-mapped table that baselines predict
+_MAX_TEST_ROWS = 100_000  # test rows of a memory-mapped table that baselines predict at most
 REGRESSORS: Mapping[str, str] = {
     "ridge": "Ridge regression",
     "cosines": "Ridge on random features",
@@ -119,17 +119,18 @@ REGRESSORS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineResult:
-    """The result of one baseline.
+    """The result of one baseline, a local model of the active.
 
     Attributes:
-        validation: the measure on held-out labels; None where no label can be held out, since every
-            class has only one, or where the labels do not define it.
-        test: the measure on test rows.
+        name, title: name for programs and for people.
+        validation: value of the measure on held-out labels; None: no label can be held out, since
+            every class has only one, or the labels do not define the measure.
+        test: value of the measure on test rows.
         ranked: AUC and average precision on test rows, for two classes.
-        influence: of each test row on `test`; empty where a study does not store it.
+        influence: influence of each test row on `test`; empty: not stored.
         likelihood: mean log probability of the held-out labels, which decides ties of `validation`.
         apart: total variation distance between the predicted classes and those of the labels, 0 to
-            1; like `likelihood` None in files of older versions.
+            1; None, like `likelihood`, in files of older versions.
     """
 
     name: str
@@ -167,12 +168,13 @@ class RunGain(Written):
     """The gain of help in one run: its model over the best baseline, on the same test rows.
 
     Attributes:
-        measure: that both are measured by; baseline: title of the best baseline.
-        rows: of how many test rows.
-        reached, alone: the measure of the model, and of the baseline.
-        value: how much better the model is.
-        low, high: 95 % interval of `value` over the test rows, paired; None: scores were not kept,
-            or the rows are too few.
+        measure: name of the measure of both.
+        baseline: title of the best baseline.
+        rows: number of test rows.
+        reached, alone: value of the measure for the run's model, and for the baseline.
+        value: gain in the measure's unit, positive where the run's model is better.
+        low, high: 95 % interval of `value` over the test rows, paired; None: predictions were not
+            stored, or the rows are too few.
     """
 
     measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)]
@@ -207,21 +209,21 @@ class RunGain(Written):
 
 
 class SoloRecord(Written):
-    """A file of baselines.
+    """A file of baselines, the local models of the active.
 
     Attributes:
         settings: digest of the settings that baselines depend on.
-        baselines: their results.
+        baselines: results of the baselines.
         files: digest of the active's own table; empty: the data are no files.
-        labels: whether baselines learnt from true labels, or from the answers of a run's label
-            mechanism for training rows.
-        measure: that chooses the best, by name.
+        labels: whether baselines learnt from true labels, or from those that a run's label
+            mechanism randomised ("answered").
+        measure: name of the measure that chooses the best baseline.
         people: IDs of the test rows, where influences are stored.
         sample: number of rows that baselines learnt from; None: all.
         learnt: number of rows of which `sample` is a sample; None: no sample, or an older file.
         rows: number of test rows; beside a run those that its model predicts. None in older files:
             all test rows.
-        gain: of that run over the best baseline.
+        gain: gain of the run in the same folder over the best baseline; None: not measured.
     """
 
     settings: str
@@ -250,7 +252,7 @@ class SoloRecord(Written):
 
     @property
     def chosen(self) -> str:
-        """Return in words how the best was chosen: by true labels, or by a mechanism's answers."""
+        """Return in words how the best was chosen: by true labels, or by randomised ones."""
         return "by its own labels" if self.labels == "true" else "by the answers for its labels"
 
     def describe_best(self) -> str:
@@ -269,7 +271,7 @@ class SoloRecord(Written):
     def describe_gain(self, gain: RunGain | None) -> str:
         """Return a sentence on what help added in one run, or on why that is not known.
 
-        `gain`: of the run; None: model and baselines were measured on different rows.
+        `gain`: gain of the run; None: model and baselines were measured on different rows.
         """
         if gain is None:
             return f"no gain can be told over {self.best.title}: {OTHER_ROWS}"
@@ -284,6 +286,7 @@ def settings_digest(config: Config) -> str:
 
     The user's own network counts as any other, since only its party knows which code it is.
     """
+    # The shared part names no party's own code.
     shared, _ = split_code(config, config.data.active_name, ())
     # A mapped table's baselines learn from a sample.
     unsampled = {"memory_map"} if config.data.memory_map == "auto" else set()
@@ -319,10 +322,10 @@ def load_or_measure_baselines(
     """Return the baselines that learn from true labels: stored ones, or measured and then stored.
 
     Args:
-        config: a run whose data, network and training they share.
-        path: of their file (`solo_file`).
-        data: of the run, if loaded already.
-        with_scores: whether their test predictions are stored beside it, for `restrict_solo`.
+        config: run whose data, network and training the baselines share.
+        path: file of the baselines (`solo_file`).
+        data: tables of the run, if loaded already.
+        with_scores: whether test predictions are stored beside the file, for `restrict_solo`.
 
     Raises:
         ConfigError: the labels are private; `measure_run_baselines` serves such runs.
@@ -352,9 +355,9 @@ def restrict_solo(solo: SoloRecord, path: Path, tested: Tensor) -> SoloRecord | 
     """Return a study's baselines, measured again on some of its test rows.
 
     Args:
-        solo: the baselines on all test rows.
-        path: of their file.
-        tested: a boolean for each test row: whether it is used.
+        solo: baselines, measured on all test rows.
+        path: file of the baselines.
+        tested: whether each test row is used, (T,), boolean.
 
     Returns:
         None if the baselines' test predictions were not stored, or are of other rows.
@@ -391,12 +394,13 @@ def measure_run_baselines(
     """Measure or read the baselines of a finished run, on the rows and labels that it trained on.
 
     Args:
-        config: of the run.
-        folder: of the run, where they are stored.
-        trained: the active's data, from the run's `RunResult`; None: only stored ones are read.
+        config: settings of the run.
+        folder: folder of the run, where the baselines are stored, too.
+        trained: the active's data, from the run's `RunResult`; None: stored baselines are read, and
+            none are measured.
 
     Returns:
-        None if none are stored, under DP-SGD (`LEFT_OUT`), and for rows that are not in memory
+        None: none are stored, or the run uses DP-SGD (`LEFT_OUT`), or its rows are not in memory
         (`NOT_IN_MEMORY`).
     """
     path = RunFolder(folder).solo
@@ -462,10 +466,10 @@ def _measure_baselines(
     """Measure the baselines on one thread, write their file and return them.
 
     Args:
-        config: the run whose data, network and training they share.
-        path: of their file.
-        data: the active's.
-        files: digest of the active's table.
+        config: run whose data, network and training the baselines share.
+        path: file that the baselines are written to.
+        data: the active's rows, labels and split.
+        files: digest of the active's table; empty: the data are no files.
         best_predictions: file for the best baseline's test predictions; None: the record stores the
             influence of each test row on every baseline instead.
         all_predictions: file for all baselines' test predictions; None: they are not stored.
@@ -510,8 +514,9 @@ def _measure_baselines(
 def round_influences(data: DataSettings, scored: Scored, measure: Measure) -> tuple[float, ...]:
     """Return the influence of each test row on the measure, to four digits.
 
-    Studies store it for intervals over seeds whose test rows overlap. Empty where the data set
-    fixes its test rows, so that seeds differ by training alone, or where one is not finite.
+    Studies store it for intervals over seeds whose test rows overlap. The result is empty where the
+    data set fixes its test rows, so that seeds differ by training alone, or where some influence is
+    not finite.
     """
     if data.dataset in DATASETS and DATASETS[data.dataset].split:
         return ()
@@ -527,7 +532,7 @@ def _compare_baselines(
     """Return the result of every baseline: of regressions in the unit of the labels, or of
     classifiers.
 
-    `predictions_by_name`: is filled with each baseline's test predictions.
+    `predictions_by_name`: dictionary that is filled with each baseline's test predictions.
     """
     table = data.table
     rows = data.train_rows
@@ -536,6 +541,7 @@ def _compare_baselines(
     assert table.labels is not None
 
     def flatten_rows(rows: Tensor) -> FloatArray:
+        """Return the features of these rows as a matrix, (B, F)."""
         return np.asarray(table.features[rows].flatten(1).double().numpy())
 
     sampled = _sample_rows(data, seed, MAX_ROWS)
@@ -614,6 +620,7 @@ def estimate_baseline_seconds(config: Config, data: VerticalData) -> float:
             _compare_baselines(config, sample, {})
             seconds_by_rows[len(sample_rows)] = time.perf_counter() - began
     seconds = list(seconds_by_rows.values())
+    # A line through both samples, or the time itself where one sample has all rows.
     line = np.polyfit(list(seconds_by_rows), seconds, len(seconds) - 1)
     return max(*seconds, float(np.polyval(line, rows)))
 
@@ -666,14 +673,16 @@ def compare_regressions(
     all labelled rows.
 
     Args:
-        features_nF: of labelled rows; rows of any shape are flattened.
-        targets_n: their labels.
-        test_features_BF, test_targets_B: of test rows.
-        measure: that judges predictions.
+        features_nF: features of the n labelled rows; rows of any shape are flattened.
+        targets_n: labels of these rows.
+        test_features_BF, test_targets_B: features and labels of the test rows.
+        measure: measure of the predictions.
+        seed: seed of the folds and of random models.
         are_counts: whether labels are counts; then Poisson regression is compared, too.
-        predictions_by_name: is filled with each regression's test predictions.
+        predictions_by_name: dictionary that is filled with each regression's test predictions;
+            None: they are not needed.
 
-    Raises DataError: too few rows have a label.
+    Raises DataError: fewer than four rows have a label.
     """
     from sklearn.dummy import DummyRegressor
     from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
@@ -697,6 +706,7 @@ def compare_regressions(
         )
 
     def derive_state(purpose: str) -> int:
+        """Return a seed for one model, of 32 bits, as scikit-learn takes."""
         return derive_seed(seed, "solo", purpose) % 2**32
 
     ridge = RidgeCV(alphas=_RIDGE_PENALTIES)
@@ -755,9 +765,10 @@ def compare_baselines(
 
     Args:
         task: training rows and labels of the active, and the measure.
-        test_BF, labels_B: test rows and their classes.
-        baselines: by name.
-        predictions_by_name: is filled with each baseline's test predictions.
+        test_BF, labels_B: features of the test rows, and their classes.
+        baselines: classifiers to compare, by name.
+        predictions_by_name: dictionary that is filled with each baseline's test predictions; None:
+            they are not needed.
 
     Raises ModelError: the run's own network diverged or cannot take such rows.
     """
@@ -806,17 +817,18 @@ def measure_gain(
     on equally many test rows of one split.
 
     Args:
-        folder: of the run.
-        config: of the run.
-        solo: its baselines.
-        positions: of the baselines' test rows among those that the model predicts; None: all.
+        folder: folder of the run.
+        config: settings of the run.
+        solo: baselines of the run.
+        positions: positions of the baselines' test rows among those that the model predicts; None:
+            all.
 
     Returns:
         None: the two were measured on other rows or by other measures, or the rows do not define
         the measure.
     """
     outcome = load_outcome(folder)
-    variant = next(iter(outcome.accuracy))
+    variant = next(iter(outcome.accuracy))  # the method's own inference comes first
     best = solo.best
     measure = solo.headline_measure
     if solo.measure != outcome.measure:
@@ -825,6 +837,7 @@ def measure_gain(
     baseline = load_scores(folder, best.name, threshold=None, alone=True)
     if model is None or baseline is None:
         return _compute_gain_without_scores(config, outcome, solo)
+    # Either may have predicted fewer rows than the other; both are reduced to the common ones.
     if positions is not None and len(positions) == len(baseline.truth) < len(model.truth):
         model = model.select_rows(positions.numpy())
     tested = load_tested_rows(folder)
@@ -871,9 +884,10 @@ def _compute_gain_without_scores(
 
 
 def train_without_votes(config: Config, data: VerticalData) -> Student:
-    """Train the student of a run with votes, on the active's prior only, and return it.
+    """Train the student (the active's model) of a run with votes, on its prior only.
 
-    This is the ablation without help: the same student, with no votes of passives.
+    The prior is the active's own class probabilities. This is the ablation without help: the same
+    student, with no votes (class scores) of passives.
     """
     name = data.active.name
     inputs = SimulationInputs(config=config, data=data)
@@ -888,7 +902,7 @@ def train_without_votes(config: Config, data: VerticalData) -> Student:
 def load_solo(config: Config, path: Path) -> SoloRecord:
     """Read a file of baselines.
 
-    Raises CheckpointError: it is of other data or settings, or no such file.
+    Raises CheckpointError: the file is no file of baselines, or of other data or settings.
     """
     record = load_json(path, SoloRecord)
     if record.settings != settings_digest(config):

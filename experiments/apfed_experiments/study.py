@@ -67,7 +67,7 @@ from secure_apfed.solo.interface import use_fit_store
 OnDone: TypeAlias = Callable[[int, int], None]
 """Function that is called with the number of finished trials and of all trials."""
 Figures: TypeAlias = Iterator[Mapping[str, Any]]
-"""Rows of one run, with the columns of `iter_figures`."""
+"""Metrics of one run as rows, with the columns of `iter_figures`."""
 MASKED: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
 STUDENT: Mapping[str, Any] = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
 """Settings that studies share: sums that hide a passive's part, and the student of votes."""
@@ -94,13 +94,13 @@ def base_config(name: str) -> Config:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Line:
-    """A line of a study's table, and how its runs differ from those of other lines.
+    """A row of a study's table, and how its runs differ from those of other rows.
 
     Attributes:
-        key: for names of files.
-        label: for people.
+        key: short name, used in names of files.
+        label: title of the row, for people.
         settings: whole sections of settings, in place of the base's.
-        cells: its cells in the table, by column.
+        cells: fixed values of the row in the table, by column.
     """
 
     key: str
@@ -115,31 +115,32 @@ class Line:
         return str(method["name"] if isinstance(method, Mapping) else method)
 
     def build_config(self, base: Mapping[str, Any], **own: Any) -> Config:
-        """Return the configuration of this line.
+        """Return the configuration of the runs of this row.
 
-        `base`: plain settings, whose sections the line's replace. `own`: further sections, which
-        replace both.
+        `base`: plain settings. `own`: further sections. Sections of the row replace those of
+        `base`, and those of `own` replace both.
         """
         return Config.model_validate({**base, **self.settings, **own})
 
 
 class TrialOutcome(Outcome):
-    """The outcome of a run that stores figures only.
+    """The outcome of a run of which only metrics are stored, and no model or transcript.
 
     Attributes:
-        influence: of each test row on the measure of the method's own inference.
+        influence: influence of each test row on the measure of the method's own inference, for
+            intervals over seeds that share test rows.
     """
 
     influence: tuple[float, ...] = ()
 
 
 def measure_outcome(config: Config, data: VerticalData) -> TrialOutcome:
-    """Run these settings on these tables without a run folder; return the figures to store."""
+    """Run these settings on these tables without a run folder; return the metrics to store."""
     began = time.monotonic()
     result = run(config, None, data=data)
     aligned = result.recording.alignment.get(data.active.name, ())
     contributions = result.contributions.items()
-    own_scores = next(iter(result.test_scores.values()))  # of the method's own way of inference
+    own_scores = next(iter(result.test_scores.values()))  # the method's own inference comes first
     return TrialOutcome(
         method=result.method,
         accuracy=result.accuracy,
@@ -162,22 +163,22 @@ def measure_outcome(config: Config, data: VerticalData) -> TrialOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A setting of a study, whose runs are averaged over seeds.
+    """A point of a study: one choice of settings, whose runs are averaged over seeds.
 
     Attributes:
-        config: of its runs, except their seeds; its name is the point's.
-        folder: in which runs are stored.
-        figures_only: whether each run is one small file of figures in place of a run folder; such
+        config: settings of the runs, except their seeds; its name is the point's.
+        folder: folder in which the runs are stored.
+        figures_only: whether each run is one small file of metrics in place of a run folder; such
             runs are not attacked.
         solo_config: run whose network and training the local models use; None: `config`.
-        centralised: whether the active holds all features in one table. Only figures are stored,
+        centralised: whether the active holds all features in one table. Only metrics are stored,
             since a run folder would look like a run of the active alone.
-        party_seeds: of its runs, whatever `config` says; by default a repeated study gives the same
-            figures.
-        line: of the study's table that the point belongs to.
-        tables: returns the tables of a seed; None: those that `config` names.
-        measure: runs a configuration on tables and returns the figures, where only figures are
-            stored.
+        party_seeds: origin of the parties' seeds, whatever `config` says; by default a repeated
+            study gives the same metrics.
+        line: row of the study's table that the point belongs to.
+        tables: function that returns the tables of a seed; None: those that `config` names.
+        measure: function that runs a configuration on tables and returns the metrics, where only
+            metrics are stored.
     """
 
     config: Config
@@ -237,7 +238,7 @@ class Trial:
 
     @property
     def keeps_figures(self) -> bool:
-        """Return whether the trial is a file of figures in place of a run folder."""
+        """Return whether the trial is a file of metrics in place of a run folder."""
         return self.point.figures_only or self.point.centralised
 
     @property
@@ -246,7 +247,7 @@ class Trial:
 
     @property
     def settings(self) -> str:
-        """Return the SHA-256 digest of what the figures depend on, except the code: settings that
+        """Return the SHA-256 digest of what the metrics depend on, except the code: settings that
         differ from the defaults, and the files of users' own tables.
         """
         settings = self.config.model_dump_json(exclude_defaults=True) + str(self.point.centralised)
@@ -260,7 +261,8 @@ class Trial:
         """Raise CheckpointError if the trial's path holds a run of other settings."""
         if self.keeps_figures:
             if self.path.exists():
-                _load_figures(self.path, _StoredOutcome, self.settings)  # raises if they differ
+                # Called for its exception: it raises if the stored settings differ.
+                _load_figures(self.path, _StoredOutcome, self.settings)
             return
         folder = RunFolder(self.path)
         begun = folder.result.exists() or can_resume(self.path, self.config)
@@ -271,7 +273,7 @@ class Trial:
 
 
 class StoredFigures(Written):
-    """A small file of figures, with the digest of what they depend on, except the code."""
+    """A small file of metrics, with the digest of what they depend on, except the code."""
 
     settings: str
 
@@ -283,15 +285,15 @@ _T = TypeVar("_T")
 def measure_once(
     path: Path, kind: type[_K], settings: str, measure: Callable[[], Mapping[str, Any]]
 ) -> _K:
-    """Return the figures stored at `path`, or measure them on one thread and store them.
+    """Return the metrics stored at `path`, or measure them on one thread and store them.
 
     Args:
-        path: of the file.
-        kind: class of the stored figures.
-        settings: digest of what they depend on.
-        measure: returns the fields of `kind` except the digest.
+        path: file of the metrics.
+        kind: class of the stored metrics.
+        settings: digest of the settings that the metrics depend on.
+        measure: function that returns the fields of `kind` except the digest.
 
-    Raises CheckpointError: the file holds something else, or figures of other settings.
+    Raises CheckpointError: the file holds something else, or metrics of other settings.
     """
     if not path.is_file():
         with _prepare_measurement(path.parent):
@@ -302,11 +304,11 @@ def measure_once(
 
 
 def _load_figures(path: Path, kind: type[_K], settings: str) -> _K:
-    """Return stored figures.
+    """Return stored metrics.
 
-    `kind`: their class. `settings`: digest of what they should depend on.
+    `kind`: class of the stored metrics. `settings`: digest of the settings that they must have.
 
-    Raises CheckpointError: the file holds something else, or figures of other settings.
+    Raises CheckpointError: the file holds something else, or metrics of other settings.
     """
     try:
         stored = load_json(path, kind)
@@ -341,7 +343,8 @@ class _StoredOutcome(StoredFigures):
 def finish_trial(trial: Trial) -> FinishedRun:
     """Run and attack a trial on one thread, as far as its folder lacks that, and return the run.
 
-    Raises CheckpointError: the folder is a link or holds other settings. Raises what a run does.
+    Raises CheckpointError: the folder is a link or holds other settings. Errors of the run itself
+    are passed on.
     """
     with share_alignments(_SHARED_ALIGNMENTS):
         if trial.keeps_figures:
@@ -372,7 +375,7 @@ def finish_trial(trial: Trial) -> FinishedRun:
     finished = load_finished_run(trial.path)
     outcome = finished.outcome
     folder = RunFolder(trial.path)
-    name = next(iter(outcome.scores))
+    name = next(iter(outcome.scores))  # the method's own inference comes first
     measure = MEASURES[outcome.measure]
     scores = load_scores(folder, name, threshold=outcome.threshold)
     influence: tuple[float, ...] = ()
@@ -384,7 +387,7 @@ def finish_trial(trial: Trial) -> FinishedRun:
 def _store_solo(config: Config, path: Path, *, with_scores: bool) -> None:
     """Measure the local models of a run and store them at `path`, unless they are there.
 
-    `with_scores`: whether their test predictions are stored, too.
+    `with_scores`: whether the local models' test predictions are stored, too.
     """
     with use_fit_store(make_fit_store(path.parent)):
         load_or_measure_baselines(
@@ -461,7 +464,7 @@ def run_tasks(
         tasks: name and call of each; the next one is requested when a worker is free.
         total: number of tasks, for `on_done`.
         jobs: number of worker processes.
-        on_done: is called after each task.
+        on_done: function that is called after each task.
     """
     results: dict[str, _T] = {}
     parallel = Parallel(
@@ -491,17 +494,19 @@ def _run_task(name: str, task: Callable[[], _T], *, own_modules: Iterable[str]) 
 
 
 def iter_figures(run: FinishedRun) -> Figures:
-    """Yield a row for each way of inference, each local model and each attack that applied.
+    """Yield a row for each mode of inference, each local model and each attack that applied.
 
     Columns:
-        target: "task", "solo", or the attack's direction (who reads whose what).
-        name: the way of inference (the method's own first), the local model, or the attack's
+        target: "task", "solo" (a local model), or the attack's direction (who reads whose what).
+        name: the mode of inference (the method's own first), the local model, or the attack's
             setting.
         metric, score: name and value of the measure.
         rows: number of test rows of the score.
-        baseline: of a local model the measure on held-out labels; of an attack its best baseline.
-        advantage: of an attack, over that baseline.
-        influence: of each person on the score, for the method's own inference and local models.
+        baseline: measure of a local model on held-out labels, or score of an attack's best
+            baseline.
+        advantage: score of an attack minus its baseline; only attacks have one.
+        influence: influence of each person on the score, for the method's own inference and local
+            models.
 
     Local models measured on other test rows than the method's own inference are left out.
     """
@@ -546,9 +551,10 @@ def iter_figures(run: FinishedRun) -> Figures:
 
 
 def _has_as_many_rows(solo: SoloRecord, outcome: Outcome, rows: int | None) -> bool:
-    """Return whether local models were measured on as many test rows as a figure.
+    """Return whether local models were measured on as many test rows as the run's model.
 
-    `rows`: of the figure. A number that older files lack is taken for equal.
+    `rows`: number of test rows of the run's model; None: not known. A number that older files lack
+    is taken for equal.
     """
     solo_rows = outcome.test_rows if solo.rows is None else solo.rows
     return rows is None or solo_rows is None or rows == solo_rows
@@ -565,12 +571,12 @@ def _index_influence(
 
 @dataclass(frozen=True)
 class Results:
-    """The figures of all runs of a study, and the failures.
+    """The metrics of all runs of a study, and the failures.
 
     Attributes:
-        table: a row for each figure of each run, seed by seed. Columns: point, seed, those of
+        table: a row for each metric of each run, seed by seed. Columns: point, seed, those of
             `iter_figures`, epsilons, releases, bytes and use of help of the run, and shared, the
-            correlation of two seeds' figures (`estimate_seed_correlation`).
+            correlation of two seeds' metrics (`estimate_seed_correlation`).
     """
 
     table: pd.DataFrame
@@ -585,9 +591,9 @@ def collect_results(
     *,
     figures: Callable[[FinishedRun], Figures] = iter_figures,
 ) -> Results:
-    """Return the table of the figures of all finished runs, and the failures.
+    """Return the table of the metrics of all finished runs, and the failures.
 
-    `finished`: trials with their runs. `figures`: returns the rows of a run.
+    `finished`: trials with their runs. `figures`: function that returns the rows of a run.
     """
     rows: list[dict[str, Any]] = []
     failures: list[Failure] = []
@@ -611,7 +617,7 @@ def collect_results(
             "wire_bytes": outcome.wire_bytes,
             "help_used": None if outcome.help is None else outcome.help.is_in_use,
             "help_averaged": None if outcome.help is None else outcome.help.averaged,
-            # Of the passive that spent most on one person; infinite if no passive adds noise.
+            # Largest privacy cost that a passive recorded for one person; infinite without noise.
             "epsilon_passives": max((account.epsilon for account in passives), default=math.inf),
             "shared": estimate_seed_correlation(trial.config.data, **row_counts) if train else 0.0,
         }
@@ -675,6 +681,7 @@ def run_points(
         tasks,
         len(trials),
         jobs=jobs,
+        # Tasks that measure local models are no trials, so they are not counted.
         on_done=lambda done, total: on_done(max(0, done - len(solo_configs)), total),
     )
     # Local models may have been measured after the runs that are compared with them.

@@ -15,15 +15,15 @@ from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.method import MethodSettings
 
 Row: TypeAlias = dict[str, Any]
-"""A line of a table: numbers, texts, intervals or None by column."""
+"""A row of a table: numbers, texts, intervals or None by column."""
 
 _CONFIDENCE = 0.95
 
 
 def estimate_seed_correlation(data: DataSettings | None, *, train: int, test: int) -> float:
-    """Return the assumed correlation between the figures of two seeds, 0 to 1.
+    """Return the assumed correlation between the metrics of two seeds, 0 to 1.
 
-    Each seed splits the same people into training and test rows, so figures of two seeds are not
+    Each seed splits the same people into training and test rows, so metrics of two seeds are not
     independent. Nadeau and Bengio (2003, Inference for the generalization error, section 3) assume
     that they correlate by the share of test rows. A data set with a fixed test set is not split
     again: the correlation is 0, and the interval covers these test rows alone.
@@ -41,10 +41,10 @@ def estimate_seed_correlation(data: DataSettings | None, *, train: int, test: in
 
 
 def estimate_covariance(influences: "Sequence[pd.Series[float]]") -> float:
-    """Return the mean covariance of two seeds' figures that comes from test people in common.
+    """Return the mean covariance of two seeds' metrics that comes from test people in common.
 
-    Each series holds, by person, the influence of that test row on the figure of one seed
-    (`secure_apfed.measures.intervals.compute_influence`). A figure varies as the mean influence of
+    Each series holds, by person, the influence of that test row on the metric of one seed
+    (`secure_apfed.measures.intervals.compute_influence`). A metric varies as the mean influence of
     its test rows. The covariance of two seeds is therefore the sum, over the people who test both,
     of the products of their two influences, each divided by the number of test rows of its seed.
     The mean is over all pairs of seeds; a negative one counts as 0.
@@ -73,19 +73,20 @@ class Interval:
     def from_values(
         cls, values: Sequence[float], *, shared: float = 0.0, common: float | None = None
     ) -> "Interval":
-        """Return mean and 95 % interval of one figure per seed, with Student's t.
+        """Return mean and 95 % interval of one value per seed, with Student's t.
 
-        The variance of a mean of J figures is their sample variance / J plus their covariance.
+        The variance of a mean of J values is their sample variance / J plus their covariance.
         tests/experiments/test_coverage.py counts how often each interval holds the true gain.
 
         Args:
-            values: one figure, or paired difference, for each seed.
-            shared: correlation rho of two seeds' figures, used where `common` is None: the
+            values: one metric, or paired difference, for each seed.
+            shared: correlation rho of two seeds' values, used where `common` is None: the
                 covariance is then variance * rho / (1 - rho), the corrected resampled t interval
                 (Nadeau and Bengio 2003). It is wide where few labelled rows cause most spread.
-            common: covariance of two seeds' figures (`estimate_covariance`).
+            common: covariance of two seeds' values (`estimate_covariance`).
         """
         mean = float(np.mean(values))
+        # One seed has no spread; equal values have none either, so their interval is the mean.
         if len(values) < 2:
             return cls(mean, math.nan, math.nan)
         if len(set(values)) == 1:
@@ -104,6 +105,7 @@ class Interval:
         """
         if math.isnan(self.low):
             return math.nan
+        # All seeds had the same value: the mean is 0 for certain, or certainly not.
         if self.high <= self.low:
             return float(self.mean == 0)
         freedom = seeds - 1
@@ -156,12 +158,17 @@ def clip_difference(interval: Interval, metric: str) -> Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Leakage:
-    """The attack by one adversary that gained most on one target, averaged over the seeds.
+    """The best attack by one adversary on one target, averaged over the seeds.
 
-    Chosen by means, not per seed: the highest figure of each single run would be above 0 where
-    there is nothing. Over the seeds to which it applies: one run without it must not hide it;
-    `missing` says so, as "4 of 5 seeds". `advantage` is over the best baseline with the same
-    knowledge, `score` and `baseline` are means of the metric itself.
+    The attack is chosen by its mean advantage, not per seed: the highest value of each single run
+    would be above 0 where nothing leaks. The mean is over the seeds in which the attack ran.
+
+    Attributes:
+        target: leak direction (who reads whose what), or what is inferred.
+        attack, metric: name of the attack, and of the metric of its score.
+        advantage: score minus that of the best baseline with the same knowledge.
+        score, baseline: means of the metric itself, of the attack and of its baseline.
+        missing: number of seeds in which the attack ran, as "4 of 5 seeds"; empty: all.
     """
 
     target: str
@@ -176,8 +183,8 @@ class Leakage:
     def from_attacks(cls, attacks: pd.DataFrame, *, target: str, seeds: int) -> "Leakage":
         """Return the leakage of the attack whose mean advantage over the seeds is highest.
 
-        `attacks`: figures of every attack of one adversary on `target`, a row for each attack and
-        seed. `seeds`: number of seeds of the point.
+        `attacks`: results of every attack of one adversary on `target`, a row for each attack and
+        seed. `seeds`: number of seeds that were run.
         """
         worst = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
         rows = attacks[attacks["name"] == worst]
@@ -204,7 +211,7 @@ class Leakage:
         return f"{self.attack}, {self.missing}" if self.missing else self.attack
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
+        """Return the leakage as plain values."""
         return {
             "target": self.target,
             "attack": self.name,
@@ -217,21 +224,22 @@ class Leakage:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """The gain of help over the best solo baseline, paired by seed.
+    """The gain of the passives' help over the best local model, paired by seed.
 
     Attributes:
-        baseline: the one that held-out labels of the active choose, by their mean over the seeds.
-        measure: that both are judged by; where lower is better, a gain is what it fell by.
-        solo, reached: means, of it and of the run; over_chosen: the gain over it.
-        hindsight: the baseline with the best mean on the test rows, which nobody could choose;
-            over_hindsight: the gain over that one, never above the other by its mean.
-        shared: of the intervals; see `estimate_seed_correlation`.
-        control: mean of the same run without help, where one was made; over_control: the gain over
-            it, which is what others' messages were worth.
-        mean: what the mean of the local models reaches, where it was measured; over_mean: the gain
-            over it.
-        rows: the fewest and the most test rows of a seed, on which both were measured; None: not
-            known.
+        baseline: local model that held-out labels of the active choose, by their mean over seeds.
+        measure: measure of the run and of the local models; where lower is better, a gain is the
+            decrease.
+        solo, reached: means over the seeds of the measure, of `baseline` and of the run.
+        over_chosen: gain over `baseline`.
+        hindsight, over_hindsight: local model that is best on the test rows (an oracle, not
+            available in practice), and the gain over it, whose mean is at most `over_chosen`'s.
+        shared: correlation of two seeds' metrics (`estimate_seed_correlation`).
+        control, over_control: mean of the ablation, the same run without help, and the gain over
+            it; None: not measured.
+        mean, over_mean: measure of the local models' averaged predictions, and the gain over it;
+            None: not measured.
+        rows: the fewest and the most test rows of a seed; None: not known.
     """
 
     baseline: str
@@ -250,9 +258,10 @@ class Gain:
 
     @classmethod
     def from_rows(cls, rows: pd.DataFrame, control: pd.DataFrame | None = None) -> "Gain | None":
-        """Return the gain from the figures of a point, or None if no local model was measured.
+        """Return the gain of a study's point, or None if no local model was measured.
 
-        `rows`: figures of the point's runs and local models. `control`: those of its ablation.
+        `rows`: metrics of the point's runs and local models, as `iter_figures` yields them.
+        `control`: metrics of the point's ablation; None: it has none.
         """
         local_models = rows[rows["target"] == "solo"]
         if local_models.empty:
@@ -323,15 +332,18 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A point of a study, summarised over its seeds.
+    """A point of a study (one choice of settings), summarised over its seeds.
 
     Attributes:
-        accuracies: on the test rows, by way of inference, the method's own first.
-        epsilon_x, epsilon_y: the largest over the seeds; inf: nothing is promised.
-        epsilon_passives: what a person costs the passive that spent most; inf without noise there.
-        releases: T, the most releases of one row; wire_bytes: mean.
-        leakage: by target; a target that no attack applied to is absent.
-        gain: over the best solo baseline; None where none was measured.
+        seeds: number of seeds that were run.
+        accuracies: measure on the test rows, by mode of inference, the method's own first.
+        epsilon_x, epsilon_y: privacy of representations and of labels, the largest over the seeds;
+            inf: no guarantee.
+        epsilon_passives: largest privacy cost that a passive recorded for a person; inf: no noise.
+        releases: T, the most releases of one row.
+        wire_bytes: mean number of bytes sent in a run.
+        leakage: best attack, by leak direction; a direction without an attack is absent.
+        gain: gain over the best local model; None: no local model was measured.
     """
 
     seeds: int
@@ -359,10 +371,10 @@ class Summary:
 
     @classmethod
     def from_rows(cls, rows: pd.DataFrame) -> "Summary":
-        """Return the summary of one point.
+        """Return the summary of one point of a study.
 
-        `rows`: figures of its runs, a row for each seed, target (`task`, `solo` or what an attack
-        infers) and name (way of inference, local model or attack).
+        `rows`: metrics of the point's runs, a row for each seed, target (`task`, `solo` or what an
+        attack infers) and name (mode of inference, local model or attack).
         """
         runs = rows.drop_duplicates("seed")
         rows_by_target = {
@@ -413,7 +425,7 @@ def select_accuracies(rows: pd.DataFrame) -> "pd.Series[float]":
 
 
 def _select_headline(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the figures of the method's own inference in each run, by seed."""
+    """Return the row of the method's own inference, which comes first in each run, by seed."""
     return rows[rows["target"] == "task"].drop_duplicates("seed").set_index("seed")
 
 
@@ -430,7 +442,7 @@ def _compute_difference(
     """Return the mean difference of scores over common seeds, paired by seed, with its interval.
 
     Args:
-        runs, other: a row for each seed; those of `other` hold the seeds of `runs`.
+        runs, other: rows by seed; `other` has all seeds of `runs`.
         sign: -1 where a lower score is better, else 1.
         shared: the correlation of two seeds' scores. It is used only if some run did not store the
             influence of each person on its score.
@@ -447,7 +459,7 @@ def _compute_difference(
 
 
 def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
-    """Return the influence of people on each seed's figure; empty if one seed's run lacks it."""
+    """Return the influence of people on each seed's metric; empty if one seed's run lacks it."""
     influences = list(runs["influence"]) if "influence" in runs else []
     return influences if all(isinstance(influence, pd.Series) for influence in influences) else []
 
@@ -455,17 +467,17 @@ def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
 def _make_interval(
     values: "pd.Series[float]", shared: float, influences: "Sequence[pd.Series[float]]"
 ) -> Interval:
-    """Return mean and interval of one figure per seed.
+    """Return mean and interval of one value per seed.
 
-    `influences`: of each person on each figure; empty where unknown. `shared`: correlation of two
-    seeds' figures, used where `influences` is empty.
+    `influences`: influence of each person on the value of each seed; empty: not known. `shared`:
+    correlation of two seeds' values, used where `influences` is empty.
     """
     common = estimate_covariance(influences) if len(values) > 1 and influences else None
     return Interval.from_values(values.tolist(), shared=shared, common=common)
 
 
 def _get_correlation(rows: pd.DataFrame) -> float:
-    """Return the stored correlation of two seeds' figures (`estimate_seed_correlation`)."""
+    """Return the stored correlation of two seeds' metrics (`estimate_seed_correlation`)."""
     return float(rows["shared"].max())
 
 
@@ -473,7 +485,7 @@ def adjust_p_values(intervals: Sequence[Interval | None], seeds: int) -> list[fl
     """Return the p-values of all comparisons of one table, adjusted for their number (Holm 1979).
 
     Args:
-        intervals: of paired differences; None: no comparison.
+        intervals: intervals of paired differences; None: no comparison.
         seeds: number of seeds of each interval.
 
     Returns:

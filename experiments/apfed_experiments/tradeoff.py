@@ -104,10 +104,10 @@ class Defence(Settings):
     """A defence, at one or several strengths.
 
     Attributes:
-        name: for people; unique in the study.
+        name: title for people; unique in the study.
         set: settings of the run by dotted path, as in {guard: {mechanism: none}}.
         knob: dotted path of the setting that varies the strength; null: there is one strength.
-        values: of the knob, in the order of the curve.
+        values: values of the knob, in the order of the curve.
         undefended: whether the others are compared with this one; true for exactly one.
     """
 
@@ -132,7 +132,7 @@ class TradeOff(Settings):
     """A trade-off study.
 
     Attributes:
-        name: of the study, and of its folder.
+        name: name of the study, and of its folder.
         base: the run that defences change: a file beside the study's, or the name of one that
             ships with `experiments`.
         set: settings that every run of the study changes in the base, by dotted path.
@@ -169,10 +169,11 @@ class DefencePoint(Point):
     """A defence at one strength.
 
     Attributes:
-        defence: its name.
-        strength: name and value of the knob, such as "epsilon 1.0"; empty: there is no knob.
-        undefended: whether the others are compared with it.
-        reference: whether it is no defence but a reference, drawn as a line.
+        defence: name of the defence.
+        strength: name and value of the setting that varies the strength, such as "epsilon 1.0";
+            empty: the defence has one strength.
+        undefended: whether the other points are compared with this one.
+        reference: whether the point is no defence but a reference, drawn as a line.
     """
 
     defence: str
@@ -221,7 +222,7 @@ def make_tradeoff(config: Config) -> TradeOff:
 def make_points(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
     """Return all points of a study, references first, after checking their settings and attacks.
 
-    `folder`: of the study, below which each run has its own.
+    `folder`: folder of the study, below which each run has its own.
 
     Raises ConfigError: a change that no run accepts, an unknown attack, or two points whose names
     give one folder.
@@ -236,7 +237,7 @@ def make_points(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
                 "names that differ in their letters"
             )
         labels[point.name] = point.label
-        try:
+        try:  # called for its exception: unknown attacks are refused before anything runs
             expand_choices(point.config.attacks)
         except ConfigError as error:
             raise ConfigError(f"study {tradeoff.name}, {point.label}: {error}") from None
@@ -256,7 +257,7 @@ def _make_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
             config=config, folder=folder, centralised=centralised, defence=label, reference=True
         )
     for defence in tradeoff.defences:
-        for value in defence.values or (None,):
+        for value in defence.values or (None,):  # without a knob there is one point
             changes = dict(defence.set)
             strength = ""
             if defence.knob is not None:
@@ -274,7 +275,7 @@ def _make_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
 
 
 def _reference_training(tradeoff: TradeOff) -> dict[str, Any]:
-    """Return the settings by which references are trained, by dotted path; empty: as the base.
+    """Return the settings by which references are trained, by dotted path; empty: the base's own.
 
     Where the base's networks train without labels (`train.labels: after`), those of references are
     trained by labels, since references have no exchange.
@@ -331,10 +332,10 @@ def compute_dcs(*, attack: float, ideal: float, accuracy: float, undefended: flo
 
 
 def make_row(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
-    """Return the row of a point.
+    """Return the row of a point: a defence at one strength, or a reference.
 
-    `undefended`: accuracy of the undefended point. The DCS is the lowest over the targets; None for
-    references, and where no attack applies.
+    `undefended`: accuracy of the undefended point. The defence capability score (`compute_dcs`) is
+    the lowest over the leak directions; None for references, and where no attack applies.
     """
     scores: dict[str, float | None] = {"dcs_vflair": None, "dcs_baseline": None}
     if summary.leakage and not point.reference:
@@ -373,7 +374,7 @@ def make_row(point: DefencePoint, summary: Summary, undefended: Interval) -> Row
 def select_front(rows: Iterable[Row], target: str) -> list[Row]:
     """Return the rows of the Pareto front of accuracy and advantage, least leaking first.
 
-    `target`: the direction whose leakage counts, a key of a row's `leakage`.
+    `target`: leak direction (who reads whose what), a key of a row's `leakage`.
     """
     candidates = [row for row in rows if target in row["leakage"] and not row["reference"]]
     return find_front(
@@ -405,10 +406,10 @@ _STORED = make_hidden_columns(
 def _make_leak_column(
     target: str, title: str, form: Callable[[Leakage], str], missing: str
 ) -> Column:
-    """Return the column of one target's leakage.
+    """Return the column of the best attack in one leak direction (who reads whose what).
 
-    `form`: returns the text of a leakage. `missing`: text of a cell whose point has no leakage of
-    this target; references have "-".
+    `target`: the direction. `form`: function that returns the text of a leakage. `missing`: text of
+    a cell where no attack ran in this direction; references have "-".
     """
     return make_visible_column(
         "leakage",
@@ -426,9 +427,10 @@ _DCS = make_visible_column("dcs_baseline", "dcs_baseline", make_form(".3f"), mis
 
 @dataclass(frozen=True)
 class Board:
-    """The leaderboard of a finished study: references first, then defences by `dcs_baseline`.
+    """The leaderboard of a finished study: references, then defences, the highest DCS first.
 
-    The highest comes first. Points with a failed trial are left out.
+    DCS is the defence capability score `dcs_baseline` (`compute_dcs`). Points with a failed trial
+    are left out.
     """
 
     rows: Sequence[Row]
@@ -450,7 +452,7 @@ class Board:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Return the targets that some attack read, each once."""
+        """Return the leak directions (who reads whose what) in which some attack ran, each once."""
         all_targets = (target for row in self.rows for target in sorted(row["leakage"]))
         return tuple(dict.fromkeys(all_targets))
 
@@ -503,7 +505,11 @@ class Board:
 
 
 def _write_picture(board: Board, target: str, folder: Path) -> Picture:
-    """Draw the board for one target, write the picture into the folder and return it."""
+    """Draw accuracy against leakage in one direction, write the picture into the folder and return
+    it.
+
+    `target`: leak direction (who reads whose what).
+    """
     path = folder / f"pareto-{target.replace(' ', '-')}.png"
     with open_figure(path, (_WIDTH_INCHES, _PLOT_INCHES)) as figure:
         draw_board(figure, board, target)
@@ -538,11 +544,10 @@ def draw_board(
     *,
     describe: Callable[[Row], str] = describe_protection,
 ) -> list[Text]:
-    """Draw accuracy against leakage of one target, with references as lines and a legend.
+    """Draw accuracy against leakage in one direction, with references as lines and a legend.
 
-    `describe`: returns the text of a row's guarantee for the legend.
-
-    Returns the numbers beside the marks, as matplotlib's texts.
+    `target`: leak direction (who reads whose what). `describe`: function that returns the text of a
+    row's guarantee for the legend. Returns the numbers beside the marks, as matplotlib's texts.
     """
     references = [row for row in board.rows if row["reference"]]
     rows = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
@@ -582,6 +587,7 @@ def draw_board(
         ylabel="test accuracy, per cent",
     )
     _add_legend(figure, axes)
+    # Move the numbers off the marks; positions of texts are known only after a layout.
     figure.draw_without_rendering()
     adjust_text(
         numbers,
@@ -617,8 +623,8 @@ def _draw_points(
 ) -> list[Text]:
     """Draw each point with its intervals, and return the numbers beside the marks.
 
-    `target`: the direction whose leakage is drawn. `describe`: returns the text of a row's
-    guarantee for the legend.
+    `target`: leak direction (who reads whose what). `describe`: function that returns the text of a
+    row's guarantee for the legend.
     """
     defences = dict.fromkeys(row["defence"] for row in rows)
     styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
@@ -700,9 +706,9 @@ def _measure_points(
     jobs: int,
     on_done: OnDone,
 ) -> Results:
-    """Run the trials that the folder lacks, and return the figures of all.
+    """Run the trials that the folder lacks, and return the metrics of all.
 
-    `jobs`: number of runs at a time. `on_done`: is called after each.
+    `jobs`: number of runs at a time. `on_done`: function that is called after each.
 
     Raises CheckpointError: the folder holds something else. Raises TradeOffError: the undefended
     point failed.
@@ -752,7 +758,7 @@ def _list_compared_lines(board: Board) -> list[ComparedLine]:
 def _prepare_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -> None:
     """Create the study's folder and store the study's settings there.
 
-    `trials`: of this study.
+    `trials`: all trials of the study.
 
     Raises CheckpointError: the folder holds another study, a run, or a trial with other settings.
     """
@@ -771,7 +777,7 @@ def _prepare_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -
             )
     elif (folder / "config.yaml").exists():
         raise CheckpointError(f"{folder} holds a run, not a study; choose another --output")
-    for trial in trials:
+    for trial in trials:  # called for the exception only
         trial.refuse_another_run()
     make_private(folder)
     write_text(settings, dump_settings(tradeoff))

@@ -1,7 +1,7 @@
-"""Titles of the ways in which a run predicts, and the number of test rows behind each figure.
+"""Titles of the modes in which a run predicts, and the number of test rows behind each metric.
 
 Run by: reports, tables and the terminal. A run measures its model under one key of `accuracy` for
-each way to predict: the method's own name, and names that say who takes part.
+each mode of inference: the method's own name, and names that say who takes part.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ _TITLES_BY_SUFFIX: Mapping[str, str] = {
     "alone": "{name}, the active left alone",
     "together": "{name}, all parties present",
 }
-"""Titles of ways to predict, by the suffix after the method's name in a key of `accuracy`."""
+"""Titles of modes of inference, by the suffix after the method's name in a key of `accuracy`."""
 
 
 def title_variant(method: MethodSettings, variant: str) -> str:
-    """Return the title of a way to predict.
+    """Return the title of a mode of inference, such as jointly with all parties.
 
-    `variant`: its key in `accuracy`; an unknown one is returned unchanged.
+    `variant`: key of `Outcome.accuracy`; an unknown one is returned unchanged.
 
     Examples:
         >>> from secure_apfed.methods import METHODS
@@ -39,10 +39,10 @@ def title_variant(method: MethodSettings, variant: str) -> str:
 
 
 def describe_tested_rows(config: Config, outcome: Outcome, variant: str) -> str:
-    """Return the number of test rows on which a way to predict was measured, in words.
+    """Return the number of test rows on which a mode of inference was measured, in words.
 
     If these are fewer than all test rows of the active, both numbers are given. `variant`: key of
-    the way in `accuracy`.
+    the mode in `Outcome.accuracy`.
     """
     rows = count_measured_rows(config, outcome, variant)
     all_rows = outcome.test_rows

@@ -59,7 +59,7 @@ def make_worth_interval(worth: PassiveWorth) -> Interval | None:
 def format_worth(measure: Measure, interval: Interval | None) -> str:
     """Return a passive's worth with its interval and unit as text.
 
-    `interval`: None: the worth is not known.
+    `interval`: worth in the unit of the measure; None: not known.
     """
     if interval is None:
         return "not known: measured on other test rows"
@@ -112,7 +112,7 @@ def describe_interval(who_helped: WhoHelped) -> str:
 def describe_cost(config: RunSettings, passives: int) -> str:
     """Return sentences on the cost and leakage of leaving out each passive between organisations.
 
-    There every training is a session of its own. `passives`: their number.
+    Between organisations every training is a session of its own. `passives`: number of passives.
     """
     cost_text = (
         f"Between organisations these were {passives} further sessions: each passive's account is "
@@ -139,11 +139,11 @@ def draw_worth(
     """Draw each passive's worth with its interval, and beside it the megabytes that it costs.
 
     Args:
-        figure: with matplotlib's constrained layout; its size is set here.
-        names: of the passives.
-        worths: of each passive in the unit of the measure; None: not known, and not drawn.
-        wire_bytes: that the run sends more with each passive.
-        measure: of the worths.
+        figure: figure with matplotlib's constrained layout; its size is set here.
+        names: names of the passives.
+        worths: worth of each passive in the unit of the measure; None: not known, and not drawn.
+        wire_bytes: number of bytes that the run sends more because each passive takes part.
+        measure: measure whose loss without a passive is the worth.
     """
     from apfed_experiments.drawing import OTHER, OURS, estimate_text_inches, name_rows
 
