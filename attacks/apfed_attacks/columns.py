@@ -87,7 +87,7 @@ def explain_missing_releases(view: AdversaryView) -> str | None:
 
 
 def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
-    """Return (N, F): the coalition's own features of `positions`, members side by side.
+    """Return (N, F): the coalition's own features of `positions`, parties side by side.
 
     A member that does not hold everybody has one more column, which is 1 for people whom it does
     not hold; their features are the mean of those whom it holds. Without own features the result is
@@ -245,7 +245,8 @@ def guess_once(guess: Callable[[], Prediction], *inputs: NDArray[Any] | str | in
 def own_votes(
     features_UF: FloatArray, labelled_n: Tensor, labels_n: Tensor, classes: int
 ) -> FloatArray:
-    """Return the votes (U, K) that a party's own features give, with label spreading.
+    """Return the votes (class scores, (U, K)) that a party's own features give, with label
+    spreading.
 
     `labelled_n`: indices of its labelled rows, ascending; `labels_n`: the classes of these.
 

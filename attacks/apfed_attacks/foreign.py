@@ -148,7 +148,7 @@ class Finding:
         return self.result.attack.replace("_", " ")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures by name, as a line of the table has them; `null` is the mean."""
+        """Return the metrics by name, as a row of the table has them; `null` is the mean."""
         result = self.result
         described = {
             "attack": result.attack,
@@ -535,7 +535,7 @@ def _prepare_attacks(
 ) -> Iterator[Attack]:
     """Yield the attacks to mount.
 
-    A choice is mounted with its options. A name alone stands for the attack with each of its usual
+    A choice is mounted with its options. A name stands for the attack with each of its usual
     sets of options, which differ in how many rows are known; where the caller says which rows are
     known (`draws_known_rows` is False), for the attack with its default options.
 

@@ -48,15 +48,15 @@ class Direction:
 
     @classmethod
     def from_result(cls, result: AttackResult) -> "Direction":
-        """Return the direction of one result; labels always belong to the active, so they name no
-        victim.
+        """Return the direction (who reads whose what) of one result; labels always belong to the
+        active, so they name no victim.
         """
         victim = "" if result.target == "labels" else result.victim or ""
         return cls(reader=result.role, target=result.target, victim=victim)
 
     @property
     def kind(self) -> str:
-        """Return the direction by roles alone, for tables over several runs."""
+        """Return who reads whose what, by roles without names, for tables over several runs."""
         victim = _VICTIM_BY_READER.get(self.reader, "others")
         return _format_title(self.reader, self.target, victim)
 
@@ -106,8 +106,8 @@ _FACTS_THAT_SEND: Mapping[Direction, frozenset[str]] = {
 
 
 def list_directions(config: RunSettings) -> dict[Direction, str]:
-    """Return the directions that a run's headlines are about, each with the reason why nothing is
-    sent in it; "" where something is.
+    """Return the directions (who reads whose what) that a run's headlines are about, each with the
+    reason why nothing is sent in it; "" where something is.
     """
     method_facts = config.method.facts
     reasons = {}
@@ -160,7 +160,7 @@ class Headline:
 
     @property
     def short(self) -> str:
-        """Return the advantage alone, or the state."""
+        """Return only the advantage, or the state."""
         return self.state if self.worst is None else f"{self.advantage:+.3f}"
 
     @property
@@ -214,8 +214,8 @@ class Headline:
 def headlines_by_direction(
     results: Sequence[AttackResult], config: RunSettings | None = None
 ) -> tuple[Headline, ...]:
-    """Return one headline for each direction of these results, and for each direction of the run
-    that has none.
+    """Return one headline for each direction (who reads whose what) of these results, and for each
+    direction of the run that has none.
 
     Args:
         results: results of attacks on one run.
@@ -239,7 +239,7 @@ def headlines_by_direction(
 def _make_headline(
     direction: Direction, results: Sequence[AttackResult], nothing_leaves: str
 ) -> Headline:
-    """Return the headline of one direction from its results.
+    """Return the headline of one direction (who reads whose what) from its results.
 
     `nothing_leaves`: why nothing is sent in this direction; "" where something is.
     """
@@ -261,8 +261,8 @@ def _find_reason(result: AttackResult) -> str:
 
 
 def worst_by_kind(headlines: Iterable[Headline]) -> dict[str, Headline]:
-    """Return for each kind of direction the headline of the highest advantage; one without an
-    advantage if none has any.
+    """Return for each kind of direction (which role reads whose what) the headline of the highest
+    advantage; one without an advantage if none has any.
     """
     headlines_by_kind: dict[str, Headline] = {}
     for headline in headlines:

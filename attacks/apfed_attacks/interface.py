@@ -64,10 +64,10 @@ class Guess:
 
     Attributes:
         positions: (N,) alignment positions, none of which the adversary knew; for membership
-            the numbers of the candidates.
+            the indices of the candidates.
         attacks: variant -> its guesses; every variant uses what was released.
         baselines: guesses of an adversary that knows and computes the same but saw no release.
-        references: help to read the figures; they use what was released and take no part in the
+        references: metrics to compare with; they use what was released and take no part in the
             advantage.
         decoys: variant -> its guesses where each row's release is another row's; the trial adds
             them unless the attack is not `is_exchangeable`.
@@ -189,9 +189,9 @@ class AttackResult:
         options: those of the attack that are not its defaults.
         method: how the run trained.
         applicable: False: nothing was computed, for this `reason`.
-        variant, score: the best variant and its figures; a baseline where ignoring what was
+        variant, score: the best variant and its metrics; a baseline where ignoring what was
             released is best.
-        variants, baselines, references: all figures, by name and metric; decoys are baselines.
+        variants, baselines, references: name -> metric -> value; decoys are baselines.
         advantage: `metric` of the best variant minus that of the best baseline.
         counts: "known" and "scored" rows.
         risk: how unevenly the best variant hurts, by class, and for the tenth of the people that it

@@ -118,7 +118,7 @@ def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> 
 def reveal_architecture(recording: Recording) -> Callable[[], nn.Module]:
     """Return a function that makes the active's networks with fresh weights, rows -> scores (N, K).
 
-    Networks of the user's own code are copies of the recorded ones with weights drawn again.
+    User-defined networks are copies of the recorded ones with weights drawn again.
     """
     settings = recording.config.model
     shape = recording.data.table.shape
@@ -299,7 +299,7 @@ def _get_tables(recording: Recording) -> dict[str, PartyTable]:
 
 
 def _collect_terms(recording: Recording) -> dict[str, AgreedTerms]:
-    """Return each passive's agreed terms where it contributes gradients; none elsewhere."""
+    """Return what the contract says about each passive that contributes gradients; else empty."""
     config = recording.config
     if exchange_of(config).opens != "gradients":
         return {}

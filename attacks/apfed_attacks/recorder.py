@@ -22,11 +22,11 @@ _MEGABYTE = 2**20
 class Recorder:
     """A recorder of a module's output h (B, ...) and the loss's gradients on it, step by step.
 
-    The module is the last before h leaves, after a guard. Copies are stored on the CPU; output,
-    graph and gradients stay as they are. `step` announces the forward pass to be recorded, in
-    training or not. One that no step announces is an AttackError in training; under `eval()` or
-    without gradients it is not recorded. Gradients of several backward passes add up. Copies and
-    pickles of the module do not record.
+    The module is the last before h leaves, after a guard (which clips and perturbs it). Copies are
+    stored on the CPU; output, graph and gradients stay as they are. `step` announces the forward
+    pass to be recorded, in training or not. One that no step announces is an AttackError in
+    training; under `eval()` or without gradients it is not recorded. Gradients of several backward
+    passes add up. Copies and pickles of the module do not record.
 
     Args:
         megabytes: maximum size of all copies; steps beyond are not recorded, with a UserWarning.

@@ -254,7 +254,7 @@ class Trial:
         return replace(self.make_empty_knowledge(), **facts).to(self._device), truth
 
     def _reveal_candidates(self) -> tuple[dict[str, Any], Truth]:
-        """Return the fields of `Knowledge` for an attack on membership, and who is a member."""
+        """Return the `Knowledge` of an attack on membership, and which candidates trained."""
         attack = self.attack
         recording = self.recording
         seed = self.seed

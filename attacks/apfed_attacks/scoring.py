@@ -154,7 +154,8 @@ def _measure_feature_risk(guess_NF: Array, truth_N: Array) -> dict[str, float]:
 
 
 def _measure_membership_risk(scores_n: Array, members_n2: Array) -> dict[str, float]:
-    """Return AUC of aligned and of unaligned members, each against all rows that did not train.
+    """Return AUC of aligned and of unaligned candidates that trained, each against all rows that
+    did not train.
 
     `members_n2`: whether each candidate trained the model, and whether it was aligned.
     """
@@ -264,9 +265,9 @@ class Scale:
     """The functions that score guesses at one target against the truth of the same rows.
 
     Attributes:
-        metric: name of the figure by which the best variant is chosen.
-        measure: (values, truth) -> figures by name.
-        risk: (values, truth) -> figures on how unevenly the guess hurts people.
+        metric: name of the metric by which the best variant is chosen.
+        measure: (values, truth) -> metrics by name.
+        risk: (values, truth) -> metrics of how unevenly the guess hurts people.
         values: (prediction, truth) -> the values that are scored.
         curve: (values, truth) -> corners of the ROC; empty for targets without one.
     """
@@ -480,7 +481,7 @@ def _choose_variant(
 
 
 def _find_best(figures: Mapping[str, Figures], metric: str) -> tuple[str, float]:
-    """Return the name and figure of the first entry with the highest `metric`."""
+    """Return the name and value of the first entry with the highest `metric`."""
     values = {
         name: value
         for name, measured in figures.items()

@@ -101,7 +101,7 @@ def _move_all_floats(tensors: Mapping[Any, Tensor], device: torch.device) -> dic
 
 
 class AttackError(ApfedError):
-    """An attack was set up or scored in a way that would make its figures untrue."""
+    """An attack was set up or scored in a way that would make its metrics untrue."""
 
 
 class GuessError(AttackError):
@@ -186,7 +186,7 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True)
 class AgreedTerms:
-    """The terms of one passive in the contract; every party knows them.
+    """What the contract says about one passive; every party knows it.
 
     `weight`: lambda_p of its objective. `clip`: the L2 bound of a row of its contribution; None: it
     does not clip.
@@ -212,7 +212,7 @@ class Exchange:
             what it released or added to a sum.
         opens: what the active decrypts of all passives together, and of none alone: a sum of
             "gradients" of their objectives or of "representations"; an average of
-            "pseudo-labels", which the active sends and each answers by its own, or of "weights";
+            "pseudo-labels", to the active's of which each passive returns its own, or of "weights";
             "projections" of all people; the "sum of votes"; the left "singular vectors" of all
             parties' tables. `AdversaryView.revealed` has it.
         labels: how the active's labels go to the passives with a request for votes.
@@ -405,7 +405,7 @@ class VoteRequest:
     """A request for votes.
 
     Attributes:
-        rows: positions (U,) of all rows, as the sender wrote them; a reader of the answers has to
+        rows: positions (U,) of all rows, as the sender wrote them; a reader of the votes has to
             apply `AdversaryView.attribute_positions` to them.
         labelled: positions (n,) of those with a label.
         labels: labels (n,) of the labelled rows, if they were sent unencrypted; else None.
@@ -453,8 +453,8 @@ def collect_representations(view: AdversaryView, epoch: int, sender: str | None 
 def collect_gradients(view: AdversaryView, epoch: int) -> Observed:
     """Return the task loss's gradients that passives of the coalition received in `epoch`.
 
-    A gradient's rows are those of the representations that it answers or, where these went into a
-    sum, of the request for them.
+    A gradient's rows are those of the representations that it belongs to or, where these went into
+    a sum, of the request for them.
     """
     gradients = []
     for message, rows_B in _match_gradients(view, epoch):
@@ -465,7 +465,7 @@ def collect_gradients(view: AdversaryView, epoch: int) -> Observed:
 
 def _match_gradients(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor]]:
     """Yield the gradients of an epoch, with the rows (B,) of the request or release that each
-    answers; those that answer none are left out.
+    belongs to; those that belong to none are left out.
     """
     returned = list(view.iter_messages(Kind.GRADIENTS, epoch))
     if not returned:
@@ -579,8 +579,8 @@ def list_released_positions(view: AdversaryView) -> Tensor:
 
 
 def list_seen_positions(view: AdversaryView) -> tuple[Tensor, Tensor]:
-    """Return the positions that were released or requested, and those that were also answered: by a
-    gradient, with pseudo-labels, or by a sum that was revealed. Both ascending.
+    """Return the positions that were released or requested, and those that also got a
+    reply: a gradient, pseudo-labels, or a sum that was revealed. Both ascending.
     """
     requested = [request for epoch in view.envelopes for request in iter_requests(view, epoch)]
     answered_rows = [
@@ -665,8 +665,8 @@ def _parse_clear_ballot(message: Envelope) -> bytes:
 
 
 def collect_votes(view: AdversaryView) -> dict[str, Observed]:
-    """Return the votes that the active read: their "sum", or by passive its answers as unit
-    vectors; empty if none were requested.
+    """Return the votes that the active read: their "sum", or by passive its randomised votes as
+    unit vectors; empty if none were requested.
     """
     request = find_vote_request(view)
     if request is None:

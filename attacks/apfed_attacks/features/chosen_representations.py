@@ -36,14 +36,15 @@ _LENGTH = 4.0  # norm of what is sent, if the rules allow it
 
 
 class ChosenRepresentations(ActiveAttack):
-    """An attack that asks about people in two directions, to rebuild their representations.
+    """An attack that asks about people with representations along two vectors, to rebuild their
+    own.
 
     It regresses these to features.
 
-    Without rules both directions go into one batch, every person twice; under the protocol they
+    Without rules both vectors go into one batch, every person twice; under the protocol they
     are two steps, between which the passives train.
 
-    With decoys only what is the same for all rows of a direction is used, not the loss itself.
+    With decoys only what is the same for all rows of a vector is used, not the loss itself.
     """
 
     name = "chosen_representations"
@@ -57,7 +58,7 @@ class ChosenRepresentations(ActiveAttack):
         return super().explain_missing_input(view)
 
     def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Ask in both directions; return people and, for both, what was sent and revealed."""
+        """Send both vectors; return people and, for both, what was sent and revealed."""
         people_N, draw, size, length = self.prepare_request(
             active, knowledge, seed, length=_LENGTH, maximum=self.people
         )
@@ -117,7 +118,7 @@ def _compute_differences(sent: Tensor, opened: Tensor, contributors: list[Agreed
     """Return the weighted sum of the contributors' representations z, minus its mean over the
     batch, (B, D).
 
-    `sent`: (2, B, D) in two directions. `opened`: (2, B, D) the decrypted sums that answered.
+    `sent`: (2, B, D) along two vectors. `opened`: (2, B, D) the decrypted sums of these.
     """
     objective = contributors[0].objective
     assert isinstance(objective, ContrastiveSettings)

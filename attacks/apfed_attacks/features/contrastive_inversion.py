@@ -118,7 +118,7 @@ def explain_not_contrastive(view: AdversaryView) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One step's representations, and the sum that the active decrypted as the answer.
+    """One step's representations, and the sum of gradients that the active decrypted for them.
 
     Attributes:
         h: (B, D) what the active sent.

@@ -46,8 +46,9 @@ class ContributionRegression(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why the aggregator sees no numbers of the victim row by row: nothing is summed so,
-        no contribution was recorded, or contributions are ciphertexts; None: it sees some.
+        """Return why the aggregator sees no contributed values of the victim row by row: nothing is
+        summed so, no contribution was recorded, or contributions are ciphertexts; None: it sees
+        some.
         """
         if view.description.opens not in _ROW_BY_ROW:
             return f"{view.description}: nothing is summed row by row through the aggregator"
@@ -91,7 +92,7 @@ class ContributionRegression(FeatureAttack):
 
 
 def _iter_numbers(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (rows (B,), numbers (B, D), float64) of what `sender` contributed, step by step."""
+    """Yield (rows (B,), values (B, D), float64) of what `sender` contributed, step by step."""
     for rows_B, frame in iter_contributions(view, sender):
         values_BD = decode_numbers(frame)
         if values_BD is not None:
@@ -99,10 +100,10 @@ def _iter_numbers(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Te
 
 
 def decode_numbers(frame: Frame) -> NDArray[np.float64] | None:
-    """Return the numbers (B, D) of a contribution that is not encrypted; None: it has none.
+    """Return the values (B, D) of a contribution that is not encrypted; None: it has none.
 
     They are floats, fixed-point integers, or masked integers read as signed ones; which of these is
-    told by the kind of sum and the size of the numbers.
+    decided by the kind of sum and the size of the values.
     """
     count = frame.rows * frame.columns
     candidates = [blob for blob in frame.blobs if count and len(blob) in (4 * count, 8 * count)]

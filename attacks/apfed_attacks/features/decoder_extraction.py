@@ -32,7 +32,7 @@ _RANK_TOLERANCE = 1e-5  # smallest singular value that counts, in units of the l
 
 
 class DecoderExtraction(ActiveAttack):
-    """An attack that asks at a point of this length and fits a decoder to the known pairs.
+    """An attack that sends a representation of this length and fits a decoder to the known pairs.
 
     Without rules it asks along every axis, too.
     """
@@ -91,8 +91,9 @@ class DecoderExtraction(ActiveAttack):
         }
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess by an affine map of the answers that fits the known pairs exactly; without rules
-        also by the Gram matrix W^T W of the decoder, up to a rotation; and by regression.
+        """Guess by an affine map of the decrypted gradients that fits the known pairs exactly;
+        without rules also by the Gram matrix W^T W of the decoder, up to a rotation; and by
+        regression.
         """
         notes = notes_of(self, view)
         guess = guess_features(self, view, notes["people"], {"answers": notes["opened"]}, seed)
@@ -118,8 +119,8 @@ def _undo_rotation(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
 
     W and b are the decoder's weights and bias, R a rotation.
 
-    `zero_ND`: answers to zeros, c W^T (b - x) with an unknown c. `gram_DD`: c W^T W. The result has
-    the factor sqrt(c), which known pairs determine.
+    `zero_ND`: gradients on zero representations, c W^T (b - x) with an unknown c. `gram_DD`: c W^T
+    W. The result has the factor sqrt(c), which known pairs determine.
     """
     values_D, vectors_DD = torch.linalg.eigh((gram_DD + gram_DD.T) / 2)
     in_rank = values_D > _RANK_TOLERANCE * values_D[-1]

@@ -30,7 +30,7 @@ from apfed_attacks.view import AdversaryView, AttackError
 class GradientRegression(FeatureAttack):
     """A regression from each row's mean opened sum to the victim's features.
 
-    The sum stands alone and beside own features.
+    The sum is used by itself, and joined with own features.
 
     Attacks use the mean over all steps that the transcript kept. Baselines, which know the same
     shadow rows (rows whose features the adversary has): their mean, and the own features x.

@@ -55,8 +55,9 @@ class HijackAttack(AnsweringAttack):
     Attributes:
         strength: kappa, the factor on the gradient that the adversary sends back as its answer.
         penalty: weight of the discriminator's slopes (FSHA's notebook: 500).
-        ahead: steps of simulator and decoder, before the first answer; batch: outsiders in each.
-        rounds: training rounds of the discriminator for each step that it answers.
+        ahead: steps of simulator and decoder, before the first forged gradient; batch: outsiders in
+            each.
+        rounds: training rounds of the discriminator for each step that it takes part in.
         learning_rate, judge_rate: of simulator and decoder, and of the discriminator (Adam).
         conditioned: whether the discriminator is told the adversary's own features of the same
             people, which say which outsiders a person resembles. The paper's server has none.
@@ -89,7 +90,8 @@ class HijackAttack(AnsweringAttack):
     def start_answering(
         self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> "Hijack":
-        """Return the adversary that answers each step; it trains on the outsiders' features.
+        """Return the adversary that forges each step's gradient; it trains on the outsiders'
+        features.
 
         `own_AF`: the adversary's features by alignment position. Other arguments as
         `AnsweringAttack.start_answering`.
@@ -188,8 +190,8 @@ class Space:
         outsiders: (P, ...) features of people outside the training.
 
     Attributes:
-        reach_D: mask of the numbers that are above 0 for some row, of a victim whose encoder ends
-            in a ReLU; None: it does not.
+        reach_D: mask of the D components of a representation that are above 0 for some row, of a
+            victim whose encoder ends in a ReLU; None: it does not.
     """
 
     def __init__(self, attack: HijackAttack, sent: Shape, outsiders: Tensor) -> None:
@@ -232,7 +234,7 @@ class Space:
 
 
 class Hijack:
-    """The adversary's networks, which train with each step that it answers.
+    """The adversary's networks, which train with each step for which it forges a gradient.
 
     Args:
         attack: the attack, whose options the training follows.

@@ -127,11 +127,12 @@ class VectorRegression(FeatureAttack):
 
 
 class VoteRegression(FeatureAttack):
-    """A regression from votes, or single randomised answers, to the victim's features.
+    """A regression from votes (class scores of a row), or single randomised ones, to the victim's
+    features.
 
     A vote says which labelled rows a row is near to in the passive's features. Baselines: the same
-    from own features, and from these with what the active's own labeller makes of them and of its
-    labels: all that it has before anybody votes.
+    from own features, and from these with what the active's own labeller (rule by which it votes)
+    makes of them and of its labels: all that it has before any passive votes.
     """
 
     name = "vote_regression"
@@ -147,7 +148,7 @@ class VoteRegression(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Regress the votes, and single answers where they are known, to the victim's features."""
+        """Regress the votes, and single randomised ones if known, to the victim's features."""
         votes_by_name = collect_votes(view)
         ballot = find_vote_request(view)
         assert ballot is not None
@@ -181,7 +182,8 @@ class VoteRegression(FeatureAttack):
 
         Where these were encrypted, the active's own labels are used; empty where it has none.
 
-        `ballot`: the request. `positions`: alignment positions (N,). `own_NF`: scaled own features.
+        `ballot`: the request for votes, with its rows and labels. `positions`: alignment positions
+        (N,). `own_NF`: scaled own features.
         """
         labels_n = ballot.labels
         own_A = view.labels.get(view.parties[0])

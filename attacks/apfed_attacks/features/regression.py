@@ -102,7 +102,7 @@ class LeastSquares:
         right_RC = right_RC[:rank]
         centred_nF = wanted_nF - self._mean_F
         along_RF = left_nR.T @ centred_nF
-        # Filters of least squares: the first 0, 1, ..., R directions; then those of the ridge.
+        # Filters of least squares: the first 0, 1, ..., R singular vectors; then those of ridge.
         is_included = np.tri(rank + 1, rank, -1)
         strengths = _WEAKER_ALPHAS[:, None]
         filters = np.vstack([is_included, sizes_R**2 / (sizes_R**2 + strengths)])
@@ -126,7 +126,7 @@ class LeastSquares:
         is too large.
 
         Args:
-            filter_R: the candidate's factor for each singular direction.
+            filter_R: the candidate's factor for each singular vector.
             left_nR: left singular vectors of the known rows.
             along_RF: the targets along these.
             centred_nF: the targets minus their mean.

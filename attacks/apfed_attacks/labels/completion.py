@@ -115,7 +115,7 @@ def guess_labels(
         fused: name -> released and own columns, both standardised, to be used together:
             concatenated with several weights and, where labels are known, own ones as the prior.
         baselines: name -> columns that use nothing released; not used for a decoy.
-        references: name -> columns of further figures to compare with; not used for a decoy.
+        references: name -> columns of further scores to compare with; not used for a decoy.
 
     Raises:
         AttackError: no label is to guess, or the known ones are of fewer than two classes.

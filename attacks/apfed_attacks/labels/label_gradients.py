@@ -36,8 +36,8 @@ class LabelGradients(LabelProbe):
         return explain_missing_gradients(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Probe direction and length of the gradients of the first and last epoch, and of their
-        mean.
+        """Probe direction (unit vector) and length of the gradients of the first and last epoch,
+        and of their mean.
         """
         gradients = gradients_over_time(view)
         positions = self.choose_rows(view, gradients["first epoch"].positions, seed)

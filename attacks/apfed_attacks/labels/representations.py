@@ -70,7 +70,7 @@ class Temporal(LabelProbe):
 
     Attacks use the mean of all epochs, the mean of the last ones, the difference of the last to
     the first, all epochs side by side (as principal components), and the mean of all together
-    with the own features x. Baselines are those of model completion; its own figures on the last
+    with the own features x. Baselines are those of model completion; its own metrics on the last
     epoch alone are the reference.
 
     Attributes:

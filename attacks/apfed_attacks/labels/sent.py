@@ -34,7 +34,7 @@ _CERTAIN = 2.0  # above every probability
 class ShownLabels(LabelProbe):
     """An attack that takes shown labels as they are, and learns from them for other rows.
 
-    Probes and own votes are taught by them.
+    Probes and own votes (class scores of a row) learn from them.
 
     Baselines: the same computation with the labels that it knew before.
     """
@@ -83,8 +83,8 @@ class ShownLabels(LabelProbe):
     def _learn_from_labels(
         self, view: AdversaryView, positions: Tensor, x_NF: FloatArray, labels_N: Tensor, seed: int
     ) -> dict[str, FloatArray]:
-        """Return class scores (N, K) of all rows, by own votes and by probes that learn from these
-        labels.
+        """Return class scores (N, K) of all rows, by own votes (label spreading) and by probes that
+        learn from these labels.
 
         `positions`: alignment positions (N,). `labels_N`: -1 where unknown.
         """

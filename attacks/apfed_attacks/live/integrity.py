@@ -37,7 +37,7 @@ class Steering:
         harm: the kind of false contribution that it sends in answer to a request.
         chosen: mask (A,) of the people whose predictions a backdoor should change.
         target: mask (A,) of people whom it knows to be of the class that it wants.
-        length: the norm of a row of its answer, at most what the sum clips rows to.
+        length: the norm of a row of its contribution, at most what the sum clips rows to.
         seed: seed of random directions.
     """
 
@@ -136,8 +136,9 @@ class _ForgedAnswers(_Forger):
 class _ForgedRepresentations(_Forger):
     """A forger of what a passive sends to a sum of representations.
 
-    A backdoor sends one direction for the known people of the target class while the active learns,
-    and for the chosen people when it predicts. The passive's encoder learns from honest rows only.
+    A backdoor sends one fixed vector for the known people of the target class while the active
+    learns, and for the chosen people when it predicts. The passive's encoder learns from honest
+    rows only.
     """
 
     _trigger: Tensor | None = None
@@ -152,7 +153,7 @@ class _ForgedRepresentations(_Forger):
         return self.forge_rows(step, z_BD, lambda: self._forge_backdoor(rows_B, z_BD, is_training))
 
     def _forge_backdoor(self, rows_B: Tensor, z_BD: Tensor, is_training: bool) -> Tensor:
-        """Return z with one fixed direction (the trigger) for some people: those of the target
+        """Return z with one fixed vector (the trigger) for some people: those of the target
         class while the active learns, the chosen ones when it predicts.
         """
         if self._trigger is None:
@@ -163,7 +164,7 @@ class _ForgedRepresentations(_Forger):
 
 
 def poison_gradients(run: LiveRun, passive: str, steering: Steering) -> None:
-    """Let a passive of APFed answer with forged gradients from now on; it still learns honestly."""
+    """Let a passive of APFed contribute forged gradients from now on; it still learns honestly."""
     honest = run.get_gradient_function(passive)
     run.hand_over(passive, _ForgedAnswers(steering=steering, honest=honest))
 

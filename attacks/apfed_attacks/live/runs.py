@@ -86,8 +86,8 @@ class LiveSession(Generic[OfMethod]):
         config: settings of the run.
         data: the tables of all parties; None: loaded as the settings say.
         alignment: rows by party of an earlier session with the same data; None: intersect now.
-        logs: folder in which parties count what they release and answer, over all sessions of one
-            run; None: in memory.
+        logs: folder in which parties count what they release and contribute, over all sessions of
+            one run; None: in memory.
 
     Attributes:
         learner: the active's role.
@@ -163,7 +163,7 @@ class Rule(StrEnum):
     NORMS = "norms"  # a row of z has a norm between two bounds
     BATCH = "batch"  # rows are distinct and not too few
     SPREAD = "spread"  # their representations differ in direction
-    # A step is answered once, a row no more often than agreed, in batches no larger.
+    # A passive contributes once to a step, to a row no more often than agreed, in small batches.
     ALLOWANCE = "allowance"
     WEIGHT = "weight"  # lambda_p is the contract's
     BINDING = "binding"  # contributions add up only with answers to the same representations
@@ -236,13 +236,13 @@ class _WatchedSum(PassiveSum):
         return super().protect_answer(admitted, values_BD)
 
     def count_answer(self, admitted: AdmittedRequest, digest: bytes) -> None:
-        """Count the answer against the allowance, if that rule holds."""
+        """Count the contribution against the limit of contributions, if that rule holds."""
         if Rule.ALLOWANCE in self.rules:
             super().count_answer(admitted, digest)
 
     def make_binding(self, admitted: AdmittedRequest) -> StepBinding:
-        """Return what authenticates the answer: the digest of its request or, without that rule, of
-        its step alone.
+        """Return what authenticates the contribution: the digest of its request or, without that
+        rule, of its step alone.
         """
         if Rule.BINDING in self.rules:
             return super().make_binding(admitted)
@@ -305,7 +305,7 @@ class LiveRun(LiveSession[ApfedActive]):
         return watched
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
-        """Let an adversary answer representations in this passive's place from now on.
+        """Let an adversary send gradients for representations in this passive's place from now on.
 
         It has the keys and shares of the honest passive, and adds none of the agreed noise.
         """
@@ -463,8 +463,8 @@ class JointRun(LiveSession[TvflActive]):
     role = TvflActive
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
-        """Let an adversary answer this passive in the active's place from now on; the others get
-        honest gradients.
+        """Let an adversary send this passive gradients in the active's place from now on; the
+        others get honest gradients.
         """
         honest = self.learner.train_on_parts
 
@@ -518,14 +518,17 @@ class SummedRun(LiveSession[SummedSplitNnActive]):
 
 
 class VotesRun(LiveSession[VotesActive]):
-    """A session of votes, where an active chooses rows and labels, or a passive its labeller."""
+    """A session of votes: class scores that each passive gives rows by its labeller.
+
+    An attack chooses the rows and labels that an active sends, or a passive's labeller.
+    """
 
     # The base class of all ways to reveal votes.
     role = VotesActive
 
     @property
     def ballot(self) -> Ballot:
-        """Return the ballot that an honest active sends."""
+        """Return the request for votes that an honest active sends."""
         return self.learner.ballot
 
     @property
@@ -572,7 +575,7 @@ class VotesRun(LiveSession[VotesActive]):
         return role
 
     def learn_from_votes(self) -> None:
-        """Request votes on the honest ballot and train the active on them."""
+        """Make the honest request for votes, and train the active on them."""
         _, votes = self.request_votes()
         self.learner.learn_from_votes(votes)
 
@@ -583,7 +586,7 @@ class _FixedStepLinks:
     """
 
     def __init__(self, links: Links, step: int) -> None:
-        """Take the honest links; `step`: step number of the request and its answers."""
+        """Take the honest links; `step`: step number of the request and its votes."""
         self._links = links
         self._step = step
 
@@ -609,11 +612,11 @@ def choose_people(features_UF: Features) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, kw_only=True)
 class PoisonedVotes(Labeller):
-    """A labeller of a malicious passive, which turns around what an `honest` one says.
+    """A labeller (rule by which a passive votes) that reverses what an `honest` one says.
 
-    Its votes are hard, which weigh most, and keep to every rule. Integrity, not privacy: there is
-    nothing to guess, so this is no `Attack`; compare the active's accuracy with an honest run's.
-    "flip" names the second class where the honest one is the first, and is honest elsewhere;
+    Its votes are hard (one-hot), which weigh most, and keep to every rule. Integrity, not privacy:
+    there is nothing to guess, so this is no `Attack`; compare the active's accuracy with an honest
+    run's. "flip" names the second class where the honest one is the first, and is honest elsewhere;
     "backdoor" names the first class for the people of `choose_people`, and is honest elsewhere.
     """
 
@@ -679,7 +682,7 @@ def play_answers(
     data: VerticalData | None = None,
     seed: int = 0,
 ) -> AttackResult:
-    """Train a run in which an adversary sends the answers on this passive's link; return the
+    """Train a run in which an adversary sends the gradients on this passive's link; return the
     attack's result.
 
     By the attack's role the adversary is that passive (in APFed), or the active (in TVFL).

@@ -126,7 +126,7 @@ class ActiveAttack(Attack):
         repeats.
 
         Each batch is filled up to the attack's share of decoys: rows of other people with random
-        directions. `z_ND`: what is sent for the people. `draw`: the generator.
+        directions. `z_ND`: what is sent for the people. `draw`: the random number generator.
         """
         chunk = self.rows_at_once(active)
         outsiders = active.training_positions[~torch.isin(active.training_positions, people_N)]
@@ -134,7 +134,7 @@ class ActiveAttack(Attack):
         # All batches before any repeat, so that passives have trained equally for all on average.
         for _ in range(self.repeats):
             for rows_B, z_BD in zip(people_N.split(chunk), z_ND.split(chunk), strict=True):
-                # Different decoys each time, since a passive answers once an epoch about a person.
+                # Different decoys each time: a passive contributes once an epoch for a person.
                 shuffled = outsiders[torch.randperm(len(outsiders), generator=draw)]
                 decoys = torch.cat([shuffled, people_N[~torch.isin(people_N, rows_B)]])
                 wanted_decoys = round(len(rows_B) * self.decoys / (1 - self.decoys))
@@ -151,13 +151,13 @@ class ActiveAttack(Attack):
 
 
 class Answering(Protocol):
-    """The answers of a malicious party in place of its objective's."""
+    """The gradients that a malicious party sends in place of its objective's."""
 
     def forge_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Return the "gradient" (B, D) of each row in place of an honest one; the secure sum still
         clips its rows.
 
-        `rows_B`: alignment positions. `z_BD`: the representations to answer.
+        `rows_B`: alignment positions. `z_BD`: the representations that the gradient is for.
         """
         ...
 
@@ -167,7 +167,7 @@ class Answering(Protocol):
 
 
 class AnsweringAttack(Attack):
-    """Base of the attacks on features by forged answers, of a passive of APFed or TVFL's active.
+    """Base of the attacks on features by forged gradients, of a passive of APFed or TVFL's active.
 
     Attributes:
         people: outsiders (people outside the training) all of whose features it knows, at most.
@@ -187,7 +187,7 @@ class AnsweringAttack(Attack):
     def start_answering(
         self, terms: "RepresentationTerms", knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> Answering:
-        """Return what sends the party's answers from now on.
+        """Return what sends the party's gradients from now on.
 
         `terms`: what the contract says about representations. `own_AF`: the adversary's
         `own_columns`, one row (F values) for each of the A alignment positions.

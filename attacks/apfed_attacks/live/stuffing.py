@@ -190,7 +190,7 @@ def _intersect(
     unbounded = settings.model_copy(update={"maximum_ids": _MAX_IDS})
     stuffed_ids = canonical_ids(role, list(stuffed), unbounded)
     victim_ids = canonical_ids("victim", list(victim), settings)
-    # The active is the hub, which the other party (a member) aligns with.
+    # The active is the hub, the party that the other one (a member) aligns with.
     adversary_is_hub = role == "active"
     if adversary_is_hub:
         hub = malicious.make_hub("active", ["passive"], stuffed_ids)

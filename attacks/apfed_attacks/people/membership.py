@@ -89,7 +89,7 @@ class Membership(Attack):
     Attacks: the likelihood ratio, with one variance or with each candidate's own; the
     confidence compared with that of the shadow models that did not train on the row (offline);
     the confidence as it is (Yeom et al., 2018). Baseline: the mean confidence of the shadow
-    models, that is, how easy a row is. Decoys: each candidate's answer is another's.
+    models, that is, how easy a row is. Decoys: each candidate's predictions are another's.
 
     Attributes:
         shadow_models: S, even; 16 to 64 are usual.
