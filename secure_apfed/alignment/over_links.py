@@ -65,7 +65,7 @@ from secure_apfed.settings.alignment import AlignmentSettings
 
 Rows = NDArray[np.int64]
 _MAX_OPENING_BYTES = 2**16
-# First byte of the hub's last message: too few common rows, or their places follow.
+# First byte of the hub's last message: too few common rows, or their places follow it.
 _TOO_FEW = b"\0"
 _PLACES_FOLLOW = b"\1"
 _Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
@@ -83,7 +83,8 @@ def count_alignment_heartbeats(maximum_ids: int, members: int) -> int:
     It reads its IDs up to three times, and for each member blinds its own and the member's; padding
     of buckets adds a few per cent.
 
-    `maximum_ids`: the agreed limit of IDs at each party. `members`: number of parties but the hub.
+    `maximum_ids`: the agreed limit of IDs at each party. `members`: number of parties besides the
+    hub, the party that the intersection is computed at.
     """
     return count_allowed_heartbeats((4 + 3 * members) * maximum_ids)
 
@@ -110,7 +111,7 @@ class ProgressReporter:
 
 @contextmanager
 def relay_heartbeats(links: Links) -> Iterator[None]:
-    """Within the `with` block, pass on heartbeats of one peer to all others; for the hub."""
+    """Within the `with` block, pass on heartbeats of one peer to all others; run by the hub."""
     links.heartbeats.relays = True
     try:
         yield
@@ -127,12 +128,13 @@ async def align_hub(
     session: str,
     folder: Path | None = None,
 ) -> Rows:
-    """Run the hub's side of an intersection; return its row at each position, (rows,).
+    """Run the side of the hub, which the intersection is computed at; return its row at each
+    position, (rows,).
 
     Args:
-        links: the hub's, sealed.
+        links: the hub's encrypted links.
         members: names of all parties but the hub.
-        ids: the hub's, one a row; read several times, so no generator.
+        ids: the hub's IDs, one a row; read several times, so no generator.
         settings: the agreed ones.
         session: the name of the intersection, used once.
         folder: stores what is needed to resume after a break; None: a break ends it.
@@ -178,7 +180,7 @@ async def align_member(
     session: str,
     folder: Path | None = None,
 ) -> Rows:
-    """Run a member's side of an intersection; return its row at each position, (rows,).
+    """Run the side of a member, any party but the hub; return its row at each position, (rows,).
 
     `hub`: the hub's name. `members`: names of all parties but the hub, this one included. For the
     other arguments and errors see `align_hub`.
@@ -202,7 +204,7 @@ async def align_member(
 
 
 class _Opening(NamedTuple):
-    """A member's first message.
+    """The first message of a member, any party but the hub.
 
     Attributes:
         nonce: 32 random bytes, its part of the common key.
@@ -221,7 +223,7 @@ class _Opening(NamedTuple):
 
 
 class _Reply(NamedTuple):
-    """The hub's answer to all openings.
+    """The reply of the hub (the party that the intersection is computed at) to all openings.
 
     Attributes:
         resumes: whether all parties continue a stored intersection.
@@ -290,7 +292,7 @@ class _End:
         settings: AlignmentSettings,
         folder: Path | None,
     ) -> None:
-        """Load the record of an interrupted intersection if it has the same terms.
+        """Load the record of an interrupted intersection if parties and settings are the same.
 
         `hub`: name of the hub, the party that the intersection is computed at. `members`: names of
         all other parties. `folder`: folder of the record; None: it is in memory only.
@@ -337,14 +339,15 @@ class _End:
             stored.delete_files()
 
     def check_reply(self, reply: _Reply, opening: _Opening, session: str) -> "Agreed":
-        """Return the terms that a member agrees to by the hub's reply.
+        """Return what a member agrees to by the reply of the hub, which the intersection is
+        computed at.
 
         Args:
-            reply: the hub's.
+            reply: the hub's reply.
             opening: what this member sent before.
             session: the name of the intersection, the same at all parties.
 
-        Raises RemoteProtocolError: the reply is not what an honest hub may answer.
+        Raises RemoteProtocolError: the reply is not what an honest hub may send.
         """
         stored = self.unfinished.agreed
         hub = self._hub
@@ -419,8 +422,8 @@ class _End:
     def _estimate_heartbeats(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return by peer how many heartbeats its work may take, from the announced sizes.
 
-        A member digests its IDs twice, and in each bucket blinds its own padded list and the hub's.
-        The hub does so for each member.
+        A member (any party but the hub) digests its IDs twice, and in each bucket blinds its own
+        padded list and the hub's. The hub does so for each member.
 
         `buckets`: number of buckets. `sizes`: announced number of IDs by peer.
         """
@@ -446,8 +449,9 @@ class _End:
     ) -> None:
         """Run the protocol on one bucket, and store its result.
 
-        At the hub it has a row for each common ID: the hub's row, then the ID's place in the list
-        of each member. At a member it has this party's row at each place of its own list.
+        At the hub (which it is computed at) it has a row for each common ID: the hub's row, then
+        the ID's place in the list of each member. At a member it has this party's row at each place
+        of its own list.
 
         Args:
             own_ids: this party's buckets.
@@ -524,9 +528,10 @@ class _End:
         return results[:, 0].copy()
 
     def read_common_rows(self, message: Envelope, hub_size: int) -> Rows:
-        """Return a member's row at each place that the hub names, (rows,).
+        """Return the row of this party, a member, at each place in its list that the hub names,
+        (rows,).
 
-        `message`: the hub's last one. `hub_size`: announced number of the hub's IDs.
+        `message`: the hub's last message. `hub_size`: announced number of the hub's IDs.
 
         Raises:
             IntersectionTooSmallError: the hub says that too few are common.
@@ -633,7 +638,7 @@ class StoredIntersection:
 
     Attributes:
         folder: where it is stored; None: in memory.
-        agreed: the terms; None: there is no intersection yet.
+        agreed: what the parties agreed on; None: there is no intersection yet.
         fingerprint: digest of the party's IDs, from `fingerprint_ids`.
         secret: 32 bytes from which the party's keys and orders in all buckets are derived.
     """
@@ -646,7 +651,7 @@ class StoredIntersection:
 
     @classmethod
     def from_folder(cls, folder: Path | None, terms: bytes) -> "StoredIntersection":
-        """Return the record stored in this folder if it has these terms, else an empty one.
+        """Return the record stored in this folder if its `terms` are these, else an empty one.
 
         Raises CheckpointError: the record is damaged.
         """

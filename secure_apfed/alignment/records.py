@@ -74,8 +74,8 @@ class AlignmentHistory:
 
         Args:
             session: name of the agreed session.
-            peers: the other parties: at the hub (that all others align with) all members, at a
-                member the hub.
+            peers: the other parties: at the hub (the party that all others align with) the others,
+                at another party the hub.
             resumes: whether it continues an interrupted run on the same sets, which is recorded
                 already: two attempts with equal messages reveal what one does, and count as one.
 

@@ -154,9 +154,9 @@ def serve(
     ] = None,
     json_events: JsonEvents = False,
 ) -> None:
-    """Answer joint predictions, at a passive or the aggregator, until stopped.
+    """Take part in joint predictions, as a passive or the aggregator, until stopped.
 
-    The `serve` section of the party's file limits the answers.
+    The `serve` section of the party's file limits how many rows it helps to predict.
     """
     from secure_apfed.exchange import StatusTracker
     from secure_apfed.organisations.served import serve_party

@@ -236,8 +236,8 @@ def _forecast_run(
 
 
 def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:
-    """Simulate a run of the method votes_rehearsal, and return how often each party's votes agree
-    with the labels.
+    """Simulate a run of votes_rehearsal, a dry run on labelled rows; return how often each party's
+    votes agree with the labels.
 
     Each passive reveals, with noise, on how many labelled rows its vote would be right; the vote on
     a row is fitted without the row's label. All tables are read here; parties with only

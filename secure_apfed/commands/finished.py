@@ -151,7 +151,7 @@ def _collect_figures(
     results: "Sequence[AttackResult]",
     solo: "SoloRecord | None",
 ) -> dict[str, Any]:
-    """Return a finished run's figures as `--json` prints them.
+    """Return a finished run's metrics and privacy costs as `--json` prints them.
 
     `results`: results of attacks. `solo`: the local models; None: not measured.
     """
@@ -411,8 +411,8 @@ def _list_gain_rows(
 
 
 def _list_privacy_rows(config: "Config", result: "RunResult") -> Iterator[tuple[str, str]]:
-    """Yield title and text of each epsilon, of epsilon_x by other accountants, and of the epsilons
-    that passives state for their own messages.
+    """Yield title and text of each epsilon, of epsilon_x (representations) by other accountants,
+    and of the epsilons that passives state for their own messages.
     """
     from secure_apfed.settings.promises import NO_ACCOUNT, promise_of_account
 
@@ -624,9 +624,9 @@ def _parse_attack_options(options: Sequence[str]) -> dict[str, dict[str, object]
 
 
 def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
-    """Run what a study lacks, and return its answer.
+    """Run what a study lacks, and return its result.
 
-    Unless `quiet`, print a first answer as soon as possible, and at the end the tables and how to
+    Unless `quiet`, print a first result as soon as possible, and at the end the tables and how to
     read them. `jobs`: number of runs at a time.
     """
     from apfed_experiments import runner
@@ -656,7 +656,7 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
 
 
 def run_own_tradeoff(config: "Config", folder: Path, *, quiet: bool) -> "Answer | None":
-    """Run the trade-off study in a run's configuration, and return its answer.
+    """Run the trade-off study in a run's configuration, and return its result.
 
     `folder`: folder of the study. Returns None if the configuration holds no study.
     """

@@ -181,7 +181,7 @@ def join(
     own_settings: OwnTableSettings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a proposal, or install the sealed project, by the kind of the file."""
+    """Reply to a proposal, or install the sealed project, by the kind of the file."""
     from secure_apfed.organisations import project
 
     home = folder or Path(party)
@@ -243,7 +243,7 @@ def seal_answers(
     ] = 365,
     as_json: AsJson = False,
 ) -> None:
-    """Collect all answers into the sealed project, which goes to all parties."""
+    """Collect all parties' replies into the sealed project, which goes to all parties."""
     from secure_apfed.organisations.project import SEALED, seal_project
 
     sealed = seal_project(answers, folder, days=days)
@@ -271,7 +271,7 @@ def end_party_project(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """End a project in a party's folder: delete secrets and saved answers, sign what stays.
+    """End a project in a party's folder: delete secrets and saved replies, sign what stays.
 
     Without --yes, show what would be deleted and, on a terminal, ask. No run can start in the
     folder afterwards. Each party ends the project in its own folder.
@@ -356,7 +356,7 @@ def _require_words(words: str, file: Path, received: "SealedProject | Proposal")
 
 
 def _require_engine(over: str, file: Path, received: "SealedProject | Proposal") -> None:
-    """Raise ConfigError if `--over` names another engine than the organiser's file."""
+    """Raise ConfigError if `--over` names another framework (engine) than the organiser's file."""
     from secure_apfed.organisations.project import SealedProject
 
     proposal = received.proposal_document if isinstance(received, SealedProject) else received
@@ -412,7 +412,7 @@ def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_engine(text: str) -> "EngineName":
-    """Return the engine that `--over` names. Raises ConfigError: no engine has this name."""
+    """Return the framework (Flower, NVFlare) that `--over` names. Raises ConfigError: unknown."""
     from secure_apfed.organisations.engines import find_engine
 
     try:
@@ -561,7 +561,9 @@ def _describe_request(
 
 
 def _describe_engine(proposal: "Proposal") -> str:
-    """Return a sentence on the engine, its server, who runs that, and what that one can see."""
+    """Return a sentence on the engine (framework that carries messages), its server, who runs that,
+    and what that one can see.
+    """
     from secure_apfed.base.peer_text import quote_text
     from secure_apfed.organisations.engines import SERVER, TITLES
 
@@ -579,7 +581,7 @@ def _describe_engine(proposal: "Proposal") -> str:
 def _describe_serving(
     config: "Config", party: str, own_shape: "TableShape | None", *, role: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield title and text on the joint predictions that a passive answers by default.
+    """Yield title and text on the joint predictions that a passive takes part in by default.
 
     Nothing for other roles, and for methods that predict without passives. `role`: this party's
     role.

@@ -248,7 +248,7 @@ def audit(
 
 
 def _run_study(study: "Study[Any]", jobs: int, *, as_json: bool) -> None:
-    """Run a study, and print its answer as text or JSON; end the process with an error code if a
+    """Run a study, and print its result as text or JSON; end the process with an error code if a
     part failed.
 
     `jobs`: number of runs at a time.

@@ -255,7 +255,7 @@ class Board:
 
     @property
     def progress_line(self) -> str:
-        """Epoch, figures and time left, in one line; "" before training."""
+        """Epoch, metrics and time left, in one line; "" before training."""
         if self.progress is None:
             return ""
         time_left = describe_time_left(self.training_seconds_left)
@@ -379,7 +379,7 @@ def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
 
 
 def _format_metrics(board: Board) -> str:
-    """Return the board's figures in Prometheus' text format, where names of parties need no
+    """Return the board's metrics in Prometheus' text format, where names of parties need no
     escaping.
     """
     lines_by_metric: dict[str, list[str]] = {}
@@ -651,7 +651,7 @@ def _describe_wait(waits: "Waiting") -> str:
 
 
 def _describe_counts(status: "Status") -> str:
-    """Return a party's spent epsilon and its bytes, in words."""
+    """Return the epsilon of what a party sent, and its bytes, in words."""
     sent = status.sent_bytes / 1e6
     received = status.received_bytes / 1e6
     return f"{status.promise_text}  {sent:.1f} MB sent  {received:.1f} MB received"
@@ -667,7 +667,7 @@ def _render_board(board: Board) -> Group:
 
 
 def _render_training(board: Board) -> "Sequence[RenderableType]":
-    """Return a row with a bar of all steps, epoch, figures and time left; empty before training."""
+    """Return a row with a bar of all steps, epoch, metrics and time left; empty before training."""
     progress = board.progress
     if progress is None:
         return ()

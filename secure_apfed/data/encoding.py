@@ -699,7 +699,7 @@ def locate_views(
 
 def check_views(features: Any, views: Mapping[str, View], *, party: str) -> None:
     """Raise DataError unless the views cover all features without gaps, and views of sequences have
-    the right width and valid numbers of steps in use.
+    the right width and valid counts of steps in use.
 
     `features`: (N, F), perhaps read lazily. `views`: name -> view, in the order of the features.
     """

@@ -232,7 +232,7 @@ def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
 def _refuse_other_tables(rows: Any, *, party: str) -> None:
     """Raise DataError for sparse and masked arrays, frames of other libraries, and records.
 
-    `rows`: what a party's own code or caller gave as its rows.
+    `rows`: what a party's user-defined function or caller gave as its rows.
     """
     kind = type(rows).__name__
     if hasattr(rows, "toarray") and hasattr(rows, "nnz"):
@@ -299,7 +299,7 @@ def load_array_rows(path: Path, *, party: str, has_table: bool, has_labels: bool
 def make_code_rows(
     make: MakeRows, *, party: str, ids: Sequence[str] | None, has_labels: bool
 ) -> OwnRows:
-    """Return the rows that a party's own code makes.
+    """Return the rows that a party's user-defined function makes.
 
     Args:
         make: given `ids`, returns their rows in this order; if it takes no `ids`, those of the
@@ -341,7 +341,7 @@ def make_code_rows(
 
 
 def _call_code(make: MakeRows, party: str, **arguments: Sequence[str]) -> Any:
-    """Call a party's own code with these arguments; return what it returns.
+    """Call a party's user-defined function with these arguments; return what it returns.
 
     Raises DataError: the code fails. The message gives its error, and the file and line. Errors of
         this library pass unchanged.

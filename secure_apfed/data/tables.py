@@ -511,7 +511,8 @@ def _open_rows(
     frame: pd.DataFrame | None,
     table: _IdsAndLabels | None,
 ) -> OwnRows:
-    """Return the rows of the party `name`: images, an array file, or the result of its own code.
+    """Return the rows of the party `name`: images, an array file, or the result of its user-defined
+    function.
 
     Large arrays and images are not read yet.
 
@@ -1032,7 +1033,7 @@ def has_table_here(settings: DataSettings, name: str) -> bool:
 def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> str:
     """Return the SHA-256 (hex) of parties' own files, and of the current rows of their queries.
 
-    Stored figures are reused only if it is unchanged. Empty for a built-in data set, which never
+    Stored results are reused only if it is unchanged. Empty for a built-in data set, which never
     changes.
 
     Args:

@@ -31,7 +31,7 @@ _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, ValidationError, R
 
 @dataclass(frozen=True, kw_only=True)
 class Greeting:
-    """A party's first message in a session: identity, keys, offered terms and checkpoints; public.
+    """A party's first message in a session: identity, keys, representations, checkpoints; public.
 
     Attributes:
         identity: the party's long-term public key, 32 bytes; run_key: key of its links in this
@@ -51,7 +51,7 @@ class Greeting:
     answered: tuple[AnsweredSteps, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Encode the greeting with msgpack; answered steps only if there are any."""
+        """Encode the greeting with msgpack; `answered` only if it is not empty."""
         parts = [
             None if part is None else part.model_dump(mode="json")
             for part in (self.offer, self.resumes)
@@ -100,7 +100,7 @@ class Greeting:
 
 
 def _parse_answered_steps(ranges: Any = ()) -> tuple[AnsweredSteps, ...]:
-    """Parse the ranges of steps that a passive answered, untrusted (first, last, passives).
+    """Parse the ranges of steps in which a passive contributed, untrusted (first, last, passives).
 
     Raises ValueError, TypeError: they are malformed, or too many.
     """

@@ -247,7 +247,7 @@ class Links:
         """Tell all peers that this party stops, and why.
 
         A `PartyLeftError` is sent in full; of other errors only the type, since their texts may
-        contain figures that are private to two parties.
+        contain values that are private to two parties.
         """
         is_departure = isinstance(error, PartyLeftError)
         reason = str(error) if is_departure else f"{type(error).__name__}{_LOG_SAYS_MORE}"

@@ -33,7 +33,7 @@ class PeerLink(ResumableLink):
 
     Attributes:
         me, peer: the names of this party and the other.
-        hub: the one of them that listens; both ends know it, so that protocols can give the two
+        hub: the one of the two that listens; both ends know it, so that protocols can give the two
             parties different roles.
     """
 

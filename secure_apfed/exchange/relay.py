@@ -90,7 +90,7 @@ def enter_room(
 
 
 class _Entry(NamedTuple):
-    """A proven place in a room: one direction between two of its parties.
+    """A verified registration in a room: messages from one of its parties to another.
 
     Attributes:
         room: the room's name, from `name_room`.

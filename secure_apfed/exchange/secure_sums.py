@@ -28,6 +28,6 @@ def find_sum_class(settings: SumSettings) -> type[SecureSum]:
 def explain_unreadable(kind: type[SecureSum]) -> str:
     """Return why the aggregator cannot read a contribution to this sum: it is a ciphertext.
 
-    "" for the plain scheme, whose masked numbers an attack has to test.
+    "" for the plain scheme, whose masked values an attack has to test.
     """
     return "" if kind.scheme == "plain" else f"nothing to read: ciphertexts ({kind.name})"

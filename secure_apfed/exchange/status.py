@@ -137,7 +137,7 @@ class Status(_Frozen):
 
     @property
     def promise_text(self) -> str:
-        """The party's privacy figure and its promise, as text for one line."""
+        """The name of the party's epsilon and its guarantee, as text for one line."""
         return describe_epsilon(self.figure, self.epsilon)
 
     def list_peers(self, state: PeerState) -> list[str]:
@@ -145,15 +145,15 @@ class Status(_Frozen):
 
 
 class Meter(Protocol):
-    """An account of the privacy loss of what a party sends."""
+    """A meter of the privacy cost of what a party sends."""
 
     @property
     def charges(self) -> int:
-        """How many releases were charged; it grows with every batch."""
+        """Number of releases whose privacy cost is recorded; it grows with every batch."""
 
     @property
     def promise(self) -> Promise:
-        """The privacy promise that covers all of them."""
+        """The privacy guarantee that covers all of them."""
 
 
 class StatusTracker:
@@ -245,7 +245,7 @@ class StatusTracker:
             self._phase = "ended" if kind in (None, SystemExit) else "failed"
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
-        """Count a sent frame, and update step and privacy promise."""
+        """Count a sent frame, and update step and privacy guarantee."""
         promise = self._meter.promise if self._meter else _BEFORE
         with self._lock:
             self._bytes[envelope.receiver][0] += len(frame)

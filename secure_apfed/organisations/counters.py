@@ -63,7 +63,7 @@ class Count:
     """The state of a counter.
 
     Attributes:
-        number: number of releases, answers or refusals so far; it never falls.
+        number: number of releases, contributions or refusals so far; it never falls.
         origin: a digest, hex, that differs between the files of different runs and parties.
         digest: digest (hex) of all that was counted; equal to `origin` if the file does not store
             each count.
@@ -166,7 +166,7 @@ class _LineCounter:
 
 
 class _BookCounter:
-    """A reader of an answer book (`served.AnswerBook`), an SQLite file.
+    """A reader of an answer book (`served.AnswerBook`), which counts predictions, an SQLite file.
 
     Its count is how often anything was counted in the book, and its origin a digest of its key.
     """

@@ -65,7 +65,8 @@ _CONNECTION = "apfed"
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlan:
-    """A plan of an engine's files: the facts of a project from which they are written.
+    """A plan of the files of an engine (Flower, NVFlare), which starts parties and carries
+    messages.
 
     Attributes:
         party: the party whose folder gets the files.
@@ -91,7 +92,7 @@ class EnginePlan:
 
     @property
     def title(self) -> str:
-        """The name of the project at an engine; no text of a party is part of it."""
+        """The project's name at an engine (Flower, NVFlare); no text of a party is part of it."""
         return f"apfed-{self.project[:12]}"
 
 
@@ -111,10 +112,11 @@ def check_engine(
     is_run: bool,
     has_addresses: bool,
 ) -> None:
-    """Raise ValueError if an engine cannot start these parties, or its server is not named.
+    """Raise ValueError if an engine (Flower, NVFlare) cannot start these parties, or its server is
+    not named.
 
     Args:
-        engine: the engine.
+        engine: name of the framework.
         parties: names of the run's parties.
         server: "host:port" of the engine's server; None: the proposal names none.
         is_run: whether the proposal says who runs that server.
@@ -162,7 +164,8 @@ def _check_sites(parties: Iterable[str], *, has_addresses: bool) -> None:
 
 
 def write_engine_files(engine: EngineName, plan: EnginePlan) -> Path | None:
-    """Write the engine's files below the party's folder; return the page with the next commands.
+    """Write the files for the framework (engine) below the party's folder; return the page with the
+    next commands.
 
     Without an engine nothing is written, and None returned. Files of the same names are replaced.
 

@@ -40,7 +40,7 @@ def tell_party(message: Message, context: Context) -> Message:
 
 @host.query("awake")  # type: ignore[untyped-decorator]  # flwr is not always installed
 def tell_awake(message: Message, context: Context) -> Message:
-    """Answer, which shows that the SuperNode runs no party now."""
+    """Return an empty reply, which shows that the SuperNode runs no party now."""
     return Message(RecordDict(), reply_to=message)
 
 

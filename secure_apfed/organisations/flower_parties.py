@@ -242,7 +242,7 @@ class Lead:
             self._greetings[self._mail.ask(node, WHO)] = node
 
     def _read_replies(self) -> None:
-        """Read what SuperNodes answered, each reply untrusted."""
+        """Read the SuperNodes' replies, each untrusted."""
         questions = [*self._greetings]
         for site in self._sites.values():
             questions += [question for question in (site.asked, site.probe) if question]
@@ -314,7 +314,7 @@ class Lead:
                 site.asked_at = self._now()
 
     def _end_party(self, name: str, site: _Site, reply: Reply) -> None:
-        """Note a party's exit code; without an answer it may be started again."""
+        """Record a party's exit code; without a reply it may be started again."""
         code = reply.values.get(CODE)
         site.asked = ""
         if reply.error in _UNANSWERED:

@@ -649,7 +649,7 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
     flows = [flow for party in parties for flow in _list_sent_flows(party)]
     run.write_json(run.flows, flows)
     active_outcome = load_json(active_folder.result, Outcome, file_format=RUN_RESULT)
-    # Each party's own account, if it ended; else the account that it reported to the active.
+    # Each party's own privacy cost, if it ended; else the cost that it reported to the active.
     contributions = {end.party: end.contributions for end in ended if end.contributions is not None}
     gathered = {
         "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
@@ -695,10 +695,10 @@ def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
 
 
 def _pick_worst_account(active: Privacy, others: Sequence[Privacy]) -> Privacy:
-    """Return the account with the highest epsilon of representations, and the active's epsilon of
-    labels and model.
+    """Return the privacy cost with the highest epsilon of representations, and the active's epsilon
+    of labels and model.
 
-    `active`: the active's account. `others`: the other parties' accounts.
+    `active`: the active's privacy cost. `others`: those of the other parties.
     """
     worst = max(others, key=lambda account: account.epsilon_x, default=None)
     if worst is None or active.epsilon_x > worst.epsilon_x:

@@ -107,7 +107,7 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def playing(self) -> bool:
-        """Return whether the party still runs; a call without an answer means that the site is
+        """Return whether the party still runs; a call without a reply means that the site is
         gone.
         """
         return self._is_running
@@ -182,7 +182,7 @@ class Site:
         """
 
         def announce_to_peer(peer: Any) -> None:
-            """Call one site; a site that does not answer is ignored."""
+            """Call one site; a site that does not reply is ignored."""
             with contextlib.suppress(CollabCallError, RunAborted):
                 peer.stopped(failure)
 

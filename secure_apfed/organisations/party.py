@@ -132,18 +132,18 @@ class Tls(Settings):
 
 
 class ServeSettings(Settings):
-    """A party's limits on joint predictions: whom it answers about, and how much at most, in all
+    """A party's limits on the joint predictions that it helps to make, in all
     sessions together.
 
     Attributes:
         table: the people who may be asked about, with the columns of the training; null: the table
             of the training.
-        a_person: the limit of answers about one person, ever; then this person is left out.
-        a_day: the limit of answers a day (UTC), about all people; this and the next two limits end
+        a_person: the limit of predictions of one person, ever; then this person is left out.
+        a_day: the limit of predictions a day (UTC), of all people; this and the next two limits end
             a session. Null: a tenth of the people who may be asked about, and 100 at least.
-        in_all: the limit of answers ever, about all people; null: as many as there are people.
+        in_all: the limit of predictions ever, of all people; null: as many as there are people.
         lookups_a_day: the limit of IDs that may be looked up a day, known or not; null: as a_day.
-        epsilon: the privacy cost of all answers about one person, besides the training, if the run
+        epsilon: the privacy cost of all predictions of one person, besides the training, if the run
             agreed on noise; null: as much as the training. A person who reached it is left out, as
             under `a_person`.
     """
@@ -558,7 +558,7 @@ def run_party(
 ) -> RunResult | None:
     """Run one party's part of a run to its end; the active returns the result.
 
-    The result has the active's own bytes on the links, and privacy accounts as the passives report
+    The result has the active's own bytes on the links, and privacy costs as the passives report
     them. Under `rules.restarts` the party starts a new session from its folder when another party
     left or returned, unless that one stopped for its settings, data or budget.
 
@@ -896,7 +896,7 @@ def load_party_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData
     """Return this party's data: its prepared rows, or its own table; None at an aggregator or
     dealer.
 
-    Raises DataError: the table has faults, or differs from the one declared in the party's answer
+    Raises DataError: the table has faults, or differs from the one declared in the party's reply
         to a project.
     """
     if role in ("aggregator", "dealer"):
@@ -912,9 +912,9 @@ def load_party_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData
 
 
 def _require_declared_table(file: PartyFile, data: OwnData) -> None:
-    """Raise DataError if the table differs from that declared in the answer to a project.
+    """Raise DataError if the table differs from that declared in the reply to a project's proposal.
 
-    Row counts may differ by a factor of two. Without an answer nothing is checked.
+    Row counts may differ by a factor of two. Without a reply nothing is checked.
     """
     answer = file.folder / ANSWERED.format(file.party)
     declaration = None

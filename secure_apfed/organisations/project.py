@@ -152,8 +152,8 @@ class Proposal(Document):
         addresses: "host:port" of the parties that listen; the others only dial out.
         relay: the address that all dial instead; null: there is no relay.
         relay_by: the party that runs it.
-        over: the engine that starts the parties, and its links.
-        server: "host:port" of the engine's server.
+        over: the framework (engine) that starts the parties, and its links: Flower or NVFlare.
+        server: "host:port" of that framework's server.
         run_by: organisations that run an aggregator or a dealer, an engine's `server`, or a party
             under another name.
         together: groups of parties that one organisation may run although it then reads more;
@@ -297,7 +297,7 @@ class Proposal(Document):
 
 
 class Answer(Document):
-    """The answer of a party to a proposal.
+    """The reply of a party to a proposal.
 
     Attributes:
         proposal: digest of the proposal, hex.
@@ -390,13 +390,13 @@ class SignedFile(Settings):
 
 
 class SealedProject(Document):
-    """The project, the same at all parties: the proposal, all answers, and certificates.
+    """The project, the same at all parties: the proposal, all replies (answers), and certificates.
 
     All its signatures are verified when it is built; people compare whose keys they are.
 
     Attributes:
         proposal: signed by the organiser.
-        answers: party -> its answer, signed by it.
+        answers: party -> its reply to the proposal, signed by it.
         ca: certificates of all authorities, in PEM.
         certificates: party -> its certificate, in PEM; the relay's under the relay's own name.
     """
@@ -413,7 +413,7 @@ class SealedProject(Document):
 
     @cached_property
     def answer_documents(self) -> dict[str, Answer]:
-        """The verified answers by party."""
+        """The verified replies to the proposal, by party."""
         return {
             name: answer.open_document(Answer, f"{name}") for name, answer in self.answers.items()
         }
@@ -429,7 +429,7 @@ class SealedProject(Document):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        """Check that the proposer sealed it, and that every party answered this proposal once, by
+        """Check that the proposer sealed it, and that every party replied to this proposal once, by
         its own key.
         """
         proposal = self.proposal_document
@@ -543,7 +543,7 @@ def propose_project(
     show: Show = lambda *_: None,
     **fields: Any,
 ) -> Proposal:
-    """Write a proposal, and the organiser's own answer, into its folder; run by the organiser.
+    """Write a proposal, and the organiser's own reply to it, into its folder; run by the organiser.
 
     Args:
         config: the run's settings, with the organiser's own table.
@@ -586,17 +586,17 @@ def answer_proposal(
     colluding_groups: Sequence[Sequence[str]] = (),
     settings: Sequence[str] = (),
 ) -> Proposal:
-    """Create a party's folder, keys, settings and answer; run by each party that takes part.
+    """Create a party's folder, keys, settings and reply; run by each party that takes part.
 
     Args:
         path: path of the proposal.
-        party: the party that answers.
+        party: the party that replies.
         folder: the party's folder, in which there is no project yet.
         table: settings of its own table, as in `data.parties`; None: it has none.
         certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
             has an authority of its own; None: the organiser is asked for a certificate.
-        columns: whether the answer reveals column names.
-        show: called with what the answer will say before anything is written; it may raise to
+        columns: whether the reply reveals column names.
+        show: called with what the reply will say before anything is written; it may raise to
             cancel.
         colluding_groups: groups of parties that this party lets one organisation run, although that
             then reads more; without this, groups of the proposal are refused.
@@ -666,7 +666,7 @@ def _write_answer(
     columns: bool,
     show: Show,
 ) -> None:
-    """Create the party's TLS key and request, describe its table, and write its signed answer.
+    """Create the party's TLS key and request, describe its table, and write its signed reply.
 
     The party's own limits are checked, and `show` is called, before anything is written.
 
@@ -714,18 +714,18 @@ def _write_answer(
 
 
 def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> SealedProject:
-    """Collect all answers and write the sealed project; run by the organiser.
+    """Collect all replies and write the sealed project; run by the organiser.
 
-    Sealing the same answers again renews all certificates under a new authority, and so changes the
+    Sealing the same replies again renews all certificates under a new authority, and so changes the
     project's words. `secure_apfed.organisations.renewal` renews one certificate under the same
     authority, whose key stays in this folder.
 
-    `paths`: paths of the answers. `folder`: the organiser's. `days`: how long certificates are
+    `paths`: paths of the replies. `folder`: the organiser's. `days`: how long certificates are
     valid.
 
     Raises:
         ConfigError: the folder is not the organiser's.
-        RemoteProtocolError: answers are missing, contradictory or altered.
+        RemoteProtocolError: replies are missing, contradictory or altered.
     """
     signed_proposal = SignedFile.from_file(folder / PROPOSAL)
     identity = PartyFolder(folder).load_identity()
@@ -775,7 +775,7 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
 
 
 def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
-    """Install a sealed project that has this party's answer, and write party.yaml; run by each
+    """Install a sealed project that has this party's reply, and write party.yaml; run by each
     party.
 
     Keys of party.yaml that the project does not set stay as they are.
@@ -783,7 +783,7 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     `path`: path of the sealed project. `party`: this party. `folder`: this party's folder.
 
     Raises:
-        RemoteProtocolError: the project is of another proposal, or lacks this party's answer.
+        RemoteProtocolError: the project is of another proposal, or lacks this party's reply.
         ConfigError: its settings protect less than the party's own limits.
     """
     require_open_project(folder)
@@ -838,7 +838,7 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
 
 
 def _plan_engine(sealed: SealedProject, party: str, folder: Path, config: Config) -> EnginePlan:
-    """Return the facts from which the engine's files in this party's folder are written."""
+    """Return the facts for the engine's (Flower's, NVFlare's) files in this party's folder."""
     proposal = sealed.proposal_document
     return EnginePlan(
         party=party,

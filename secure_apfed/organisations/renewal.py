@@ -58,7 +58,7 @@ class CertificateRequest(Document):
 
 
 class RenewedCertificate(Document):
-    """The organiser's answer: the new certificate of the party `holder`."""
+    """The organiser's reply: the new certificate of the party `holder`."""
 
     kind: Literal["renewed certificate"] = "renewed certificate"
     project: Hex32
@@ -73,7 +73,7 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
         config: the party's file.
         new_key: whether the certificate is for another key, since the one in use leaked; the old
             one stays in use until the certificate is accepted. After that the project cannot be
-            sealed again from the party's former answer.
+            sealed again from the party's former reply to the proposal.
 
     Raises ConfigError: the party has no `tls`, or its folder no sealed project.
     """
@@ -98,7 +98,7 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
 
 
 def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
-    """Issue a certificate for a request; return the path of the answer. Run by the organiser.
+    """Issue a certificate for a request; return the path of the reply. Run by the organiser.
 
     `path`: path of the request. `folder`: the organiser's folder. `days`: how long the certificate
     is valid.
@@ -142,7 +142,7 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
     A training continues with the old one until it is started again; a serving party restarts its
     session with the new one. If the process is killed, the same call completes it.
 
-    `path`: path of the organiser's answer. `config`: this party's file.
+    `path`: path of the organiser's reply. `config`: this party's file.
 
     Raises:
         RemoteProtocolError: it is not from the organiser, or belongs to another project.

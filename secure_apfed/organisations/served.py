@@ -105,20 +105,21 @@ def _read_run_name(folder: PartyFolder) -> str:
 
 
 class AnswerBook:
-    """A passive's record of its answers in all sessions; it stores keyed hashes of people's IDs.
+    """A passive's record of the predictions that it helped to make in all sessions; it stores keyed
+    hashes of people's IDs.
 
     Args:
         path: a file on this machine's disk that only its owner can read.
         me: the passive.
         limits: those of its file.
         people: number of people who may be asked about; limits that are not set follow from it.
-        budget: the epsilon that all answers about one person may cost; None: only the limits bound
+        budget: the epsilon that all predictions of one person may cost; None: only the limits bound
             it.
-        run: the run whose model answers.
-        today: returns the day (UTC) for which answers are counted.
+        run: name of the run whose model predicts.
+        today: returns the day (UTC) for which predictions are counted.
 
     Raises:
-        CheckpointError: the file is no record of answers, or one of another party or run.
+        CheckpointError: the file is no record of predictions, or one of another party or run.
     """
 
     def __init__(
@@ -175,10 +176,10 @@ class AnswerBook:
     def count_answers(
         self, people: Sequence[bytes], would_cost: Callable[[int], float] | None
     ) -> None:
-        """Count one answer about each of these people. Raises LimitReachedError; then none counts.
+        """Count one prediction of each of these people. Raises LimitReachedError; then none counts.
 
-        `people`: IDs of these people. `would_cost`: returns the epsilon of a number of answers
-        about one person; None: answers have no noise.
+        `people`: IDs of these people. `would_cost`: returns the epsilon of a number of predictions
+        of one person; None: there is no noise.
         """
         with self._open_transaction():
             most_answers = max(
@@ -192,25 +193,25 @@ class AnswerBook:
     def list_exhausted_people(
         self, people: Sequence[bytes], cost: Callable[[int], float] | None
     ) -> list[int]:
-        """Return the indices of those people about whom no more answers are allowed.
+        """Return the indices of those people of whom no more predictions are allowed.
 
-        `people`: IDs of these people. `cost`: returns the epsilon of a number of answers about one
-        person; None: answers have no noise.
+        `people`: IDs of these people. `cost`: returns the epsilon of a number of predictions of one
+        person; None: there is no noise.
         """
         limit = self._limits.a_person
         if cost is not None and self._budget is not None:
-            # The largest number of answers whose epsilon is within the budget.
+            # The largest number of predictions whose epsilon is within the budget.
             limit = bisect_right(range(1, limit + 1), self._budget, key=cost)
         return [index for index, person in enumerate(people) if self._count_times(person) >= limit]
 
     def _count_times(self, person: bytes) -> int:
-        """Return how many answers were given about this person."""
+        """Return how many predictions of this person the passive took part in."""
         key = f"a_person {self._hash_person(person)}"
         row = self._book.execute("SELECT times FROM counted WHERE what = ?", (key,)).fetchone()
         return row[0] if row else 0
 
     def _hash_person(self, person: bytes) -> str:
-        """Return the keyed hash under which a person's answers are counted."""
+        """Return the keyed hash under which predictions of a person are counted."""
         return hashlib.blake2b(person, key=self._key, digest_size=16).hexdigest()
 
     def _count_use(self, limit: str, subject: str, count: int = 1) -> int:
@@ -249,15 +250,16 @@ class AnswerBook:
 
 
 class _ServeMeter:
-    """The promise of a party that serves joint predictions, for all answers about one person.
+    """The privacy guarantee of a party that serves joint predictions, for all predictions of one
+    person.
 
-    Without noise it promises nothing; with noise, the budget at which `AnswerBook` ends them.
+    Without noise there is none; with noise it is the budget at which `AnswerBook` ends them.
     """
 
     charges = 0
 
     def __init__(self, config: Config, file: PartyFile) -> None:
-        """Compute the promise from the run's settings and the party's file."""
+        """Compute the privacy guarantee from the run's settings and the party's file."""
         if file.party not in file.passives:
             reason = "a prediction asks it for nothing of its rows"
             self.promise = Promise(figure=config.method.figure, epsilon=None, why=reason)
@@ -508,7 +510,7 @@ class _Refusals:
 
 
 def _open_book(party: _JointParty, *, people: int) -> AnswerBook:
-    """Open the party's book of answers, with its limits and budget."""
+    """Open the party's record of predictions, with its limits and budget."""
     path = party.folder.path / ANSWER_BOOK
     limits = party.file.serve
     budget = _compute_budget(party.config, limits)
@@ -516,7 +518,7 @@ def _open_book(party: _JointParty, *, people: int) -> AnswerBook:
 
 
 def _compute_budget(config: Config, limits: ServeSettings) -> float | None:
-    """Return the epsilon that all answers about one person may cost.
+    """Return the epsilon that all predictions of one person may cost.
 
     It is that of the party's file, of the run's guard, or of the noise under sums; None: there is
     none of these.
@@ -566,11 +568,11 @@ def _find_id_columns(config: Config, party: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class JointPredictionCounts:
-    """The numbers of rows predicted jointly and locally.
+    """Counts of rows predicted jointly and locally.
 
     Attributes:
         alone: rows predicted locally, by the active's local model.
-        refused: those of them about whose person a passive gives no more answers.
+        refused: those of them whose person has reached a limit at a passive.
         seconds: how long the prediction took.
         why: the reason if joint prediction ended early.
     """
@@ -718,7 +720,7 @@ class _JointPrediction:
             self._write_block(block, np.zeros(len(block.ids), dtype=bool), torch.empty(0, 0))
 
     def count_predictions(self) -> JointPredictionCounts:
-        """Return the numbers of rows predicted jointly, locally and refused."""
+        """Return how many rows were predicted jointly and locally, and refused."""
         return JointPredictionCounts(
             jointly=self._counts[_JOINTLY],
             alone=self._counts[_ALONE],

@@ -66,7 +66,7 @@ from secure_apfed.settings.run import TranscriptSettings
 from secure_apfed.settings.training import BlackBoxSettings, ContrastiveSettings, ModelSettings
 
 # A forecast plays a rehearsal: a few steps of the run with random data, in this process.
-# Numbers a row, and epsilon, from which on a warning is given.
+# Values sent for a row, and epsilon, from which on a warning is given.
 _MANY_NUMBERS = 1024
 _LARGE_EPSILON = 10.0
 _MAX_FORECAST_BYTES = 2**31
@@ -81,7 +81,7 @@ _MAPPED_ROW_BYTES = 200
 _MAPPED_CELL_BYTES = 12
 _MAPPED_ID_BYTES = 80
 _READ_CELL_S = 8e-7
-# Bytes of an ID in each of two lists; of a column's description; of a rehearsed number.
+# Bytes of an ID in each of two lists; of a column's description; of a value in a rehearsal.
 _ID_BYTES = 150
 _COLUMN_BYTES = 1500
 _NUMBER_BYTES = 4
@@ -163,7 +163,7 @@ class Forecast:
             mechanism that clips and perturbs them), 0 if the active trains alone.
         epsilon_y, epsilon_model: of one training label and one record; infinite without a
             guarantee.
-        promises: the privacy promises that follow from these figures.
+        promises: the privacy guarantees that follow from these epsilons.
         releases: T, how often one row is to be released.
         releases_passives: how often one person at a passive is; None: no noise there.
         epsilon_passives: the privacy cost of one person at each passive that adds noise.
@@ -212,7 +212,8 @@ def _digest_ids(table: PartyTable) -> NDArray[np.int64]:
 
 
 def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
-    """Refuse declared tables whose rehearsal would not fit into memory, by arithmetic.
+    """Refuse, by arithmetic, declared tables whose rehearsal (a few steps with random data) would
+    not fit into memory.
 
     `shapes`: shapes of the parties' own tables, the active's first.
 
@@ -290,7 +291,7 @@ def _iter_models(settings: Settings) -> Iterator[ModelSettings]:
 
 
 def _count_widths(model: ModelSettings) -> int:
-    """Return how many numbers a network computes for a row, over all layers, with the copies of
+    """Return how many values a network computes for a row, over all layers, with the copies of
     those that are sent.
     """
     uses_random_features = model.network in ("random_features", "cross_view")
@@ -303,7 +304,7 @@ def _count_widths(model: ModelSettings) -> int:
 def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
     """Refuse, by arithmetic, networks of all parties that would not fit into memory.
 
-    `features`: numbers in a row of each party; 0 if not known yet.
+    `features`: number of features of each party; 0 if not known yet.
 
     Raises DataError: more than `_MAX_NETWORK_BYTES` would be needed; names the sizes to change.
     """
@@ -601,7 +602,8 @@ def _forecast_tables(
 def _count_party_columns(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> dict[str, int]:
-    """Return the number of distinct columns of each party whose table enters the decrypted numbers.
+    """Return the number of distinct columns of each party whose table enters what the active
+    decrypts.
 
     In a decomposition these are all parties, else the passives. Of declared tables all columns
     count as distinct. `shapes`: party -> the declared shape; None: the tables were read.
@@ -622,7 +624,7 @@ def _opens_linear_numbers(config: Config, data: VerticalData) -> bool:
 def _apply_agreed_numbers(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Config:
-    """Return the settings with the sizes that these passives would agree on.
+    """Return the settings with the layer sizes that these passives would agree on.
 
     They depend on the number of distinct columns, which is counted in the real tables, since those
     of a rehearsal are random. `shapes`: party -> the declared shape; None: the tables were read.

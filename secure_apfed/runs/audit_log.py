@@ -502,7 +502,8 @@ class AuditLog:
     def _get_release_epsilon(self, payload: bytes) -> float | Literal["inf"] | None:
         """Return the epsilon of all releases so far if this payload is a release, else None.
 
-        A release is the first payload after a charge, or the same payload to other receivers.
+        A release is the first payload after the ledger recorded a cost, or the same payload to
+        other receivers.
         """
         charges = self._meter.charges
         if charges != self._known_charges:
@@ -554,8 +555,8 @@ class Summary:
         first_at, last_at: seconds since 1970, by the party's clock.
         cut: bytes of incomplete lines that were cut off; torn: bytes of one at the end now.
         unsigned: lines after the last signature; 0 of a log that was closed.
-        figure, epsilon: name and value of the last epsilon of what it sent; None if no ledger
-            counts what it sent, which promises nothing.
+        figure, epsilon: name (as epsilon_x) and value of the last epsilon of what it sent; None if
+            no ledger counts what it sent, which then has no guarantee.
         counters: the last note of each counter that was not restarted since, by the name of its
             file; restarts: the counters that the operator restarted, in order.
         ended: what was deleted and kept when the party ended the project; None: not ended.
@@ -773,7 +774,7 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """The first disagreement of two logs about one direction of a link.
+    """The first disagreement of two logs about the messages from one party to another.
 
     Attributes:
         sent_line: line number in the sender's log; None: no further message was logged there.
@@ -789,7 +790,7 @@ class Parting:
 
 @dataclass(frozen=True, kw_only=True)
 class Direction:
-    """The comparison of one direction of a link.
+    """The comparison of two logs about the messages from one party to another.
 
     Attributes:
         equal, equal_size: number and bytes of the envelopes that both ends have.
@@ -809,7 +810,7 @@ class Direction:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The comparison of both directions of a link, and the summary of each log."""
+    """The comparison of two logs about the messages in both directions, and each log's summary."""
 
     logs: tuple[Summary, Summary]
     directions: tuple[Direction, Direction]

@@ -151,7 +151,7 @@ def _fit_line(
 
 def _should_calibrate(config: RunSettings, labels_n: IntArray, classes: int) -> bool:
     """Return whether to calibrate: as configured; by default if one of two classes is rare and no
-    privacy promise covers labels.
+    privacy guarantee covers labels.
     """
     if config.calibration == "none" or classes != 2 or len(np.unique(labels_n)) < 2:
         return False

@@ -18,7 +18,7 @@ from secure_apfed.networks.models import Intercept, LinearPredictor
 from secure_apfed.runs.outcome import Coefficient, PartyCoefficients
 from secure_apfed.settings.run import RunSettings
 
-# What the coefficients of a task for numbers add up to, with and without the label's scale.
+# What the coefficients of a regression add up to, with and without the label's scale.
 _LABEL = "label"
 _LABEL_IN_DEVIATIONS = "label, in its standard deviations"
 

@@ -222,7 +222,7 @@ def _pick_threshold(
 def _measure_ranking(
     labels: TrainingLabels, scored: Scored | None, measure: Measure
 ) -> Ranking | None:
-    """Return the ranking figures of two classes, if the run's measure ranks or one class is rare.
+    """Return the ranking metrics of two classes, if the run's measure ranks or one class is rare.
 
     `scored`: test predictions; None: there are none. Returns None if there is nothing to rank.
     """
@@ -293,7 +293,7 @@ def _require_two_classes(labels: TrainingLabels) -> None:
 
 
 def list_versions(device: torch.device) -> dict[str, str]:
-    """Return the versions and the hardware that a run's numbers depend on."""
+    """Return the versions and the hardware that a run's results depend on."""
     versions = {}
     for name in _PACKAGES:
         try:
@@ -629,7 +629,7 @@ class TrainingLoop:
         self._held_out_losses: list[float] = list(notes.get("held_out", ()))
         self.evaluation: ModelEvaluation | None = None
         self._has_charge_reports = False  # whether the passives reported since the last evaluation
-        # Before anything was sent there is no promise to report.
+        # Before anything was sent there is no privacy guarantee to report.
         self._promise = self._find_worst_promise() if state else None
         self._best_networks = remove_prefix("best", state.tensors) if state else {}
         self._session_digests = [*notes.get("contracts", []), session.contract.digest.hex()]
@@ -679,7 +679,7 @@ class TrainingLoop:
         if self.evaluation is None:
             await self._evaluate_model(is_final=True)
         if not self._has_charge_reports and not self.session.helpers:
-            # With a checkpoint the passives report what they charged.
+            # With a checkpoint the passives report the privacy cost in their ledgers.
             await self._save_at_helpers(links)
             self._save_checkpoint()
         assert self.evaluation is not None
@@ -703,7 +703,7 @@ class TrainingLoop:
         end_all(links, [*self.session.present, *dealers], self._step)
 
     def build_result(self) -> RunResult:
-        """Return the result of the finished run, with the figures of other accountants.
+        """Return the result of the finished run, with the epsilons that other accountants compute.
 
         These take seconds and come last: if they fail, the run is finished all the same.
         """
@@ -820,11 +820,12 @@ class TrainingLoop:
 
     @property
     def _may_show_loss(self) -> bool:
-        """True if there is a task loss, and no privacy promise forbids to show it."""
+        """True if there is a task loss, and no privacy guarantee forbids to show it."""
         return self._config.dp_sgd is None and not self._config.train.meets_labels_after
 
     async def finish_epoch(self, *, last: bool) -> None:
-        """Evaluate, save, and write metrics where due; answer the next stage of private labels.
+        """Evaluate, save, and write metrics where due; randomise the labels of the next stage (part
+        of the labelled rows), if they are private.
 
         `last`: whether the epoch is the run's last.
         """
@@ -838,7 +839,7 @@ class TrainingLoop:
         evaluates = last or is_due
         if evaluates:
             await self._evaluate_model(is_final=last)
-        # Labels are answered once: a repeated epoch must not ask for other answers, so they are
+        # Labels are randomised once: a repeated epoch must not draw others, so they are
         # saved at once.
         answers_labels = self._labels.is_due(self._epoch)
         saves = last or answers_labels or self._epoch % self._config.checkpoint_every == 0
@@ -877,7 +878,7 @@ class TrainingLoop:
         self._has_charge_reports = False
 
     async def _save_at_helpers(self, links: Links) -> None:
-        """Have the other parties save a checkpoint, and receive their signed privacy accounts.
+        """Have the other parties save a checkpoint, and receive their signed privacy costs.
 
         Nothing is done in a run without checkpoints. A passive that may leave and does not answer
         is noted as absent from this step on.
@@ -910,7 +911,7 @@ class TrainingLoop:
             )
 
     def _save_checkpoint(self) -> None:
-        """Save the active's checkpoint, with labels answered so far."""
+        """Save the active's checkpoint, with the labels randomised so far."""
         self.session.party_session.save_checkpoint(
             self._step,
             tensors={
@@ -946,7 +947,7 @@ class TrainingLoop:
             "epsilon_model": privacy.epsilon_model,
             "delta": privacy.delta,
             "releases": privacy.releases,
-            # The figures of the passive with the weakest promise; null without noise of passives.
+            # Privacy cost of the passive with the weakest guarantee; null if passives add no noise.
             "epsilon_passives": _find_largest_epsilon(
                 promises, self._config.method.passives_figure
             ),
@@ -958,20 +959,20 @@ class TrainingLoop:
         }
 
     def _list_promises(self) -> tuple[Promise, ...]:
-        """Return the privacy promises of the run at its cost so far."""
+        """Return the privacy guarantees of the run at its cost so far."""
         accounts = self.session.passive_accounts
         return promises_of(self._config, self.compute_privacy(), contributions=accounts)
 
     @property
     def _worst_account(self) -> Mapping[str, Any] | None:
-        """The account of the passive with the highest epsilon for votes or contributions; None: no
-        passive has reported one.
+        """The privacy cost of the passive with the highest epsilon for votes or contributions;
+        None: no passive has reported one.
         """
         accounts = self.session.passive_accounts.values()
         return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
 
     def _warn_without_help(self) -> None:
-        """Warn if the active trained alone although it should send representations to passives."""
+        """Warn if the active trained without the passives that it should send representations to."""
         contract = self.session.contract
         flows = self.session.transcript.flows
         should_send = "the active sends representations" in self._config.method.facts
@@ -986,8 +987,8 @@ class TrainingLoop:
             )
 
     def _find_worst_promise(self) -> Promise | None:
-        """Return the weakest privacy promise so far about what leaves a party; None: it depends on
-        accounts of passives that have not been reported yet.
+        """Return the weakest privacy guarantee so far about what leaves a party; None: it depends
+        on privacy costs of passives that have not been reported yet.
         """
         method = self._config.method
         passives_add_noise = method.find_noise(self._config) is not None
@@ -997,7 +998,7 @@ class TrainingLoop:
         return worst_promise(self._list_promises(), method.figure)
 
     def _report_progress(self, epoch: int) -> None:
-        """Report step, loss, last score and privacy promise to the display.
+        """Report step, loss, last score and privacy guarantee to the display.
 
         `epoch`: counted from 1.
         """
@@ -1028,7 +1029,7 @@ class TrainingLoop:
 
 
 def _find_largest_epsilon(promises: Sequence[Promise], figure: str) -> float | None:
-    """Return the largest epsilon among promises of this figure; None: there is none."""
+    """Return the largest epsilon of this name (`figure`) among guarantees; None: there is none."""
     if all(promise.figure != figure for promise in promises):
         return None
     return worst_promise(promises, figure).epsilon

@@ -25,7 +25,7 @@ def describe_departures(config: RunSettings) -> tuple[str, ...]:
 
 def describe_shared_organisations(folder: Path) -> tuple[str, ...]:
     """Return a sentence for every organisation that runs several parties, and can therefore read
-    or alter more than one party alone.
+    or alter more than a single party.
 
     `folder`: a party's folder. Empty if it has no sealed project (the proposal that all parties
     signed), since only that declares who runs a party.

@@ -52,7 +52,7 @@ ContractT = TypeVar("ContractT")
 _TESTED = "tested"  # name of a mask in the file of test scores
 _DIGEST_BYTES = 32
 _MAX_KEY_BYTES = 4096  # of a file with a private key
-# Ledgers, counts of what passives answered, audits, refused sums, digests of label answers.
+# Ledgers, counts of passives' contributions, audits, refused sums, digests of random labels.
 _LOGS = (
     "ledger-*.jsonl",
     "answers-*.jsonl",
@@ -627,7 +627,7 @@ def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Sc
         tensors = load(load_bytes(path))
         truth = tensors[f"{variant}/truth"]
         scores = tensors[f"{variant}/scores"]
-        # Predicted numbers, or classes of a model that diverged, whose measures are NaN.
+        # A regression's predictions, or classes of a model that diverged, whose measures are NaN.
         are_numbers = scores.ndim == 1
         if are_numbers or not scores.isfinite().all():
             return Scored(

@@ -336,7 +336,7 @@ def table_digest(data: OwnData) -> str:
     """Return the SHA-256 (hex) of a party's IDs in order and, at the active, of labels and split.
 
     Features are excluded: their last bits may differ on another machine, and repeated steps with
-    other features are charged again.
+    other features cost again.
     """
     labels: list[bytes] = []
     if data.table.labels is not None:

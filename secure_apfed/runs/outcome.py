@@ -115,7 +115,7 @@ class Contributions(Written):
 
 
 class Promised(Written):
-    """A promise of the run, for programs; see `secure_apfed.settings.promises.Promise`."""
+    """A privacy guarantee, for programs; see `secure_apfed.settings.promises.Promise`."""
 
     state: State
     figure: Figure
@@ -210,7 +210,7 @@ class Ranking(Written):
 
 
 class Stated(Written):
-    """The privacy accounts that one passive signed; empty: it counts nothing.
+    """The privacy costs that one passive signed; empty: it counts nothing.
 
     Attributes:
         step: the step of its last signed report; None: it never sent one.
@@ -279,7 +279,7 @@ class Outcome(Written):
             count again. sessions: how many all parties agreed on.
         promises: the privacy guarantees of `privacy` and `contributions`, one for each kind of
             epsilon, for programs; missing in older versions. Readers of folders use `promises_in`.
-        stated: passive in its own process -> the privacy accounts that it signed; the signatures
+        stated: passive in its own process -> the privacy costs that it signed; the signatures
             are in `statements.json`.
         help: the value of votes, measured on the active's labelled rows; None: there were no votes.
         coefficients: coefficients of a generalised linear model: the active's own or, if one
@@ -338,7 +338,7 @@ class Outcome(Written):
 
 
 def promises_in(config: Config, outcome: Outcome) -> tuple[Promise, ...]:
-    """Return the privacy promises of a finished run, by its settings and accounts."""
+    """Return the privacy guarantees of a finished run, by its settings and privacy costs."""
     accounts = {name: account.model_dump() for name, account in outcome.contributions.items()}
     return promises_of(config, outcome.privacy, contributions=accounts)
 
@@ -549,7 +549,7 @@ def _build_sent_network(config: Config, passive: str, features: Shape) -> nn.Mod
 
     So a folder's settings cannot make the reader allocate more than the stored tensors need.
 
-    `features`: shape of one row of the passive. Raises ModelError: the network is own code.
+    `features`: shape of one row of the passive. Raises ModelError: the network is user-defined.
     """
     model = config.settings_of(passive).model or config.model
     if model.is_own:
@@ -580,9 +580,10 @@ class Progress:
         loss: running mean of this epoch, on a GPU of its steps that were read so far; None under
             DP-SGD, whose noise does not cover it.
         accuracy, score: of the headline variant, when it was evaluated last.
-        figure, epsilon, promise: of what left a party, by its name in `promises.FIGURES`: "bounded"
-            by a finite epsilon, "no guarantee" (infinite) or "nothing is sent" (None). Both None:
-            no passive has reported its charges yet.
+        figure, epsilon, promise: name (in `promises.FIGURES`) and value of the epsilon of what left
+            a party, and its state: "bounded" by a finite epsilon, "no guarantee" (infinite) or
+                "nothing is sent" (None). Both None:
+            no passive has reported its privacy cost yet.
         wire_bytes: bytes sent on all links so far.
     """
 
@@ -601,7 +602,7 @@ class Progress:
 
     @property
     def promise_text(self) -> str:
-        """The privacy figure and its promise, in one line."""
+        """The name of the epsilon and its guarantee, in one line."""
         return describe_epsilon(self.figure, self.epsilon)
 
 
@@ -625,7 +626,7 @@ class RunResult:
         contributions: passive that adds noise -> the privacy cost of its contributions, in plain
             values.
         promises: the privacy guarantees of both, one for each kind of epsilon.
-        stated: passive in its own process -> the privacy accounts that it signed.
+        stated: passive in its own process -> the privacy costs that it signed.
         trained: the active's rows as used in training, with the labels that its label mechanism
             returned; None if the active ran in another process.
         help: the value of votes, measured on labelled rows; None: there were no votes.

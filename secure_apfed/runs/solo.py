@@ -208,7 +208,7 @@ def _require_own_parts(
 ) -> None:
     """Raise ModelError unless the caller passed code for exactly the parts that need it.
 
-    `model`: settings that say which parts of the network are the user's own code. `encoder`,
+    `model`: settings that say which parts of the network are user-defined. `encoder`,
     `head`: arguments of `load_model`; None: not passed.
     """
     if encoder is not None and not model.is_own:
@@ -269,7 +269,7 @@ def _build_network(
             f"parameters are all float32 or all float64, got {sorted(map(str, dtypes))}"
         )
     shape = parts.encoding.shape
-    # On the meta device parameters take no memory; a user's own code may need real ones.
+    # On the meta device parameters take no memory; a user-defined network may need real ones.
     device = torch.device("cpu" if own else "meta")
 
     def build_parts(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:

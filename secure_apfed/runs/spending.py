@@ -33,7 +33,8 @@ _SEEDED = (
 
 
 class ReleaseMeter:
-    """A meter of what one party's releases have cost so far, recomputed only after a charge.
+    """A meter of what one party's releases have cost so far, recomputed only after a new cost was
+    recorded.
 
     Args:
         config: settings of the run.
@@ -58,12 +59,12 @@ class ReleaseMeter:
 
     @property
     def charges(self) -> int:
-        """The number of charged batches in this session, repeats included."""
+        """The number of batches whose cost was recorded in this session, repeats included."""
         return sum(ledger.charges for ledger in self._ledgers.values())
 
     @property
     def promise(self) -> Promise:
-        """The party's privacy promise at the cost so far, by its most expensive ledger."""
+        """The party's privacy guarantee at the cost so far, by its most expensive ledger."""
         if self._promise is None or self._charges_at_promise != self.charges:
             self._charges_at_promise = self.charges
             self._promise = promise_of_party(
@@ -118,7 +119,7 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
 
 
 def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
-    """Return the cost with the figures of every installed accountant; takes seconds."""
+    """Return the cost with the epsilon that every installed accountant computes; takes seconds."""
     worst = _pick_worst_ledger(_list_release_ledgers(session))
     if not 0 < spent.epsilon_x < math.inf:
         return spent
@@ -182,11 +183,12 @@ def guarantee_of(
     """Return the guarantee of a run in words.
 
     Args:
-        released: the guarantee of guard or private training, or `NOTHING_RELEASED`.
+        released: the guarantee of noise on representations or of private training, or
+            `NOTHING_RELEASED`.
         labels: the run's label mechanism.
         private_training: whether `released` covers labels already.
-        seeded: whether noise and label answers follow from the run's seed, against whose owner
-            nothing is promised.
+        seeded: whether noise and randomised labels follow from the run's seed, against whose owner
+            nothing is guaranteed.
         also: sentences on other protections.
     """
     parts = [released]

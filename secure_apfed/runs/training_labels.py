@@ -37,13 +37,14 @@ _SCORED_AT_ONCE = 1000  # rows of a forward pass
 
 
 class TrainingLabels:
-    """The randomised labels that replace the true ones in training, answered stage by stage.
+    """The randomised labels that replace the true ones in training, drawn in stages: parts of the
+    labelled rows.
 
     Args:
         config: settings of the run.
         data: the active's, with its true labels.
         key: the active's noise key, 32 bytes.
-        log: file with a keyed digest of each stage's answers; None: none.
+        log: file with a keyed digest of each stage's randomised labels; None: none.
 
     Raises:
         ConfigError: more stages than epochs or labelled rows.
@@ -52,7 +53,7 @@ class TrainingLabels:
     def __init__(
         self, config: Config, data: OwnData, *, key: bytes, log: Path | None = None
     ) -> None:
-        """Divide the labelled rows into stages by the seed, with no label answered yet."""
+        """Divide the labelled rows into stages by the seed, with no label randomised yet."""
         task = TASKS[config.task].from_targets(data.targets, loss=config.train.loss)
         assert data.table.labels is not None
         known_N = data.table.labels != UNLABELLED
@@ -76,7 +77,7 @@ class TrainingLabels:
         self._stage = 0  # the next one to answer
 
     def is_due(self, epoch: int) -> bool:
-        """Return whether the next stage of labels is to be answered after this number of epochs."""
+        """Return whether the next stage's labels are due after this number of epochs."""
         stages = self.mechanism.stages
         epochs = self._config.train.epochs
         return self._stage < stages and epoch == first_epoch_of(
@@ -84,7 +85,7 @@ class TrainingLabels:
         )
 
     def answer_stage(self, networks: ActiveNetworks | None) -> None:
-        """Answer the labels of the next stage, with the present model's predictions as prior.
+        """Randomise the labels of the next stage, with the present model's predictions as prior.
 
         `networks`: the present model; None: the first stage.
         """
@@ -101,9 +102,9 @@ class TrainingLabels:
         self._stage += 1
 
     def _write_ahead(self, log: Path, answers: Tensor) -> None:
-        """Log the digest of a stage's answers before anything is trained on them.
+        """Log the digest of a stage's randomised labels before anything is trained on them.
 
-        Raises CheckpointError: the log has other answers for this stage.
+        Raises CheckpointError: the log has other randomised labels for this stage.
         """
         digest = derive_key(self._key, b"label answers", answers.numpy().tobytes()).hex()
         logged_digests = load_text(log).split() if log.exists() else []
@@ -137,9 +138,9 @@ class TrainingLabels:
         return torch.cat(scores).double().softmax(1).cpu()
 
     def build_data(self) -> OwnData:
-        """Return the active's data with the answers as labels, and no true training label.
+        """Return the active's data with randomised labels, and no true training label.
 
-        Rows whose label is not answered yet are left out.
+        Rows whose label is not randomised yet are left out.
         """
         data = self.data
         table = self.data.table
@@ -162,13 +163,13 @@ class TrainingLabels:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the answers so far, for the active's checkpoint; -1 where there is none."""
+        """Return the randomised labels so far, for the active's checkpoint; -1: not drawn yet."""
         return {} if self.mechanism.unsafe else {"answers": self._answers_N}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the answers that `tensors` returned; no protected label is answered again.
+        """Restore the randomised labels that `tensors` returned; no label is randomised again.
 
-        Raises CheckpointError: the answers are not those of whole stages, from the first on.
+        Raises CheckpointError: they are not those of whole stages, from the first on.
         """
         if self.mechanism.unsafe:
             self.answer_stage(None)
@@ -222,7 +223,7 @@ def restore_older_state(
     `labels` as of then.
 
     It is older than the newest (`state`) if another party lost its own. A later stage of labels is
-    then answered again, with the same answers.
+    then randomised again, with the same results.
     """
     resumes = session.contract.resumes
     store = session.party_session.party.secrets.checkpoints

@@ -285,5 +285,5 @@ def _merge_warnings(passive: str) -> Iterator[None]:
 
 
 def _replace_nan(value: float) -> float | None:
-    """Return a figure for a JSON file: None in place of NaN."""
+    """Return a number for a JSON file: None in place of NaN."""
     return None if math.isnan(value) else value

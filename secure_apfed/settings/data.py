@@ -219,7 +219,7 @@ class PartySettings(Settings):
 
     @model_validator(mode="after")
     def _check_rows_settings(self) -> Self:
-        """Refuse settings of columns for rows that the user's code makes; trust that code."""
+        """Refuse settings of columns for rows that a user-defined function makes, which is trusted."""
         if self.rows is None:
             return self
         if self.rows_code not in (None, OWN_ROWS):

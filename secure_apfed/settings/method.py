@@ -143,8 +143,8 @@ class MethodSettings(Settings, ABC):
         return math.inf
 
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
-        """Return the settings for a rehearsal with this number of steps, in place of a run with
-        this number of epochs.
+        """Return the settings for a rehearsal (trial on random data) with this number of steps, in
+        place of a run with this number of epochs.
         """
         return self
 
@@ -155,17 +155,17 @@ class MethodSettings(Settings, ABC):
 
     @property
     def signs_votes(self) -> bool:
-        """True if a number of a vote may be negative, the default assumption."""
+        """True if a class score of a vote may be negative, the default assumption."""
         return True
 
     @property
     def labellers(self) -> tuple[str, ...]:
-        """The labellers that these settings name, keys of `secure_apfed.labellers.LABELLERS`."""
+        """The labellers (rules by which passives vote) of these settings, keys of `LABELLERS`."""
         return ()
 
     @property
     def asks_again(self) -> bool:
-        """True if passives answer for labelled rows once more after training."""
+        """True if the active reads labelled rows' sums once more, after training."""
         return False
 
     @property
@@ -176,7 +176,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def goes_on_without(self) -> bool:
-        """Whether a step is possible without some passive that does not answer.
+        """Whether a step is possible without some passive that does not reply.
 
         The active then predicts locally; of pseudo-labels the other passives' average is used, if
         the settings ask for it.
@@ -196,7 +196,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def figure(self) -> ReleaseFigure:
-        """The privacy figure that covers a party's messages, one of `promises.FIGURES`."""
+        """The name of the epsilon that covers a party's messages, one of `promises.FIGURES`."""
         sends_representations = self.representations_from is not None or not self.has_passives
         return "epsilon_x" if sends_representations else self.passives_figure
 
@@ -238,7 +238,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def offers(self) -> tuple[Side, ...]:
-        """The roles that send terms for their messages before the contract."""
+        """The roles that state shape and bounds of their messages before the contract."""
         if self.averages == "weights" or self.decomposes:
             return ("active", "passives")
         if self.opens_votes or self.averages:
@@ -268,7 +268,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def asks_once(self) -> bool:
-        """True if passives answer for each row once, not in every epoch."""
+        """True if passives send their data of each row once, not in every epoch."""
         passives_tell = self.representations_from == "passives" and not self.returns_gradients
         return self.opens_votes is not None or passives_tell or self.decomposes
 

@@ -251,7 +251,7 @@ def require_class(candidate: Any, base: type) -> Any:
 def import_code(name: str, *, key: str, code_folder: Path | None = None) -> Any:
     """Return the class, function or other callable that `package.module:Name` names.
 
-    `key`: the setting that names it, for errors. `code_folder`: a folder whose modules may be named;
+    `key`: the setting that names it, for errors. `code_folder`: folder whose modules may be named;
     None: the working directory. Raises ConfigError: nothing has this name, or nothing callable.
     """
     code_object = import_name(name, key=key, code_folder=code_folder)

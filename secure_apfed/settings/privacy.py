@@ -28,7 +28,7 @@ _GUARDS = ("none", "gaussian", "frozen_gaussian")
 
 
 class GuardSettings(Settings):
-    """The guard that protects representations before they are sent, and its strength.
+    """The guard, which clips and perturbs representations before they are sent, and its strength.
 
     Attributes:
         mechanism: a key of `GUARDS`, or package.module:Name; there is no default, so that no

@@ -80,7 +80,7 @@ _OWN_ROWS_OF_ALL = frozenset({"weights are averaged", "tables are decomposed"})
 
 
 class Spent(Protocol):
-    """The figures of a run or of a forecast; see `secure_apfed.privacy.ledger.PrivacySpent`."""
+    """The epsilons of a run or of a forecast; see `secure_apfed.privacy.ledger.PrivacySpent`."""
 
     @property
     def epsilon_x(self) -> float: ...
@@ -100,10 +100,10 @@ class Spent(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """The privacy guarantee of a run by one figure, such as epsilon_x.
+    """The privacy guarantee of a run by one epsilon, such as epsilon_x of representations.
 
     Attributes:
-        figure: one of `FIGURES`.
+        figure: name of the epsilon, one of `FIGURES`.
         epsilon: finite and above 0; infinite: no guarantee; None: nothing of that kind is sent.
         delta: delta of the guarantee; None: unknown.
         releases: T, the most releases of one row that it covers; None: none are counted.
@@ -120,7 +120,7 @@ class Promise:
 
     @property
     def state(self) -> State:
-        """Whether the promise is bounded, no guarantee, or that nothing is sent."""
+        """Whether the guarantee is bounded, missing, or not needed since nothing is sent."""
         if self.epsilon is None:
             return NOTHING_SENT
         return "bounded" if math.isfinite(self.epsilon) else NO_GUARANTEE
@@ -148,7 +148,7 @@ class Promise:
 
     @property
     def short(self) -> str:
-        """The figure's name and the epsilon only, for a status line."""
+        """Name and value of the epsilon only, for a status line."""
         return describe_epsilon(self.figure, self.epsilon)
 
     def format_title(self, *, fixed: bool = False) -> str:
@@ -167,9 +167,9 @@ def epsilon_words(epsilon: float | None) -> str:
 
 
 def list_epsilons(promises: Iterable[Promise]) -> dict[str, float]:
-    """Return the epsilon of each promise by its title; infinite without a guarantee.
+    """Return the epsilon of each guarantee by its title; infinite without one.
 
-    Promises about data that are not sent are left out.
+    Those about data that are not sent are left out.
     """
     return {
         promise.format_title(): promise.epsilon
@@ -179,7 +179,7 @@ def list_epsilons(promises: Iterable[Promise]) -> dict[str, float]:
 
 
 def describe_epsilon(figure: str, epsilon: float | None) -> str:
-    """Return a figure and its epsilon for a status line.
+    """Return name and value of an epsilon for a status line.
 
     Examples:
         >>> describe_epsilon("epsilon_x", 8.0), describe_epsilon("epsilon_c", math.inf)
@@ -189,7 +189,7 @@ def describe_epsilon(figure: str, epsilon: float | None) -> str:
 
 
 def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
-    """Return the title of a figure: its name, its party, and what it covers.
+    """Return the title of an epsilon: its name, its party, and what it covers.
 
     `of`: the party; "": not named. `fixed`: whether to add what the guarantee assumes to be fixed.
 
@@ -206,7 +206,7 @@ def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
 def promises_of(
     config: "RunSettings", spent: Spent, *, contributions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Promise, ...]:
-    """Return all privacy promises of a run, or of its forecast.
+    """Return all privacy guarantees of a run, or of its forecast.
 
     The first covers what leaves a party, by `config.method.figure`.
 
@@ -245,7 +245,7 @@ def _explain_label_exposure(config: "RunSettings") -> str:
 
 
 def _list_representation_promises(method: "MethodSettings", figures: Spent) -> Iterator[Promise]:
-    """Yield the promise for representations, or that the active trains alone."""
+    """Yield the guarantee for representations, or that the active trains without passives."""
     method_facts = method.facts
     if "representations are sent" in method_facts:
         reason = "" if math.isfinite(figures.epsilon_x) else _UNGUARDED
@@ -259,7 +259,7 @@ def _list_representation_promises(method: "MethodSettings", figures: Spent) -> I
 def _list_passive_promises(
     config: "RunSettings", contributions: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Promise]:
-    """Yield the promises for what passives send other than representations.
+    """Yield the guarantees for what passives send other than representations.
 
     `contributions`: passive that adds noise -> the privacy cost of what it sends.
     """
@@ -281,7 +281,10 @@ def _explain_missing_noise(method: "MethodSettings") -> str:
 
 
 def promise_of_account(account: Mapping[str, Any], *, party: str = "") -> Promise:
-    """Return the promise of one account, a mapping with figure, epsilon, delta and releases."""
+    """Return the guarantee of one privacy cost.
+
+    `account`: its figure (name of the epsilon), epsilon, delta and releases.
+    """
     epsilon = float(account["epsilon"])
     reason = "" if math.isfinite(epsilon) else "what was charged has no finite bound"
     return _make_promise(
@@ -298,7 +301,7 @@ def _make_promise(
     party: str = "",
     why: str = "",
 ) -> Promise:
-    """Return a promise; epsilon 0 means that nothing was sent yet.
+    """Return a privacy guarantee; epsilon 0 means that nothing was sent yet.
 
     `why`: the reason for an infinite epsilon.
     """
@@ -310,9 +313,9 @@ def _make_promise(
 
 
 def worst_promise(promises: Iterable[Promise], figure: str) -> Promise:
-    """Return the weakest promise of a figure.
+    """Return the weakest guarantee for one name of an epsilon (`figure`), as epsilon_x.
 
-    Raises ValueError: no promise is of this figure (kind of epsilon).
+    Raises ValueError: no guarantee has this name.
     """
     candidates = [promise for promise in promises if promise.figure == figure]
     if not candidates:
@@ -323,7 +326,7 @@ def worst_promise(promises: Iterable[Promise], figure: str) -> Promise:
 def promise_of_party(
     config: "RunSettings", role: str, accounts: Sequence[Mapping[str, Any]]
 ) -> Promise:
-    """Return what one party promises the people in its table about what it sends.
+    """Return the privacy guarantee for the people in one party's table, about what it sends.
 
     Args:
         config: settings of the run.
@@ -341,7 +344,7 @@ def promise_of_party(
 
 
 def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
-    """Return the promise of a party that has charged nothing yet; None: it sends nothing that
+    """Return the guarantee of a party whose ledger records no cost yet; None: it sends nothing that
     depends on its features.
 
     `role`: active or passive.
@@ -360,7 +363,7 @@ def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
 
 
 def _find_label_promise(config: "RunSettings") -> Promise | None:
-    """Return the active's promise for its labels; None: nothing that depends on them is sent."""
+    """Return the active's guarantee for its labels; None: nothing that depends on them is sent."""
     reason = next(
         (reason for fact, reason in _LABELS_LEAVE.items() if fact in config.method.facts), ""
     )

@@ -63,12 +63,12 @@ class Protection:
 
     Attributes:
         whom: the parties that it protects.
-        less: the direction of less protection: a lower or a higher number, or another name
+        less: which values protect less: a lower or a higher number, or another name
             (`order`).
         means: the consequence of less protection, in half a sentence.
         order: names from the most to the least protective; equally protective ones form a group.
         null: how null counts among departures: as this number, as the least or as the most.
-        numbers: names that count as numbers.
+        numbers: names of choices -> the number that each counts as.
         read: makes the value of the settings that hold the key; None: the key's own value.
     """
 

@@ -217,5 +217,5 @@ class RunSettings(Settings, ABC):
 
     @property
     def labels_are_private(self) -> bool:
-        """True if the run's figures may depend on training labels only through noise."""
+        """True if the run's results may depend on training labels only through noise."""
         return self.labels.mechanism != "none" or self.dp_sgd is not None

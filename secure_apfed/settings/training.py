@@ -77,7 +77,7 @@ def _adds_to_sums(settings: "PassiveSettings") -> bool:
 
 
 def _comparable_network_name(settings: "ModelSettings") -> str:
-    """Return the network for comparisons of protection: all own code counts the same."""
+    """Return the network for comparisons of protection: all user-defined ones count the same."""
     return "own" if CODE_NAME.fullmatch(settings.network) else settings.network
 
 
@@ -161,7 +161,7 @@ class ModelSettings(Settings):
     @field_validator("network", mode="before")
     @classmethod
     def _is_a_network(cls, network: object) -> object:
-        """Return a built-in network's name, or the import path of the user's own code.
+        """Return a built-in network's name, or the import path of a user-defined one.
 
         Raises ValueError: neither of them; names the nearest name, or the form of such a path.
         """
@@ -189,7 +189,7 @@ class ModelSettings(Settings):
 
     @property
     def is_own(self) -> bool:
-        """True if the network is a party's own code."""
+        """True if the network is user-defined."""
         return _comparable_network_name(self) == "own"
 
     @property
@@ -456,7 +456,7 @@ class PassiveSettings(Settings):
     @field_validator("objective", mode="before")
     @classmethod
     def _take_code(cls, objective: object) -> object:
-        """Return the settings of an objective that is given by name or by own code.
+        """Return the settings of an objective that is given by name or is user-defined.
 
         `objective`: a name, a mapping with a name, or settings. Own code becomes the objective
         `own`, with all other keys but row_wise as its options.

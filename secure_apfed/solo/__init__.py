@@ -139,7 +139,7 @@ def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
     """Return whether a baseline fitted to this task has collapsed: predicts classes in other shares
     than the labels have (by more than `MAX_APART`).
 
-    The answer is cached where a store of fits is in use. Raises ModelError: the baseline
+    The result is cached where a store of fits is in use. Raises ModelError: the baseline
     cannot be fitted to these rows.
     """
 
@@ -281,13 +281,13 @@ class MeanOfModels(Baseline):
         return pick_models(models, maximum=self._most)[0]
 
     def fit(self, task: SoloTask) -> Predictor:
-        """Fit all members, and return the mean of their probabilities."""
+        """Fit all models of the average, and return the mean of their probabilities."""
         with cache_fits():
             predictors = [member.fit() for member in self.pick_members(task)]
         return mean_of(predictors, features=task.features.shape[1])
 
     def score_held_out(self, task: SoloTask) -> Scored | None:
-        """Return the mean of the members' held-out predictions."""
+        """Return the mean of the averaged models' held-out predictions."""
         return average_held_out(self.pick_members(task))
 
 

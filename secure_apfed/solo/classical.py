@@ -410,7 +410,7 @@ def fit_best_ridge(
 def _decompose_once(columns_RC: FloatArray) -> tuple[FloatArray, ...]:
     """Return what `_decompose_columns` returns, or returned for the same columns in this process.
 
-    Runs of a study that differ in their messages alone fit the same own columns to other targets.
+    Runs of a study that differ only in their messages fit the same own columns to other targets.
     """
     if columns_RC.nbytes > _MAX_DECOMPOSED_BYTES:
         return _decompose_columns(columns_RC)

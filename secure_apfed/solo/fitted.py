@@ -326,7 +326,7 @@ class Member(nn.Module):
 
     @property
     def model(self) -> Simple:
-        """The model that reads the member's columns."""
+        """The model that reads these columns."""
         kind = self.get_submodule(self.kind)
         assert isinstance(kind, Simple)
         return kind
@@ -348,7 +348,7 @@ class Average(ModelKind):
     """
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
-        """Build the numbered members."""
+        """Build the averaged models, in the order of their numbers."""
         super().__init__()
         parts = {name: torch.as_tensor(tensor) for name, tensor in tensors.items()}
         numbers = {name.partition(".")[0] for name in parts}
@@ -361,7 +361,7 @@ class Average(ModelKind):
             raise ModelError("models that are averaged tell different classes")
 
     def list_members(self) -> list[Member]:
-        """Return the members in the order of their numbers."""
+        """Return the averaged models in the order of their numbers."""
         return [member for member in self.children() if isinstance(member, Member)]
 
     def get_shape(self) -> tuple[int, int]:
@@ -369,7 +369,7 @@ class Average(ModelKind):
         return max(member.end for member in members), members[0].classes
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """Return the weighted mean of the members' probabilities, (B, K)."""
+        """Return the weighted mean of the averaged models' probabilities, (B, K)."""
         members = self.list_members()
         scores_MBK = torch.stack([member(x_BF) for member in members])
         weights = [member.share for member in members]
@@ -453,7 +453,7 @@ def blend_models(view: View, model: "FittedModel", others: "FittedModel") -> "Fi
         member.share != 1.0 for member in average.list_members()
     ):
         raise ModelError("only an average of equal weights is averaged with one more model")
-    # The model becomes one more member, whose weight is that of all others together.
+    # The model becomes one more part of the average, weighted as all others together.
     number = len(average.list_members())
     single_state = average_of([(view, model)]).state_dict()
     tensors: dict[str, ArrayLike | Tensor] = dict(average.state_dict())

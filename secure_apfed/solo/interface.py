@@ -55,7 +55,7 @@ class SoloTask:
         classes: K; classes without a label are never predicted.
         seed: the seed of all random numbers of a baseline.
         model, train: the run's own, for the baseline that trains the run's own network.
-        family: builds that network, if it is the active's own code; None: it follows from `model`.
+        family: builds that network, if it is user-defined; None: it follows from `model`.
         measure: the measure that ranks models on held-out labels.
     """
 
