@@ -132,8 +132,7 @@ class Tls(Settings):
 
 
 class ServeSettings(Settings):
-    """A party's limits on the joint predictions that it helps to make, in all
-    sessions together.
+    """A party's limits on the joint predictions that it helps to make, in all sessions together.
 
     Attributes:
         table: the people who may be asked about, with the columns of the training; null: the table

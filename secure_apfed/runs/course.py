@@ -972,7 +972,7 @@ class TrainingLoop:
         return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
 
     def _warn_without_help(self) -> None:
-        """Warn if the active trained without the passives that it should send representations to."""
+        """Warn if the active trained without the passives that should get its representations."""
         contract = self.session.contract
         flows = self.session.transcript.flows
         should_send = "the active sends representations" in self._config.method.facts

@@ -219,7 +219,7 @@ class PartySettings(Settings):
 
     @model_validator(mode="after")
     def _check_rows_settings(self) -> Self:
-        """Refuse settings of columns for rows that a user-defined function makes, which is trusted."""
+        """Refuse settings of columns for rows that a user-defined function makes; trust it."""
         if self.rows is None:
             return self
         if self.rows_code not in (None, OWN_ROWS):
