@@ -1,9 +1,9 @@
-"""The front of gain against features read: which lines of a comparison no other line beats.
+"""The Pareto front of gain against features read: rows of a comparison that no other row beats.
 
-A line is dominated where another one gains as much or more while less is read of the passives'
-features, by means over the seeds. A line that shows labels to the passives does not dominate one
-that shows them none: it asks for more trust. Only lines with both figures take part: a line that
-nobody attacked is neither on the front nor dominated.
+A row of the table is dominated where another one gains as much or more while attacks read less of
+the passives' features, by means over the seeds. A row that shows labels to the passives does not
+dominate one that shows them none: it asks for more trust. Only rows with both values take part: a
+row that nobody attacked is neither on the front nor dominated.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,10 +19,11 @@ PointT = TypeVar("PointT")
 
 @dataclass(frozen=True, kw_only=True)
 class FrontLine:
-    """A line of a comparison.
+    """A row of a comparison, as a point of gain and leakage.
 
     Attributes:
-        gain: over the best local model, a share of rows.
+        name: title of the row.
+        gain: gain in accuracy over the best local model, a share of test rows.
         read: advantage (R2 over the baseline) of the best attack on the passives' features.
         shows_labels: whether the passives receive labels of the active.
     """
@@ -39,14 +40,15 @@ def find_front(
     read: Callable[[PointT], float],
     worth: Callable[[PointT], float],
 ) -> list[PointT]:
-    """Return the Pareto front of two figures, ascending by `read`; of equal points one remains.
+    """Return the Pareto front of two values, ascending by `read`; of equal points one remains.
 
     Args:
-        points: of any type.
-        read: returns what is read at a point; less is better.
-        worth: returns what a point is worth; more is better.
+        points: the compared points, of any type.
+        read: function that returns how much attacks read at a point; less is better.
+        worth: function that returns the gain or accuracy of a point; more is better.
     """
     front: list[PointT] = []
+    # In this order a point is on the front if it is worth more than all points before it.
     for point in sorted(points, key=lambda point: (read(point), -worth(point))):
         if not front or worth(point) > worth(front[-1]):
             front.append(point)
@@ -54,13 +56,18 @@ def find_front(
 
 
 def find_dominating(line: FrontLine, lines: Sequence[FrontLine]) -> FrontLine | None:
-    """Return the dominating line with the highest gain; None: no line dominates this one."""
+    """Return the row with the highest gain of those that dominate `line`; None: none does.
+
+    A row dominates where it gains as much or more, less is read, and no more labels are shown.
+    """
     dominating = [other for other in lines if _dominates(other, line)]
     return max(dominating, key=lambda other: other.gain.mean, default=None)
 
 
 def _dominates(other: FrontLine, line: FrontLine) -> bool:
-    """Return whether `other` dominates `line`: is at least as good in all three and not equal."""
+    """Return whether `other` dominates `line`: it is at least as good in gain, features read and
+    labels shown, and not equal in all.
+    """
     if other.shows_labels and not line.shows_labels:
         return False
     is_as_good = other.gain.mean >= line.gain.mean and other.read.mean <= line.read.mean
@@ -73,7 +80,7 @@ def _dominates(other: FrontLine, line: FrontLine) -> bool:
 
 
 def describe_front(lines: Sequence[FrontLine]) -> str:
-    """Return a sentence on the lines of the front, and one for each line that is dominated."""
+    """Return a sentence on the rows of the Pareto front, and one for each dominated row."""
     if not lines:
         return "No line has both a gain and an attack on the passives' features."
     dominated = [(line, find_dominating(line, lines)) for line in lines]
@@ -91,9 +98,9 @@ def describe_front(lines: Sequence[FrontLine]) -> str:
 
 
 def describe_dominated(fronts: Mapping[str, Sequence[FrontLine]]) -> str:
-    """Return a sentence with the lines that are dominated on all of several data sets.
+    """Return a sentence that names the rows that are dominated on all of several data sets.
 
-    `fronts`: compared lines by data set. A line counts if it is in at least two of these.
+    `fronts`: compared rows by data set. A row counts if at least two data sets have it.
     """
     names = dict.fromkeys(line.name for lines in fronts.values() for line in lines)
     dominated = []
@@ -110,7 +117,7 @@ def describe_dominated(fronts: Mapping[str, Sequence[FrontLine]]) -> str:
 
 
 def _describe_lines(lines: Sequence[FrontLine]) -> str:
-    """Return the names of these lines with their gain and R2."""
+    """Return the names of these rows with their gain and R2."""
     return "; ".join(
         f"{line.name} ({100 * line.gain.mean:+.1f} points, R2 {line.read.mean:.2f})"
         for line in lines
@@ -120,7 +127,8 @@ def _describe_lines(lines: Sequence[FrontLine]) -> str:
 def draw_front(path: Path, lines: Sequence[FrontLine], *, title: str) -> Picture:
     """Draw gain against features read, write the picture and return it.
 
-    A solid line joins the front of lines that show no labels to passives, a dashed one that of all.
+    A solid line joins the front of those rows that show no labels to passives, a dashed line the
+    front of all.
     """
     with open_figure(path, (7.5, 4.4)) as figure:
         axes = figure.subplots()

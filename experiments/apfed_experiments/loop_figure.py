@@ -71,7 +71,7 @@ def tradeoff_figure(
 def _check_keys(point: Any, position: int) -> None:
     """Raise DataError unless a point is a mapping with the required keys and no others.
 
-    `position`: of the point in the list, from 1.
+    `position`: position of the point in the caller's list, from 1, for messages.
     """
     if not isinstance(point, Mapping):
         raise DataError(f"point {position}: expected a mapping such as {_EXAMPLE}, got {point!r}")
@@ -94,7 +94,7 @@ def _describe_point(row: Row) -> str:
 def _make_row(point: Point, name: str, target: str) -> Row:
     """Return a point as a row that `draw_board` draws.
 
-    `name`: its label. `target`: "labels" or "features".
+    `name`: label of the point. `target`: "labels" or "features".
 
     Raises DataError: a number is missing or out of range.
     """
@@ -105,6 +105,7 @@ def _make_row(point: Point, name: str, target: str) -> Row:
         math.inf if epsilon is None else _parse_number(epsilon, where, low=0, high=math.inf)
     )
     return {
+        # A user's point is no reference and has no local models to gain over.
         "reference": False,
         "gain": None,
         "defence": name,
@@ -207,10 +208,12 @@ def _parse_numbers(values: Any, where: str, *, low: float, high: float) -> list[
 def _parse_number(value: Any, where: str, *, low: float, high: float) -> float:
     """Return a number after checking that it lies between `low` and `high`.
 
-    Infinity is allowed only if `low` is finite, as for an epsilon. `where`: begins the message.
+    Infinity is allowed only if `low` is finite, as for an epsilon. `where`: name of the value, with
+    which the error message begins.
 
     Raises DataError: the value is no number, or out of range.
     """
+    # Scalars of NumPy and torch become Python numbers; True and False are no numbers here.
     value = value.item() if np.ndim(value) == 0 and hasattr(value, "item") else value
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     allows_infinity = math.isfinite(low)

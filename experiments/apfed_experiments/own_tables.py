@@ -42,9 +42,10 @@ def load_splits(folder: Path) -> Mapping[str, Mapping[str, Any]]:
 def _make_split(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings `data` and `measure` of the runs on one table.
 
-    `path`: of `splits.yaml`. `split`: the table's entry there.
+    `path`: path of `splits.yaml`. `name`: name of the table. `split`: the table's entry there.
 
-    Raises ConfigError: there is no file or no second party, or the file lacks named columns.
+    Raises ConfigError: the table's file or a second party is missing, or the file lacks columns
+    that `split` names.
     """
     columns_by_party = {
         party: [*map(str, columns)] for party, columns in split.items() if isinstance(columns, list)

@@ -1,6 +1,6 @@
 """The papers' partitions by name, as fields of `DataSettings`.
 
-Where a paper leaves something open, its preset says what was chosen. Figures from these names are
+Where a paper leaves something open, its preset says what was chosen. Metrics from these names are
 of the paper's partition, and of people drawn by the seed, which no paper lists.
 
 Sources: APC-VFL, section 5 and Appendix A; MMVFL, section 6.1 and Table 1.
@@ -34,7 +34,7 @@ class _ApcVflDataset:
         rows: number of the active's people.
         columns: the active's five columns; partitions with fewer drop the first ones.
         aligned: numbers of aligned people that the paper tries.
-        fewer: further ones, which are not tried where all people are aligned.
+        fewer: further numbers of aligned people, which are not tried where all are aligned.
         tested: number of test rows where all people are aligned.
     """
 
@@ -71,7 +71,7 @@ _APC_VFL = {
 def find_preset(name: str) -> dict[str, Any]:
     """Return the fields of `DataSettings` of the partition with this name.
 
-    Raises ConfigError: there is no such partition; the message names the nearest.
+    Raises ConfigError: no partition has this name; the message names the nearest.
     """
     if name not in PRESETS:
         raise ConfigError(

@@ -35,15 +35,15 @@ class Study(Generic[_M]):
     """The declaration of a study.
 
     Attributes:
-        title: of its page.
-        reading: sentences on how to read its tables.
+        title: title of the study's page.
+        reading: sentences on how to read the tables.
         folder: where everything is stored and a stopped study resumes; None: nothing is written.
-        measure: takes `jobs` and `on_done`, measures what the folder lacks, and returns all
-            measurements (for runs: `apfed_experiments.study.run_points`).
-        compare: returns the parts of the answer from the measurements, and draws their pictures.
-        measure_first: takes `jobs` and `on_done`, measures the part that gives a first answer, and
-            returns sentences that are shown before the rest is measured; None: there is none.
-        unit: what is counted while it runs, in the plural.
+        measure: function of `jobs` and `on_done` that measures what the folder lacks and returns
+            all measurements (for runs: `apfed_experiments.study.run_points`).
+        compare: function that makes tables and verdicts of the measurements and draws pictures.
+        measure_first: function of `jobs` and `on_done` that measures a first part and returns
+            sentences that are shown before the rest is measured; None: nothing is shown first.
+        unit: name of the measurements that progress counts, in the plural.
         reported: runs whose reports are written and linked from the page.
     """
 
@@ -59,11 +59,11 @@ class Study(Generic[_M]):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer of a study, which is also stored in its folder.
+    """The results of a study, which are also stored in its folder.
 
     Attributes:
         measured: all measurements, as `Study.measure` returns them.
-        parts: tables and pictures.
+        parts: tables, verdicts and pictures, one part for each data set or question.
     """
 
     study: Study[Any]
@@ -101,11 +101,12 @@ class Answer:
 def run_study(
     study: Study[Any], *, jobs: int = 1, on_done: OnDone = lambda done, total: None
 ) -> Answer:
-    """Measure what a study lacks; write tables, pictures, reports and the page; return the answer.
+    """Measure what a study lacks; write tables, pictures, reports and the page; return the results.
 
-    `jobs`: number of processes. `on_done`: is called after each measurement.
+    `jobs`: number of processes. `on_done`: function that is called after each measurement.
 
-    Raises CheckpointError: the folder holds figures of other settings. Raises what its runs do.
+    Raises CheckpointError: the folder holds metrics of other settings. Errors of the study's runs
+    are passed on.
     """
     folder = study.folder
     if folder is not None:
@@ -146,7 +147,8 @@ def _write_trial_report(trial: Trial) -> Path:
 def _write_table(base: Path, part: Part, failures: Sequence[str]) -> None:
     """Write a part's table as CSV, Markdown and JSON.
 
-    `base`: path without suffix; names of parts may hold dots. `failures`: sentences for Markdown.
+    `base`: path without suffix, whose name may hold dots. `failures`: sentences that the Markdown
+    file ends with.
     """
     contents = {
         "csv": part.table.format_csv(),

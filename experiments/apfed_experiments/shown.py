@@ -1,7 +1,7 @@
 """The settings under which methods are shown: by the main job, studies of gains, and examples.
 
 They were chosen on development sets (digits, handwritten numerals, breast cancer, wine), test rows
-included, so figures of these sets are figures of development. None was chosen by figures of the
+included, so metrics on these sets are metrics of development. None was chosen by metrics on the
 public tables in docs/apfed-without-labels.md.
 `tests/experiments/test_shown.py` holds the main job's files
 against them, and tests that none of them shows a method undertrained.
@@ -42,7 +42,8 @@ LABELS_AFTER: Mapping[str, Any] = {
 """APFed whose labels come after the exchange. What 16 numbers a row and five epochs reveal of the
 passives' columns: docs/apfed-without-labels.md."""
 FROZEN: Mapping[str, Any] = {"mechanism": "frozen_gaussian", "clip": 1.0}
-"""The guard under which APFed is shown; its epsilon is each line's own."""
+"""The guard (clip and noise of representations) under which APFed is shown; each row of a table
+sets its own epsilon."""
 MIXED_OBJECTIVES: Mapping[str, Any] = {
     "default": {"objective": {"name": "contrastive"}, "weight": 10.0},
     "passive-1": {"objective": {"name": "reconstruction"}, "weight": 10.0},

@@ -1,8 +1,9 @@
 """Sum by guard: what each reader of APFed reads with and without a secure sum and a guard.
 
-Four cells (sum in the clear or masked, guard off or frozen noise) for APFed-R, APFed-C and a mix of
-both. The readers are the aggregator, the active and a passive. Each figure is what the attack that
-gains most reads over its best baseline with the same knowledge, with its interval over the seeds.
+A guard clips representations and adds noise to them. Four cells (sum in the clear or masked, guard
+off or frozen noise) for APFed-R, APFed-C and a mix of both. The readers are the aggregator, the
+active and a passive. Each value is the advantage of the best attack over its best baseline with the
+same knowledge, with its interval over the seeds.
 Where no attack ran the table says "not attacked". Everything is derived from one run's settings.
 """
 
@@ -38,7 +39,7 @@ OBJECTIVES: Mapping[str, tuple[str, ...]] = {
     "APFed-C": ("contrastive",),
     "mix": ("reconstruction", "contrastive"),
 }
-"""Objectives that passives take in turn, by name of a line."""
+"""Objectives that passives take in turn, by label of the table's rows."""
 SUMS: Mapping[str, Mapping[str, Any]] = {
     "none": {"scheme": "plain", "masks": "none"},
     "masked": {"scheme": "plain", "masks": "pairwise"},
@@ -99,9 +100,10 @@ COLUMNS = (
 
 
 def make_lines(base: Config) -> list[Line]:
-    """Return a line for each choice of objectives, sum and guard, on the data of `base`.
+    """Return a row of the table for each choice of objectives, sum and guard, on the data of
+    `base`.
 
-    Passives take the objectives in turn, with lambda as in `base`.
+    Passives take the objectives in turn, with the lambda (weight of their losses) of `base`.
     """
     weight = base.passives["default"].weight if "default" in base.passives else _DEFAULT_WEIGHT
     passives = [table.name for table in load_data(base.data, seed=0).passives]
@@ -135,7 +137,10 @@ def make_lines(base: Config) -> list[Line]:
 
 
 def make_points(base: Config, folder: Path) -> list[Point]:
-    """Return one point for each line; runs are stored in a subfolder named after the base."""
+    """Return one point (settings that are run for each seed) for each row of the table.
+
+    Runs are stored in a subfolder named after the base.
+    """
     settings = base.model_dump(mode="json", exclude_defaults=True)
     # The protocol of the alignment changes nothing that these attacks read: the default is used.
     alignment = settings.pop("alignment", {})
@@ -175,16 +180,17 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int) -> 
 
 
 def unify_baselines(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the figures where all attacks by one reader on one victim have the best of their
+    """Return the metrics where all attacks by one reader on one victim have the best of their
     baselines.
 
     An attack chooses its baseline by known rows, and may choose one that is bad on the others; its
     advantage would then seem larger than that of an attack that reads as much.
 
-    `table`: figures of runs, in which attacks are the rows with an advantage.
+    `table`: metrics of runs (`Results.table`), in which attacks are the rows with an advantage.
     """
     table = table.copy()
     is_attack = table["advantage"].notna()
+    # The name of an attack's setting ends with " by READER".
     reader = table["name"].str.partition(" by ")[2]
     keys = [table["point"], table["seed"], table["target"], reader]
     best = table["baseline"].where(is_attack).groupby(keys).transform("max")
@@ -196,7 +202,7 @@ def unify_baselines(table: pd.DataFrame) -> pd.DataFrame:
 def _describe_reading(config: Config, summary: Summary, key: str) -> str:
     """Return score and advantage of a reader's best attack as text, or why there is none.
 
-    `key`: of `READERS`.
+    `key`: key of `READERS`, which names the leak direction.
     """
     kind = READERS[key].kind
     leak = summary.leakage.get(kind)
@@ -206,19 +212,20 @@ def _describe_reading(config: Config, summary: Summary, key: str) -> str:
 
 
 def _export_reading(summary: Summary, key: str) -> Any:
-    """Return attack, score, baseline and advantage of a reader's best attack as plain values.
+    """Return attack, score, baseline and advantage of a reader's best attack as plain values; None
+    if no attack ran.
 
-    `key`: of `READERS`. None: no attack ran.
+    `key`: key of `READERS`, which names the leak direction.
     """
     leak = summary.leakage.get(READERS[key].kind)
     return None if leak is None else leak.as_json()
 
 
 def declare_study(base: Config, folder: Path, *, seeds: Sequence[int]) -> Study[Results]:
-    """Return the study of every line on the data, network and training of `base`.
+    """Return the study of all combinations on the data, network and training of `base`.
 
-    Method, passives, sum, guard and attacks of `base` are replaced. `base` has at least two
-    passives, as masks need. `folder`: of the study.
+    Method, passives, sum, guard and attacks of `base` are replaced. `base` must have at least two
+    passives, as masks need. `folder`: folder of the study. `seeds`: seeds of the runs.
     """
     points = make_points(base, folder)
 

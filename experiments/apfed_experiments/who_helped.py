@@ -47,7 +47,8 @@ READING = (
 
 
 def make_points(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[Point, ...]:
-    """Return the point with all passives, then one without each passive.
+    """Return the point (settings that are run for each seed) with all passives, then one point
+    without each passive.
 
     No run is attacked or keeps a transcript. Points without a passive share the local models of the
     point with all.
@@ -80,8 +81,8 @@ def declare_study(
     Its table has a row for each passive, then, with `baselines`, one for all passives over the best
     local model.
 
-    `folder`: of the study. `seeds`: number of seeds, from `config.seed` on. `baselines`: whether
-    local models are measured.
+    `folder`: folder of the study. `seeds`: number of seeds, from `config.seed` on. `baselines`:
+    whether local models are measured.
 
     Raises ConfigError: no passive can be left out (`check_leaving_out`).
     """
@@ -116,8 +117,8 @@ def _compare_points(
 ) -> list[Row]:
     """Return a row for each passive, then one for all of them if local models were measured.
 
-    `points`: the one with all passives, then one without each of `passives`. `seeds`: number of
-    seeds.
+    `points`: the point with all passives, then a point without each of `passives`, in their order.
+    `seeds`: number of seeds.
     """
     joint_point, *points_without = points
     joint = results.select_rows(joint_point)
@@ -159,7 +160,7 @@ def _make_measure_form(measure: Measure) -> Form:
 
 
 def _make_columns(measure: Measure) -> tuple[Column, ...]:
-    """Return the columns; figures for programs are in the measure's own unit."""
+    """Return the columns of the table; exported numbers are in the measure's own unit."""
     unit = "points" if measure.share else measure.title
     difference = make_points_form() if measure.share else make_form("+.3f")
     return (
@@ -187,7 +188,7 @@ def _make_columns(measure: Measure) -> tuple[Column, ...]:
 def _draw_picture(path: Path, rows: list[Row], measure: Measure) -> Picture:
     """Draw the worth of each passive, write the picture and return it.
 
-    `rows`: as `_compare_points` returns them for single passives.
+    `rows`: the rows of single passives that `_compare_points` returns, without that of all.
     """
     with open_figure(path, (6.0, 3.0)) as figure:
         draw_worth(

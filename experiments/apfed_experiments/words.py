@@ -1,4 +1,4 @@
-"""Text for people of figures, settings and keys."""
+"""Text for people: numbers, settings and keys as words."""
 
 import math
 import re
@@ -12,7 +12,7 @@ _STEPS = ("B", "kB", "MB", "GB", "TB")
 
 
 def format_number(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits; infinity as its sign."""
+    """Return a number with `digits` significant digits, and infinity as its sign."""
     return "\u221e" if math.isinf(value) else _SHORT.sub(r"e\1", f"{value:.{digits}g}")
 
 
@@ -63,7 +63,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return format_number(value, 4)
+        return format_number(value, 4)  # four digits, since settings may have them
     if isinstance(value, list | tuple):
         return ", ".join(map(format_value, value))
     if isinstance(value, Mapping):

@@ -1,9 +1,10 @@
 """Lower bounds on mu, or epsilon, from scores of retrainings in two worlds.
 
-The score is any function of what a retraining reveals. World 1 is guessed where it is above a
-threshold. A third of the retrainings choose the threshold; the others, on which nothing was chosen,
-give the rates of true and false positives. Clopper and Pearson 1934 bound the two rates, each at
-half of the level, and mu-GDP allows
+The worlds are two neighbouring data sets: they differ in one record. The score is any function of
+what a retraining reveals. World 1 is guessed where the score is above a threshold. A third of the
+retrainings choose the threshold; the others, on which nothing was chosen, give the rates of true
+and false positives. Clopper and Pearson 1934 bound the two rates, each at half of the level, and
+mu-GDP allows
 
     TPR <= Phi(Phi^-1(FPR) + mu)        (Dong, Roth and Su 2022, Section 2.2),
 
@@ -51,9 +52,9 @@ class Claim:
     """A claim of privacy that an audit tests.
 
     Attributes:
-        title: of the audit, for people.
+        title: title of the audit, for people.
         says: what the claim covers, for people.
-        claim: mu or epsilon.
+        claim: the claimed mu or epsilon.
         exceeded: whether the audit is expected to prove the claim wrong, since it reads more than
             the claim covers.
     """
@@ -69,11 +70,11 @@ class Result:
     """The result of one audit.
 
     Attributes:
-        case: its claim.
+        case: the audited claim.
         exceeded: whether the claim is proved wrong.
         counted: number of retrainings or runs, as text.
-        figures: for programs.
-        scores: of the retrainings in world 0 and in world 1; empty for votes.
+        figures: measured values by name, for programs.
+        scores: scores of the retrainings in world 0 and in world 1; empty for votes.
     """
 
     case: Claim
@@ -99,7 +100,7 @@ class Evidence:
     """The rates of a test that guesses world 1, and the bound on mu that they prove.
 
     Attributes:
-        threshold: a score above it is a guess of world 1.
+        threshold: score above which world 1 is guessed.
         hits, alarms: number of guesses of world 1 in world 1 and in world 0.
         tested: number of scores in each world.
         tpr_low, fpr_high: one-sided bounds on the rates of true and of false positives.
@@ -126,8 +127,8 @@ def collect_evidence(
 ) -> Evidence:
     """Return the rates and the bound on mu that scores of independent retrainings prove.
 
-    `scores_0`, `scores_1`: of world 0 and world 1, equally many. `level`: probability that the
-    bound is wrong, at most.
+    `scores_0`, `scores_1`: scores of the retrainings in world 0 and in world 1, equally many, (R,).
+    `level`: probability that the bound is wrong, at most.
 
     Raises LocalProtocolError: too few or unequally many scores, one that is not finite, or a level
     outside of 0 to 1.
@@ -155,13 +156,16 @@ def bound_epsilon_by_scores(
 ) -> float:
     """Return a lower bound on epsilon at `delta` that assumes (epsilon, delta)-DP only.
 
-    `scores_0`, `scores_1`: of world 0 and world 1, equally many. `level`: probability that the
-    bound is wrong, at most.
+    `scores_0`, `scores_1`: scores of the retrainings in world 0 and in world 1, equally many, (R,).
+    `level`: probability that the bound is wrong, at most.
 
-    Raises as `collect_evidence`.
+    Raises LocalProtocolError: too few or unequally many scores, one that is not finite, or a level
+    outside of 0 to 1.
     """
-    collect_evidence(scores_0, scores_1, level=level)  # raises if the scores are unusable
+    # Called for its exception: it raises if the scores are unusable.
+    collect_evidence(scores_0, scores_1, level=level)
     third = len(scores_0) // 3
+    # At most a hundred thresholds, spread evenly over the scores of the first third.
     candidates = np.unique(np.concatenate([scores_0[:third], scores_1[:third]]))
     thresholds = candidates[np.unique(np.linspace(0, len(candidates) - 1, 100).astype(int))]
 
@@ -185,8 +189,8 @@ def _count_errors(
 ) -> Evidence:
     """Return the rates of true and false positives at a threshold, their bounds and that of mu.
 
-    Clopper and Pearson bound each rate at half of the level. `scores_0`, `scores_1`: of world 0 and
-    world 1.
+    Clopper and Pearson bound each rate at half of `level`. `scores_0`, `scores_1`: scores of the
+    retrainings in world 0 and in world 1.
     """
     tested = len(scores_0)
     hits = int((scores_1 > threshold).sum())

@@ -8,7 +8,7 @@ epsilon.
 A lower bound below the claim proves nothing about the claim; one above it proves the claim
 wrong, except with the stated small probability.
 
-Letters: m canaries, r guesses, v right ones, T releases, D numbers of a representation.
+Letters: m canaries, r guesses, v right guesses, T releases, B rows, D dimensions of a row.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Audit:
         epsilon_dp: lower bound on epsilon at `delta` that assumes (epsilon, delta)-DP only.
         epsilon_gdp: lower bound that assumes Gaussian DP.
         epsilon_rows: lower bound that assumes Gaussian DP and rows released independently.
-        delta: of the claim.
+        delta: delta of the audited claim.
         confidence: probability that all three bounds hold, at least.
     """
 
@@ -77,14 +77,14 @@ def audit_release(
     """Attack a release function and return lower bounds on its epsilon.
 
     Args:
-        release: takes representations (B, D), the step and the rows' numbers (B,), and returns what
-            is sent: (B, D), or several such blocks in one longer matrix if a row is sent more than
-            once. It is called with all canaries at each step.
+        release: function of representations (B, D), the step and the rows' numbers (B,) that
+            returns what is sent: (B, D), or several such blocks in one longer matrix if a row is
+            sent more than once. It is called with all canaries at each step.
         releases: T, the number of steps.
-        delta: of the claim.
-        seed: of the canaries' bits, which are no secret outside the audit.
-        canaries: m.
-        guesses: r, how many canaries' bits are guessed: those with the clearest scores.
+        delta: delta of the audited claim.
+        seed: seed of the canaries' bits, which are no secret outside the audit.
+        canaries: m, the number of planted rows.
+        guesses: r, the number of canaries whose bits are guessed: those with the clearest scores.
         confidence: probability that all three bounds hold, at least.
 
     Raises:
@@ -96,7 +96,7 @@ def audit_release(
             f"release, got {guesses} guesses and {releases} releases"
         )
     generator = torch.Generator().manual_seed(seed)
-    bits_B = torch.randint(0, 2, (canaries,), generator=generator) * 2 - 1
+    bits_B = torch.randint(0, 2, (canaries,), generator=generator) * 2 - 1  # -1 or 1
     direction_D = torch.full((_DIMENSION,), _DIMENSION**-0.5)
     h_BD = _CANARY_NORM * bits_B[:, None] * direction_D
     rows = torch.arange(canaries)
@@ -113,7 +113,7 @@ def audit_release(
     is_right_B = torch.where(score_B >= 0, 1, -1) == bits_B  # a tie is a guess like any other
     right = int(is_right_B[surest].sum())
     all_right = int(is_right_B.sum())
-    level = (1 - confidence) / 3
+    level = (1 - confidence) / 3  # three bounds share the probability of an error
     mu = bound_mu_by_guesses(canaries, guesses, right, level=level)
     mu_rows = bound_mu_of_independent_rows(canaries, all_right, level=level)
     return Audit(
@@ -132,13 +132,14 @@ def audit_release(
 def bound_epsilon_by_guesses(
     canaries: int, guesses: int, right: int, *, delta: float, level: float
 ) -> float:
-    """Return the largest epsilon that v right ones of r guesses contradict at significance `level`.
+    """Return the largest epsilon that v right of r guesses contradict at significance `level`.
 
     Steinke, Nasr and Jagielski 2023 (Privacy Auditing with One Training Run), Theorem 5.2: with W
     binomial of r trials and success probability e^eps / (1 + e^eps), v or more right guesses have a
     probability of at most P(W >= v) + 2 m delta max over i = 1..v of P(v - i <= W < v) / i.
 
-    `canaries`: m. `guesses`: r. `right`: v. `delta`: of (epsilon, delta)-DP.
+    `canaries`: m, number of canaries. `guesses`: r, number of guessed bits. `right`: v, number of
+    right guesses. `delta`: delta of the claimed (epsilon, delta)-DP.
     """
 
     def rejects_epsilon(epsilon: float) -> bool:
@@ -153,9 +154,10 @@ def bound_epsilon_by_guesses(
 
 
 def bound_mu_by_guesses(canaries: int, guesses: int, right: int, *, level: float) -> float:
-    """Return the largest mu for which v right ones of r guesses on m canaries contradict mu-GDP.
+    """Return the largest mu for which v right of r guesses on m canaries contradict mu-GDP.
 
-    `canaries`: m. `guesses`: r. `right`: v. `level`: probability that this bound is wrong, at most.
+    `canaries`: m. `guesses`: r, number of guessed bits. `right`: v, number of right guesses.
+    `level`: probability that this bound is wrong, at most.
 
     Mahloujifar, Melis and Chaudhuri 2024 (Auditing f-Differential Privacy in One Run), Algorithm
     3. Let p_k be the probability of k right guesses, and for a random canary let
@@ -189,10 +191,10 @@ def bound_mu_of_independent_rows(canaries: int, all_right: int, *, level: float)
     Roth and Su 2022, Section 2.2: the trade-off function at its fixed point). The number of right
     guesses is therefore at most binomial; Clopper and Pearson 1934 bound its probability below.
 
-    `canaries`: m. `all_right`: number of right guesses among m. `level`: probability that the bound
-    is wrong, at most.
+    `canaries`: m, number of canaries. `all_right`: number of right guesses among m. `level`:
+    probability that the bound is wrong, at most.
     """
-    if all_right <= canaries / 2:
+    if all_right <= canaries / 2:  # no better than coin flips: nothing is proved
         return 0.0
     probability_low = beta.ppf(level, all_right, canaries - all_right + 1)
     return max(0.0, 2 * float(ndtri(probability_low)))
@@ -201,7 +203,8 @@ def bound_mu_of_independent_rows(canaries: int, all_right: int, *, level: float)
 def _find_largest(rejected: Callable[[float], bool], high: float) -> float:
     """Return the largest rejected value by bisection, or a value just below; 0 if none is rejected.
 
-    `rejected`: is true for all values up to some point. `high`: largest value that is tried.
+    `rejected`: function that is true for all values up to some point and false beyond it. `high`:
+    largest value that is tried.
     """
     low = 0.0
     if not rejected(low):

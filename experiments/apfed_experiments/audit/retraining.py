@@ -2,15 +2,15 @@
 
 Run by: the auditor, who simulates every party. Each retraining is the training of
 `secure_apfed.methods.apfed` with one passive and APFed-R: representations are clipped and
-noised, the passive answers with its rows' gradients, and the active updates with or without DP-SGD,
+noised, the passive returns its rows' gradients, and the active updates with or without DP-SGD,
 by the functions of `secure_apfed.learning`. All retrainings take each step together
 (`torch.func.vmap`); only their noise differs, and, in half of them (world 1), the record. A test
 checks that one retraining equals the parties' own steps.
 
 The noise comes from torch's generator: an audit is repeatable and keeps no secret.
 
-Letters: R retrainings, N rows, B batch, F features, D numbers of a representation, P parameters,
-K classes.
+Letters: R retrainings, N rows, B batch, F features, D dimensions of a representation, P parameters,
+K classes; a 1 in a name is an axis of size 1.
 """
 
 import math
@@ -69,13 +69,13 @@ class Task:
     """The data and the schedule of a training in both worlds.
 
     Attributes:
-        features, labels: of the active in world 0, (N, F) and (N,).
-        passive_features: of the same people at the passive, (N, F).
-        record: row in which the worlds differ.
-        other_features, other_label: that row in world 1, (F,) and a class.
-        batches: rows of each step of an epoch.
-        epochs: their number.
-        learning_rate, passive_rate: of the active and of the passive.
+        features, labels: features and labels of the active in world 0, (N, F) and (N,).
+        passive_features: features of the same people at the passive, (N, F).
+        record: number of the row in which the worlds differ.
+        other_features, other_label: features and label of that row in world 1, (F,) and a class.
+        batches: row numbers of each step of an epoch, (B,) each.
+        epochs: number of epochs.
+        learning_rate, passive_rate: learning rates of the active and of the passive.
     """
 
     features: Tensor
@@ -121,12 +121,12 @@ class Step:
     """A step of all retrainings, and what an auditor sees of it.
 
     Attributes:
-        number: of the step, from 0.
-        rows: of its batch, (B,).
+        number: number of the step, from 0.
+        rows: row numbers of the batch, (B,).
         clean, sent: clipped representations before and after the noise, (R, B, D).
-        record_position: of the record in the batch; -1: it is not in the batch.
-        worlds: for world 0 and world 1, at the same parameters: the record's clipped representation
-            (R, D) and the sum of gradients (R, P); empty if the record is not in the batch.
+        record_position: position of the record in the batch; -1: it is not in the batch.
+        worlds: the record's clipped representation (R, D) and the sum of gradients (R, P), at the
+            same parameters, in world 0 and in world 1; empty if the record is not in the batch.
         update: the noisy sum of gradients, (R, P).
     """
 
@@ -159,9 +159,9 @@ class Retrainings:
             task: data and schedule.
             protection: clips and noise.
             modules: the active's encoder, head and projection, without dropout.
-            objective: of the passive.
-            count: R, even.
-            seed: of the noise.
+            objective: loss of the passive, with its parameters.
+            count: R, the number of retrainings, even.
+            seed: seed of the noise.
             paired: whether retraining k of both worlds has the same noise: to see what the record
                 changes, not for bounds.
         """
@@ -191,7 +191,7 @@ class Retrainings:
         """Run one step of all retrainings: representations, noise, the passive's gradients, the
         active's update.
 
-        `number`: of the step, from 0. `rows_B`: of the batch.
+        `number`: number of the step, from 0. `rows_B`: row numbers of the batch.
         """
         matches = (rows_B == self.task.record).nonzero().flatten().tolist()
         position = matches[0] if matches else -1
@@ -224,8 +224,7 @@ class Retrainings:
     def _collect_worlds(
         self, sum_RP: Tensor, gradient_R1D: Tensor
     ) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Return the record's representation and the sum of gradients in each world; see
-        `Step.worlds`.
+        """Return the record's representation (R, D) and the sum of gradients (R, P) in each world.
 
         `sum_RP`: sums of gradients, each in its retraining's world. `gradient_R1D`: the passive's
         gradients on the record's representation.
@@ -243,6 +242,7 @@ class Retrainings:
             term_RP = self.compute_example_terms(x_R1F, y_R1, gradient_R1D)[:, 0]
             record_worlds.append((self._compute_representations(x_R1F)[:, 0], term_RP))
         (_, term_0_RP), (_, term_1_RP) = record_worlds
+        # The sum in a world is the sum that was measured, with that world's term of the record.
         own_term_RP = torch.where(self.world_R[:, None].bool(), term_1_RP, term_0_RP)
         return tuple((z_RD, sum_RP - own_term_RP + term_RP) for z_RD, term_RP in record_worlds)
 
@@ -268,11 +268,12 @@ class Retrainings:
     def compute_example_gradients(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
         """Return each example's gradient, (R, B, P), which DP-SGD clips.
 
-        It is of the task loss on features `x_RBF` and labels `y_RB`, plus <row, z>, where `row_RBD`
-        are the passive's gradients on the representations z.
+        The loss is the task loss on features `x_RBF` and labels `y_RB`, plus <row, z>, where
+        `row_RBD` are the passive's gradients on the representations z.
         """
 
         def compute_loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
+            """Return the loss of one example in one retraining."""
             scores_1K, sent_1D = functional_call(self._active, dict(weights), (x_F[None],))
             z_1D = onto_ball(sent_1D, self.protection.clip)
             return make_joint_loss(F.cross_entropy(scores_1K, y[None]), z_1D, row_D)
@@ -295,10 +296,12 @@ class Retrainings:
     def _run_passive_step(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
         """Update the passive; return its gradient B dL/dz on each row, clipped to `row_clip`.
 
-        `sent_RBD`: representations that it received. `features_BF`: its own rows.
+        `sent_RBD`: representations that the passive received. `features_BF`: its own features of
+        these rows.
         """
 
         def compute_loss(weights: Weights, z_BD: Tensor) -> Tensor:
+            """Return the passive's loss in one retraining."""
             value: Tensor = functional_call(self._objective, dict(weights), (z_BD, features_BF))
             return value
 
@@ -346,8 +349,8 @@ class Case(Claim):
         replaced: whether world 1 replaces the whole record, or only its label.
         view: what the score reads: the releases of all rows but the record's ("other rows"), or all
             releases, updates and parameters ("everything").
-        protection: of the training.
-        learning_rate: of the active.
+        protection: clips and noise of the training.
+        learning_rate: learning rate of the active.
     """
 
     replaced: bool
@@ -398,6 +401,7 @@ CASES: Mapping[str, Case] = {
 def make_networks() -> tuple[dict[str, nn.Module], nn.Module]:
     """Return the active's networks and the passive's objective with their initial weights."""
     with seed_draws(_SEED, "audit", "networks"):
+        # Ten columns at either party, two classes, representations of four dimensions.
         encoder, head = make_encoder_and_head(_MODEL, (10,), 2)
         modules = {"encoder": encoder, "head": head, "projection": make_projection(4, (4,))}
         objective = Reconstruction(
@@ -441,7 +445,7 @@ def make_task(case: Case, *, epochs: int = EPOCHS) -> Task:
 # the record. The auditor knows every parameter, every other row and all gradients of the passives,
 # and reads the record's releases and the noisy sums of its batches.
 #
-# Letters: R retrainings, B batch, D numbers of a representation, P parameters.
+# Letters: R retrainings, B batch, D dimensions of a representation, P parameters.
 
 
 class OtherRowsScore:
@@ -454,7 +458,7 @@ class OtherRowsScore:
         self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
 
     def __call__(self, step: Step) -> None:
-        """Add a step's part of the score."""
+        """Add the part of one step, <z_j, d_j> summed over its rows j, to the score (R,)."""
         self.score_R += (step.sent * self._directions[step.number]).sum((1, 2)).double()
 
 
@@ -470,7 +474,7 @@ class WhiteBoxScore:
         """Add a step's log likelihood ratio: of the record's release, and of the noisy sum of
         gradients.
         """
-        if step.record_position < 0:
+        if step.record_position < 0:  # without the record, a step is the same in both worlds
             return
         (z_0, sum_0), (z_1, sum_1) = step.worlds
         self.score_R += _compute_ratio(step.sent[:, step.record_position], z_0, z_1, self._sigma)
@@ -492,7 +496,7 @@ def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> lis
     """Return the mean change of every released row from world 0 to world 1, (B, D) for each step.
 
     The record's own row has 0. `pairs`: number of pairs of retrainings with the same noise. `seed`:
-    of the noise.
+    seed of the noise.
     """
     modules, objective = make_networks()
     runs = Retrainings(
@@ -525,10 +529,10 @@ def declare_study(
     The bounds of each table of cases hold together at 95 %.
 
     Args:
-        folder: of the study.
-        retrainings: number in each case, both worlds together: even, at least 120.
-        seed: of the noise.
-        device: that computes.
+        folder: folder of the study.
+        retrainings: number of retrainings of each case, both worlds together: even, at least 120.
+        seed: seed of the noise.
+        device: device that computes the retrainings.
     """
     return Study(
         title="Audit: claims of privacy and what retrainings prove",
@@ -555,8 +559,8 @@ def _play_cases(
 ) -> Audited:
     """Measure all cases one after another, whatever `jobs` is, and write audit.json.
 
-    `folder`, `retrainings`, `seed`, `device`: as in `declare_study`. `on_done`: is called after
-    each case.
+    `retrainings`: number of retrainings of each case, both worlds together. `seed`: seed of the
+    noise. `device`: device that computes. `on_done`: function that is called after each case.
     """
     trainings = list[Result]()
     votes = list[Result]()
@@ -565,6 +569,7 @@ def _play_cases(
         results.append(result)
         on_done(len(trainings) + len(votes), len(CASES) + len(VOTE_CASES))
 
+    # The cases of a table share its probability of an error equally.
     level = (1 - _CONFIDENCE) / len(CASES)
     for index, case in enumerate(CASES.values()):
         # A case uses several seeds from its first one on, one for each batch of retrainings.
@@ -598,10 +603,10 @@ def play_case(
 
     Args:
         case: what is audited.
-        retrainings: number of both worlds together.
-        seed: of the noise of the first batch; later ones have the seeds after it.
+        retrainings: number of retrainings, both worlds together.
+        seed: seed of the noise of the directions; each batch of retrainings has the next seed.
         level: probability that the bound is wrong, at most.
-        device: that computes.
+        device: device that computes the retrainings.
     """
     began = time.monotonic()
     task = make_task(case).to(device)
@@ -612,7 +617,7 @@ def play_case(
     batches = math.ceil(retrainings / _MAX_TOGETHER)
     for batch in range(batches):
         modules, objective = make_networks()
-        count = 2 * (retrainings // (2 * batches))
+        count = 2 * (retrainings // (2 * batches))  # even, and the same in each batch
         runs = Retrainings(
             task,
             case.protection,

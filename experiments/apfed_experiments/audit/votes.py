@@ -1,12 +1,14 @@
 """Audits of the privacy of votes: the real mechanisms on a passive's table in two worlds.
 
-The worlds differ in one person's record. Nothing is trained for long, so every run uses the code
-that a passive runs: the labeller, the randomised answer, the noisy sum. The auditor knows both
+The worlds are two tables that differ in one person's record. A vote is a passive's row of class
+scores for a person; a labeller is the semi-supervised rule that makes it; a hard vote names one
+class; an answer is a hard vote under randomised response. Nothing is trained for long, so every run
+uses the code that a passive runs. The auditor knows both
 worlds and everything public, observes what the claim covers, and scores it by its likelihood ratio.
 Where the claim assumes that noisy weights are observed (and then the own vote), the auditor
 computes them from the votes of people whose features are unit vectors.
 
-Letters: R runs of one world, U rows, F features, K classes, P numbers of a row of Phi.
+Letters: R runs of one world, U rows, F features, K classes.
 """
 
 import hashlib
@@ -65,8 +67,10 @@ class NoisySum:
 
         The other passives' votes are 0, since the reader and colluding passives can subtract them.
 
-        `votes_RK`: of the passive. `seed`, `world`: of the noise.
+        `votes_RK`: the passive's vote in each run. `seed`, `world`: what the noise is derived from;
+        `world` is 0 or 1.
         """
+        # The audited passive is party 0.
         own_noise_RK = self._draw_noise(votes_RK.shape, seed, world, 0)
         total_RK = self.point.quantise_rows(votes_RK, own_noise_RK).astype(np.float64)
         for party in range(1, self.honest):
@@ -76,7 +80,10 @@ class NoisySum:
     def _draw_noise(
         self, shape: tuple[int, ...], seed: int, world: int, party: int
     ) -> NDArray[np.int64]:
-        """Return one party's discrete Gaussian noise, integers in steps of fixed point."""
+        """Return one party's discrete Gaussian noise, integers in steps of fixed point.
+
+        `shape`: shape of the noise. `seed`, `world`, `party`: what its key is derived from.
+        """
         key = _derive_key(seed, "sum", world, party)
         return discrete_gaussian(key, deviation=self.point.noise, shape=shape)
 
@@ -86,12 +93,12 @@ class TwoTables:
     """A passive's table in two worlds, which differ in one row.
 
     Attributes:
-        features: of world 0 and of world 1, (U, F).
-        labelled, labels: rows with a label, and their labels.
-        classes: K.
-        person: the row in which the worlds differ.
-        readable: first of F consecutive rows that are unit vectors, whose votes reveal the weights;
-            -1: there are none.
+        features: features in world 0 and in world 1, (U, F).
+        labelled, labels: numbers of the labelled rows, and their labels.
+        classes: K, number of classes.
+        person: number of the row in which the worlds differ.
+        readable: number of the first of F consecutive rows that are unit vectors, whose votes
+            reveal the labeller's weights; -1: the table has none.
     """
 
     features: tuple[Floats, Floats]
@@ -105,10 +112,11 @@ class TwoTables:
 def make_people_on_a_line(*, labelled: bool) -> TwoTables:
     """Return tables of one feature: two groups far apart and nine people in the middle.
 
-    `labelled`: whether the person in whom the worlds differ has a label. Without one it lies
-    between the middle and either group, and is the only link of a group to the middle in a graph of
-    neighbours. With one it is the only one of class 1, on the right or far on the left.
+    `labelled`: whether the person in whom the worlds differ has a label. Without a label the person
+    lies between the middle and either group, and is a group's only link to the middle in a graph of
+    neighbours. With a label the person is the only one of class 1, on the right or far on the left.
     """
+    # Positions on the line are chosen so that the one record changes as many votes as possible.
     left_group = np.array([-2.0, -2.1, -1.9])
     middle = np.linspace(-0.01, 0.01, 9)
     others = [*left_group, *-left_group, *middle]
@@ -144,7 +152,8 @@ def make_labelled_person() -> TwoTables:
 def score_answers(response: VoteResponse, runs: int, seed: int, world: int) -> Floats:
     """Score `runs` randomised answers to one vote: 1 for class 1, -1 for class 0, else 0.
 
-    The vote is for class `world`.
+    `response`: randomised response under audit. `runs`: R. `world`: 0 or 1, the class of the vote.
+    Returns the scores, (R,).
     """
     votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))
     answers_R = response.randomise_votes(
@@ -156,9 +165,10 @@ def score_answers(response: VoteResponse, runs: int, seed: int, world: int) -> F
 def score_sums(
     added: NoisySum, votes: tuple[Floats, Floats], runs: int, seed: int, world: int
 ) -> Floats:
-    """Score `runs` noisy sums along the difference of the two worlds' votes.
+    """Score `runs` noisy sums along the difference of the two worlds' votes; return (R,).
 
-    `added`: the sum. `votes`: of a passive on one row in each world, (K,).
+    `added`: noisy sum under audit. `votes`: vote of a passive on one row in each world, (K,) each.
+    `runs`: R. `world`: 0 or 1, whose vote is in the sum.
     """
     total_RK = added.reveal_sums(np.tile(votes[world], (runs, 1)), seed=seed, world=world)
     return np.asarray(total_RK @ (votes[1] - votes[0]))
@@ -167,10 +177,10 @@ def score_sums(
 def score_all_answers(
     labeller: Labeller, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score `runs` sets of randomised answers on all rows by their log likelihood ratio.
+    """Score `runs` sets of randomised answers on all rows by their log likelihood ratio, (R,).
 
-    `labeller`, `response`: the passive's, under audit. `tables`: of both worlds. `world`: whose
-    table the passive has.
+    `labeller`: rule that makes the votes. `response`: randomised response of the hard votes.
+    `tables`: the tables of both worlds. `world`: 0 or 1, whose table the passive has.
     """
     votes_by_world = [
         harden_votes(labeller.label_rows(x_UF, tables.labelled, tables.labels, tables.classes))
@@ -210,7 +220,8 @@ def _observe_weights(
 ) -> _WeightReadings:
     """Fit a private labeller `runs` times and compute its noisy weights from votes on unit vectors.
 
-    Weights are in units of the noise. `private`: makes the labeller. `world`: whose table it fits.
+    Weights are in units of the noise. `private`: function that returns the labeller for a key of
+    its noise. `tables`: the tables of both worlds. `world`: 0 or 1, whose table is fitted.
     """
     unit_rows = slice(tables.readable, tables.readable + tables.features[0].shape[1])
     labelled = tables.labelled
@@ -246,8 +257,10 @@ def _observe_weights(
 def score_weights(
     private: MakeLabeller, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score `runs` noisy weights by their log likelihood ratio, as other people's votes reveal
-    them.
+    """Score `runs` noisy weights, which other people's votes reveal, by their log likelihood ratio.
+
+    `private`: function that returns the labeller for a key of its noise. `tables`: the tables of
+    both worlds. `world`: 0 or 1, whose table is fitted. Returns the scores, (R,).
     """
     return _observe_weights(private, tables, runs, seed, world).ratio
 
@@ -263,8 +276,9 @@ def score_weights_and_answer(
     """Score `runs` noisy weights together with the person's own randomised answer, by their log
     likelihood ratio.
 
-    `private`: makes the labeller with a key. `response`: randomises the answer. `tables`: of both
-    worlds. `world`: whose table the passive has.
+    `private`: function that returns the labeller for a key of its noise. `response`: randomised
+    response of the person's vote. `tables`: the tables of both worlds. `world`: 0 or 1, whose table
+    the passive has. Returns the scores, (R,).
     """
     readings = _observe_weights(private, tables, runs, seed, world)
     answers_R = response.randomise_votes(
@@ -281,8 +295,9 @@ def score_weights_and_sum(
     """Score `runs` noisy weights together with the noisy sum of hard votes on the person's row, by
     their log likelihood ratio.
 
-    `private`: makes the labeller with a key. `added`: the sum. `tables`: of both worlds. `world`:
-    whose table the passive has.
+    `private`: function that returns the labeller for a key of its noise. `added`: noisy sum of the
+    passives' votes. `tables`: the tables of both worlds. `world`: 0 or 1, whose table the passive
+    has. Returns the scores, (R,).
     """
     readings = _observe_weights(private, tables, runs, seed, world)
     total_RK = added.reveal_sums(readings.votes, seed=seed, world=world)
@@ -305,7 +320,7 @@ class VoteCase(Claim):
 
     Attributes:
         gaussian: whether the mechanism is Gaussian DP, so that the bound on mu counts, too.
-        scores: returns the scores of some runs, given their number, a seed, and the world.
+        scores: function of the number of runs R, a seed and the world that returns scores, (R,).
     """
 
     gaussian: bool = False

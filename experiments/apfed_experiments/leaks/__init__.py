@@ -1,16 +1,17 @@
 """`secure-apfed study leaks`: seventeen tables, nearly all of live runs of all parties.
 
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
-`chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
-(APFed-R). `noise`: both against noise under the sum. `isolation`: one passive's part of the sum,
-rule by rule. `labels`: what passives read out of representations, at once and over time.
-`joint_inversion` and `hijacking`: what a curious and a malicious active of TVFL rebuild;
-`reversed_hijacking`: a malicious passive of APFed-C. `stuffing`: guessed IDs in intersections.
+`chosen`: representations that the active chose (APFed-C). `decoder`: chosen representations against
+passives that decode (APFed-R). `noise`: both against noise under the sum. `isolation`: one
+passive's part of the sum, rule by rule. `labels`: what passives read out of representations, at
+once and over time. `joint_inversion` and `hijacking`: what a curious and a malicious active of TVFL
+rebuild; `reversed_hijacking`: a malicious passive of APFed-C. `stuffing`: guessed IDs in
+intersections.
 
-Of votes: `few_labels`: what is read of votes, APFed-C and joint training with few labels.
-`chosen_labels`: an active that chooses the labels that it shows. `repeated_votes`: new runs on the
-same people. `vote_membership`: whether two openings tell who is in a passive's table.
-`poisoned_votes`: a passive that spoils the student.
+Of votes (a passive's class scores for people without a label): `few_labels`: what is read of votes,
+APFed-C and joint training with few labels. `chosen_labels`: an active that chooses the labels that
+it shows. `repeated_votes`: new runs on the same people. `vote_membership`: whether the votes of two
+runs reveal who is in a passive's table. `poisoned_votes`: a passive that spoils the student.
 
 `integrity`: a passive that spoils or steers the model by gradients, representations or votes.
 
@@ -108,7 +109,8 @@ def _measure_parts(
     """Measure parts one after another on one thread, whatever `jobs` is, since each holds all
     parties in memory.
 
-    `names`, `store`: as in `declare_study`. `on_done`: is called after each part.
+    `names`: keys of `PARTS`. `store`: JSON file of the rows; None: they are not stored. `on_done`:
+    function that is called after each part.
     """
     stored = _load_rows(store) if store else {}
     rows_by_part: dict[str, list[Row]] = {}

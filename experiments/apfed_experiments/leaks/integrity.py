@@ -38,7 +38,7 @@ _GRADIENT = "a gradient"
 _REPRESENTATION = "a summed representation"
 _VOTE = "a vote"
 _METHOD_BY_ANSWER = {_GRADIENT: "apfed_c", _REPRESENTATION: "split_nn_sum", _VOTE: "votes"}
-"""Method by the kind of answer that its passives give."""
+"""Method by the kind of message that its passives send in response to the active."""
 _TARGET = 0
 _KNOWN_PEOPLE = 20
 _EPOCHS = 10
@@ -48,10 +48,11 @@ _UNCLIPPED_NORM = 3.0
 
 
 def integrity() -> Iterator[Setting]:
-    """Yield the settings: how one passive's attack changes the active's predictions of test rows.
+    """Yield the table's rows: how one passive's attack changes the active's predictions of test
+    rows.
 
-    Figures are in per cent: accuracy; `called`, the share of people of other classes who have the
-    backdoor and are predicted as the target class; `others called`, that share without a backdoor.
+    Values are in per cent: accuracy; `called`, the share predicted as the target class among people
+    of other classes who have the backdoor; `others called`, that share without a backdoor.
     """
     harms: tuple[Harm, ...] = HARMS
     for answer in _METHOD_BY_ANSWER:
@@ -64,7 +65,8 @@ def _measure_harm(answer: str, harm: Harm, seed: int) -> Row:
     """Return the accuracy under an attack, the change from an honest run and, for a backdoor, how
     often it works.
 
-    `answer`: what passives send, a key of `_METHOD_BY_ANSWER`. `harm`: of the adversary.
+    `answer`: what passives send, a key of `_METHOD_BY_ANSWER`. `harm`: kind of attack, one of
+    `HARMS`.
     """
     honest = _measure_predictions(answer, None, seed)
     harmed = _measure_predictions(answer, harm, seed)
@@ -82,8 +84,8 @@ def _measure_predictions(answer: str, harm: Harm | None, seed: int) -> dict[str,
     """Return the accuracy, and the shares predicted as the target class among people of other
     classes with a backdoor (`chosen`) and without (`others`), in per cent.
 
-    `answer`: what passives send, a key of `_METHOD_BY_ANSWER`. `harm`: of the adversary; None: an
-    honest run.
+    `answer`: what passives send, a key of `_METHOD_BY_ANSWER`. `harm`: kind of attack; None: an
+    honest run. Letters: N aligned people, T test people among them.
     """
     run = _open_run(answer, seed)
     has_backdoor_N = _choose_people(run)
@@ -110,7 +112,9 @@ def _compute_percent(is_so: Tensor) -> float:
 
 
 def _open_run(answer: str, seed: int) -> LiveSession[Any]:
-    """Return a live session whose passives send this kind of answer."""
+    """Return a live session whose passives send this kind of message, a key of
+    `_METHOD_BY_ANSWER`.
+    """
     method = _METHOD_BY_ANSWER[answer]
     if answer == _VOTE:
         return open_votes_run("digits", method, None, seed)
@@ -146,7 +150,8 @@ def _find_known_target_people(run: LiveSession[Any]) -> Tensor:
 def _poison_run(run: LiveSession[Any], harm: Harm, has_backdoor_N: Tensor, seed: int) -> None:
     """Make the adversary poison its votes, gradients or representations in this session.
 
-    `has_backdoor_N`: people whose predictions a backdoor moves to the target class.
+    `has_backdoor_N`: whether each of the N aligned people has the backdoor, which is to move the
+    prediction to the target class.
     """
     if isinstance(run, VotesRun):
         voter = run.get_voter(_ADVERSARY)
@@ -169,7 +174,7 @@ def _poison_run(run: LiveSession[Any], harm: Harm, has_backdoor_N: Tensor, seed:
 def _predict_rows(run: LiveSession[Any], test_T: Tensor) -> Tensor:
     """Train the session, and return the predicted class of some people, (T,).
 
-    `test_T`: their positions in the alignment.
+    `test_T`: positions of these people in the alignment, (T,).
     """
     rows_T = run.alignment[run.data.active.name][test_T]
     if isinstance(run, VotesRun):

@@ -1,6 +1,8 @@
 """Attacks in live runs of APFed and joint training, and in intersections, against each rule.
 
-Letters: N people, M passives, D numbers of a representation.
+Rules are checks of the protocol that the passives enforce. A4 to A10 number the attacks.
+
+Letters: N people, M passives, D dimensions of a representation, x features, z representations.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -71,13 +73,13 @@ _ADVERSARIES: tuple[tuple[Role, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A line of a table, measured for each seed.
+    """A row of a table, measured for each seed.
 
     Attributes:
-        columns: fixed values of the line.
-        measure: returns the figures of a seed.
-        seeds: of the measurements.
-        ends: figures whose least and greatest value over the seeds are also in the line.
+        columns: fixed values of the row.
+        measure: function that returns the measured values of a seed.
+        seeds: seeds of the measurements.
+        ends: names of values whose minimum and maximum over the seeds are also in the row.
     """
 
     columns: Row
@@ -86,10 +88,10 @@ class Setting:
     ends: Collection[str] = ()
 
     def measure_row(self) -> Row:
-        """Return the line: means of numbers over the seeds with intervals, and lists of texts.
+        """Return the row: means of numbers over the seeds with intervals, and lists of texts.
 
         A seed that lacks a number, since the attack was refused, is left out of its mean. With one
-        seed, figures are returned as they are.
+        seed, values are returned as they are.
         """
         rows = [self._measure_seed(seed) for seed in self.seeds]
         if len(rows) == 1:
@@ -106,7 +108,7 @@ class Setting:
         return merged
 
     def _measure_seed(self, seed: int) -> Row:
-        """Return the figures of one seed, or a party's refusal as the figure `refused`."""
+        """Return the values of one seed, or a party's refusal as the value `refused`."""
         try:
             return self.measure(seed)
         except RemoteProtocolError as refusal:
@@ -145,11 +147,11 @@ def make_live_config(
     """Return the configuration of a run of 20 epochs with perceptrons.
 
     Args:
-        data: a key of `_DATA`.
-        method: its name.
-        masks, scheme, clip: of the secure sum.
-        seed: of the run.
-        noise: of the passives in the sum; None: no noise.
+        data: key of `_DATA`.
+        method: name of the method.
+        masks, scheme, clip: settings of the secure sum; `clip` None: no clip.
+        seed: seed of the run.
+        noise: settings of the passives' noise in the sum; None: no noise.
         model: further settings of the networks.
     """
     return Config.model_validate(
@@ -207,8 +209,8 @@ def open_run(
 ) -> LiveRun:
     """Return a live session after a few honest epochs; the same data are aligned once.
 
-    `passives`: their number. `rules`: of the protocol that the passives enforce. `kind`: class of
-    the session.
+    `passives`: number of passives. `rules`: rules of the protocol that the passives enforce.
+    `kind`: class of the session.
     """
     key = config.name.removeprefix("leaks-"), passives, config.seed
     past_alignment = _ALIGNMENTS.get(key)
@@ -224,7 +226,8 @@ def make_sum_config(
     """Return the configuration of a run: with a protected sum under all rules, else with a plain
     sum without clip.
 
-    `passives`: their number. `changes`: further arguments of `make_live_config`.
+    `passives`: number of passives. `rules`: rules that the passives enforce. `changes`: further
+    arguments of `make_live_config`.
     """
     if rules != ALL_RULES:
         return make_live_config(data, method, masks="none", clip=None, **changes)
@@ -254,7 +257,9 @@ def compute_centred_cosine(guess_ND: Tensor, truth_ND: Tensor) -> float:
 
 
 def list_feature_figures(result: AttackResult) -> Row:
-    """Return the figures of an attack on features, or why it was refused."""
+    """Return R2 and MSE of an attack on features and the R2 of its baseline, or why the attack was
+    refused.
+    """
     if not result.applicable or result.baseline is None:
         return {"refused": result.reason}
     return {
@@ -270,8 +275,8 @@ def list_feature_figures(result: AttackResult) -> Row:
 
 
 def inversion() -> Iterator[Setting]:
-    """Yield the settings of A5: a passive's representations z^p from honest steps, then features
-    x^p from these.
+    """Yield the table's rows of A5: an honest active infers a passive's representations z^p from
+    the sums of honest steps, then features x^p from these.
     """
     for (name, seeds), passives in product(_INVERSION_SEEDS.items(), (1, 2, 5)):
         columns = {"data": name.removesuffix("-in-6"), "M": passives}
@@ -284,7 +289,7 @@ def _measure_inversion(name: str, passives: int, seed: int) -> Row:
     """Return how well the passives' representations z and the victim's features are recovered from
     honest sums.
 
-    `name`: of the data. `passives`: their number.
+    `name`: key of `_DATA`. `passives`: number of passives.
     """
     run = open_run(
         make_live_config(name, "apfed_c", seed=seed, **pick_protection(passives)), passives
@@ -321,6 +326,7 @@ def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
             )
 
     run.train_epochs(1, before=note_truth)
+    # What the active received; it knows that digits have ten classes.
     view = view_of(run.recording, [run.data.active.name], knowledge=Knowledge(classes=10))
     contributors = list(view.terms_by_passive.values())
     guesses = []
@@ -341,8 +347,8 @@ def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
 
 
 def chosen() -> Iterator[Setting]:
-    """Yield the settings of A6: the active chooses representations to read the sum of the passives'
-    z, up to its mean.
+    """Yield the table's rows of A6: the active chooses representations to read the sum of the
+    passives' representations z, up to its mean.
     """
     variants: tuple[tuple[str, frozenset[Rule], int, Row], ...] = (
         # title of the rules, rules, people whose z is read, how sent rows differ
@@ -365,15 +371,16 @@ def chosen() -> Iterator[Setting]:
 def _measure_sum_attack(
     start_run: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int
 ) -> Row:
-    """Return how well the attack recovers the sum of the passives' z, up to its mean: the largest
-    error of a row, and R^2.
+    """Return how well the attack recovers the sum of the passives' representations z, up to its
+    mean: the largest error of a row, and R^2.
 
-    `start_run`: opens a session with this seed.
+    `start_run`: function that opens a session with this seed.
     """
     live = start_run(seed=seed)
     active = live.data.active.name
     all_people = torch.arange(len(live.alignment[active]))
     truth = torch.stack([live.encode_people(name, all_people) for name in live.passives])
+    # Two people whose features the adversary knows, chosen with seed 0.
     shadow = reveal_features(live.recording, VICTIM, 2, 0)
     knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
     played_attack = PlayedAttack(attack.name, attack.run_live(live, knowledge, 0))
@@ -382,6 +389,7 @@ def _measure_sum_attack(
     )
     people, guess_ND = attack.recover_representations(view)
     total = truth[:, people].sum(dim=0)
+    # The attack cannot recover the mean, so both are centred.
     guess_ND = guess_ND - guess_ND.mean(dim=0)
     total = total - total.mean(dim=0)
     return {
@@ -391,8 +399,8 @@ def _measure_sum_attack(
 
 
 def decoder() -> Iterator[Setting]:
-    """Yield the settings of A7: the active sends one representation for all people, against linear
-    and other decoders.
+    """Yield the table's rows of A7: the active sends one representation for all people and reads
+    the passives' decoders, linear and with a hidden layer.
     """
     protections: tuple[tuple[str, frozenset[Rule], Row], ...] = (
         ("no rules", UNPROTECTED, {}),
@@ -415,6 +423,7 @@ def decoder() -> Iterator[Setting]:
             start_run = partial(
                 open_sum_run, name, "apfed_r", passives, rules, hidden=hidden, projection=size
             )
+            # Features are read of 68 people beside those that the adversary knows.
             attack = DecoderExtraction(people=pairs + 68, shadow_rows=pairs, **options)
             columns = {
                 "data": name,
@@ -431,18 +440,19 @@ def decoder() -> Iterator[Setting]:
 def _measure_decoder_attack(
     start_run: Callable[..., LiveRun], attack: DecoderExtraction, seed: int
 ) -> Row:
-    """Return the figures of the attack on a fresh session.
+    """Return the metrics of the attack on a fresh session (`list_feature_figures`).
 
-    `start_run`: opens a session with this seed.
+    `start_run`: function that opens a session with this seed.
     """
     return list_feature_figures(play_from(start_run(seed=seed), attack, VICTIM, seed=seed))
 
 
 def noise() -> Iterator[Setting]:
-    """Yield the settings with noise in the sum: what is read in one round of questions and in many.
+    """Yield the table's rows with noise in the sum: what the active reads if it sends its chosen
+    representations once, and if it repeats them and averages the sums.
 
     Epsilon and accuracy are those of 20 epochs. The noise is fresh in every run, so seeds differ in
-    it, too; it makes some trainings fail, as the least and the greatest accuracy show.
+    it, too; it makes some trainings fail, as the minimum and maximum of the accuracy show.
     """
     for method, strength in product(("apfed_r", "apfed_c"), _STRENGTHS):
         settings: Row = {
@@ -468,10 +478,11 @@ def noise() -> Iterator[Setting]:
 def _measure_noise(
     read: Callable[[Callable[..., LiveRun], int], Row], settings: Mapping[str, Any], seed: int
 ) -> Row:
-    """Return the figures of an attack, and the accuracy and the largest epsilon of a passive in an
+    """Return the metrics of an attack, and the accuracy and the largest epsilon of a passive in an
     honest run.
 
-    `read`: attacks the sessions that a function opens, with a seed. `settings`: of the run.
+    `read`: function that attacks sessions; it takes a function that opens them, and a seed.
+    `settings`: arguments of `make_sum_config` but the data set and the seed.
     """
     row = read(partial(open_sum_run, **settings), seed)
     with TemporaryDirectory() as folder:
@@ -483,9 +494,10 @@ def _measure_noise(
 
 
 def _measure_repeated_decoder(start_run: Callable[..., LiveRun], seed: int) -> Row:
-    """Return how well decoder extraction reads features in one round of questions and in 16.
+    """Return how well decoder extraction reads features if each request is sent once, and if it is
+    sent 16 times and the responses are averaged.
 
-    `start_run`: opens a session on given data with a seed.
+    `start_run`: function that opens a session on given data with a seed.
     """
     row: Row = {}
     for repeats in (1, 16):
@@ -500,12 +512,13 @@ def _measure_repeated_decoder(start_run: Callable[..., LiveRun], seed: int) -> R
 
 
 def _measure_repeated_sum(start_run: Callable[..., LiveRun], seed: int) -> Row:
-    """Return how well chosen representations read the sum in one round of two questions and in 8.
+    """Return how well chosen representations read the sum from two requests, and from 16 whose
+    responses are averaged.
 
-    `start_run`: opens a session on given data with a seed.
+    `start_run`: function that opens a session on given data with a seed.
     """
     row: Row = {}
-    for repeats in (1, 8):  # of two questions each
+    for repeats in (1, 8):  # the attack sends two requests each time
         attack = ChosenRepresentations(people=30, decoys=_DECOY_SHARE, repeats=repeats)
         sum_row = _measure_sum_attack(partial(start_run, "digits-in-6"), attack, seed)
         row[f"r2, asked {2 * repeats} times"] = sum_row["r2"]
@@ -516,8 +529,8 @@ def _measure_repeated_sum(start_run: Callable[..., LiveRun], seed: int) -> Row:
 
 
 def isolation() -> Iterator[Setting]:
-    """Yield the settings of A8: ways to isolate one passive's contribution, against no rule, the
-    rule that prevents them, all other rules, and all rules.
+    """Yield the table's rows of A8: techniques that isolate one passive's contribution to the sum,
+    against no rule, the rule that prevents them, all other rules, and all rules.
     """
     preventing_rules = {
         "weight": Rule.WEIGHT,
@@ -553,10 +566,11 @@ class RecordingRun(LiveRun):
 
 
 def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: Any) -> Setting:
-    """Return the setting of one way of isolation under these rules.
+    """Return the table's row of one technique of isolation under these rules.
 
-    `title`: of the rules. `options`: of the attack, with its `way`.
+    `title`: name of the set of rules. `options`: options of the attack; `way` names the technique.
     """
+    # Masks enforce both rules, so without either rule the sum is in the clear.
     masked = Rule.PARTICIPANTS in rules and Rule.BINDING in rules
     config = make_live_config("digits", method, masks="pairwise" if masked else "none")
     columns = {"method": method, "way": options["way"], "rules": title}
@@ -584,9 +598,10 @@ def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation
 
 
 def stuffing() -> Iterator[Setting]:
-    """Yield the settings of ID stuffing: both parties have 500 people, 300 in common.
+    """Yield the table's rows of ID stuffing: the adversary adds guessed IDs to its own list.
 
-    The adversary tries 400 further IDs, half of which the victim has.
+    Both parties have 500 people, 300 in common. The adversary tries 400 further IDs, half of which
+    the victim has.
     """
     for (role, protocol), case in product(_ADVERSARIES, _STUFFING_CASES):
         limits, size, minimum, times, runs, overstuff = case
@@ -603,9 +618,10 @@ def _measure_stuffing(
 ) -> Row:
     """Return how many guessed IDs the adversary tries, and how many it learns to be the victim's.
 
-    `role`: of the adversary. `runs`: largest number of runs that the victim takes part in with one
-    peer; None: no limit.
+    `role`: role of the adversary. `runs`: largest number of runs that the victim takes part in with
+    one peer; None: no limit.
     """
+    # Lists of 500 IDs, which overlap in 300; the other 1,300 people are in neither list.
     people = [f"person {number}" for number in range(2_000)]
     tables = Tables(own=people[:500], victim=people[200:700], outsiders=people[700:])
     with TemporaryDirectory() as folder:
@@ -634,8 +650,8 @@ _FEWER_SEEDS = range(3)  # of MNIST and of APFed-C, where a run takes several ti
 
 
 def joint_inversion() -> Iterator[Setting]:
-    """Yield the settings of a curious active that knows pairs of a representation and its features,
-    public rows without pairs, or the encoder.
+    """Yield the table's rows of a curious active that knows pairs of a representation and its
+    features, public rows without pairs, or the encoder.
     """
     for name in ("inverse_network", "representation_network", "unpaired_inversion"):
         measure = partial(_measure_joint_inversion, name)
@@ -643,7 +659,7 @@ def joint_inversion() -> Iterator[Setting]:
 
 
 def _measure_joint_inversion(name: str, seed: int) -> Row:
-    """Return the figures of the attack `name` by the active on a run of TVFL with one passive."""
+    """Return the metrics of the attack `name` by the active on a run of TVFL with one passive."""
     config, data = _load_one_passive(make_live_config("digits", "tvfl", seed=seed))
     results = run_attacks(
         run(config, None, data=data).recording, [AttackChoice(name=name)], seed=seed
@@ -652,11 +668,13 @@ def _measure_joint_inversion(name: str, seed: int) -> Row:
 
 
 def hijacking() -> Iterator[Setting]:
-    """Yield the settings of feature-space hijacking (FSHA) by the active against a real passive.
+    """Yield the table's rows of feature-space hijacking (FSHA) by the active against a real
+    passive.
 
     The adversary's generator gets the active's own features of the same people, or not.
     """
     cases = (
+        # data, whether the generator gets the active's features, epochs, seeds
         ("digits", True, _HIJACK_EPOCHS, _HIJACK_SEEDS),
         ("digits", False, _HIJACK_EPOCHS, _HIJACK_SEEDS),
         ("mnist-in-2", True, 100, _FEWER_SEEDS),
@@ -670,7 +688,7 @@ def hijacking() -> Iterator[Setting]:
 
 
 def reversed_hijacking() -> Iterator[Setting]:
-    """Yield the settings of A4 on digits: the only passive hijacks the active's encoder.
+    """Yield the table's rows of A4 on digits: the only passive hijacks the active's encoder.
 
     Its gradients compete with the active's own loss, and are limited by clip and guard.
     """
@@ -701,10 +719,10 @@ def _measure_hijack(
     epochs: int,
     seed: int,
 ) -> Row:
-    """Return the figures of a hijacking attack over a run of this number of epochs.
+    """Return the metrics of a hijacking attack over a run of this number of epochs.
 
-    `make_config`: returns the run's configuration for a seed. The learning rate is one at which the
-    attack is stable.
+    `make_config`: function that returns the run's configuration for a seed. The learning rate is
+    one at which the attack is stable.
     """
     config = make_config(seed=seed)
     train = config.train.model_copy(
@@ -717,7 +735,8 @@ def _measure_hijack(
 def _make_guarded_config(clip: float, sigma: float, *, seed: int) -> Config:
     """Return the configuration of APFed-C, whose clip also bounds the adversary's rows.
 
-    `clip`: of the sum. `sigma`: standard deviation of the guard's noise; 0: no guard.
+    `clip`: L2 bound of a row in the sum. `sigma`: standard deviation of the noise on the active's
+    representations; 0: they are sent as they are.
     """
     config = make_live_config("digits", "apfed_c", masks="none", clip=clip, seed=seed)
     if not sigma:
@@ -733,7 +752,7 @@ def _load_one_passive(config: Config) -> tuple[Config, VerticalData]:
 
 
 def _pick_figures(result: AttackResult) -> Row:
-    """Return the columns of an attack's result: best variant, its figures, baseline, advantage."""
+    """Return the columns of an attack's result: best variant, its metrics, baseline, advantage."""
     best_baseline = result.baselines[result.baseline or ""]
     return {
         "variant": result.variant,

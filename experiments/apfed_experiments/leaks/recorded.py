@@ -101,16 +101,18 @@ _AVERAGED_MEMBERSHIP = tuple(
 )
 
 
-# A1 and A2: labels inferred from representations, against what a passive's own features reveal.
+# A1 and A2: labels inferred from representations, against what a passive's own features reveal. A1
+# reads single representations, A2 all that a person had over the epochs.
 #
 # The runs of the main job without noise, with fresh noise in every epoch, and with frozen noise;
 # the whole transcript is kept.
 
 
 def labels() -> Iterator[Setting]:
-    """Yield the settings of A1 and A2, by noise and by the number of labels that passives know.
+    """Yield the table's rows of A1 and A2 (labels inferred from representations, at once and over
+    time), by noise and by the number of labels that passives know.
 
-    Figures are balanced accuracies, averaged over the passives.
+    Values are balanced accuracies, averaged over the passives.
     """
     for name, noise, known in product(_DATA, _GUARDS, _KNOWN_LABELS):
         data = name.removeprefix("all-labels-")
@@ -123,7 +125,7 @@ def labels() -> Iterator[Setting]:
 def _run_settings(settings: str) -> tuple[Recording, float]:
     """Return the recording and the accuracy of a run; recent runs are cached for several attacks.
 
-    `settings`: of the run, as JSON.
+    `settings`: settings of the run as JSON, which can be a key of the cache.
     """
     result = run(Config.model_validate_json(settings), None)
     return result.recording, next(iter(result.accuracy.values()))
@@ -133,7 +135,7 @@ def _make_guarded_config(name: str, noise: str, seed: int) -> Config:
     """Return the configuration of a run of the main job with another guard and a plain sum, which
     changes no result here.
 
-    `name`: of the base configuration. `noise`: a key of `_GUARDS`.
+    `name`: name of the base configuration. `noise`: key of `_GUARDS`.
     """
     settings = base_config(name).model_dump(mode="json") | {
         "seed": seed,
@@ -148,9 +150,10 @@ def _make_guarded_config(name: str, noise: str, seed: int) -> Config:
 def _measure_labels(name: str, noise: str, known: int, seed: int) -> Row:
     """Return the balanced accuracies of both attacks and of the best baseline with the same labels.
 
-    `known`: number of labels of each class that a passive knows; 0: clusters are matched to classes
-    by the truth. In the row, "x" is the best baseline of A1: probes on a passive's own features,
-    alone or beside decoys. Figures are means over the passives, except the advantage of each.
+    A1 is model completion, A2 reads a person's representations over time. `known`: number of labels
+    of each class that a passive knows; 0: clusters are matched to classes by the truth. In the row,
+    "x" is the best baseline of A1: probes on a passive's own features, alone or beside decoys.
+    Values are means over the passives, except the advantage of each.
     """
     recording, _ = _run_settings(
         _make_guarded_config(name, noise, seed).model_dump_json(exclude_defaults=True)
@@ -196,9 +199,9 @@ def _get_score(result: AttackResult) -> float:
 
 
 def few_labels() -> Iterator[Setting]:
-    """Yield the settings of each method with each attack that applies to its messages.
+    """Yield the table's row of each method with each attack that applies to its messages.
 
-    Figures are means over all adversaries and victims of the attack.
+    Values are means over all adversaries and victims of the attack.
     """
     for data, target in product(("digits", "breast_cancer"), _ATTACKS):
         for method, (name, options) in product(_METHODS, _ATTACKS[target]):
@@ -219,10 +222,11 @@ def _make_labels_config(data: str, method: str, seed: int) -> Config:
 def _measure_attack(
     make_config: Callable[[int], Config], attack: str, options: Mapping[str, Any], seed: int
 ) -> Row:
-    """Return the figures of an attack on a run, averaged over adversaries and victims, and the
+    """Return the metrics of an attack on a run, averaged over adversaries and victims, and the
     run's accuracy in per cent.
 
-    `make_config`: returns the run's configuration for a seed. `attack`: its name.
+    `make_config`: function that returns the run's configuration for a seed. `attack`, `options`:
+    name and options of the attack.
     """
     recording, accuracy = _run_settings(make_config(seed).model_dump_json(exclude_defaults=True))
     choice = AttackChoice(name=attack, options=dict(options))
@@ -259,8 +263,9 @@ class Case:
     """A method and the attacks on it.
 
     Attributes:
-        data: a key of `_PAPER_DATA`.
-        attacks: name and options of each.
+        method: name of the method.
+        data: key of `_PAPER_DATA`.
+        attacks: name and options of each attack.
         changes: settings of the run that differ from the usual ones.
         note: what differs between cases of one method, for people.
     """
@@ -273,7 +278,7 @@ class Case:
 
 
 def _make_averaging_case(method: str, bits: int) -> Case:
-    """Return the case of MMVFL or V-FedMV with sums of numbers of so many bits.
+    """Return the case of MMVFL or V-FedMV with sums of numbers of `bits` bits.
 
     Pseudo-labels are attacked in the first case only, since bits do not change them.
     """
@@ -352,9 +357,9 @@ CASES = (
 
 
 def papers() -> Iterator[Setting]:
-    """Yield the settings of each case with each of its attacks.
+    """Yield the table's row of each case (a method and its data) with each of its attacks.
 
-    Figures are means over the attack's adversaries and victims.
+    Values are means over the attack's adversaries and victims.
     """
     for case in CASES:
         for name, options in case.attacks:

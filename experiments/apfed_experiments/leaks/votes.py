@@ -1,7 +1,9 @@
 """Votes in live runs: leakage by chosen labels and repeated runs, and damage by poisoned votes.
 
-Digits in four strips with 50 labels and breast cancer with 20; votes by label spreading. An epsilon
-is of one vote at one passive: noise in the sum, or randomised response. All rules hold.
+A vote is a passive's row of class scores for a person, from which the active's model (the student)
+learns. Digits in four strips with 50 labels and breast cancer with 20; votes by label spreading.
+Epsilon is the privacy of one vote at one passive: by noise in the sum, or by randomised response.
+All rules of the protocol are enforced.
 
 Letters: N people, U rows that are voted on, K classes, k classes but the last, F features.
 """
@@ -53,12 +55,12 @@ def make_labels_config(
     """Return the configuration of a run with few labelled rows.
 
     Args:
-        data: a key of `_DATA`.
-        method: its name.
-        epsilon: of one vote; None: no noise.
-        labeller: of the passives; None: the method has none, or its default.
-        seed: of the run.
-        changes: top-level settings.
+        data: key of `_DATA`.
+        method: name of the method.
+        epsilon: privacy of one vote; None: no noise.
+        labeller: rule by which passives vote; None: the method has no such rule, or its default.
+        seed: seed of the run.
+        changes: top-level settings in place of the usual ones.
     """
     method_settings = {"name": method, "epsilon": epsilon, "labeller": labeller}
     settings: dict[str, Any] = {
@@ -86,9 +88,10 @@ _ALIGNMENTS: dict[tuple[str, int], Mapping[str, Tensor]] = {}
 def open_votes_run(
     data: str, method: str, epsilon: float | None, seed: int, labeller: str = "spreading"
 ) -> VotesRun:
-    """Return a new live session on the same people; no party charges it with earlier sessions.
+    """Return a new live session on the same people; earlier sessions do not count towards limits.
 
-    `data`, `method`, `epsilon`, `labeller`: as in `make_labels_config`.
+    `data`: key of `_DATA`. `method`: name of the method. `epsilon`: privacy of one vote; None: no
+    noise. `labeller`: rule by which passives vote.
     """
     config = make_labels_config(data, method, epsilon=epsilon, seed=seed, labeller=labeller)
     run = VotesRun(config, _load_data(data, seed), alignment=_ALIGNMENTS.get((data, seed)))
@@ -105,16 +108,17 @@ def _make_setting(
     seeds: Sequence[int] = _SEEDS,
     **more: object,
 ) -> Setting:
-    """Return the setting of one line of a table on votes.
+    """Return one row of a table on votes.
 
-    `measure`: returns the figures of a seed. `revealed`: "sum" or "each". `more`: columns.
+    `measure`: function that returns the values of a seed. `revealed`: "sum" or "each", whether the
+    active reads the sum of the passives' votes or each vote. `more`: further columns.
     """
     columns = {"data": data, "opened": revealed, "epsilon": epsilon, **more}
     return Setting(columns=columns, measure=measure, seeds=seeds)
 
 
 def chosen_labels() -> Iterator[Setting]:
-    """Yield the settings of an active that chooses labels to find each person's neighbours.
+    """Yield the table's rows of an active that chooses labels to find each person's neighbours.
 
     It gives one person each class but the last, and others the last class. Votes for class k then
     say how near everybody is to person k in the passives' features. Measured: the share of the ten
@@ -133,7 +137,7 @@ def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int
     Landmarks are random people with chosen labels. `runs`: number of runs whose votes are averaged.
     """
     run = open_votes_run(data, method, epsilon, seed)
-    rows = run.ballot.rows.sort().values
+    rows = run.ballot.rows.sort().values  # people whom the active requests votes on
     draw = np.random.default_rng(seed)
     landmarks = draw.choice(len(rows), size=run.learner.classes - 1, replace=False)
     votes_by_run = [_request_landmark_votes(run, rows, landmarks, draw)]
@@ -167,7 +171,8 @@ def _request_landmark_votes(
     hard vote is for the nearest labelled person: only a tenth of the people is labelled, so that
     about ten people vote for each landmark.
 
-    `rows`: U people of the ballot. `landmarks`: their positions in `rows`.
+    `rows`: the U people on whom votes are requested. `landmarks`: positions in `rows` of the k
+    people who get a class of their own. `draw`: generator that chooses who is labelled.
     """
     labelled = np.arange(len(rows))
     if "votes are answered singly" in run.config.method.facts:
@@ -203,7 +208,8 @@ def _compute_overlap(neighbours: NDArray[np.int64], truth: NDArray[np.int64]) ->
 
 
 def repeated_votes() -> Iterator[Setting]:
-    """Yield the settings of an active that averages the noisy votes of new runs on the same people.
+    """Yield the table's rows of an active that averages the noisy votes of new runs on the same
+    people.
 
     Measured: the share of people for whom the class with the most votes, on average, is also that
     of the votes without noise. Every run has its own privacy budget.
@@ -222,7 +228,7 @@ def _measure_repeats(data: str, method: str, epsilon: float, runs: int, seed: in
     """Return the share of people whose class with the most votes is read from the mean of several
     runs' noisy votes, and the epsilon of all runs.
 
-    `runs`: their number.
+    `runs`: number of runs, each with its own noise.
     """
     run = open_votes_run(data, method, epsilon, seed)
     votes_by_run = [run.request_votes()[1]]
@@ -237,7 +243,7 @@ def _measure_repeats(data: str, method: str, epsilon: float, runs: int, seed: in
 
 
 def vote_membership() -> Iterator[Setting]:
-    """Yield the settings of an attack on membership: is a person in the passives' tables?
+    """Yield the table's rows of an attack on membership: is a person in the passives' tables?
 
     Votes of two runs are compared whose labels differ in that person only. The score is the
     distance of the votes on all other people. Half of the candidates are in the tables. The active
@@ -267,9 +273,9 @@ def _measure_membership(data: str, method: str, epsilon: float | None, seed: int
     distances = []
     are_members = []
     for number, candidate in enumerate(unlabelled[chosen].tolist()):
-        is_member = number % 2 == 0
+        is_member = number % 2 == 0  # every second candidate is made unknown to all passives
         votes_by_label = []
-        for label in (0, classes - 1):
+        for label in (0, classes - 1):  # the label of the candidate in the first and second run
             run = open_votes_run(data, method, epsilon, seed)
             if not is_member:
                 for name in run.voters:
@@ -282,9 +288,9 @@ def _measure_membership(data: str, method: str, epsilon: float | None, seed: int
 
 
 def poisoned_votes() -> Iterator[Setting]:
-    """Yield the settings of one passive that poisons its votes.
+    """Yield the table's rows of one passive that poisons its votes.
 
-    The figure is the accuracy of the student, in per cent.
+    The measured value is the accuracy of the student, in per cent.
     """
     ways: tuple[Poison | None, ...] = (None, "random", "constant", "flip", "rotate")
     for data, (revealed, method, epsilon), way in product(_DATA, _REVEALS, ways):
@@ -298,7 +304,7 @@ def _measure_poisoning(
     """Return the student's accuracy where one passive poisons its votes, the change from an honest
     run, and how far votes agree.
 
-    `way`: how the passive poisons its votes; None: it is honest.
+    `way`: kind of poisoning; None: the passive is honest.
     """
     honest_accuracy, _ = _measure_accuracy(data, method, epsilon, None, seed)
     accuracy, agreement = _measure_accuracy(data, method, epsilon, way, seed)
@@ -316,7 +322,7 @@ def _measure_accuracy(
     """Return the student's accuracy in per cent, and each passive's agreement with the others'
     votes, which is empty unless single votes are revealed.
 
-    `way`: how one passive poisons its votes; None: it is honest.
+    `way`: kind of poisoning by one passive; None: all are honest.
     """
     run = open_votes_run(data, method, epsilon, seed)
     if way is not None:
