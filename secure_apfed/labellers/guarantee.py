@@ -85,6 +85,7 @@ def build_vote_release(
         classes: K, number of classes.
         integers: whether votes are whole numbers of steps already.
     """
+    # Whole numbers of steps need no rounding, which would add to the distance.
     is_exact = integers or (hard and float(steps).is_integer())
     signed = labeller.signed and not hard
     sensitivity = distance_in_steps(steps=steps, numbers=classes, signed=signed, integers=is_exact)

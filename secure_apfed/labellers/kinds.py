@@ -520,6 +520,7 @@ def spread_without_own(
     parts = _split_columns(voted_on)
     threads = min(_MAX_THREADS, usable_cores()) if is_large else 1
     with ThreadPoolExecutor(threads) as pool:
+        # `list` waits for all parts, and passes their errors on.
         list(pool.map(spread_part, parts))
     return [*scores_AnK]
 
@@ -556,18 +557,21 @@ def _find_reach_of_part(
     alpha; 0 for its own.
 
     `graph_UU`: S, the normalised graph. `labelled_n`: indices of the labelled rows. `part`: indices
-    of some among these, (C,).
+    of some among these, (C,). `alphas`: A values of alpha.
     """
     count = len(labelled_n)
     alpha_A11 = np.reshape(alphas, (-1, 1, 1))
+    # Start with weight 1 at each row of the part, one column a row.
     unit_CC = np.eye(len(part), dtype=graph_UU.dtype)
     term_UC = scatter_columns(graph_UU.shape[0], labelled_n[part], unit_CC)
     reach_AnC = np.zeros((len(alphas), count, len(part)))
     for hop in range(1, _MAX_HOPS + 1):
         term_UC = graph_UU @ term_UC
         term_nC = term_UC[labelled_n]
+        # A row's own label never counts for the row itself.
         term_nC[part, np.arange(len(part))] = 0.0
         reach_AnC += alpha_A11**hop * term_nC
+        # The most that longer paths can still add; see `spread_without_own`.
         remaining_A11 = count * alpha_A11 ** (hop + 1) / (1 - alpha_A11)
         reached_A1C = reach_AnC.sum(axis=1, keepdims=True)
         if (remaining_A11 <= _CONVERGED * reached_A1C).all():
@@ -655,6 +659,7 @@ class Logistic(Labeller):
         """
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n] = 0.0
+        # A single labelled row leaves nothing to fit to, so there is no fold.
         fold_count = min(_FOLDS, len(labelled_n)) if len(labelled_n) > 1 else 0
         for first in range(fold_count):
             is_held_out_n = np.zeros(len(labelled_n), dtype=bool)

@@ -145,8 +145,10 @@ def _build_replacements(
     with_copies_UF = features_UF.copy()
     with_outliers_UF = features_UF.copy()
     copied = unlabelled[::2]
+    # With a single unlabelled row both replacements are of that row.
     moved = unlabelled[1::2] if len(unlabelled) > 1 else unlabelled
     with_copies_UF[copied] = features_UF[np.arange(len(copied)) % labelled_count]
+    # Positive everywhere, so that the scaled numbers lie far beyond all features.
     distance = np.abs(features_UF).max() + 1 - features_UF[moved]
     with_outliers_UF[moved] = _OUTLIER_FACTOR * distance
     replacements = []

@@ -204,6 +204,7 @@ class _Loss:
         rows = len(features_NF)
         self._has_target_N = torch.zeros(rows, dtype=torch.bool, device=features_NF.device)
         self._targets_ND = features_NF.new_zeros(rows, 0)
+        # Rows without a target keep zeros, which the mask excludes.
         if resembled is not None and self._weight:
             self._has_target_N[resembled.rows] = True
             self._targets_ND = features_NF.new_zeros(rows, resembled.codes.shape[1])
@@ -299,6 +300,7 @@ def measure_encoder_quality(
         features_NF, model=model, settings=settings, owner=owner, seed=seed, compute=compute
     )
     known_N = labels_N != UNLABELLED
+    # Both are measured on equal folds, which depend on labels and seed only.
     columns, codes = (
         cross_validate_scores(
             values_NF[known_N], labels_N[known_N], folds=folds, seed=seed, scores=(score,)

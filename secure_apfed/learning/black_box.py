@@ -66,6 +66,7 @@ class BlackBox:
         Raises ModelError: the code fails, changes z, or returns something other than such a
         gradient.
         """
+        # The code gets a copy; the original shows whether it was changed in place.
         z_before = sent_B.detach().cpu().numpy()
         z_passed = z_before.copy()
         try:

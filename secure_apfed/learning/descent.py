@@ -392,6 +392,7 @@ class Descent:
         if size > len(self._seen):
             more = torch.zeros(size - len(self._seen), dtype=torch.bool)
             self._seen = torch.cat([self._seen, more])
+        # A row comes again: its epoch is over.
         if bool(self._seen[rows_B].any()):
             loss = self._loss_sum / self._loss_count if self._loss_count else math.nan
             self._epoch_losses.append(loss)
@@ -628,6 +629,7 @@ def make_own_optimizer(
         id(weight): weight for group in optimizer.param_groups for weight in group["params"]
     }
     trainable_ids = {id(weight) for module in modules.values() for weight in module.parameters()}
+    # An optimizer may hold weights of this party's modules only.
     if weights_by_id.keys() - trainable_ids:
         raise ConfigError(
             f"{owner}: its optimizer holds other parameters than the {len(parameters)} that this "
@@ -639,6 +641,7 @@ def make_own_optimizer(
             f"{len(parameters)} parameters that this party trains; put them into a group, or "
             "freeze them by requires_grad_(False)"
         )
+    # A required closure computes the loss several times a step, as in LBFGS.
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(

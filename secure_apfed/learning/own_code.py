@@ -479,7 +479,7 @@ def split_code(
 ) -> tuple[SettingsT, dict[str, CodeSettings]]:
     """Return the common settings without names of code, and by party the code that they name.
 
-    `active`, `passives`: the parties' names.
+    `config`: settings that may name code of all parties. `active`, `passives`: the parties' names.
     """
     tables = config.data.parties or {}
     rows = {name: _pick_code(table.rows_code or "") for name, table in tables.items()}
@@ -501,6 +501,7 @@ def split_code(
             gradient=objective.code if isinstance(objective, BlackBoxSettings) else None,
             rows=rows.get(name),
         )
+    # The settings that other parties read have "own" in place of names of code.
     hidden = {"model": _hide_network(config.model), "passives": shared}
     if any(rows.values()):
         parties = {name: _hide_rows(table) for name, table in tables.items()}
@@ -656,6 +657,7 @@ def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
             f"{', '.join(arguments)} that it names: give other arguments defaults, or hand in the "
             "module that it makes"
         ) from error
+    # `nn.Module.__init__` creates `_parameters`.
     if isinstance(module, nn.Module) and "_parameters" not in vars(module):
         raise ModelError(
             f"{name} makes a module whose __init__ does not begin with super().__init__(), so "

@@ -232,6 +232,7 @@ def require_sequences(
         used_N = view_NF[:, 0]
         is_count_N = (used_N == used_N.round()) & (used_N >= 0) & (used_N <= steps)
         steps_NTC = view_NF[:, 1:].unflatten(1, (steps, channels))
+        # Steps behind the last one in use may hold anything.
         in_use_NT = torch.arange(steps) < used_N[:, None]
         is_finite_N = (steps_NTC.isfinite().all(2) | ~in_use_NT).all(1)
         place_name = f"{owner}: sequence {number} of [{steps}, {channels}]"

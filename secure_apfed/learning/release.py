@@ -272,6 +272,7 @@ class Releases:
             check_guard(self.guard)
             check_graph(h_B)
             self._check_due = False
+        # Asked before the release, which makes the rows known to the guard.
         repeats_B = self.guard.repeats(rows)
         guarded_B = self.guard.release(h_B.flatten(1), step=step, rows=rows).reshape(h_B.shape)
         z_B = lengthen_rows(guarded_B, shortest)

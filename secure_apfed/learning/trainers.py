@@ -181,6 +181,7 @@ class ActiveTrainer(LabelTrainer):
         dtype = compute.dtype
         sent: Tensor | slice | None = None
         if aligned is not None:
+            # A slice for all rows needs no transfer of indices.
             sent = EVERY if len(aligned) == len(rows_B) else compute.move_batch(aligned)
         features_B = compute.take_rows(self.features_N, rows_B)
         with self._run_networks(features_B), self.forward_pass(step):
@@ -482,6 +483,7 @@ class HeadTrainer(LabelTrainer):
             rows_B: positions in the active's table, (B,).
             parts: mapping from passive name to its representations of these rows, (B, *shape).
         """
+        # Leaves of the graph, so that `backward` yields each passive's gradient.
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
         self.zero_grad()
         self.note_rows(step, rows_B)

@@ -136,6 +136,7 @@ def pool_opinions(
         seed: random seed of the folds that measure the gain.
         always: whether votes are used whatever their gain is.
     """
+    # Centre over rows and within each row, then scale to mean square 1.
     votes_UK = read_UK - read_UK.mean(axis=0)
     votes_UK -= votes_UK.mean(axis=1, keepdims=True)
     root_mean_square = float(np.sqrt((votes_UK**2).mean()))
@@ -155,7 +156,9 @@ def pool_opinions(
     pool = _Pool(log_f_K, compute_evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
     measured = pool.measure_help(seed, voted_J=read_UK[judges.places].argmax(1))
     help_ = replace(measured, always=always)
+    # Without validation rows nothing can be fitted, so the start values serve.
     weights = pool.fit_weights(pool.every) if judge_count else _START
+    # a = 1 and b = 0 give the own model's prediction.
     a, b = weights if help_.is_in_use else (1.0, 0.0)
     return np.exp(pool.log_q(compute_evidence(own_UK), votes_UK, a, b)), help_
 
@@ -209,6 +212,7 @@ class _Pool:
         max_a, max_b = _MAX_WEIGHTS
         start = _START
         if without_votes:
+            # An upper bound of 0 fixes b at 0.
             start = (1.0, 0.0)
             max_b = 0.0
         bounds = [(0.0, max_a), (0.0, max_b)]
@@ -271,6 +275,7 @@ def fit_linear(
         taught_V: indices of the rows to fit to, labelled ones included.
         labelled_n: indices of the labelled rows.
     """
+    # Labelled rows choose the penalty of a fit to the others; without either, the default serves.
     unlabelled_V = np.setdiff1d(taught_V, labelled_n)
     strength = _STRENGTHS[1]
     if len(unlabelled_V) and len(labelled_n):

@@ -76,6 +76,7 @@ class Scored:
         """
         labels_B = np.asarray(truth, dtype=np.int64)
         scores = np.asarray(probabilities, dtype=np.float64)
+        # One number a row is the probability of the second class.
         scores_BK = np.column_stack([1 - scores, scores]) if scores.ndim == 1 else scores
         if scores_BK.ndim != 2 or scores_BK.shape[1] < 2:
             raise DataError(f"measures: probabilities are (B, K) or (B,), got {scores.shape}")
@@ -569,6 +570,7 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
     observed, predicted = curve(
         true_B, top_scores_B, n_bins=ranges, strategy="quantile", pos_label=True
     )
+    # scikit-learn returns no counts, so rows are counted over its ranges here.
     edges = np.quantile(top_scores_B, np.linspace(0, 1, ranges + 1))
     counts = np.bincount(np.searchsorted(edges[1:-1], top_scores_B), minlength=ranges)
     return tuple(
@@ -612,6 +614,7 @@ def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
     if not scored.is_finite or true_B.all() or not true_B.any():
         return ()
     edges = np.unique(np.quantile(scores_B, np.linspace(0, 1, parts + 1)[1:-1]))
+    # Part 0 has the highest scores.
     part_B = len(edges) - np.searchsorted(edges, scores_B, side="right")
     rows_T = np.bincount(part_B, minlength=len(edges) + 1)
     positives_T = np.bincount(part_B, true_B, len(edges) + 1)

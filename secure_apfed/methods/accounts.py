@@ -131,11 +131,13 @@ def _calibrate_steps(
             delta=config.delta,
             releases=derive_limits(config).releases,
             honest=honest,
+            # All passives add equal noise, so the largest sensitivity decides.
             sensitivity=max(_compute_sensitivity(config, passive, shape) for passive in passives),
             numbers=_count_numbers(config, shape),
         )
     assert noise.sigma is not None
     quantiser = _make_quantiser(config)
+    # Sigma is in units of the contributions; rounded up in steps.
     steps = math.ceil(noise.sigma / quantiser.clip_norm * quantiser.levels)
     if steps > MAX_DEVIATION:
         raise ConfigError(
@@ -175,6 +177,7 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
     if config.method.sums_representations:
         return sensitivity_in_steps(levels=quantiser.levels, columns=row_size, rows=1)
     defence_kinds = (DEFENCES[choice.kind] for choice in config.defences)
+    # A defence reads the whole batch, so it may mix rows.
     is_defended = any("contributions" in kind.protects for kind in defence_kinds)
     objective = find_objective(config, passive)
     if isinstance(objective, OwnLossSettings | BlackBoxSettings):

@@ -142,6 +142,7 @@ async def align_as_passive(party: PartyContext, links: Links, session: str) -> T
         for name, members in _list_intersections(party, session)
         if party.name in members
     ]
+    # A passive takes part in exactly one intersection.
     ((name, members),) = own_intersections
     if _uses_buckets(settings):
         rows = await align_member(
@@ -159,6 +160,7 @@ async def align_as_passive(party: PartyContext, links: Links, session: str) -> T
         ids = canonical_ids(party.name, party.data.table.ids, settings)
         member = protocol.make_member(party.name, party.active, ids)
         rows_P = await _run_aligner(links, member, party, (party.active,), maximum=protocol.longest)
+    # There the order of the intersection is that of the positions.
     if settings.mode == "all":
         return rows_P
     message = await links.receive(
@@ -289,6 +291,7 @@ async def _intersect_as_active(
     ids = canonical_ids(party.name, party.data.table.ids, settings)
     protocol = _make_protocol(party, links, session)
     hub = protocol.make_hub(party.name, members, ids)
+    # Meanwhile passives that wait hear that others still compute.
     with relay_heartbeats(links):
         return await _run_aligner(links, hub, party, members, maximum=protocol.longest)
 
@@ -324,6 +327,7 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, maximum: int, row_bytes: i
     tensors, meta = unpack_tensors(envelope.payload, expected, sender=envelope.sender)
     positions_P = tensors["positions"]
     total = meta.get("total")
+    # A peer's number decides how much memory is allocated, so it is bounded first.
     maximum = min(maximum, MAX_ANNOUNCED_BYTES // (_POSITION_BYTES + row_bytes))
     if type(total) is not int or not len(rows_P) <= total <= maximum:
         raise RemoteProtocolError(

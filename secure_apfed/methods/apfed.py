@@ -140,8 +140,10 @@ class ApfedActive(SumLearner, SingleViewActive):
             ModelError: representations, gradients or parameters that are not finite.
             RemoteProtocolError: the sum answers another request; nothing is updated then.
         """
+        # A step without a sum must not leave an earlier one in the record.
         self.sum.decoded_sum = None
         batch, rows_A = self.forward(step, rows_B)
+        # No row is sent: the active trains alone.
         if batch.h is None:
             return self.trainer.train_on_batch(batch)
         released = self._releases.release(
@@ -371,7 +373,9 @@ class Apfed(SumMethod, SingleView):
                 return
             sent_A = z_A.detach()
             gradients = [
-                passive.compute_gradient(step, rows_A, sent_A.clone()) for passive in apfed_passives
+                # Each passive gets a copy, as it would in a message.
+                passive.compute_gradient(step, rows_A, sent_A.clone())
+                for passive in apfed_passives
             ]
             sum_AD = torch.stack([gradient.flatten(1).double() for gradient in gradients]).sum(0)
             active.train_on_sum(batch, rows_A, z_A, sum_AD)

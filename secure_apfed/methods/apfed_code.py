@@ -145,6 +145,7 @@ class CodeStudent(Student):
         `sum_UD`: the sum of all passives' projections. `seed`: random seed of folds and models.
         """
         with one_thread(), cache_fits():
+            # The model that a student taught with the sum must beat.
             local = LocalModel.choose_best(self.make_local_task(seed))
             self._forecast_sums(sum_UD)
             sums_by_source = {"told": torch.from_numpy(sum_UD), "predicted": self._forecast_UD}
@@ -290,6 +291,7 @@ class CodeActive(StudentActive, SumLearner):
         `rows`: the row of its table at each alignment position, (N,). `session_sum`: the secure sum
         of the projections.
         """
+        # The agreed D replaces the configured one, which may be larger or "auto".
         model = party.config.model.model_copy(update={"representation": session_sum.shape[0]})
         party = replace(party, config=party.config.model_copy(update={"model": model}))
         student = CodeStudent(party, rows)
@@ -446,6 +448,7 @@ class ApfedCode(SumMethod):
         numbers = {name: math.prod(offered.shape) for name, offered in offers.items()}
         is_fixed = config.model.representation != "auto"
         for name, offered in offers.items():
+            # Under "auto" a passive may offer fewer numbers than requested, never more.
             expected_numbers = requested if is_fixed else min(numbers[name], requested)
             party.require_terms(name, offered, _bound_projection(config, expected_numbers))
         representation = _bound_projection(config, min(numbers.values()))

@@ -247,6 +247,7 @@ class AveragingPassive(SumHelper):
             check_norms(tensor, terms, sender=sender)
         weights_RW = received["weights"].numpy()
         rows_R = torch.arange(len(weights_RW))
+        # Rows of weights are no people: the answer is counted once for the party.
         admitted = self.sum.admit_request(message, rows_R, counted_rows=_COUNTED_POSITION)
         if finished_model is not None:
             finished_model.load(received["ended"].numpy())

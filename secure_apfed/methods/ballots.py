@@ -188,6 +188,7 @@ class BallotSize:
             raise RemoteProtocolError(
                 f"{active} sent something else than a ballot's size"
             ) from error
+        # A dataclass checks no types, and a peer may send others.
         has_right_types = [type(value) for value in asdict(size).values()] == [int, int, bytes]
         if not (
             has_right_types

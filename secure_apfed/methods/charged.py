@@ -123,6 +123,7 @@ def collect_accounts(
         if account.figure != "epsilon_x"
     }
     if accounts:
+        # The kind of epsilon and its delta are the same at all passives.
         example = next(iter(accounts.values()))
         unreported = {**example, "epsilon": math.inf, "releases": 0}
         for name in among:

@@ -180,6 +180,7 @@ def merge_answered_steps(
     reported it, or two passives report different circles for one step.
     """
     reports = [(reporter, steps) for reporter in answers for steps in answers[reporter]]
+    # In rising order, so that ranges that overlap are neighbours.
     reports.sort(key=lambda report: (report[1].first, report[1].last, report[0]))
     merged: list[AnsweredSteps] = []
     last_reporter = ""
@@ -199,6 +200,7 @@ def merge_answered_steps(
                 "different circles, and no circle may be asked again. Begin a new run, and look at "
                 "the audit logs of both"
             )
+        # Earlier steps are checked like the others, and left out.
         if steps.last < since:
             continue
         first = max(steps.first, since)

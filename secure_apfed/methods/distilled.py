@@ -412,6 +412,7 @@ class VFedTransPassive(HelperRole):
         Raises RemoteProtocolError: the request breaks a rule of the contract; nothing is sent.
         """
         owner = self._owner
+        # Used up before the checks, so that a second request is never answered.
         self._owner = None
         if owner is None:
             raise RemoteProtocolError(
@@ -690,6 +691,7 @@ class ApcVflTrainer(DistilledTrainer):
         if model.network == "enriched":
             encoder = Enriched(encoder)
         student_size = math.prod(output_shape(student.encoder, features))
+        # g2 reads the codes of all parties side by side.
         code_shapes = [output_shape(local.encoder, features)]
         code_shapes += [terms.representation.shape for terms in contract.passives.values()]
         joint_model = ModelSettings(
@@ -796,6 +798,7 @@ def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor)
         strength=1 / len(codes),
         tolerance=_TOLERANCE,
     )
+    # Fold the standardisation into the layer; the last row of theta is the constant's.
     weight_DK = theta_DK[:-1] / deviation_D[:, None]
     bias_K = np.asarray(theta_DK[-1] - mean_D @ weight_DK)
     with torch.no_grad():

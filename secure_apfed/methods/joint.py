@@ -227,11 +227,13 @@ class TvflActive(ActiveRole):
         own_B = self.own_rows(rows_B)
         loss, gradients = self.trainer.train_on_parts(step, own_B, parts)
         if self._defences:
+            # Some defences need the true labels of the rows.
             labels_B = self.trainer.labels_N[self.trainer.compute.move_batch(own_B)]
             gradients = {
                 name: self._defend_gradient(gradient_B, Leaving(step, name, labels_B))
                 for name, gradient_B in gradients.items()
             }
+        # One transfer for the gradients of all passives.
         fetched = self.trainer.compute.fetch_batch(*gradients.values())
         packed = {
             name: pack_tensors({"gradient": gradient_B})
@@ -546,6 +548,7 @@ class TvflPassive(EncodingPassive):
         rows_B, is_training = self.parse_request(message)
         step = message.step
         sender = message.sender
+        # Refused before anything is computed.
         self._answer_limits.check_batch(step, rows_B, sender=sender)
         self._gate.enter(step, sender=sender)
         released = self._releases.release(
@@ -638,6 +641,7 @@ class Tvfl(Method):
                 name: passive.trainer.encode_rows(step, rows_B, is_training=True)
                 for name, passive in encoding_passives.items()
             }
+            # Copies outside the passives' graphs, as if they had been sent.
             parts = {name: h_B.detach().clone() for name, h_B in sent_by_passive.items()}
             _, gradients = active.trainer.train_on_parts(step, active.own_rows(rows_B), parts)
             for name, gradient_B in gradients.items():

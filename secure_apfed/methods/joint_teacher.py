@@ -110,6 +110,7 @@ class TeacherActive(SummedSplitNnActive):
         settings = TeacherSettings.from_run_settings(self._config)
         has_label_U = torch.zeros(len(self._train_rows), dtype=torch.bool)
         has_label_U[torch.from_numpy(self.student.labelled)] = True
+        # The head labels unlabelled rows only; another labeller also learns from labelled ones.
         requested = torch.arange(len(has_label_U))
         if settings.labels == HEAD:
             requested = requested[~has_label_U]
@@ -167,6 +168,7 @@ class TeacherActive(SummedSplitNnActive):
                 [class_by_index[index] for index in index_V[has_label_V]], dtype=np.int64
             )
             batches_by_party = zip(*(joint.representations for joint in predictions), strict=True)
+            # The labeller reads the representations of all parties side by side.
             read_VD = standardise_parts(torch.cat(batches) for batches in batches_by_party)
             labeller = make_labeller(settings.labels)
             inputs = read_VD, np.flatnonzero(has_label_V), labels, self.student.classes

@@ -454,6 +454,7 @@ async def save_all(
         except PartyLeftError:
             if name not in may_leave:
                 raise
+            # This party may be left out; its account is then unknown.
             accounts[name] = None
         else:
             accounts[name] = parse_statement(

@@ -257,7 +257,8 @@ class RecurrentSettings(FedMvSettings):
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
         """Return the settings for a rehearsal of `steps` steps, for a run of `epochs` epochs.
 
-        GRUs learn in the same share of the rounds.
+        A rehearsal is a short run on random numbers, for planning. GRUs learn in the same share of
+        the rounds.
         """
         rounds = max(1, round(steps * self.rounds / epochs))
         return self.model_copy(update={"rounds": rounds})
@@ -903,6 +904,7 @@ def solve_weights(
     cross_FC = x_NF.T @ labels_NC
     loss = compute_view_loss(x_NF, weights_FC, labels_NC, beta)
     for _ in range(max_rounds):
+        # Eq. (7): the weight of each feature's squared norm in this round.
         ridge_F = beta / (2 * (compute_row_norms(weights_FC) + _MIN_NORM))
         try:
             weights_FC = scipy.linalg.solve(gram_FF + np.diag(ridge_F), cross_FC, assume_a="pos")
@@ -916,6 +918,7 @@ def solve_weights(
                 "smaller method.beta"
             ) from error
         next_loss = compute_view_loss(x_NF, weights_FC, labels_NC, beta)
+        # Converged; for a loss below 1 the tolerance is absolute.
         if loss - next_loss <= tolerance * max(loss, 1.0):
             break
         loss = next_loss
@@ -1025,6 +1028,7 @@ class Multiview(SumMethod):
         train = find_positions_in_table_order(rows, party.data.train_rows)
         common_NC = np.zeros((len(rows), classes))
         rng = np.random.default_rng(derive_seed(party.config.seed, "common pseudo-labels"))
+        # Only training rows have pseudo-labels; those of other rows stay 0.
         common_NC[train.numpy()] = draw_orthonormal(len(train), classes, rng)
         sequence = _make_sequence_view(party, rows, classes)
         view = _make_view(party, contract, rows, classes, sequence)

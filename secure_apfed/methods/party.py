@@ -412,6 +412,7 @@ class PartyContext:
         return PassiveTrainer(
             self.name,
             objective,
+            # Unknown people get row 0, on which nothing is trained.
             features_N=self.features_of(rows.clamp(min=0)),
             train=self.config.train,
             seed=self.secrets.seed,

@@ -188,6 +188,7 @@ def _fit_pupils(
         fold_pupils = _fit_without(task, teachings, fold, fold_number)
         for scores, pupil in zip(fold_scores, fold_pupils, strict=True):
             scores.append(pupil.compute_scores(task.labelled_rows[fold]))
+    # The pupils that predict are fitted to all rows, by teachers that saw all labels.
     nothing_left_out = np.arange(0)
     predictors = _fit_without(task, teachings, nothing_left_out, len(folds))
     truth_n = task.labels[np.concatenate(folds)] if folds else None

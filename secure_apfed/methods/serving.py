@@ -169,6 +169,7 @@ async def serve_predictions(
     ledger = helper.ledgers.get(party.name)
     compute_cost = ledger.would_cost if ledger else None
     people_in_order = [ids[row] for row in holder.order]
+    # Positions about which it answers no more, sent with the next lookup.
     unreported = limits.list_exhausted_people(people_in_order, compute_cost)
     await helper.set_up(links)
     await meet_active(links, party.active)
@@ -308,6 +309,7 @@ class JointPredictor:
                 maximum=party.config.alignment.maximum_ids,
             )
             predictor._askers[name] = asker
+            # One entry more, for people that the passive does not know.
             predictor._is_exhausted[name] = np.zeros(asker.size + 1, dtype=bool)
         return predictor
 
@@ -333,6 +335,7 @@ class JointPredictor:
         Returns a mask of the rows about whose people all passives answered, (B,), and the scores of
         these rows, (n, K). Raises RemoteProtocolError, PartyLeftError: the first request failed.
         """
+        # Every person once, and for each row the index of its person.
         people, person_of_row_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
         is_answered_P = np.zeros(len(people), dtype=bool)
         is_refused_P = is_answered_P.copy()
@@ -341,6 +344,7 @@ class JointPredictor:
             block = slice(start, start + self.contract.batch_size)
             try:
                 positions_MB = await self._request_positions([*people[block]])
+                # Negative positions stand for unknown and for refused people.
                 all_answer_B = positions_MB.min(axis=0) >= 0
                 all_know_B = (positions_MB != _UNKNOWN).all(axis=0)
                 is_refused_P[block] = all_know_B & ~all_answer_B
@@ -360,6 +364,7 @@ class JointPredictor:
         self.refused += int(is_refused_P[person_of_row_B].sum())
         if not answers:
             return is_answered_B, torch.empty(0, 0)
+        # The index of each answered person among the answers.
         answer_of_person_P = np.cumsum(is_answered_P) - 1
         answer_n = torch.from_numpy(answer_of_person_P[person_of_row_B[is_answered_B]])
         parts = {
@@ -367,6 +372,7 @@ class JointPredictor:
         }
         trainer = self._trainer
         own_n = trainer.compute.move_tensor(features_BF[torch.from_numpy(is_answered_B)])
+        # A fixed seed, so that equal requests give equal scores.
         with torch.no_grad(), trainer.compute.prepare_forward(0, "together"):
             own_nD = trainer.encoder(own_n)
             return is_answered_B, trainer.compute_scores(own_nD, parts).double().cpu()
@@ -411,6 +417,8 @@ class JointPredictor:
         if self._sum is not None:
             rows_B = torch.arange(positions_MB.shape[1])
             row_size = math.prod(next(iter(terms.values())).shape)
+            # Every passive binds its contribution to this digest, so only a sum over these people
+            # decodes.
             digest = _hash_people(people, salt)
             sum_BD = await self._sum.receive_sum(links, step, rows_B, digest, row_size)
             return {SUM: trainer.compute.move_tensor(sum_BD)}

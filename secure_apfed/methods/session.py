@@ -172,6 +172,7 @@ async def enter_session(
         make_contract=lambda name, greetings: _build_contract(party, method, name, greetings),
     )
     links.unit_s = agreement.contract.patience_s
+    # If one of these falls silent, the session ends.
     links.needed = _list_needed_peers(party, agreement.contract)
     if party.secrets.checkpoints is not None:
         party.secrets.checkpoints.save_contract(agreement.contract, agreement.signatures)
@@ -232,6 +233,7 @@ def _build_contract(
     agreed = method.derive_terms(party, offers, session)
     limits = derive_limits(config)
     roles = assign_roles(method, config, party.active, party.passives)
+    # A session that only predicts: limits are the passives' own, and nothing is dealt.
     if party.predicts is not None:
         roles.pop(DEALER, None)
         return Contract(
@@ -798,6 +800,7 @@ class Simulation(Session):
         secrets = {name: inputs.secrets.get(name) or fresh_secrets(config, name) for name in roles}
         known = {name: secret.identity.public for name, secret in secrets.items()}
         helper_sessions: dict[str, PartySession] = {}
+        # Helpers' scripts start first, and wait for the active's messages.
         for name, role in roles.items():
             if role != "active":
                 party = inputs.build_context(name, secrets[name], known)

@@ -340,6 +340,7 @@ class Student:
         errors = {}
         for name, predicted_UK in predictions.items():
             is_predicted_U = predicted_UK.any(axis=1)
+            # The squared error on held-out targets decides between ridge regression and trees.
             errors[name] = ((predicted_UK - targets_UT)[is_predicted_U] ** 2).sum()
         best = min(errors, key=errors.__getitem__)
         if best != _RIDGE:
@@ -570,6 +571,7 @@ def collect_validation_rows(belief: Belief, task: SoloTask, frequencies: Floats)
     if not parts:
         empty = np.zeros(0, dtype=np.int64)
         return ValidationRows(places=empty, labels=empty, own_JK=np.zeros((0, task.classes)))
+    # A labeller is fitted anew without each fold; a baseline cross-validates by itself.
     if belief.baseline is None:
         scores = [
             belief.predict_scores(task.drop_labels(part))[task.labelled[part]] for part in parts
@@ -679,6 +681,7 @@ def learn_from_votes(
         help_ = weighed.help
         assert help_ is not None
         can_use_baseline = own_baseline is not None and student.has_classes
+        # Without a baseline to fall back on, the student learns from whatever was weighed.
         if help_.is_in_use or not can_use_baseline:
             predicted_UK = student.fit_to_labels(weighed.likely)
             learnt = 0.0
@@ -686,6 +689,7 @@ def learn_from_votes(
                 learnt = compute_learnt_gain(predicted_UK, weighed, student.labelled)
             help_ = replace(help_, learnt=learnt)
         if may_average:
+            # Average only where validation is not sure that votes help.
             help_ = replace(help_, always=False, averaged=not help_.is_sure)
         if own_baseline is not None and can_use_baseline and not help_.is_in_use:
             student.use_baseline(own_baseline)

@@ -325,6 +325,7 @@ class PassiveSum:
             raise LocalProtocolError(
                 f"{self.name}: an answer is for what was admitted last, and leaves once"
             )
+        # Used up: an answer leaves once.
         self._admitted_request = None
         values_BD = np.ascontiguousarray(values_BD)
         digest = compute_answer_digest(self._digest_prefix, admitted.payload, values_BD)
@@ -337,6 +338,7 @@ class PassiveSum:
                 known_B=self.pick_known_rows(admitted.counted_rows),
                 digest=digest,
             )
+        # The party's own record is in real numbers, noise included.
         if self._record_contribution is not None:
             fixed_point = self.contributor.described.fixed_point
             step_size = fixed_point.clip_norm / fixed_point.levels
@@ -801,6 +803,7 @@ def _parse_sum(
         raise RemoteProtocolError(
             f"{message.sender} sent something else than a sum and who takes part still"
         )
+    # Passives may be missing under this rule only, down to the agreed threshold.
     may_leave = contract.silent_passive == "recover"
     min_passives = contract.secure_sum["threshold"] if may_leave else len(passives)
     allowed = [name for name in passives if name in present] if may_leave else list(passives)

@@ -114,6 +114,7 @@ def bound_representations(
     """
     maximum = guard.largest_norm(math.prod(shape))
     minimum = guard.smallest_norm() if projected else 0.0
+    # Receivers would refuse every row.
     if minimum > maximum:
         raise ConfigError(
             f"guard.clip: {config.guard.clip:g} leaves a row at most {maximum:.3g} long with its "
@@ -252,6 +253,7 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
     rule = config.rules.silent_passive
     sum_class = find_sum_class(settings)
     threshold = settings.threshold
+    # Not configured: the usual threshold where passives may be missing, otherwise all.
     if threshold is None and not sum_class.needs_all:
         threshold = usual_threshold(passives) if may_lack_passives(config) else passives
     if threshold is None or threshold == passives:

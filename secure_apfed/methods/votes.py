@@ -93,7 +93,8 @@ class VoteSettings(MethodSettings):
     predicts_alone = True
 
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
-        """Return the settings for a rehearsal on random numbers: no baseline is fitted as prior.
+        """Return the settings for a rehearsal (a short run on random numbers, for planning): no
+        baseline is fitted as prior.
 
         `steps` and `epochs` are not used.
         """
@@ -177,7 +178,7 @@ class NoisedVoteSettings(VoteSettings):
 
 
 class VotesSettings(FormSettings, VoteSettings):
-    """The settings of votes that are opened as their secure sum; see `VoteSettings`."""
+    """The settings of votes of which the active decodes only the secure sum; see `VoteSettings`."""
 
     name: Literal["votes"]
 
@@ -497,7 +498,7 @@ class SummedVotesPassive(VotesPassive, SumHelper):
 
 
 class SummedVotes(SumMethod, VotesMethod):
-    """The method of votes that are opened as their secure sum; see `Method`."""
+    """The method of votes of which the active decodes only the secure sum; see `Method`."""
 
     settings = VotesSettings
 

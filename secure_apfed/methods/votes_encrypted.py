@@ -126,7 +126,7 @@ class EncryptedVotesSettings(VoteSettings):
 
 
 class EncryptedVotesActive(VotesActive):
-    """An active that encrypts its labels and opens the sum of the votes; see `VotesActive`."""
+    """An active that encrypts its labels and decrypts the sum of the votes; see `VotesActive`."""
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Build the sum of products for this ballot, and state the guarantee and what an active
@@ -245,6 +245,7 @@ class EncryptedVotesPassive(CountingPassive):
             await links.run_conversation(
                 Kind.COIN, self._contributor.toss_coin(message.payload), others
             )
+        # On disk before the choice is revealed, so that an aborted session counts.
         self._audits.begin_audit(contract=contract.digest.hex())
         links.send(
             contract.active, Kind.CHALLENGE, BEFORE_TRAINING, self._contributor.pack_challenge()
@@ -398,7 +399,9 @@ class EncryptedVotesAggregator(BallotAggregator):
 
 
 class EncryptedVotes(VotesMethod):
-    """The method of votes on labels that no passive sees, opened as their sum; see `Method`."""
+    """The method of votes on labels that no passive sees; the active decrypts only the votes' sum.
+    See `Method`.
+    """
 
     settings = EncryptedVotesSettings
 

@@ -42,7 +42,8 @@ _STEPS = 1024
 
 
 class RehearsalSettings(NoisedVoteSettings):
-    """The settings of a rehearsal of votes; see `VoteSettings`.
+    """The settings of a rehearsal of votes (a dry run on labelled rows before any vote is sent);
+    see `VoteSettings`.
 
     Here `epsilon` is the privacy cost of the reported number for one person at a passive, labeller
     held fixed.
@@ -105,6 +106,7 @@ class RehearsalActive(VotesActive):
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
         shares = [await self._receive_share(links, name) for name in self.contract.passives]
         student = self.student
+        # Weighing zeros yields the prior's prediction, and its share of right rows (`Help.alone`).
         no_votes_UK = np.zeros((len(self.ballot.rows), self.classes))
         with cache_fits():
             weighed = weigh_votes(no_votes_UK, student, self._prior, seed=self._seed)

@@ -248,7 +248,9 @@ class Clustering(Objective):
                 f"{clusters} clusters need as many different rows of people whom this passive "
                 f"shares, got {different}; lower objective.clusters of it under passives"
             )
+        # From torch's generator, which the caller seeds, so that runs repeat.
         seed = int(torch.randint(2**31 - 1, ()))
+        # Of 10 starts the best is kept.
         kmeans = KMeans(clusters, n_init=10, random_state=seed).fit(x_NF.numpy())
         centres_KF = torch.from_numpy(kmeans.cluster_centers_)
         self.centres_KF = centres_KF

@@ -444,6 +444,7 @@ def calibrate_updates(
         raise ConfigError(
             f"calibration needs at least 1 planned update, got {updates}, and {releases} releases"
         )
+    # Squares of mu add up over releases and updates.
     allowed = gdp_mu(epsilon, delta) ** 2
     spent_squared = releases * release.mu**2 if releases else 0.0
     if spent_squared >= allowed:
@@ -452,4 +453,5 @@ def calibrate_updates(
             f"{gdp_epsilon(math.sqrt(spent_squared), delta):.4g}, so none of {epsilon:g} is left "
             "for the updates; give the guard more noise (a smaller guard.epsilon), or dp_sgd more"
         )
+    # Solves updates (2 C / sigma)^2 = allowed - spent for sigma / C.
     return 2 * math.sqrt(updates / (allowed - spent_squared))

@@ -483,6 +483,7 @@ class FrozenGaussianGuard(GaussianGuard):
         clipped_BD = clip_rows(h_BD, self.clip).to(h_BD.dtype)
         if not len(rows):
             return clipped_BD
+        # Only rows that were never released get noise.
         new = self._frozen.find_first_occurrences(rows)
         if len(new):
             new_BD = h_BD.detach()[send_tensor(new, h_BD.device)]

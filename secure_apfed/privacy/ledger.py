@@ -543,6 +543,8 @@ class PrivacyLedger:
         counts = self._counts
         max_releases = max(counts.most, counts.count_most_after(release))
         is_repeated_step = len(release.rows) > 0 and release.step in counts.steps
+        # Noise that depends on the step alone cancels in the difference of two releases of one
+        # step.
         is_unprotected = self._seeded and (counts.step_repeated or is_repeated_step)
         if self._budget is not None:
             epsilon = math.inf
@@ -635,6 +637,7 @@ class PrivacyLedger:
                 f"row positions lie in 0..{total - 1}, got {positions.min()}..{positions.max()}"
             )
         if repeats is not None:
+            # A repeat is free only if this ledger charged the row before.
             is_free = repeats.cpu().numpy() & (self._counts.releases_N[positions] > 0)
             positions = positions[~is_free]
         return Release(index(step), digest, np.sort(positions))

@@ -214,6 +214,7 @@ def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]
     if has_extremes:
         extremes_B = _FAR * (values_B.abs().max().clamp(min=1) - values_B)
     generator = torch.Generator().manual_seed(_SEED)
+    # The first, middle and last row alone, then random halves.
     singles = [torch.tensor([row]) for row in dict.fromkeys((0, rows // 2, rows - 1))]
     plans = [(positions, is_extreme) for positions in singles for is_extreme in (False, True)]
     for _ in range(_SPLITS):

@@ -73,7 +73,8 @@ class LabelMechanism(ABC):
         """Return the labels to train on; the same arguments give the same answers.
 
         Args:
-            labels_N: int64 of shape (N,), each in 0..K-1; never answered before.
+            labels_N: the true labels, int64 of shape (N,), each in 0..K-1; each is randomised
+                (answered) only once.
             key: 32 secret bytes; with them and the answers one could tell which labels are true.
             prior_NK: a probability of each class for each row, made without these labels; None:
                 uniform. Only mechanisms of several stages read it.
