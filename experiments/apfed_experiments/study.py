@@ -643,19 +643,19 @@ def run_points(
     solo: bool = False,
     later: Sequence[Point] = (),
 ) -> Results:
-    """Run the trials that the folder lacks, and return the figures of all.
+    """Run the trials that the folder lacks, and return the metrics of all.
 
     Args:
-        points: of the study.
-        seeds: of the runs of each point.
+        points: points of the study.
+        seeds: seeds with which each point is run.
         jobs: number of processes, with one thread each.
-        on_done: is called after each trial.
+        on_done: function that is called after each trial.
         keep_going: whether an error for users makes a trial a failure; else it ends the study.
-        figures: returns the rows of a run.
+        figures: function that returns the rows of a run.
         solo: whether local models are measured, too, once for all runs on the same data.
         later: points that will be run later and need the same local models.
 
-    Raises what a trial raises; CheckpointError: a trial's path holds another run.
+    Raises CheckpointError: a trial's path holds another run. Other errors of a trial are passed on.
     """
     trials = list_trials(points, seeds)
     solo_configs = {

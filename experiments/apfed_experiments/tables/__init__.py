@@ -16,7 +16,10 @@ TABLES: Mapping[str, PaperTable] = {
 
 
 def find_table(name: str) -> PaperTable:
-    """Return the table of this name. Raises ConfigError: there is none; it names the nearest."""
+    """Return the table of this name.
+
+    Raises ConfigError: no table has this name; the message names the nearest.
+    """
     if name not in TABLES:
         raise ConfigError(f"table: {unknown_name(name, TABLES)}")
     return TABLES[name]

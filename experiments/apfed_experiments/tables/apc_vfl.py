@@ -1,8 +1,9 @@
-"""APC-VFL's figures: what an encoder that learnt from the passive's code is worth to the active.
+"""APC-VFL's results: what an encoder that learnt from the passive's code is worth to the active.
 
-Figures 5 and 7 to 16 of the paper: logistic regression on the active's columns (Local), on the code
-of its autoencoder alone (Ablation), and on a code that was drawn to the joint one (APC-VFL), each
-cross-validated over all of the active's rows, for every number of its features and of aligned rows.
+A code is the hidden representation of an autoencoder. Figures 5 and 7 to 16 of the paper: logistic
+regression on the active's columns (Local), on the code of its autoencoder alone (Ablation), and on
+a code that was drawn to the joint code of both parties (APC-VFL), each cross-validated over all of
+the active's rows, for every number of its features and of aligned rows.
 The paper's values are not in the text that we have, so that none stands beside ours. Lambda, the
 distance of codes and the share of held-out rows are not in it either: see `_READING`.
 """
@@ -89,11 +90,12 @@ class Scenario:
     """A data set, and what is measured on it.
 
     Attributes:
+        dataset: name of the data set.
         rows: number of the active's rows, all labelled.
         test_fraction: share of all people that are left out, so that `rows` remain.
-        batch_size: of every training.
-        scores: of a fold, each with its name in the paper.
-        quick, full: the default part, and the whole.
+        batch_size: batch size of every training.
+        scores: measures of each fold, each with its name in the paper.
+        quick, full: the default part of the scenario, and all of it.
     """
 
     dataset: str
@@ -113,6 +115,8 @@ class Scenario:
         All `rows` of the active are cross-validated. The people left out are the run's test rows,
         which the paper does not measure here.
         """
+        # The preset is only read for its columns, which do not depend on the number of aligned
+        # people.
         name = f"apc-vfl/{self.dataset}/{features}/{aligned or self.full.aligned[0]}"
         preset = find_preset(name)
         data_settings = {
@@ -184,6 +188,7 @@ def score_local(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]
     """Score the active without help: on its columns, and on the code of its own autoencoder.
 
     Returns mean scores of a cross-validation in per cent, by "columns SCORE" and "code SCORE".
+    Letters: T training rows, F features, D dimensions of the code.
     """
     run_config, data, score = _prepare_run(seed, config, scores)
     features_TF = data.active.features[data.train_rows]
@@ -199,7 +204,7 @@ def score_local(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]
 
 
 def score_student(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
-    """Score the active with help: on the code of the student that a run trains.
+    """Score the active with help: on the code of the student, the encoder that a run trains.
 
     Returns mean scores of a cross-validation in per cent by "code SCORE", and the bytes that the
     run sent by "bytes".
@@ -238,7 +243,7 @@ def _prepare_run(
 
 
 def _make_scenario_size(scenario: Scenario, full: bool) -> Size:
-    """Return the lines and seeds of the whole scenario if `full`, else of its default part."""
+    """Return the rows and seeds of the whole scenario if `full`, else of its default part."""
     part = scenario.full if full else scenario.quick
     return Size(list(_make_lines(scenario, part)), part.seeds)
 
@@ -276,9 +281,9 @@ def _make_job(
 
 
 def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
-    """Yield the lines of a scenario for each score.
+    """Yield the rows of a scenario's table for each score.
 
-    First a line for each number of features, number of aligned rows and method; then APC-VFL minus
+    First a row for each number of features, number of aligned people and method; then APC-VFL minus
     each other method, for each number of features and averaged over them.
     """
     local_jobs = {features: _make_job(scenario, features) for features in part.features}
@@ -290,6 +295,7 @@ def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
         panels = {rows: f"{rows:,} aligned rows, {title}" for rows in part.aligned}
 
         def make_cells(features: object, rows: object, method: str) -> dict[str, str]:
+            """Return the cells of one row of the table by column."""
             texts = (str(features), str(rows), method, title)  # noqa: B023 - called at once
             return dict(zip(_HEADER, texts, strict=True))
 
@@ -331,7 +337,8 @@ def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
 
 
 def _make_lambda_table(full: bool) -> Size:
-    """Return the lines by lambda on breast cancer, where the passive knows half of the people.
+    """Return the table's rows by lambda (weight of the distance to the joint code) on breast
+    cancer, where the passive knows half of the people.
 
     Lambda 0 is the ablation, which learns from the active's columns alone. `full` has no effect:
     the whole table is always measured.
@@ -344,7 +351,7 @@ def _make_lambda_table(full: bool) -> Size:
     gain_terms: dict[str, list[tuple[float, Line]]] = {}
     share = 1 / len(part.features)
     for features in part.features:
-        jobs = [_make_job(scenario, features)]
+        jobs = [_make_job(scenario, features)]  # lambda 0
         jobs += [_make_job(scenario, features, _APC_VFL, rows, weight) for weight in _LAMBDAS[1:]]
         base_line, *weighted_lines = (
             Line(
@@ -377,7 +384,7 @@ def _make_lambda_table(full: bool) -> Size:
 def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
     """Run a method once; return its accuracy and the communication of its training.
 
-    `way`: the way of inference whose accuracy is returned.
+    `way`: mode of inference whose accuracy is returned, a key of the run's `accuracy`.
 
     Returns:
         "accuracy" in per cent, "rounds" (messages of representations or gradients), "megabytes"
@@ -400,7 +407,7 @@ def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figur
             messages_by_kind[flow.kind] += flow.messages
     steps = messages_by_kind[Kind.GRADIENTS]
     rows = len(data.train_rows)
-    # Messages in which passives answer for rows that are predicted.
+    # Messages in which passives send representations of rows that are predicted.
     inference_messages = math.ceil(len(data.test_rows) / run_config.train.batch_size)
     # Eqs. (6) to (9): every epoch sends all rows, every step the gradient of the last layer.
     exchanges = last_step.epoch if steps else 1
@@ -447,7 +454,7 @@ def _make_table2_config(scenario: Scenario, rows: int, method: str) -> Config:
 
 
 def _make_table2_size(full: bool) -> Size:
-    """Return the lines and seeds of Table 2: one data set by default, or all."""
+    """Return the rows and seeds of Table 2: of one data set by default, or of all."""
     scenarios = [scenario for name, scenario in SCENARIOS.items() if full or name == _QUICK_DATASET]
     return Size(
         [line for scenario in scenarios for line in _make_table2_lines(scenario)], _TABLE2_SEEDS
@@ -455,9 +462,9 @@ def _make_table2_size(full: bool) -> Size:
 
 
 def _make_table2_lines(scenario: Scenario) -> Iterator[Line]:
-    """Yield one data set's lines of Table 2, and the difference in accuracy of the two methods."""
+    """Yield one data set's rows of Table 2, and the difference in accuracy of the two methods."""
     title = scenario.dataset.replace("_", " ")
-    aligned = scenario.full.aligned[:4]
+    aligned = scenario.full.aligned[:4]  # the paper's numbers of aligned people, without the 100
     jobs = {}
     for rows, (label, method) in product(aligned, _TABLE2_METHODS.items()):
         way = method if label == "SplitNN" else f"{method}_together"
@@ -469,7 +476,7 @@ def _make_table2_lines(scenario: Scenario) -> Iterator[Line]:
         )
 
     def make_cells(rows: int, method: str, measure: str) -> dict[str, str]:
-        """Return the cells of one line by column."""
+        """Return the cells of one row of the table by column."""
         texts = (title, str(rows), method, _MEASURES[measure])
         return dict(zip(_TABLE2_HEADER, texts, strict=True))
 

@@ -25,7 +25,7 @@ TITLES = {
     "cifar100": "CIFAR-100",
 }
 SINGLE = "SingleVL"
-# In the order of the paper's columns: title of the column -> method, and its way of inference.
+# In the order of the paper's columns: title of the column -> method, and its mode of inference.
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "TVFL-0": ("tvfl", "tvfl_0"),
     "TVFL-A": ("tvfl", "tvfl_a"),
@@ -84,7 +84,9 @@ class Training:
     """The training of every run of a table: the paper's own, or a proxy of it.
 
     Attributes:
-        key: a name for files and runs.
+        key: name of the training, used in names of files and runs.
+        epochs: number of epochs.
+        learning_rate: learning rate of SGD when training begins.
         seeds: number of seeds.
         rows: number of rows in use, training and test; None: all.
         schedule_steps: steps after which the learning rate's schedule ends; None: constant rate.
@@ -158,7 +160,8 @@ def make_run_config(
 def get_paper_result(dataset: str, setting: str, column: str) -> Printed:
     """Return the mean and standard deviation that the paper's Table 2 prints.
 
-    `setting`: the paper's m-i. `column`: a key of `COLUMNS`.
+    `setting`: the paper's m-i: number of views, and number of the active's view. `column`: key of
+    `COLUMNS`.
     """
     figures = PRINTED[dataset, setting]  # mean and standard deviation of each column in turn
     start = 2 * list(COLUMNS).index(column)
@@ -168,10 +171,11 @@ def get_paper_result(dataset: str, setting: str, column: str) -> Printed:
 def _make_cell_lines(
     dataset: str, setting: str, training: Training, labelled: int | None = None
 ) -> Iterator[Line]:
-    """Yield the lines of one row of the paper's table, then APFed minus SingleVL.
+    """Yield the values of one row of the paper's table, a `Line` each, then APFed minus SingleVL.
 
-    `setting`: the paper's m-i. `labelled`: number of labelled rows; None: all. With few labels only
-    methods whose active predicts without its passives have lines, and no paper figures.
+    `setting`: the paper's m-i: number of views, and number of the active's view. `labelled`: number
+    of labelled rows; None: all. With few labels only methods whose active predicts without its
+    passives are measured, and the paper has no values.
     """
     title = TITLES[dataset]
     weight = _LAMBDA_BY_DATASET[dataset]
@@ -180,6 +184,7 @@ def _make_cell_lines(
         if labelled and not METHODS[method].settings.predicts_alone:
             continue
         config = make_run_config(dataset, setting, method, weight, training, labelled)
+        # One job measures all modes of inference of a method.
         jobs[method] = Job.for_config(config.name, measure_accuracies, config)
     lines = {
         column: Line(

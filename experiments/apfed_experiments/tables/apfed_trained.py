@@ -48,7 +48,13 @@ _ON_HELD_OUT_ROWS_HALF_WAY = "held out, half-way"
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A column of the table; `reads_own_view`: its passives hold the active's columns."""
+    """A method of the table.
+
+    Attributes:
+        title: title of the method.
+        name: name of the method in settings.
+        reads_own_view: whether the passives hold the active's columns, as in the control.
+    """
 
     title: str
     name: str
@@ -78,8 +84,8 @@ class Grid:
     """A grid of hyperparameters that are tried for every method.
 
     Attributes:
-        training: of each point, but for its batch size.
-        weights: values of lambda, for methods with help.
+        training: training at each point of the grid, except its batch size.
+        weights: values of lambda (weight of the passives' losses), for methods with help.
         batch_sizes: values of the batch size.
     """
 
@@ -143,7 +149,7 @@ def measure_training(
     """Train a run without messages between parties; return the active's accuracy in per cent.
 
     Args:
-        seed: of the run and its data.
+        seed: seed of the run and of its data.
         config: plain settings of the run without its seed.
         held_out: number of training rows that are held out.
         reads_own_view: whether the passives hold the active's columns (the control).
@@ -162,9 +168,11 @@ def measure_training(
     figures = {}
 
     def compute_accuracy(rows: torch.Tensor) -> float:
+        """Return the active's accuracy on these rows in per cent."""
         return 100 * ACCURACY.compute_value(active.trainer.score_rows(rows))
 
     def measure_half_way(epochs_done: int) -> None:
+        """Measure the held-out rows, the session's test rows, after half of the epochs."""
         if epochs_done == run_config.train.epochs // 2:
             figures[_ON_HELD_OUT_ROWS_HALF_WAY] = compute_accuracy(data.test_rows)
 
@@ -175,9 +183,9 @@ def measure_training(
 
 
 def _make_cells(dataset: str, method: str, point: str, rows: str = _ON_TEST_ROWS) -> dict[str, str]:
-    """Return the cells of one line by column.
+    """Return the cells of one row of the table by column.
 
-    `point`: its hyperparameters, as text. `rows`: the rows that it was measured on.
+    `point`: hyperparameters as text. `rows`: the rows of data on which the accuracy was measured.
     """
     return {
         "data": TITLES[dataset],
@@ -212,10 +220,10 @@ def _make_jobs(dataset: str, method: Method, grid: Grid) -> dict[str, Job]:
 
 
 def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
-    """Yield the lines of one data set.
+    """Yield the table's rows of one data set.
 
-    First all points of each method's grid, then each method's best by held-out rows, then
-    differences of these.
+    First all points of each method's grid, then each method's best point by held-out rows, then
+    differences between the methods' best points.
     """
     best = {}
     for method in _METHODS:
@@ -249,7 +257,7 @@ def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
 
 
 def _make_table_size(full: bool) -> Size:
-    """Return the lines and seeds of both data sets, with the release's grid if `full`."""
+    """Return the rows and seeds of both data sets, with the authors' grid if `full`."""
     grid = _RELEASE_GRID if full else _DEFAULT_GRID
     lines = [line for dataset in _DATASETS for line in _make_row_lines(dataset, grid)]
     return Size(lines, grid.training.seeds)

@@ -84,8 +84,9 @@ class Choice:
     """Weights of the objective's terms, chosen on held-out rows.
 
     Attributes:
-        beta: of the sparsity of weights.
-        pull: zeta and eta of the paper, of the distance to the common pseudo-labels and labels.
+        beta: weight of the sparsity of the model's weights.
+        pull: zeta and eta of the paper: weight of the distances to the common pseudo-labels and to
+            the labels.
     """
 
     beta: float
@@ -107,7 +108,8 @@ def measure_accuracy(
 
     The mean is what Z of Eqs. (12) and (13) converges to, since all zeta_k are equal.
 
-    `positions`: indices of the views. `rows`: numbers of the test rows. `weights`: of these views.
+    `positions`: indices of the views. `rows`: numbers of the test rows. `weights`: weights (F, C)
+    of each of these views.
     """
     scores_by_view = [
         numerals.views[view][rows] @ weights_FC
@@ -118,8 +120,10 @@ def measure_accuracy(
 
 
 def make_view_model(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewModel:
-    """Return the untrained model of one view with training features `x_NF`; `rng` draws its initial
-    weights.
+    """Return the untrained model of one view.
+
+    `x_NF`: training features of the view. `choice`: weights of the objective's terms. `rng`: draws
+    the initial weights.
     """
     return ViewModel.from_features(
         x_NF,
@@ -185,14 +189,18 @@ def fit_by_labels(
 def make_client(
     views: Sequence[Floats], truth_NC: Floats, choice: Choice, rng: np.random.Generator
 ) -> LinearViews:
-    """Return one untrained client of H-FedMV: its rows in every view, with one-hot labels."""
+    """Return one untrained client of H-FedMV, a party that has all views of its own people.
+
+    `views`: features of the client's rows in each view, (N, F). `truth_NC`: one-hot labels.
+    """
     models = [make_view_model(x_NF, choice, rng) for x_NF in views]
+    # The term that draws the common pseudo-labels to the labels.
     pull = LabelTerm(truth_NC, np.full((len(truth_NC), 1), choice.pull))
     return LinearViews(models, pull, tolerance=1e-4, rounds=_INNER_ROUNDS)
 
 
 def average_clients(clients: Sequence[LinearViews], shares: Sequence[float]) -> None:
-    """Run the rounds of H-FedMV (Algorithm 3), after which all clients hold the average weights.
+    """Run the rounds of H-FedMV (Algorithm 3), after which all clients have the average weights.
 
     `shares`: weight of each client in the average; they sum to 1.
     """
@@ -209,7 +217,7 @@ def average_clients(clients: Sequence[LinearViews], shares: Sequence[float]) -> 
 
 
 def list_weights(model: LinearViews) -> Weights:
-    """Return the weights of a client, (F, C) for each view."""
+    """Return the weights (F, C) of each view of a client."""
     return [view.weights_FC for view in model.views]
 
 
@@ -223,7 +231,8 @@ def make_clients(
 ) -> list[LinearViews]:
     """Return the untrained clients of H-FedMV, each with its part of the rows.
 
-    `positions`: indices of the views that every client has.
+    `positions`: indices of the views that every client has. `rows`: numbers of the training rows.
+    `choice`: weights of the objective's terms. `seed`: seed of the initial weights.
     """
     rng = np.random.default_rng(seed)
     return [
@@ -242,7 +251,7 @@ def fit_horizontal(
 ) -> Weights:
     """Fit H-FedMV to clients among whom these rows are split equally.
 
-    `positions`: indices of the views that every client has.
+    `positions`: indices of the views that every client has. `rows`: numbers of the training rows.
     """
     clients = make_clients(numerals, positions, rows, choice, seed)
     shares = [len(client_rows) / len(rows) for client_rows in split_clients(rows)]
@@ -261,7 +270,7 @@ def fit_locally(
 ) -> Weights:
     """Fit one client on all of these rows, without federated learning.
 
-    `positions`: indices of its views.
+    `positions`: indices of the client's views. `rows`: numbers of the training rows.
     """
     rng = np.random.default_rng(seed)
     client = make_client(
@@ -282,7 +291,7 @@ def fit_best_choice(
     choices: Sequence[Choice],
     seed: int,
 ) -> Weights:
-    """Choose settings on held-out rows, then fit with them on all training rows.
+    """Choose the weights of the objective's terms on held-out rows, then fit on all training rows.
 
     `positions`: indices of the views. `rows`: numbers of the training rows, a fifth of which are
     held out to choose; ties go to the first choice.
@@ -313,8 +322,8 @@ def split_numerals(seed: int) -> tuple[Numerals, RowNumbers, RowNumbers]:
 def measure_views(*, seed: int) -> Figures:
     """Measure Tables 1 and 2, and MMVFL, on one split into training and test rows.
 
-    Returns accuracies in per cent by method and views, as the lines of `_make_views_table` name
-    them.
+    Returns accuracies in per cent by method and views; `_make_views_table` reads them by these
+    names.
     """
     numerals, test, train = split_numerals(seed)
     all_views = tuple(range(len(_VIEWS)))
@@ -343,6 +352,7 @@ def measure_views(*, seed: int) -> Figures:
         ):
             weights = fit_best_choice(fit, numerals, [view], train, choices, seed)
             figures[f"{method} {_VIEWS[view]}"] = measure_accuracy(numerals, [view], test, weights)
+    # What Eq. (20) reaches if one party has the columns of all.
     one_table = Numerals([np.concatenate(numerals.views, axis=1)], numerals.labels_N)
     weights = fit_best_choice(fit_by_labels, one_table, [0], train, _SUPERVISED_CHOICES, seed)
     return figures | {"one table": measure_accuracy(one_table, [0], test, weights)}
@@ -407,9 +417,9 @@ class Sequences:
 
         Args:
             owner: name of the party.
-            positions: indices of the views.
-            rows: numbers of the rows whose labels it learns from; None: it has no labels.
-            training: of the GRUs.
+            positions: indices of the party's views.
+            rows: numbers of the rows whose labels the party learns from; None: it has no labels.
+            training: epochs, learning rate and dropout of the GRUs.
         """
         features_N = torch.cat([self.views[view] for view in positions], dim=1)
         labels_N = torch.from_numpy(self.labels_N)
@@ -447,7 +457,8 @@ def fit_v_fedmv(sequences: Sequences, rows: RowNumbers, choice: Choice) -> tuple
     """Fit V-FedMV to parties with one sequence each (`secure_apfed.methods.multiview`).
 
     The first party has the labels. In each of the steps 1 to `_EPOCHS` a GRU trains for one epoch:
-    that of the first party from labels, the others from the common pseudo-labels.
+    that of the first party from labels, the others from the common pseudo-labels. In the other
+    `_VERTICAL_ITERATIONS` steps, step 0 among them, only the linear models are updated.
 
     Returns the numerals as the GRUs' hidden states, and the weights of each view on these.
     """
@@ -470,6 +481,7 @@ def fit_v_fedmv(sequences: Sequences, rows: RowNumbers, choice: Choice) -> tuple
             if 0 < step <= _EPOCHS:
                 has_labels = view == 0
                 if not has_labels:
+                    # Targets of a GRU are class shares, which are not negative.
                     targets_NC = torch.from_numpy(common_NC).clamp(min=0)
                     grus[view].learn_from(sequences.views[view][rows], targets_NC)
                 grus[view].train(step)
@@ -483,8 +495,8 @@ def fit_v_fedmv(sequences: Sequences, rows: RowNumbers, choice: Choice) -> tuple
 def measure_sequences(*, seed: int) -> Figures:
     """Measure Table 3, and V-FedMV, on one split into training and test rows.
 
-    Each line uses the learning rate with the highest accuracy on held-out training rows, from which
-    no model learns. Returns accuracies on test rows in per cent by line.
+    Each row of the table uses the learning rate with the highest accuracy on held-out training
+    rows, from which no model learns. Returns accuracies on test rows in per cent by row.
     """
     numerals, test_rows, train_rows = split_numerals(seed)
     held_out_rows, rows = hold_out(train_rows)
@@ -508,15 +520,16 @@ def measure_sequences(*, seed: int) -> Figures:
 def _measure_lines(
     sequences: Sequences, rows: RowNumbers, held_out_rows: RowNumbers, test_rows: RowNumbers
 ) -> Iterator[tuple[str, float, float]]:
-    """Yield each line of Table 3: its name, and its accuracies on held-out and on test rows.
+    """Yield each row of Table 3: its name, and its accuracies on held-out and on test rows.
 
-    `sequences`: views and training of the GRUs. `rows`: numbers of the rows that train.
+    `sequences`: views and training of the GRUs. `rows`: numbers of the training rows, without
+    `held_out_rows`.
     """
     choice = Choice(beta=0.1, pull=_PULL)
     all_views = tuple(range(len(_VIEWS)))
 
     def measure_both(name: str, *models: tuple[Numerals, Weights]) -> tuple[str, float, float]:
-        """Return a line's name and its mean accuracy over models, on held-out and on test rows."""
+        """Return a row's name and its mean accuracy over models, on held-out and on test rows."""
 
         def average_accuracy(measured_rows: RowNumbers) -> float:
             """Return the mean accuracy of the models on these rows, in per cent."""
@@ -535,6 +548,7 @@ def _measure_lines(
 
     yield measure_both("V-FedMV", fit_v_fedmv(sequences, rows, choice))
 
+    # One party trains the GRUs on all rows; linear models are fitted to their hidden states.
     central = sequences.make_grus("central", all_views, rows, sequences.training)
     central.train(0)
     states = sequences.compute_states(central, all_views)
@@ -548,6 +562,7 @@ def _measure_lines(
             (view_states, fit_by_labels(view_states, [0], rows, choice, sequences.seed)),
         )
 
+    # S-FedMV: clients train their GRUs for an epoch, and load the average of their weights.
     client_rows = split_clients(rows)
     clients = [
         sequences.make_grus(
@@ -572,6 +587,7 @@ def _measure_lines(
         "S-FedMV", (states, fit_horizontal(states, all_views, rows, choice, sequences.seed))
     )
 
+    # Each client trains its own GRUs; its linear models stay local, and are then averaged.
     local_states: list[Numerals] = []
     linear: list[LinearViews] = []
     for number, own_rows in enumerate(client_rows):
@@ -598,10 +614,10 @@ _PAIRS = tuple(combinations(range(len(_VIEWS)), 2))
 
 
 def _make_line(job: Job, setting: str, method: str, views: str, figure: str, panel: str) -> Line:
-    """Return a line that one figure of a job fills.
+    """Return a row of the table that one value of a job fills.
 
-    `setting`, `method`, `views`: texts of its cells. `figure`: name of the job's figure. `panel`:
-    title of the panel that draws it.
+    `setting`, `method`, `views`: texts of the row's cells. `figure`: name of the value among the
+    job's results. `panel`: title of the panel in which the row is drawn.
     """
     return Line(
         cells={"setting": setting, "method": method, "views": views},
@@ -613,7 +629,7 @@ def _make_line(job: Job, setting: str, method: str, views: str, figure: str, pan
 
 
 def _average_lines(lines: Sequence[Line], method: str, views: str) -> Line:
-    """Return the line of the mean of these lines, with these texts in two of its cells."""
+    """Return the row of the mean of these rows, with these texts as two of its cells."""
     first = lines[0]
     return Line(
         cells={**first.cells, "method": method, "views": views},
@@ -624,7 +640,7 @@ def _average_lines(lines: Sequence[Line], method: str, views: str) -> Line:
 
 
 def _make_views_table(full: bool) -> Size:
-    """Return the lines of Tables 1 and 2 with five seeds if `full`, else three."""
+    """Return the rows of Tables 1 and 2 with five seeds if `full`, else three."""
     lines: list[Line] = []
     for setting, methods in (
         ("a view each", ("V-FedMV", "MMVFL")),
@@ -664,7 +680,7 @@ def _make_views_table(full: bool) -> Size:
 
 
 def _make_sequences_table(full: bool) -> Size:
-    """Return the lines of Table 3 with five seeds if `full`, else three."""
+    """Return the rows of Table 3 with five seeds if `full`, else three."""
     make = partial(_make_line, _SEQUENCES_JOB)
     vertical = "a sequence each"
     setting = "all sequences, people apart"

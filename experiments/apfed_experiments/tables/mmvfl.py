@@ -1,4 +1,4 @@
-"""MMVFL's figures: how well each participant predicts locally without ever seeing a label.
+"""MMVFL's results: how well each participant predicts locally without ever seeing a label.
 
 Figure 3 and Table 2 of the paper on Handwritten, five views: the features that count most by the
 norms of their weights are kept, and each participant predicts with the weights of these features.
@@ -89,8 +89,8 @@ def fit_mmvfl(
     Args:
         views: training features of each participant (N, F); the first participant has the labels.
         truth_NC: one-hot labels.
-        beta: weight of the sparsity term, as in the paper.
-        seed: for the initial weights and the initial common pseudo-labels.
+        beta: weight of the sparsity term in the paper's objective.
+        seed: seed of the initial weights and the initial common pseudo-labels.
         iterations: limits of the number of iterations.
 
     Returns:
@@ -104,6 +104,7 @@ def fit_mmvfl(
         )
         for x_NF in views
     ]
+    # The term that draws the label holder's pseudo-labels to the labels, with weight eta.
     pull = LabelTerm(truth_NC, np.full((rows, 1), _ETA), acts_on_own=True)
     common_NC = draw_orthonormal(rows, classes, rng)
     previous_objective = np.inf
@@ -125,7 +126,8 @@ def fit_mmvfl(
 def compute_accuracies(weights_FC: Floats, x_NF: Floats, labels_N: RowNumbers) -> dict[int, float]:
     """Return one participant's accuracy in per cent by the share of features kept (section 4.2).
 
-    `weights_FC`: its weights. `x_NF`, `labels_N`: test rows. Shares are in per cent.
+    `weights_FC`: weights of the participant's view. `x_NF`, `labels_N`: features and labels of the
+    test rows. Shares are in per cent.
     """
     accuracy_by_share = {}
     for share in _FEATURE_SHARES:
@@ -138,7 +140,7 @@ def compute_accuracies(weights_FC: Floats, x_NF: Floats, labels_N: RowNumbers) -
 def select_features(weights_FC: Floats, share: float) -> RowNumbers:
     """Return the columns with the largest norms of weights, ascending; at least one.
 
-    `share`: of all columns, 0 to 1.
+    `share`: share of all columns that is returned, 0 to 1.
     """
     count = max(1, round(share * len(weights_FC)))
     return np.sort(np.argsort(-compute_row_norms(weights_FC), kind="stable")[:count])
@@ -147,7 +149,8 @@ def select_features(weights_FC: Floats, share: float) -> RowNumbers:
 def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> Figures:
     """Measure MMVFL and supFL for every participant and share of features on one fold.
 
-    As in the paper, each figure takes the beta with the highest accuracy on the reported test rows.
+    supFL fits a participant's view to the labels alone (Eq. 15). As in the paper, each value takes
+    the beta with the highest accuracy on the reported test rows.
 
     Args:
         seed: number of the fold, and seed of the training.
@@ -159,6 +162,7 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
         MMVFL minus supFL averaged over the shares by "apart LIMIT PARTICIPANT" and
         "apart LIMIT average".
     """
+    # The rows are those of seed 0 for all folds; `seed` chooses the fold.
     data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
     views, labels_N = align_views(data)
     train, test = _split_fold(labels_N, seed)
@@ -251,8 +255,8 @@ def _make_curves(full: bool) -> Size:
 def _make_differences(full: bool) -> Size:
     """Return Table 2: MMVFL minus each supervised model, by participant and iteration limit.
 
-    supFL and supMVLFL are the same model (see the reading), so each measured figure stands in two
-    lines, beside either one's figure in the paper. `full` has no effect.
+    supFL and supMVLFL are the same model (`_READING` says why), so each measured value stands in
+    two rows, beside the paper's value of either. `full` has no effect.
     """
     participants = [*(f"{number} ({view})" for number, view in enumerate(_VIEWS, 1)), "average"]
     lines = [

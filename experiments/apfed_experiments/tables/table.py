@@ -1,7 +1,7 @@
-"""A table or figure of a paper: its lines, what the paper prints of them, and jobs that fill it.
+"""A table or figure of a paper: its rows, what the paper prints in them, and jobs that fill it.
 
-A job measures figures of some lines for a seed and keeps them in one small file, so that a stopped
-table resumes; what is not measured yet stays empty. Adding a table is one
+A row is a `Line`. A job measures the values of some rows for a seed and stores them in one small
+file, so that a stopped table resumes; what is not measured yet stays empty. Adding a table is one
 entry in the `TABLES` of its paper's file.
 """
 
@@ -56,7 +56,7 @@ Clock: TypeAlias = Callable[[], float]
 Figures = Mapping[str, float]
 """Values that a function measured, by name, in the table's unit."""
 Measurements: TypeAlias = Found[dict[tuple[str, int], Figures]]
-"""The figures of a table's jobs so far, by label and seed."""
+"""The values that a table's jobs have measured so far, by the job's label and the seed."""
 
 _PANELS_ACROSS = 3
 # Curves are shifted by this share of the axis, so that their error bars do not overlap.
@@ -67,7 +67,7 @@ _MARGIN_BELOW_ZERO = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Printed:
-    """A figure as the paper prints it: mean and, where it prints one, standard deviation."""
+    """A value as the paper prints it: mean and, where it prints one, standard deviation."""
 
     mean: float
     sd: float | None = None
@@ -84,13 +84,13 @@ class _StoredMeasurement(StoredFigures):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """A measurement that is repeated for each seed and fills one or more lines of a table.
+    """A measurement that is repeated for each seed and fills one or more rows of a table.
 
     Attributes:
-        label: a name that is distinct within the table.
-        measure: a function of a module, so that another process can import it; it takes `seed` and
-            `settings` as keyword arguments.
-        settings: plain values; stored figures are only reused for the same ones.
+        label: name that is distinct within the table.
+        measure: function of a module, so that another process can import it; it takes `seed` and
+            `settings` as keyword arguments, and returns values by name.
+        settings: plain values; stored measurements are only reused for the same ones.
     """
 
     label: str
@@ -109,9 +109,11 @@ class Job:
         return cls(label=label, measure=measure, settings={"config": config_settings, **more})
 
     def load_or_measure(self, seed: int, path: Path) -> Figures:
-        """Return the figures of one seed: stored ones, or measured on one thread and then stored.
+        """Return the values of one seed: stored ones, or measured on one thread and then stored.
 
-        `path`: of the file. Raises CheckpointError: the file holds figures of other settings.
+        `path`: file of the stored values.
+
+        Raises CheckpointError: the file holds values of other settings.
         """
         settings = json.dumps({**self.settings, "seed": seed}, sort_keys=True)
         digest = hashlib.sha256(settings.encode()).hexdigest()
@@ -121,7 +123,7 @@ class Job:
     def _measure_seed(self, seed: int) -> dict[str, _Measured]:
         """Return the fields of a stored measurement of one seed.
 
-        Raises ModelError: a figure is not finite, since its training diverged.
+        Raises ModelError: a value is not finite, since its training diverged.
         """
         began = time.monotonic()
         figures = dict(self.measure(seed=seed, **self.settings))
@@ -136,20 +138,20 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Line:
-    """A line of a table, and how its values are computed.
+    """A row of a table, and how its value for each seed is computed.
 
     Attributes:
-        cells: text by column; the same columns in all lines, and no two lines the same texts.
-        job, figure: the job that measures it, and the name of its figure there.
-        combines: for a line without a job: pairs of a weight and a line. Its value is the weighted
-            sum for every seed that all of them have: a mean, or a difference paired by seed.
-        chooses, chosen_by: for a line without a job and without `combines`: candidate lines. Its
-            value, for every seed that all of them have, is that of the candidate whose job reports
-            the highest figure `chosen_by` (of held-out rows); ties go to the first.
+        cells: text by column; all rows have the same columns, and no two rows the same texts.
+        job, figure: job that measures the value, and the value's name among the job's results.
+        combines: pairs of a weight and a row, for a row without a job: the value is the weighted
+            sum for every seed that all of them have, a mean or a difference paired by seed.
+        chooses, chosen_by: candidate rows, for a row with neither of these: the value is that of
+            the candidate whose job reports the highest `chosen_by` (a value on held-out rows) for
+            the seed; ties go to the first.
         paper: what the paper prints; None: nothing, or nothing legible.
-        panels: titles of the panels of the picture in which it is drawn.
-        at: its position on the panels' horizontal axis; None: it is drawn as a dot.
-        series: the curve that it belongs to, or the name of its dot; "": it is not drawn.
+        panels: titles of the panels of the picture in which the row is drawn.
+        at: position on the panels' horizontal axis; None: the row is drawn as a dot.
+        series: name of the row's curve, or of its dot; "": it is not drawn.
     """
 
     cells: Mapping[str, str]
@@ -164,9 +166,9 @@ class Line:
     at: float | None = None
 
     def compute_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
-        """Return the line's values by seed.
+        """Return the row's values by seed.
 
-        `measured`: figures of the jobs by label and seed.
+        `measured`: values that the jobs measured, by label and seed.
         """
         if self.job is not None:
             label = self.job.label
@@ -186,7 +188,7 @@ class Line:
     def _choose_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
         """Return by seed the value of the candidate that is best on held-out rows.
 
-        `measured`: figures of the jobs by label and seed.
+        `measured`: values that the jobs measured, by label and seed.
         """
         values = [line.compute_values(measured) for line in self.chooses]
         held_out_values = [
@@ -201,12 +203,12 @@ class Line:
 
     @property
     def is_difference(self) -> bool:
-        """Return whether the line may be negative, as a difference."""
+        """Return whether the value may be negative, as a difference of two rows."""
         return any(weight < 0 for weight, _ in self.combines)
 
 
 def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
-    """Return a run's accuracies in per cent, by way of inference.
+    """Return a run's accuracies in per cent, by mode of inference.
 
     The run is simulated without messages between parties where its method allows that. `config`:
     plain settings of the run without its seed.
@@ -240,16 +242,16 @@ class PaperTable:
 
     Attributes:
         source: the paper and the number of its table or figure.
-        unit: of its figures; those in per cent end at 100.
-        reading: how it is measured here, and in what that differs from the paper.
+        unit: unit of the values; intervals of values in per cent end at 100.
+        reading: how the table is measured here, and how that differs from the paper.
         leaves_out: what the default part lacks of the full table; empty: nothing.
         hours: approximate time of the full table on two cores.
-        size: a function that returns lines and seeds: True: of the full table, False: of the
-            default part.
-        axis: title of the axis of `Line.at`; empty: the picture has a dot for each line.
+        size: function that returns rows and number of seeds; its argument is True for the full
+            table, False for the default part.
+        axis: title of the axis of `Line.at`; empty: the picture has a dot for each row.
         ticks: labels by position on that axis; elsewhere the number is the label.
-        form: format specification of a figure.
-        shared: correlation of two seeds' figures
+        form: format specification of a value.
+        shared: correlation of two seeds' values
             (`apfed_experiments.summary.estimate_seed_correlation`).
     """
 
@@ -275,14 +277,14 @@ def declare_study(
     minutes: float | None = None,
     clock: Clock = time.monotonic,
 ) -> Study[Measurements]:
-    """Return the study that measures a table; the lines of a job that fails stay empty.
+    """Return the study that measures a table; the rows of a job that fails stay empty.
 
     Args:
-        table: of a paper.
-        folder: of the stored figures and the report.
+        table: table or figure of a paper.
+        folder: folder of the stored values and the report.
         full: whether all of the paper's table is measured, or its default part.
-        minutes: time after which no further job begins; None: no limit.
-        clock: returns the time in seconds.
+        minutes: minutes after which no further job begins; None: no limit.
+        clock: function that returns the time in seconds.
 
     Raises ConfigError: the catalogue lacks a data set.
     """
@@ -315,15 +317,15 @@ def declare_study(
 def _measure_jobs(
     size: Size, folder: Path, *, minutes: float | None, clock: Clock, jobs: int, on_done: OnDone
 ) -> Measurements:
-    """Measure every job of a table for every seed; return all figures and failures.
+    """Measure every job of a table for every seed; return all values and failures.
 
     Args:
-        size: the lines, whose jobs are measured, and the number of seeds.
-        folder: of the stored figures, one file for each job and seed; what is stored is only read.
-        minutes: time after which no further measurement begins; None: no limit.
-        clock: returns the time in seconds.
+        size: rows whose jobs are measured, and the number of seeds.
+        folder: folder with one file for each job and seed; what is stored is only read.
+        minutes: minutes after which no further measurement begins; None: no limit.
+        clock: function that returns the time in seconds.
         jobs: number of measurements at a time.
-        on_done: is called after each measurement.
+        on_done: function that is called after each measurement.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     deadline = math.inf if minutes is None else clock() + 60 * minutes
@@ -346,9 +348,9 @@ def _measure_jobs(
 
 
 def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
-    """Return the measured figures beside the paper's, a row for each line.
+    """Return the table of the measured values beside the paper's.
 
-    `rows`: as `_make_row` returns them. A figure that was not measured is an empty cell; one that
+    `rows`: rows that `_make_row` makes. A value that was not measured is an empty cell; one that
     the paper lacks is "-".
     """
     form = table.form
@@ -377,9 +379,9 @@ def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
 
 
 def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: PaperTable) -> Row:
-    """Return one line with its figures by column; None: not measured, or by too few seeds.
+    """Return one row with its values by column; None: not measured, or by too few seeds.
 
-    `measured`: figures of the jobs by label and seed. Columns: `sd` is over the seeds, `difference`
+    `measured`: values of the jobs by label and seed. Columns: `sd` is over the seeds, `difference`
     is ours minus the paper's, `in_sd` is the difference divided by the combined standard deviation
     sqrt(ours^2 + paper's^2), `limits` are `low` and `high` clipped to the unit's possible values.
     """
@@ -420,10 +422,10 @@ def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: Pa
 
 
 def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
-    """Draw a table's picture: panels of curves if it has an axis, else of a dot for each line.
+    """Draw a table's picture: panels of curves if it has an axis, else of a dot for each row.
 
-    `path`: of the picture's file. `rows`: as `_make_row` returns them; those without a series are
-    not drawn.
+    `path`: file that the picture is written to. `rows`: rows that `_make_row` makes; those without
+    a series are not drawn.
     """
     drawn_rows = [row for row in rows if row["line"].series]
     titles = dict.fromkeys(title for row in drawn_rows for title in row["line"].panels)
@@ -432,6 +434,7 @@ def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
     across = math.ceil(len(panels) / down)
     most_lines = max(map(len, panels.values()))
     panel_height = 3.4 if table.axis else 1.0 + 0.27 * most_lines  # inches
+    # Curves of one unit share their vertical axis, so that panels can be compared.
     share_axis = bool(table.axis and table.unit)
     with open_figure(path, (max(6.5, 4.6 * across), 0.7 + panel_height * down)) as figure:
         grid = figure.subplots(down, across, squeeze=False, sharey=share_axis)
@@ -460,7 +463,7 @@ def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
 
 
 def _largest_value(table: PaperTable) -> float:
-    """Return the largest value that a figure of the table's unit can have, or infinity."""
+    """Return the largest value that the table's unit allows: 100 for per cent, else infinity."""
     return 100.0 if "%" in table.unit or "per cent" in table.unit else math.inf
 
 
@@ -478,14 +481,15 @@ def _clip_limits(
 
 
 def _draw_dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
-    """Draw a dot for each line, the first on top, and the paper's figure a little below it.
+    """Draw a dot for each row, the first on top, and the paper's value a little below it.
 
-    `lines`: as `_make_row` returns them.
+    `lines`: rows of one panel, made by `_make_row`.
     """
     look_here: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
     look_paper: dict[str, Any] = {"fmt": "D", "color": OTHER, "label": "paper, standard deviation"}
     for height, row in enumerate(lines):
         for interval, offset, look in (
+            # Offsets are in rows: ours above the middle of the row, the paper's below.
             (row["interval"], 0.12, look_here),
             (_make_paper_interval(row), -0.18, {**look_paper, "markerfacecolor": "white"}),
         ):
@@ -497,10 +501,10 @@ def _draw_dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
 
 
 def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
-    """Draw a curve for each series, and the paper's figures hollow and in its colour.
+    """Draw a curve for each series, and the paper's values hollow and in its colour.
 
-    `lines`: as `_make_row` returns them. Ticks stand where lines are. If all means are at least 0,
-    the axis ends just below 0, also where an interval reaches further.
+    `lines`: rows of one panel, made by `_make_row`. Ticks stand at the rows' positions. If all
+    means are at least 0, the axis ends just below 0, also where an interval reaches further.
     """
     series: dict[str, list[Row]] = {}
     for row in lines:
