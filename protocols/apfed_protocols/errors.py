@@ -65,7 +65,9 @@ class PartyLeftError(RemoteProtocolError):
     """
 
     def __init__(self, message: str, *, left: tuple[str, ...] = (), gone: bool = False) -> None:
-        """Make the error (for `left` and `gone` see the class)."""
+        """Make the error. `left`: names of the peers, if known; `gone`: whether they are known to
+        have left, rather than slow.
+        """
         super().__init__(message)
         self.left = left
         self.gone = gone

@@ -375,7 +375,10 @@ class IdReader:
         rows: bool = False,
         key: str = "",
     ) -> None:
-        """Make a reader that has read no row yet (for the arguments see the class)."""
+        """Make a reader of the column that errors call `whose`, which has read no row yet. `place`:
+        returns in words where a row is; `strip`: drop blanks; `part`: one of several columns;
+        `rows`: tuples are rows of several columns; `key`: the settings key that names the column.
+        """
         self._subject = whose
         self._place = place
         self._strip = strip
@@ -543,7 +546,11 @@ def id_texts(
         column: any iterable, or a column of numpy, pandas, polars or pyarrow.
         party: name of the party whose column it is, for errors.
         subject: what errors call the column.
-        place, strip, part, rows, key: see `IdReader`.
+        place: returns in words where to find the row of a number, for errors; None: "row N".
+        strip: whether to drop blanks at both ends of a text, as tables do.
+        part: whether the column is one of several whose texts are joined by `JOINT`.
+        rows: whether a tuple or list is a row of several columns rather than one cell.
+        key: the settings key that names the column of IDs, for advice in errors.
 
     Raises DataError: some rows hold no ID; or `column` is of a type that holds no column of IDs.
     """

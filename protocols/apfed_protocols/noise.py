@@ -199,7 +199,8 @@ def _choose_width_bits(deviation: int) -> int:
 
 @lru_cache(maxsize=64)
 def _compute_thresholds(deviation: int, precision: int) -> tuple[int, ...]:
-    """Return floor(2^precision C_j) for j from 1 to J - 1, exactly.
+    """Return floor(2^precision C_j) for j from 1 to J - 1, exactly, for J bins of magnitudes of
+    width w.
 
     C_j is the sum of the first j weights over that of all J, and bin j weighs
     exp(-(j w)^2 / 2 s^2). Each weight is enclosed between two integers; if these do not determine

@@ -187,8 +187,9 @@ class SealedLink:
     """
 
     def __init__(self, *, me: str, peer: str, run_key: RunKey, contract_hash: bytes) -> None:
-        """Make this party's end, which has no keys before `agree` (for the arguments see the
-        class).
+        """Make the end of the party `me` of a link to `peer`, which has no keys before `agree`.
+        `run_key`: this party's key pair for the session; `contract_hash`: 32 bytes, equal at both
+        ends.
         """
         if me == peer:
             raise LocalProtocolError(f"{me!r} has no link to itself")

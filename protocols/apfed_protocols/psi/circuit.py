@@ -218,8 +218,8 @@ class CircuitIntersection(DealtIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because of a peer's announced number of
-        IDs (for the arguments see `SetIntersection`).
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs, if
+        this party has `own_size` and there are so many members.
 
         A member fills as many bins as the hub's IDs take; hub and dealer compare as many slots.
         If the hub has few IDs, a large set takes many slots of each of its few bins.
@@ -1213,9 +1213,9 @@ class OpprfIntersection(CircuitIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because of a peer's announced number of
-        IDs (for the arguments see `SetIntersection`): those of the circuit or, if they are more,
-        those of the dealer, which makes an element for each bin, one member at a time.
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs, if
+        this party has `own_size` and there are so many members: those of the circuit or, if they
+        are more, those of the dealer, which makes an element for each bin, one member at a time.
         """
         dealt_bytes = vole.DEALING_ELEMENT_BYTES * count_bins(size)
         return max(

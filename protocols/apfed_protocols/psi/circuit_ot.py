@@ -119,9 +119,9 @@ class CircuitOtIntersection(CircuitIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because of a peer's announced number of
-        IDs (for the arguments see `SetIntersection`): those of the circuit, and of one batch of
-        transfers with each member.
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs, if
+        this party has `own_size` and there are so many members: those of the circuit, and of one
+        batch of transfers with each member.
         """
         compared = super().count_announced_bytes(size, own_size=own_size, members=members)
         return compared + _BATCH_BYTES * members
@@ -167,10 +167,10 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because of a peer's announced number of
-        IDs (for the arguments see `SetIntersection`): those of the circuit and its transfers or, if
-        they are more, those of the OPRF, of which a member holds the hub's vector and the matrix
-        from it, each twice at most.
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs, if
+        this party has `own_size` and there are so many members: those of the circuit and its
+        transfers or, if they are more, those of the OPRF, of which a member holds the hub's vector
+        and the matrix from it, each twice at most.
         """
         compared = super().count_announced_bytes(size, own_size=own_size, members=members)
         return max(compared, 4 * count_extension_bytes(count_bins(size)) + _BATCH_BYTES)
@@ -194,6 +194,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         placed = place_rows(inputs)
         targets = store.extract_targets(placed.digests)
         bins = len(inputs.row_of_bin)
+        # The hash of the hub's ID in each bin, random in an empty one.
         points = store.expand_elements(fresh_key(), b"points", bins)
         points[placed.used] = targets
         messages = code.mask_message_bits(points)
@@ -423,8 +424,10 @@ class TransferHub:
         for part in _split_words(share):
             numbers = yield from self._extend({first: part})
             corrections = yield from self._receive_corrections(first, BITS * len(part))
+            # Additive share of the product x y of this party's bit x and the first member's y.
             products.append(numbers[first] + corrections * unpack_bits(part))
         bits = unpack_bits(share)
+        # x XOR y = x + y - 2 x y: this party adds its x, and its shares of - 2 x y.
         own_sum = int(bits.sum()) - 2 * _add_numbers(products)
         triples = yield from self._make_triples({first: [_SIGN_TRIPLES]})
         size = yield from _open_count(endpoint, first, own_sum, triples[first], is_leader=True)
@@ -529,7 +532,9 @@ class TransferMember:
         secret: bytes,
         sealer: "Sealer | None",
     ) -> None:
-        """Make the object, before the first chunk (for the arguments see the class)."""
+        """Keep the member's inputs, its role `sender` in the transfers with the hub, its private
+        key `secret`, and `sealer`, which encrypts shares for the first member (None at that one).
+        """
         self._endpoint = endpoint
         self._hub = hub
         self._inputs = inputs
@@ -610,6 +615,7 @@ class TransferMember:
         numbers_of_zero = []
         for part in _split_words(share):
             of_zero, of_one = yield from self._extend(len(part))
+            # By this the hub gets m0 + x y for its bit x, and this member has -m0.
             corrections = (of_zero - of_one + unpack_bits(part)).astype("<u4")
             yield endpoint.make_turn(Kind.PRODUCTS, {hub: corrections.tobytes()}, ())
             numbers_of_zero.append(of_zero)
@@ -662,7 +668,7 @@ class Sealer:
     """
 
     def __init__(self, secret: bytes, public: bytes) -> None:
-        """Keep the keys (for the arguments see the class)."""
+        """Keep this member's private key `secret` and the first member's public key `public`."""
         self._secret = secret
         self._public = public
         self._own_public = crypto_scalarmult_base(secret)

@@ -242,7 +242,8 @@ class EcdhIntersection(ResumableIntersection):
 
     Args:
         threads: how many this party blinds with; None: one for each processor.
-        secret, expected_sizes: see `ResumableIntersection`.
+        secret: 32 bytes from which all randomness of messages is derived; None: it is fresh.
+        expected_sizes: the number of IDs that a peer must announce, by name.
     """
 
     name: ClassVar[str] = "ecdh"

@@ -278,7 +278,7 @@ class TripleShares:
 
 def deal_triples(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
     """Make `count` words of triples at a dealer; return a seed for each party, and the correction,
-    which is the last party's share of c (see `TripleShares.from_seed`).
+    the last party's share of c, by which c = a AND b: the other shares are expanded from the seeds.
 
     `parties`: how many share each triple.
     """

@@ -48,8 +48,8 @@ class Holder:
     """
 
     def __init__(self, ids: Sequence[bytes], *, session: bytes) -> None:
-        """Blind the IDs under a fresh scalar, in a random order (for the arguments see
-        the class).
+        """Blind the distinct, encoded IDs under a fresh scalar, in a random order. `session`: 32
+        bytes that both parties know, used once.
         """
         self._scalar = fresh_key()
         self.order = random_permutation(len(ids))
@@ -94,8 +94,8 @@ class Asker:
     """
 
     def __init__(self, published: bytes, *, holder: str, session: bytes, maximum: int) -> None:
-        """Multiply the holder's blinded IDs by a fresh scalar, and index their tags (for the
-        arguments see the class).
+        """Multiply the holder's blinded IDs, `published`, by a fresh scalar, and index their tags.
+        `maximum`: how many there may be; `session`: 32 bytes that both parties know.
         """
         if len(published) > maximum * POINT_BYTES:
             raise RemoteProtocolError(

@@ -172,8 +172,8 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because of a peer's announced number of
-        IDs (for the arguments see `SetIntersection`).
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs,
+        whatever the other arguments are.
 
         A member holds the hub's vector U and the matrix Q, each twice at most; the hub needs less
         to match as many tags.

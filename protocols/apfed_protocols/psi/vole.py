@@ -159,8 +159,8 @@ class VoleIntersection(DealtIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because of a peer's announced number of
-        IDs (for the arguments see `SetIntersection`).
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs,
+        whatever the other arguments are.
 
         The dealer makes a vector for as many IDs as the hub orders, one member at a time; the hub
         matches as many tags as a member has IDs.
@@ -258,8 +258,7 @@ class VoleIntersection(DealtIntersection):
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
         """Return the role of the dealer, a party without IDs, which receives messages from the hub
-        only. Raises
-        LocalProtocolError: names or sizes that do not fit the agreement.
+        only. Raises LocalProtocolError: names or sizes that do not fit the agreement.
         """
         me = self.agreement.dealer
         check_parties(hub, members, me)

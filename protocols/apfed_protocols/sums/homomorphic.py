@@ -516,8 +516,8 @@ def solve_ckks(fixed_point: FixedPoint) -> Headroom:
 
 
 class CkksCipher(SealCipher):
-    """The CKKS scheme, which encrypts N / 2 real slots at a scale of 2^bits; for the arguments
-    see `SealCipher`.
+    """The CKKS scheme, which encrypts N / 2 real slots at a scale of 2^bits in a ring of degree N,
+    modulo primes of the bits `primes`.
     """
 
     seal_type = seal.SCHEME_TYPE.CKKS
@@ -626,8 +626,8 @@ class BfvCipher(SealCipher):
 
         (c0, c1) = (b u + e0 + q m / t, a u + e1)  under the public key (b, a):
 
-    Fan and Vercauteren 2012, section 3 (after Lyubashevsky, Peikert, Regev 2010). For the other
-    arguments see `SealCipher`.
+    Fan and Vercauteren 2012, section 3 (after Lyubashevsky, Peikert, Regev 2010). The ring has
+    degree N = `degree`, its data prime q the bits `primes`.
     """
 
     seal_type = seal.SCHEME_TYPE.BFV
@@ -635,7 +635,8 @@ class BfvCipher(SealCipher):
     cuts_last = True
 
     def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
-        """Make SEAL's context for these parameters; for the arguments see `SealCipher`.
+        """Make SEAL's context for `primes` (bits of the data prime q), `bits` (log2 of the plain
+        modulus t) and the ring degree N = `degree`.
 
         The data prime q is split by t into quotient and remainder, so that q m / t fits 64 bits.
         """

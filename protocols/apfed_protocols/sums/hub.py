@@ -120,6 +120,7 @@ class Hub:
         self._combiner: Any = roles[agreement.combiner]
         self._signer = signer
         self._steps = 0
+        # Called for their exception or warnings, which point at the caller of `hub_pump`.
         require_no_single_reader(secure_sum, hub=True, stacklevel=4)
         if not signer.signs:
             warn_of_unsigned_hub(secure_sum, stacklevel=4)
@@ -347,8 +348,8 @@ class _Signer:
 
     def open_letter(self, agreement: SumAgreement, sender: str, me: str, letter: bytes) -> bytes:
         """Return the body of a letter (signed set-up message) to the party `me`, after verifying
-        its signature. Raises
-        RemoteProtocolError: no public key of the sender is known, or the signature is not its.
+        its signature. Raises RemoteProtocolError: no public key of the sender is known, or the
+        signature is not its.
         """
         if self._identity is None:
             return letter

@@ -178,8 +178,8 @@ class PairwiseSeeds(KeepsSecrets):
 
 
 class StepSeals(PairwiseSeeds):
-    """A party's encryption of messages to its peers, which the aggregator forwards unread; for the
-    arguments see `PairwiseSeeds`.
+    """A party's encryption of messages to its peers, which the aggregator forwards unread, under
+    keys that the party `me` agrees with each of `peers`.
 
     AES-256-GCM under one key for each direction, with the step as the nonce: each party encrypts
     at most one message to each peer in a step, and steps only go up. What was encrypted decrypts

@@ -492,7 +492,9 @@ class AnsweredCircles:
     """
 
     def __init__(self, book: str | PathLike[str] | None = None, *, new_book: bool = False) -> None:
-        """Open the record, or create it with `new_book` (for the arguments see the class)."""
+        """Open the record in the file `book`, or create it with `new_book`; without a file the
+        record is kept in memory.
+        """
         self._book = book
         self._circles: dict[str, tuple[str, ...]] = {}
         if book is not None:
@@ -743,7 +745,8 @@ class RecoverableContributor(SumContributor):
         is over afterwards, also if this raises.
 
         Raises LocalProtocolError: no contribution waits for a request. Raises RemoteProtocolError:
-        the request is malformed, or asks for what would reveal a contribution (see the class).
+        the request is malformed, or asks for what would reveal a contribution: both shares of one
+        passive, or shares where fewer passives than the threshold are counted.
         """
         pending = self._pending
         self._pending = None

@@ -72,7 +72,8 @@ class DescribedSum:
         name: both in words (`format_sum_name`); the key of the sum in the table of sums.
         unsafe: whether anybody but its owner can read a single contribution; True, the pessimistic
             value, where a class does not say False.
-        rounds: between passives and aggregator in one step, 1 or 2 (see `SumCombiner`).
+        rounds: messages of each passive to the aggregator in one step, 1 (its contribution) or 2
+            (its contribution, and its answer to a request).
         needs_all: whether a step without one of the contributors has no sum.
         opened_with_receiver: whether a contribution can be decrypted only with the receiver's keys.
         opened_with_others: whether it can be decrypted only with the keys of all other
@@ -171,6 +172,7 @@ class SecureSum(DescribedSum, ABC):
                 "read each contribution before it adds them. Let another party combine, or take "
                 "masks: pairwise, recoverable, or bfv under pairwise ones"
             )
+        # Called for its exception or warning, which points at whoever made this sum.
         require_no_single_reader(self, stacklevel=5)
 
     def describe(self, *, hub: bool = False, signed: bool = True) -> str:
@@ -549,7 +551,7 @@ class SumReceiver(Role, ABC):
         """Decrypt one sum and return its real numbers, (rows, columns).
 
         A failure that a peer could have caused destroys the keys before it is raised, so that the
-        peer sees one reaction at most (see the class).
+        peer sees one reaction at most: each reveals something about the sum and the key.
 
         Args:
             combined: the aggregator's message.
@@ -660,6 +662,7 @@ class ReceivingCombiner(KeepsSecrets):
         self.described = secure_sum
         self._me = secure_sum.agreement.receiver
         self._senders = set[str]()
+        # The public methods of both roles, under their own names.
         self.ask = self._combiner.ask
         self.combine = self._combiner.combine
         self.decode = self._receiver.decode

@@ -296,8 +296,9 @@ class SealCipher(ABC):
     slots: int
 
     def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
-        """Make SEAL's context for these parameters (for the arguments see the class). Raises
-        LocalProtocolError: SEAL refuses them, e.g. below 128-bit security.
+        """Make SEAL's context for `primes` (bits of the data prime q and of the key-switching prime
+        if any), `bits` (log2 of the scale or of the plain modulus) and the ring degree N =
+        `degree`. Raises LocalProtocolError: SEAL refuses them, e.g. below 128-bit security.
         """
         self._bits = bits
         self.degree = degree

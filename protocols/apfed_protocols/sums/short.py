@@ -139,7 +139,9 @@ def secure_sum(
         session: names this sum, the same at all parties. None: a random one, for one process.
         threshold: under "recoverable", how many must answer; None: all. Below all, whoever reads
             the sum can read one contributor's part out of two sums.
-        noise, allow_single: see `SumAgreement`.
+        noise: standard deviation of the discrete Gaussian noise that each contributor adds to each
+            value, in steps of fixed point; None: no noise.
+        allow_single: permit one contributor, whose "sum" is its own vector.
         allow_single_reader: accept that one computer can read one contribution, where the other
             settings let it; it warns then. This party's own word, which others must give, too.
 
@@ -460,7 +462,9 @@ class SumSession(KeepsSecrets):
         Args:
             role: the present role of `me`.
             me: this party's name.
-            send, receive: as in `join`; contributions must travel another way, e.g. another queue.
+            send, receive: functions that send bytes to the party that is named, and that wait for
+                the next message and return (sender, bytes); contributions must travel another way,
+                e.g. another queue.
             values: what a contributor is about to contribute; None at the other parties.
 
         Returns:
@@ -642,8 +646,9 @@ class ClipAgreement(KeepsSecrets):
         current: float | None = None,
         bits: int = MAX_BITS,
     ) -> None:
-        """Compute this party's report from its rows, if it has some (for the arguments see the
-        class).
+        """Compute the report of `me` from its rows `matrix`, (rows, columns); None: it reports
+        nothing. `told`: who receives the reports; `current`: the present C, None: there is none
+        yet; `bits`: width of one value in fixed point.
         """
         self.me = me
         self._contributors = tuple(contributors)
