@@ -112,7 +112,7 @@ def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ..
         added: dict[str, Any] = dict.fromkeys(chosen, True)
         united = [*map(replace(rules, **added).normalise_text, sample)]
         if len({*united}) < distinct:
-            continue
+            continue  # two different IDs would become one
         count = len(count_patterns(united))
         if count < fewest:
             best = chosen
@@ -164,8 +164,8 @@ def share_no_id(own: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
     The same ID has the same pattern at both parties, so IDs of different patterns differ.
 
     Args:
-        own, theirs: by pattern, its share of each party's IDs in whole per cent; rare ones may be
-            missing.
+        own, theirs: share of each party's IDs that have a pattern, in whole per cent, by pattern;
+            rare ones may be missing.
     """
     if any("#" in pattern for pattern in (*own, *theirs)):
         return False  # "#" does not tell letters from digits
@@ -261,6 +261,7 @@ def _apply_rules(patterns: set[str], chosen: tuple[str, ...]) -> set[str]:
     normalised = set[str]()
     for pattern in patterns:
         text = pattern
+        # Marks: A capitals, a small letters, 9 digits, 09 leading zeros (`LEGEND`).
         if "whole_numbers" in chosen and _WHOLE_NUMBER.fullmatch(text):
             text = "9"
         if "case_fold" in chosen:

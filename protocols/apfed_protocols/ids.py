@@ -1059,7 +1059,7 @@ def decode_id(identity: bytes) -> str:
     bytes) and bytes of each.
     """
     parts = []
-    start = 2
+    start = 2  # behind the number of columns
     while start < len(identity):
         end = start + 4 + int.from_bytes(identity[start : start + 4], "big")
         parts.append(identity[start + 4 : end].decode())

@@ -174,7 +174,10 @@ class _Bins:
 
 @lru_cache(maxsize=64)
 def _make_bins(deviation: int) -> _Bins:
-    """Return the table of bins for the standard deviation s = `deviation`."""
+    """Return the table by which random words select bins of magnitudes of the discrete Gaussian
+    with the standard deviation s = `deviation`. A cell is all words that begin with the same 12
+    bits.
+    """
     thresholds = np.array(_compute_thresholds(deviation, _WORD_BITS), dtype=np.uint64)
     cells = np.arange(2**_CELL_BITS, dtype=np.uint64) << np.uint64(_WORD_BITS - _CELL_BITS)
     last_words = cells | np.uint64(2 ** (_WORD_BITS - _CELL_BITS) - 1)
@@ -259,6 +262,7 @@ def _enclose_exp(exponent: Fraction, digits: int) -> tuple[int, int]:
         total = total - term if k % 2 else total + term
         k += 1
     nearest = math.floor(total * 2**digits)
+    # The series is off by less than 2^-digits, so by less than 1 here, and the floor by up to 1.
     return nearest - 1, nearest + 2
 
 

@@ -309,7 +309,7 @@ def _make_frame_like(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]
 
 def _make_torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
     """Return a torch tensor as a leaf, which is restored with its type and device. Raises
-    LocalProtocolError: it is sparse, or of another type than floats and integers.
+    LocalProtocolError: the tensor is sparse, or of another type than floats and integers.
 
     Args:
         torch: the imported module.

@@ -171,7 +171,7 @@ class SumOfProducts(DescribedSum):
 
     def get_block_people(self, block: int) -> range:
         """Return the people of one block, as a range of rows of the matrices. Raises
-        LocalProtocolError: there is no block of that number.
+        LocalProtocolError: no block has that number.
         """
         if not is_whole(block) or not 0 <= block < self.blocks:
             raise LocalProtocolError(
@@ -1036,7 +1036,7 @@ class ProductContributor(Role):
 
     def _quantise_rows(self, rows_Bn: FloatArray, people: int) -> IntArray:
         """Return a block's rows in steps of fixed point, (people, labels): B by n. Raises
-        LocalProtocolError: they have another shape, or a row exceeds the agreement's `row_bound`.
+        LocalProtocolError: the rows have another shape, or one exceeds the agreement's `row_bound`.
 
         `people`: the number of rows that the block has.
         """

@@ -186,7 +186,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """At the hub (the active), evaluate the oblivious PRF from transfers (step 4 of the
+        """Evaluate, at the hub (the active), the oblivious PRF from transfers (step 4 of the
         module's docstring) on its ID in each bin, and decode each member's hints; return one tag
         for each bin and member, (members, bins), equal to the member's for a common ID.
         """
@@ -222,7 +222,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """At a member (a passive), draw one random tag for each bin, and send the hub hints that
+        """Draw, at a member (a passive), one random tag for each bin, and send the hub hints that
         give it the same tags for common IDs, masked by the oblivious PRF from transfers (step 4 of
         the module's docstring); return the tags, (1, bins).
         """
@@ -279,8 +279,8 @@ def _evaluate_prf(tagger: Tagger, values: store.Elements, targets: store.Element
 
 
 def _name_session(inputs: CircuitInputs, purpose: bytes, member: str) -> bytes:
-    """Return the 32 bytes that identify, at both parties, the base transfers of the hub with one
-    member for one purpose.
+    """Return the 32 bytes that identify, at both parties, the base oblivious transfers of the hub
+    with one member for one purpose, derived from the key in `inputs` that all share.
     """
     return derive_key(inputs.key, b"base transfers", purpose, member.encode())
 
@@ -291,7 +291,8 @@ def _transfer_as_hub(
     """Run `count` base transfers with each member at the hub; return, by member, both keys of each
     transfer.
 
-    `purpose`: a label that separates these transfers from others of the session.
+    `inputs`: the hub's inputs to the circuit, whose key names the session. `purpose`: a label that
+    separates these transfers from others.
     """
     senders = {
         member: base_ot.Sender(fresh_key(), session=_name_session(inputs, purpose, member))
@@ -314,7 +315,8 @@ def _transfer_as_member(
     """Run `count` base transfers with the hub at a member, with random choices; return the chosen
     key of each transfer, and the choices as bytes.
 
-    `purpose`: a label that separates these transfers from others of the session.
+    `inputs`: the member's inputs to the circuit, whose key names the session. `purpose`: a label
+    that separates these transfers from others.
     """
     choices = keystream(fresh_key(), length=count // 8)
     bits = np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little").tolist()
@@ -326,7 +328,9 @@ def _transfer_as_member(
 
 
 def _derive_hash_key(inputs: CircuitInputs, member: str) -> bytes:
-    """Return the key of the hash of transfers of the hub with one member."""
+    """Return the key of the hash that turns transfers of the hub with one member into numbers,
+    derived from the key in `inputs` that all share.
+    """
     return derive_key(inputs.key, b"transfers", member.encode())
 
 
@@ -337,7 +341,8 @@ def _start_hub_transfers(
     endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
 ) -> Generator[Turn, Inbox, "TransferHub"]:
     """Run the base oblivious transfers with each member at the hub (the active), and forward the
-    first member's public key to the other members, who encrypt their shares for it.
+    first member's public key to the other members, who encrypt their shares for it. `inputs`: this
+    party's IDs, hashed into bins under a key that all share.
     """
     keys = yield from _transfer_as_hub(endpoint, members, inputs, b"bits", transfers.COLUMNS)
     receivers = {
@@ -393,8 +398,8 @@ class TransferHub:
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
         """Forward the other members' encrypted shares to the first member, and compute the AND over
-        all members with it; return the hub's share, (words,). `bits_MW`: its share of the bit with
-        each member, (members, words).
+        all members with it; return the hub's share, (words,). `bits_MW`: share of the bit with each
+        of M members, in W words of 64 bins, (members, words).
         """
         endpoint = self._endpoint
         first, *others = self._members
@@ -492,7 +497,8 @@ def _start_member_transfers(
     endpoint: Endpoint, hub: str, inputs: CircuitInputs
 ) -> Generator[Turn, Inbox, "TransferMember"]:
     """Run the base oblivious transfers with the hub at a member (a passive); with several members,
-    send this member's public key if it is the first, else receive the first one's.
+    send this member's public key if it is the first, else receive the first one's. `inputs`: this
+    party's IDs, hashed into bins under a key that all share.
     """
     keys, choices = yield from _transfer_as_member(
         endpoint, hub, inputs, b"bits", transfers.COLUMNS
@@ -560,8 +566,8 @@ class TransferMember:
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return this member's share, (words,), of the AND over all members. `bits_W`: its share of
-        its own bit with the hub for each bin, (words,).
+        """Return this member's share, (words,), of the AND over all members. `bits_W`: share of
+        this member's own bit with the hub for each bin, in W words of 64 bins, (words,).
 
         The first member decrypts the others' shares and computes the AND with the hub. Another one
         encrypts its share for the first member, and returns a random share of the result.
@@ -628,7 +634,7 @@ class TransferMember:
     def _make_triples(self, plan: Sequence[int]) -> Generator[Turn, Inbox, TripleShares]:
         """Make triples with the hub, batch by batch; return this member's shares.
 
-        `plan`: the words of 64 triples in each batch.
+        `plan`: number of words of 64 triples in each batch.
         """
         parts = []
         for words in plan:

@@ -241,7 +241,7 @@ class EcdhIntersection(ResumableIntersection):
     """The backend `ecdh`: few bytes and no dealer; what it reveals is in `leaks`.
 
     Args:
-        threads: how many this party blinds with; None: one for each processor.
+        threads: number of threads in which this party blinds; None: one for each processor.
         secret: 32 bytes from which all randomness of messages is derived; None: it is fresh.
         expected_sizes: the number of IDs that a peer must announce, by name.
     """

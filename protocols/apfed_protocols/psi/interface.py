@@ -836,9 +836,9 @@ class SetIntersection(ABC):
         admit: Admit | None = None,
     ) -> None:
         """Set up an intersection under `agreement` at one party. `threads`: number of threads, the
-        backend's choice if None; `progress`: called with reports of work; `admit`: called before each
-        role with IDs is made, and may refuse it. Raises LocalProtocolError: the backend does not
-        support the output, or needs a dealer and there is none; or `threads` is below 1.
+        backend's choice if None; `progress`: called with reports of work; `admit`: called before
+        each role with IDs is made, and may refuse it. Raises LocalProtocolError: the backend does
+        not support the output, or needs a dealer and there is none; or `threads` is below 1.
         """
         if threads is not None and threads < 1:
             raise LocalProtocolError(f"threads is at least 1, got {threads}")

@@ -121,7 +121,8 @@ class Asker:
         """Return the position in the holder's published list of each ID that was asked about, in
         the order of the question; -1 for an ID that the holder lacks.
 
-        `answer`: the holder's tags. `people`: how many IDs were asked about.
+        `answer`: the holder's tags, 16 bytes for each ID, joined. `people`: how many IDs were asked
+        about.
 
         Raises RemoteProtocolError: the bytes are not one different tag for each ID.
         """

@@ -306,7 +306,7 @@ class HubShare:
 
 def _parse_key_part(member: str, body: bytes, commitment: bytes) -> bytes:
     """Return the member's part of the key, with which the body of its TAGS begins. Raises
-    RemoteProtocolError: its SHA-256 is not the `commitment` that the member sent before.
+    RemoteProtocolError: the part's SHA-256 is not the `commitment` that the member sent before.
     """
     key_part = body[:KEY_BYTES]
     if not hmac.compare_digest(hashlib.sha256(key_part).digest(), commitment):
@@ -631,7 +631,7 @@ class Dealing(Generic[AnyKind]):
     def deal_shares(
         self, endpoint: AnyEndpoint[AnyKind], hub: str, members: Sequence[str]
     ) -> Generator[Turn, Inbox, int]:
-        """At the dealer, wait for the hub's order for each member and send both their shares;
+        """Wait, at the dealer, for the hub's order for each member and send both their shares;
         return the number of IDs that all orders are for. Raises RemoteProtocolError: the orders are
         for different or too large numbers.
         """

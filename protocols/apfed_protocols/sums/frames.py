@@ -434,7 +434,7 @@ class AgreedFrames:
 
     def open_request(self, request: bytes, me: str) -> Frame:
         """Decode the aggregator's request about the last contribution of `me`. Raises
-        RemoteProtocolError: it is malformed, or about another step, message or party.
+        RemoteProtocolError: the request is malformed, or about another step, message or party.
         """
         sender = self.agreement.combiner
         frame = Frame.parse(request, sender=sender)
@@ -543,7 +543,7 @@ class AgreedFrames:
 
     def _require_pending(self) -> Frame:
         """Return the header of the contribution that waits for its second round. Raises
-        LocalProtocolError: none waits.
+        LocalProtocolError: no contribution waits.
         """
         if self._pending is None:
             raise LocalProtocolError(

@@ -111,8 +111,8 @@ class Headroom:
             noticed.
         packing: how integers are placed into the slots of plaintexts.
         degree: N, the ring degree.
-        deviation: under CKKS, bound of a decrypted slot's distance from its integer; less than
-            `ROUNDING_TOLERANCE`, exceeded with probability below 2^-40 in one slot.
+        deviation: bound of a decrypted slot's distance from its integer under CKKS, 0 under BFV;
+            less than `ROUNDING_TOLERANCE`, exceeded with probability below 2^-40 in one slot.
     """
 
     primes: tuple[int, ...]

@@ -111,8 +111,8 @@ class PlainSum(SecureSum):
         """Return the numbers to send, (rows, columns), little-endian: with `quantise` 64-bit
         integers, else clipped floats of the type of `values_BD`.
 
-        `noise_BD`: in steps of fixed point, only with `quantise`; None: no noise. `clipping`:
-        counts what is clipped; None: nothing is counted.
+        `noise_BD`: integer noise in steps of fixed point, only with `quantise`; None: no noise.
+        `clipping`: counts what is clipped; None: nothing is counted.
         """
         if self.quantise:
             numbers_BD = super().encode_contribution(values_BD, noise_BD, clipping)
@@ -166,7 +166,7 @@ class PlainSum(SecureSum):
 
 
 class PlainContributor(SumContributor):
-    """A passive's role, which sends its numbers unprotected."""
+    """A passive's role, which sends its values unprotected."""
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         del binding

@@ -991,8 +991,9 @@ class RecoverableCombiner(SumCombiner):
         """Return, for each passive that could contribute, as many shares of its secret as the
         threshold, by the position of their holder.
 
-        `frames`: the answers; each has one share for each passive, in the order of the roster.
-        Raises RemoteProtocolError: an answer has other blobs.
+        `frames`: the contributors' second-round answers; each has one share for each passive that
+        could contribute, in the order of the roster. `underway`: the step between contributions and
+        answers. Raises RemoteProtocolError: an answer has other blobs.
         """
         names = self._sum.agreement.contributors
         for frame in frames:

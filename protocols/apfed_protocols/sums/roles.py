@@ -625,7 +625,7 @@ def make_template(template: Any) -> tuple[Flattened, tuple[int, ...] | None]:
     None.
 
     `template` is a shape (rows, columns, ...), an array or a tree of arrays. Raises
-    LocalProtocolError: it is none of these.
+    LocalProtocolError: `template` is none of these.
     """
     is_sequence = isinstance(template, tuple | list)
     sizes = template if is_sequence else (template,)

@@ -231,7 +231,8 @@ class SealContext(KeepsSecrets):
     """SEAL's objects of one party for one key pair.
 
     Attributes:
-        public_key, encryptor: for the receiver's public key.
+        public_key, encryptor: SEAL's objects of the receiver's public key, by which every party
+            encrypts.
         decryptor: holds the secret key; None at every party but the receiver.
     """
 
@@ -264,7 +265,7 @@ def compute_coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
 
     The second polynomial must not be zero: SEAL refuses such a ciphertext.
 
-    `modulus`: q, the prime of the values.
+    `modulus`: q, the prime modulo which the values are.
     """
     context, form = _make_transform_context(transformed_2N.shape[1], modulus)
     pair = seal.Ciphertext(context)
@@ -390,7 +391,7 @@ class SealCipher(ABC):
             with open_scratch_file() as scratch:
                 self._key_form.load_numbers(loaded, self._seal, key, scratch)
             context = SealContext(loaded, seal.Encryptor(self._seal, loaded), None)
-            # SEAL refuses some keys only when it encrypts, so encrypt once.
+            # SEAL refuses some keys only when it encrypts, so encrypt once, for the exception.
             self.encrypt(context, np.zeros((1, self.slots), dtype=np.int64))
         return context
 

@@ -137,8 +137,9 @@ def secure_sum(
             values are possible (hard votes, say) the last digits of a sum may tell who gave which:
             say fewer.
         session: names this sum, the same at all parties. None: a random one, for one process.
-        threshold: under "recoverable", how many must answer; None: all. Below all, whoever reads
-            the sum can read one contributor's part out of two sums.
+        threshold: number of contributors that must contribute and answer, under "recoverable";
+            None: all. Below all, whoever reads the sum can read one contributor's part out of two
+            sums.
         noise: standard deviation of the discrete Gaussian noise that each contributor adds to each
             value, in steps of fixed point; None: no noise.
         allow_single: permit one contributor, whose "sum" is its own vector.
@@ -369,9 +370,9 @@ class SumSession(KeepsSecrets):
 
         Args:
             me: the contributor's name.
-            book: under recoverable masks, a file on this party's disk that records which
-                questions were answered in a sum of which contributors, in all sessions that use
-                it; None: this is recorded in memory.
+            book: path of a file on this party's disk, under recoverable masks, that records which
+                questions (rows and messages) were answered in a sum of which contributors, in all
+                sessions that use it; None: this is recorded in memory.
             new_book: create the file, for the first session.
 
         Raises LocalProtocolError: the clip is not agreed yet; the file is missing without
@@ -472,7 +473,9 @@ class SumSession(KeepsSecrets):
             begin at 0, and the old one must not be used any more.
 
         Raises:
-            LocalProtocolError, RemoteProtocolError: as `join`, or the clip was a number.
+            LocalProtocolError: the clip was a number, there is noise, or a contributor gives no
+                values.
+            RemoteProtocolError: a peer's message is malformed, unexpected or from a stranger.
         """
         if not self._agrees_anew:
             raise LocalProtocolError(
@@ -747,7 +750,7 @@ class ClipAgreement(KeepsSecrets):
     @property
     def clip(self) -> float:
         """Return the agreed C: a power of two, or the present C if it stays. Raises
-        LocalProtocolError: there is no C yet and all values are zero.
+        LocalProtocolError: no C was agreed before and all values are zero.
         """
         if self._current is not None and all(self._fits_by_contributor.values()):
             return self._current
@@ -788,6 +791,7 @@ def _find_exponent(matrix: Any) -> int:
     """Return the least exponent e in -99..99 with the L2 norm of every row of `matrix`, (rows,
     columns), at most 2^e. Raises LocalProtocolError: a row exceeds the largest clip.
     """
+    # Clipped to any bound, here 1, only for the largest norm that is counted.
     clipping = Clipping()
     clip_rows(check_matrix(matrix), 1.0, clipping)
     largest = clipping.largest_norm
