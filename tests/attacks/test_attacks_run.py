@@ -85,7 +85,8 @@ def test_features_that_do_not_vary_are_a_result_and_stop_no_other_attack(
     results = run_attacks(recording, [AttackChoice(name=name) for name in names], seed=0)
     (first, *_), (last, *_) = results, results[::-1]
     assert (first.attack, first.victim, first.applicable) == (names[0], "active", False)
-    assert first.reason == "r2 is undefined: what was guessed is the same for all rows"
+    # Equal features have equal representations, so there is nothing to compare.
+    assert first.reason.startswith("exchanging releases between rows changes nothing: either all")
     assert (last.attack, last.applicable) == (names[1], True)
 
 
