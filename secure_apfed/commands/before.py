@@ -135,8 +135,7 @@ def _load_changed_config(
 
     `overrides`: settings such as train.epochs=3. `epsilon`: epsilon of the guard (the mechanism
     that clips and perturbs representations), which becomes gaussian if the file has none.
-    `epsilon`,
-    `epochs` and `delta` are None for unchanged.
+    `epsilon`, `epochs` and `delta` are None for unchanged.
     """
     from secure_apfed.config.file import load_config
 

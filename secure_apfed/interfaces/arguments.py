@@ -51,7 +51,7 @@ _PARTY_FIELDS = frozenset({"weight", "row_wise", "encoder", "gradient", "loss"})
 def describe_argument(path: KeyPath, value: Any) -> str:
     """Return a setting as a section of arguments, such as train={'epochs': 0}.
 
-    `value`: of the whole section, as it was given.
+    `value`: value of the whole section, as it was given.
     """
     section, *keys = path
     return f"{section}={_narrow_value(value, keys)}"

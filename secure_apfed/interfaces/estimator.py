@@ -127,7 +127,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
     def set_params(self, **params: Any) -> Self:
         """Set parameters; settings of the run by their flat names, as settings__train__epochs=3.
 
-        Raises ValueError: there is no such parameter; names the nearest.
+        Raises ValueError: no parameter has this name; names the nearest.
         """
         nested = {name: value for name, value in params.items() if name.startswith(_SETTINGS)}
         direct = {name: value for name, value in params.items() if name not in nested}
@@ -141,7 +141,8 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
     def _set_nested_setting(self, name: str, value: Any) -> None:
         """Set one setting of the run, unless it has that value by default.
 
-        `name`: its flat name, as settings__train__epochs. Raises ValueError: there is none.
+        `name`: flat name of the setting, as settings__train__epochs. Raises ValueError: unknown
+        name.
         """
         key = name.removeprefix(_SETTINGS)
         settings = self.settings if isinstance(self.settings, Mapping) else {}
@@ -365,15 +366,15 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
     """A classifier of the active's own columns, which other parties help to train.
 
     Args:
-        passives: by name, a frame whose index names people; None: the active trains alone.
-        settings: of the run, as its YAML file has them, but for `data`; with passives they say
-            which `method` and `guard`, and may be None without. Each is a parameter of its own,
-            too: `settings__train__epochs`.
-        seed: of weights, batches and order.
+        passives: passive's name -> a frame whose index names people; None: the active trains alone.
+        settings: settings of the run, as its YAML file has them, but for `data`; with passives they
+            say which `method` and `guard` (noise on representations), and may be None without. Each
+            is a parameter of its own, too: `settings__train__epochs`.
+        seed: seed of initial weights, batches and order.
 
     Attributes:
-        classes_: sorted; n_features_in_, feature_names_in_: as of every estimator.
-        model_: the local model; result_: of the run, with what was spent and sent.
+        classes_: labels, sorted; n_features_in_, feature_names_in_: as scikit-learn defines them.
+        model_: the local model; result_: result of the run, with its privacy cost and its traffic.
 
     Examples:
         >>> from sklearn.datasets import load_breast_cancer
@@ -431,15 +432,16 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
     `score` is R2, as of every regressor.
 
     Args:
-        passives: by name, a frame whose index names people; None: the active trains alone.
-        settings: of the run, as its YAML file has them, but for `data`; with passives they say
-            which `method` (one whose task may be regression, as apfed_r and apfed_c) and `guard`,
-            and may be None without. Each is a parameter of its own, too: `settings__train__epochs`.
-        seed: of weights, batches and order.
+        passives: passive's name -> a frame whose index names people; None: the active trains alone.
+        settings: settings of the run, as its YAML file has them, but for `data`; with passives they
+            say which `method` (one whose task may be regression, as apfed_r and apfed_c) and
+            `guard` (noise on representations), and may be None without. Each is a parameter of its
+            own, too: `settings__train__epochs`.
+        seed: seed of initial weights, batches and order.
 
     Attributes:
-        n_features_in_, feature_names_in_: as of every estimator.
-        model_: the local model; result_: of the run, with what was spent and sent.
+        n_features_in_, feature_names_in_: as scikit-learn defines them.
+        model_: the local model; result_: result of the run, with its privacy cost and its traffic.
 
     Examples:
         >>> import numpy as np
@@ -518,7 +520,7 @@ def _has_other_order(columns: "pd.Index[Any]") -> bool:
 def _name_columns(X: Any, raw: Any) -> pd.DataFrame:
     """Return the rows as a frame, with the names of columns and people if X has them.
 
-    `X`: a pandas frame, or an array. `raw`: its rows as an array, after scikit-learn's checks.
+    `X`: a pandas frame, or an array. `raw`: rows of `X` as an array, after scikit-learn's checks.
     """
     if isinstance(X, pd.DataFrame):
         return X.set_axis(list(map(column_name, X.columns)), axis=1)
@@ -544,8 +546,8 @@ def _build_table(
 ) -> PartyTable:
     """Return one party's table, with an encoding fitted to all rows of its frame.
 
-    `name`: the party's. `frame`: its index names people. `labels_N`: as a run learns them; None: a
-    passive.
+    `name`: the party's name. `frame`: its index names people. `labels_N`: class indices or
+    standardised numbers, as a run learns them; None: a passive.
     """
     require_dense(frame, party=name)
     frame = convert_number_cells(frame) if frame.columns.is_unique else frame

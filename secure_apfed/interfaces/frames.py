@@ -66,7 +66,7 @@ class FramesModel:
     Attributes:
         classes_: labels as the active's frame had them, in the order of the probabilities; none
             of a regression.
-        solo: the same model on encoded features, with its card.
+        solo: the same network in a form that reads encoded features, with its card.
     """
 
     classes_: tuple[Any, ...]
@@ -112,13 +112,13 @@ class FramesResult:
     """The result of a run on frames.
 
     Attributes:
-        config: of the run, complete; run: its result, with what was sent and spent.
-        measures: of the test rows, with 95 % intervals over these rows; `run.undefined` says why
-            others are missing.
+        config: complete settings of the run; run: its result, with its traffic and privacy cost.
+        measures: measures of the test rows, with 95 % intervals over these rows; `run.undefined`
+            says why others are missing.
         alone: the results of the active's local models; None: not requested, or under dp_sgd,
             whose noise would not cover them.
         attacks: results of the attacks that the settings name.
-        who_learns: by party, what it received of each kind and can read in it; empty without the
+        who_learns: party -> what it received of each kind and can read in it; empty without the
             extra `experiments`.
         report: the HTML page; None without a folder or without that extra.
     """
@@ -170,7 +170,7 @@ class FramesResult:
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """The epsilon spent, by what it protects; infinite: no guarantee; absent: not sent."""
+        """The epsilon of what was sent, by what it protects; inf: no guarantee; absent: not sent."""
         return list_epsilons(self.run.promises)
 
     @property
@@ -212,12 +212,12 @@ def run_frames(
 
     Args:
         active: frame of pandas, polars or pyarrow, or a lazy one, with IDs, labels and features.
-        passives: by name, frames with the same IDs and other features.
+        passives: passive's name -> its frame, with the same IDs and other features.
         label: the active's column of labels; a row without one is unlabelled, and never tested.
         id: the column of IDs in every frame, or the name of a pandas index.
         method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
             {"name": "votes", "epsilon": 4}.
-        folder: of the run, for its model, report and accounts, and copies of the frames that
+        folder: folder of the run, for its model, report and accounts, and copies of the frames that
             attacks and reports read; None: all is written to a temporary folder and removed.
         baselines: whether to measure the active's local models.
         settings: further settings of a run's YAML file by section, as train={"epochs": 4}; in
@@ -325,7 +325,7 @@ def _build_config(
     Args:
         settings: the user's sections of a run's YAML file.
         files: name of each party's file.
-        method: its name, or its section.
+        method: name of the method, or its section.
         data: settings of the section `data` that follow from the frames.
     """
     content = {"name": "frames", **settings, "method": method}
@@ -452,7 +452,7 @@ def check_frames(
         name: the active's name.
         id_column: the column of IDs in each frame.
         label: the active's column of labels.
-        rules: by which IDs are normalised before they are compared; None: the defaults.
+        rules: the rules by which IDs are normalised before they are compared; None: the defaults.
 
     Raises DataError: a frame lacks a column, IDs are repeated or never match, or labels are of one
         class.
@@ -533,8 +533,8 @@ def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -
 
     Args:
         frame: the party's, in pandas.
-        native: the same as the caller gave it, whose cells of dates pandas has not changed.
-        column: that of IDs.
+        native: the same frame as the caller gave it, whose cells of dates pandas has not changed.
+        column: the column of IDs.
         party: the party's name.
     """
     if not len(frame):

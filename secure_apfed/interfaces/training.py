@@ -113,7 +113,8 @@ _SUMS: Mapping[SchemeName, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian:
-    """A guard that draws fresh noise for every release of a row; see `guard` of a run's YAML file.
+    """A guard that clips representations and draws fresh noise for every release of a row; see
+    `guard` of a run's YAML file.
 
     Attributes:
         epsilon, delta: of all releases of one row; or sigma, the deviation of the noise.
@@ -145,7 +146,8 @@ class Gaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenGaussian(Gaussian):
-    """A guard that draws each row's noise once: many epochs show no more than its first release.
+    """A guard that clips representations and draws each row's noise once: many epochs show no more
+    than its first release.
 
     Examples:
         >>> from secure_apfed import FrozenGaussian
@@ -200,23 +202,24 @@ class Passive:
     """A party that helps during training only.
 
     Attributes:
-        name: of the party.
-        ids: of its rows, N texts or numbers, distinct.
+        name: name of the party.
+        ids: IDs of its rows, N texts or numbers, distinct.
         rows: array or tensor (N, *shape), a frame of N rows, a file of an array (.npy, .npz,
             .safetensors), or a map-style data set of N items, as `ImageFiles`; a party with a
             `gradient` may leave them out.
         loss: `Reconstruction()`, `Contrastive()`, or any (z, own rows) -> scalar, as a module or a
             function. Gradients through z are what it contributes.
         weight: lambda of Eq. (8).
-        row_wise: for its own loss: whether a row's gradient depends on that row alone.
+        row_wise: with a loss of the user's: whether a row's gradient depends on that row alone.
         encoder: own rows -> the representation that it sends, where a method sums or concatenates
             representations (TVFL, split networks).
-        gradient: in place of a loss, a black-box function of any framework, (step, rows, z) ->
+        gradient: a black-box function of any framework that replaces a loss, (step, rows, z) ->
             gradient (`secure_apfed.learning.black_box`). `rows` are positions in `ids`, (B,) int64;
             z is an array (B, *shape); it returns an array or a tensor of that shape, of each row
             the gradient of that row's own loss.
-        optimizer: as `torch.optim.AdamW`; None: that of `train`.
-        scheduler: of its optimizer, as `train` takes it; None: that of `train`.
+        optimizer: function that makes it, such as `torch.optim.AdamW`; None: that of `train`.
+        scheduler: function that makes its optimizer's scheduler, in the form that `train` takes;
+            None: that of `train`.
         workers: threads that read a data set.
         missing: what to do with empty cells of a frame: "error" refuses them, "mean" replaces them
             by the column's mean or by no category, "drop" leaves the row out.
@@ -319,7 +322,7 @@ class TrainingResult:
         networks: rows -> class scores (B, K), the active's own modules; None: every party is needed
             to predict.
         classes: the labels in the order of the scores.
-        run: measures, bytes, privacy and promises, as `secure_apfed.run` returns them.
+        run: measures, bytes, privacy costs and guarantees, as `secure_apfed.run` returns them.
         alone: the headline measure of the active's own network, trained alone in the same way, on
             the same test rows; None: not measured.
         best_local, best_local_name: that of the best local model by validation; None: not tried.
@@ -362,8 +365,8 @@ class TrainingResult:
         """The network that was measured, rows -> class scores (B, K).
 
         Its two parts are the active's own modules, unless `model_is` says otherwise: where a
-        student learns from votes, validation may choose a local model, or an average with copies
-        of the modules.
+        student learns from votes (passives' class scores), validation may choose a local model, or
+        an average with copies of the modules.
 
         Raises ModelError: every party is needed to predict.
         """
@@ -377,7 +380,7 @@ class TrainingResult:
     def predict_proba(self, rows: Any) -> NDArray[np.float64]:
         """Return probabilities (N, K) in the order of `classes`.
 
-        `rows`: as handed to `train`: a frame of the same columns, an array, a tensor or a list.
+        `rows`: a frame of the same columns, an array, a tensor or a list, as handed to `train`.
 
         Raises:
             DataError, ModelError: they have other columns or another shape, or every party is
@@ -420,12 +423,12 @@ class TrainingResult:
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """The epsilon spent, by what it protects; infinite: no guarantee."""
+        """The epsilon of what was sent, by what it protects; infinite: no guarantee."""
         return list_epsilons(self.run.promises)
 
     @property
     def report(self) -> str:
-        """The lines of a text report: what was measured, spent, and not tried."""
+        """The lines of a text report: what was measured, its privacy cost, what was not tried."""
         lines = [f"{self.run.measure}: {self.score:.3f} on {len(self.test_rows)} test rows"]
         lines.append(self._describe_helpers())
         if self.alone is not None:
@@ -453,13 +456,13 @@ class TrainingResult:
         return "\n".join(lines)
 
     def _describe_helpers(self) -> str:
-        """Return how many people all parties know, or that nobody helped."""
+        """Return how many people all parties have in common, or that there was no passive."""
         if self.common is None:
             return "nobody helped: no passive was handed in, so the active trained alone"
         return f"people that all parties know: {self.common:,} of the active's {self.own_people:,}"
 
     def _describe_attacks(self) -> list[str]:
-        """Return the result of attacks by direction, or that none was configured."""
+        """Return who could read whose what by attacks, or that none was configured."""
         if not self.attacks:
             return ["attacks: none was asked for, so nothing is known of what can be read"]
         from apfed_attacks.headlines import headlines_by_direction
@@ -507,7 +510,7 @@ def _describe_model(networks: ActiveNetworks | None, active: Active) -> str:
 def _describe_local_models(used: Sequence[str], settings: TrainSettings) -> str:
     """Return which local models learnt the labels at the end, and whether they use help.
 
-    `used`: their names, as "mixmatch of x and h".
+    `used`: names of the local models in use, as "mixmatch of x and h".
     """
     names = f"{', '.join(used)} (x: own features; h: what the exchange trained)"
     if any(not name.endswith(" of x") for name in used):
@@ -579,24 +582,24 @@ def train(
             active sends.
         epochs: passes over the training rows; None: 20.
         batch_size: rows of one step, at least 2; None: 128. More than there are: all of them.
-        optimizer: of every party without its own: sgd, adam, adamw, or a function of the list of
-            parameters; None: sgd. One with an argument `modules` takes the party's modules by name
-            (encoder, head and projection, or objective), for groups. A function takes `lr` where
-            train={"learning_rate": ...} is given, and else keeps its own rate.
-        scheduler: of every party without its own: a function of the optimizer that makes a
-            `torch.optim.lr_scheduler.LRScheduler`.
+        optimizer: optimizer of every party without its own: sgd, adam, adamw, or a function of the
+            list of parameters; None: sgd. One with an argument `modules` takes the party's modules
+            by name (encoder, head and projection, or objective), for groups. A function takes `lr`
+            where train={"learning_rate": ...} is given, and else keeps its own rate.
+        scheduler: scheduler of every party without its own: a function of the optimizer that makes
+            a `torch.optim.lr_scheduler.LRScheduler`.
         scheduler_every: "epoch", as most loops have it, or after how many of a party's own steps
             its scheduler takes one. `ReduceLROnPlateau` reads the party's mean loss of an epoch.
         labelled: how many training rows keep their label, or which share; None: all that have one.
-        test_fraction: of the active's rows with a label, which measure alone; drawn before
-            `labelled`.
-        seed: of the split, the initial weights that are made here, and the order of batches.
-        folder: of the run, for its checkpoints and reports; None: nothing is written.
+        test_fraction: share of the active's labelled rows that are only used to measure; drawn
+            before `labelled`.
+        seed: seed of the split, the initial weights that are made here, and the order of batches.
+        folder: folder of the run, for its checkpoints and reports; None: nothing is written.
         resume: go on from the newest checkpoint in `folder`, with the same arguments; the modules
             take its weights.
         baselines: whether to train the active's own network alone, and local models.
-        attacks: to mount on what all parties sent, as the section `attacks`: names, "all", or
-            {"name": ..., "options": {...}}. They hold the aligned rows of data sets in memory.
+        attacks: attacks to mount on what all parties sent, as the section `attacks`: names, "all",
+            or {"name": ..., "options": {...}}. They hold the aligned rows of data sets in memory.
         settings: further sections of a run's YAML file, as train={"learning_rate": 0.05} or
             model={"projection": 16}.
 
@@ -711,7 +714,7 @@ def load_training_recording(
         active, passives: as given to `train`: rows and labels, and what makes the networks. Given
             modules receive the weights of the run.
 
-    Raises DataError: they have other rows. Others as `load_recording`.
+    Raises DataError: the parties have other rows. Others as `load_recording`.
     """
     config = RunFolder(Path(folder)).load_config()
     choice = _DataChoice(
@@ -749,8 +752,8 @@ def _set_rates(
 ) -> MakeOptimizer | None:
     """Return an optimizer's function with the rates that `train` sets.
 
-    `party`: whose own it is, which keeps rates that its function does not take; empty: it is of
-    all.
+    `party`: name of the party whose own optimizer it is, which keeps rates that its function does
+    not take; empty: the optimizer of all parties.
 
     Raises:
         ConfigError: the function of all takes no such rate, or has one; names both.
@@ -777,7 +780,7 @@ def _set_rates(
 
 
 def _read_section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a section of the settings. Raises ConfigError: it is no mapping."""
+    """Return a section of the settings. Raises ConfigError: the section is no mapping."""
     section = settings.get(name, {})
     if not isinstance(section, Mapping):
         raise ConfigError(
@@ -1136,7 +1139,7 @@ def _describe_setting(
     """Return how the caller gave a setting, as FrozenGaussian(epsilon=0); "" where the sentence
     stands for itself, None where another place is named already.
 
-    `settings`: of the run, all of them.
+    `settings`: all settings of the run.
     """
     if not path:
         return ""
@@ -1170,7 +1173,8 @@ def _require_used(
 ) -> None:
     """Raise ConfigError if a passive brings an encoder or a loss that the method does not use.
 
-    `settings`: the method's settings class, with its facts. `title`: its name, for the error.
+    `settings`: the method's settings class, with its facts. `title`: name of the method, for the
+    error.
     """
     sends = settings.representations_from == "passives" or settings.sums_representations
     for party in passives:
@@ -1198,7 +1202,7 @@ def _describe_passive(
     `model`: the run's section of this name. `has_losses`: whether passives have losses under the
     run's method.
 
-    Raises ConfigError: it brings a gradient, and passives have no losses.
+    Raises ConfigError: the passive brings a gradient, and passives have no losses.
     """
     if party.gradient is not None and not has_losses:
         raise ConfigError(
@@ -1459,7 +1463,7 @@ def _require_clear_classes(counts: "pd.Series", party: str) -> None:
 
 
 def _read_ids(party: Active | Passive) -> tuple[str, ...]:
-    """Return a party's IDs as texts. Raises DataError: they are no column of one ID a row."""
+    """Return a party's IDs as texts. Raises DataError: not a column of one ID a row."""
     own_ids: object = party.ids
     if isinstance(own_ids, AbstractSet):
         raise DataError(
@@ -1681,8 +1685,8 @@ def _compare_locally(
     network, and by local models.
 
     Args:
-        result: of the run with passives.
-        config: that run's settings.
+        result: result of the run with passives.
+        config: settings of that run.
         data: all parties' tables.
         fresh: the active's code with untrained copies of its networks, by the active's name.
     """

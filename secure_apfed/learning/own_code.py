@@ -8,7 +8,7 @@ An `nn.Module` is trained as it is. A function that makes one is called under th
 as many of `features` (the shape of a row, or of what a head reads) and `classes` as it takes. A
 loss is called with z (B, *shape) and the party's own rows, and returns a scalar, their mean loss.
 
-Letters: B batch, D numbers of a representation.
+Letters: B batch, D values of a representation, N rows, K classes.
 """
 
 import copy
@@ -64,7 +64,7 @@ class CodeSettings(Settings):
     Attributes:
         network: the encoder, if the run says `network: own`.
         head_network: the active's head.
-        projection: the active's projection, if the run says how many numbers it sends.
+        projection: the active's projection, if the run says how many values (D) it sends for a row.
         decoder: the decoder of a passive that reconstructs.
         objective: a passive's loss, if the run says `objective: {name: own}`.
         objective_options: the settings of this loss, if it is a class with settings.
@@ -108,8 +108,8 @@ class OwnCode:
     Attributes:
         encoder: network from a row to its representation; head: from that to scores (B, K); None:
             one linear layer.
-        projection: network from a representation to the D numbers that are sent, (B, D), if the
-            settings configure D; None: one linear layer.
+        projection: network from a representation to the D values that are sent for a row, (B, D),
+            if the settings configure D; None: one linear layer.
         decoder: network from z (B, *shape) to own rows, at a passive that reconstructs; None: a
             perceptron.
         objective: the loss of a passive, or a whole `Objective`, or a class of these.
@@ -211,7 +211,7 @@ class OwnCode:
             ) from error
 
     def find_family(self) -> "OwnFamily | None":
-        """Return the party's own networks as a family; None: it brings none."""
+        """Return the party's own networks as a family, which builds them; None: it brings none."""
         has_networks = any(part is not None for part in (self.encoder, self.head, self.decoder))
         return OwnFamily(self) if has_networks else None
 
@@ -238,7 +238,7 @@ class OwnCode:
         if isinstance(loss, type) and issubclass(loss, nn.Module):
             loss = make_module(loss, settings=options, **arguments)
         if isinstance(loss, Objective):
-            # The declaration by which noise is charged is the one that is tested.
+            # The `row_wise` by which the privacy cost is computed is the one that is tested.
             loss.row_wise = settings.row_wise  # type: ignore[misc]
             return loss
         return OwnObjective(loss, settings, owner=owner)
@@ -281,7 +281,7 @@ class OwnCode:
         return BlackBox(owner, gradient, rows_N=rows_N, ids=ids)
 
     def make_projection(self, size: int, representation: Shape) -> nn.Module:
-        """Return the map from a representation to the numbers that are sent of a row: the party's
+        """Return the map from a representation to the values that are sent for a row: the party's
         own, or a linear layer.
 
         `size`: number of values to send. `representation`: the shape of one row's representation.
