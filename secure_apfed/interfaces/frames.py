@@ -170,7 +170,7 @@ class FramesResult:
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """The epsilon of what was sent, by what it protects; inf: no guarantee; absent: not sent."""
+        """The epsilon of what was sent, by what it covers; inf: no guarantee; absent: not sent."""
         return list_epsilons(self.run.promises)
 
     @property
