@@ -911,8 +911,8 @@ class ProductReceiver(SumReceiver):
         return np.where(integers == half, -half, integers)
 
     def _require_range(self, integers_BK: IntArray, binding: StepBinding) -> None:
-        """Raise RemoteProtocolError, about the step of `binding`, if a sum is larger than honest
-        passives can add up to.
+        """Raise RemoteProtocolError, about the step of `binding`, if one of the sums `integers_BK`,
+        (people, classes) in steps of fixed point, is larger than honest passives can add up to.
         """
         described = self._sum
         noise = described.fixed_point.largest - described.fixed_point.levels

@@ -166,8 +166,8 @@ def count_common(
     progress: Callable[[Progress], None] | None = None,
 ) -> int:
     """Return how many IDs all parties share, running all parties in this process; no party learns
-    which. `hub`: the party that all others exchange messages with. For the other arguments and the
-    errors see `align`.
+    which. `ids_by_party`: distinct IDs of each party. `hub`: the party that all others exchange
+    messages with. For the other arguments and the errors see `align`.
     """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     results = _run_parties(
@@ -189,8 +189,9 @@ def share_membership(
     """Return each party's secret shares of which of the hub's IDs are common, running all parties
     in this process by the protocol `circuit`.
 
-    No party learns which IDs are common; the shares are for further protocols. The arguments and
-    errors are those of `align`.
+    No party learns which IDs are common; the shares are for further protocols. `ids_by_party`:
+    distinct IDs of each party. `hub`: the party that all others exchange messages with, about whose
+    IDs the shares are. For the other arguments and the errors see `align`.
     """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     aligners = _run_parties(

@@ -207,8 +207,8 @@ class CircuitIntersection(DealtIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return how many guessed IDs a deviating party can test: the hub one ID for each bin, a
-        member one for each slot.
+        """Return how many guessed IDs a party that announces `maximum_ids` IDs and deviates can
+        test: the hub one ID for each bin, a member one for each slot.
 
         A member that deviates may put an ID into only one of its three bins; a common ID is then
         found with probability 1/3.
@@ -363,7 +363,8 @@ class CircuitIntersection(DealtIntersection):
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tags (hashes of IDs) in the hub's bins that are compared with each member,
-        (members, bins). Subclasses may exchange messages for it.
+        (members, bins). Subclasses may exchange messages for it through `endpoint`. `inputs`: the
+        hub's IDs in bins.
         """
         yield from ()  # makes this a generator without a turn
         return np.broadcast_to(inputs.tags, (len(members), *inputs.tags.shape))
@@ -372,7 +373,8 @@ class CircuitIntersection(DealtIntersection):
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tags (hashes of IDs) in this member's bins that are compared with the hub,
-        (slots, bins). Subclasses may exchange messages for it.
+        (slots, bins). Subclasses may exchange messages for it through `endpoint`. `inputs`: the
+        member's IDs in bins.
         """
         yield from ()  # makes this a generator without a turn
         return inputs.tags
@@ -580,7 +582,8 @@ class DealtHub:
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
         """Return the hub's share of the AND over all members, computed with all of them, of the
-        bits of which it holds the shares `bits_MW`, (members, words).
+        bits of which it holds the shares `bits_MW`, M members by W words of 64 bins. `triples`:
+        shares of the triples that it consumes; `gate`: class that computes AND of XOR-shared words.
         """
         endpoint = self._endpoint
         return (
@@ -593,8 +596,8 @@ class DealtHub:
         self, share: Words, own_size: int, row_of_bin: Rows
     ) -> Generator[Turn, Inbox, Counted]:
         """Have the dealer count the common IDs; return the hub's result, None if rows are to be
-        revealed. `share`: the hub's XOR share of which bins are common. `row_of_bin`: row of its
-        table in each bin, -1 for none.
+        revealed. `share`: the hub's XOR share of which bins are common. `own_size`: the number of
+        its IDs. `row_of_bin`: row of its table in each bin, -1 for none.
         """
         return (
             yield from _request_count(self._endpoint, self._inputs, own_size, share, row_of_bin)
@@ -633,7 +636,9 @@ class DealtMember:
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
         """Return this member's share of the AND over all members. `bits_W` is its share of its own
-        bit with the hub; its shares of the other members' bits are zero.
+        bit with the hub; its shares of the other members' bits are zero, W words of 64 bins.
+        `triples`: shares of the triples that it consumes; `gate`: class that computes AND of
+        XOR-shared words.
         """
         inputs = self._inputs
         bits_MW = np.zeros((len(inputs.slots), len(bits_W)), np.uint64)
@@ -656,7 +661,8 @@ def _agree_as_hub(
 ) -> Generator[Turn, Inbox, CircuitInputs]:
     """Run step 1 (agreement on a hash key and on bins) at the hub: commit to its part of the hash
     key, collect the members' parts and sizes, reveal all parts, and put IDs into bins under a key
-    that fits at all parties. Return the hub's inputs to the circuit.
+    that fits at all parties. Return the hub's inputs to the circuit. `backend` decides how many
+    slots a bin has; `endpoint` frames and parses messages.
     """
     own_part = fresh_key()
     count = len(members)
@@ -743,7 +749,8 @@ def _agree_as_member(
 ) -> Generator[Turn, Inbox, CircuitInputs]:
     """Run step 1 (agreement on a hash key and on bins) at a member: send its part of the hash key,
     check what the hub reveals, and put IDs into bins under a key that fits at all parties. Return
-    the member's inputs to the circuit.
+    the member's inputs to the circuit. `backend` decides how many slots a bin has; `endpoint`
+    frames and parses messages.
 
     Raises RemoteProtocolError: the hub's commitment, parts or sizes are wrong.
     """
@@ -1190,8 +1197,8 @@ class OpprfIntersection(CircuitIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return how many guessed IDs a deviating party can test: the hub one ID for each bin, a
-        member three for each cell of its store.
+        """Return how many guessed IDs a party that announces `maximum_ids` IDs and deviates can
+        test: the hub one ID for each bin, a member three for each cell of its store.
 
         A member's store solves three equations for each cell. An ID takes three equations, or one
         to be found with probability 1/3.
@@ -1234,7 +1241,7 @@ class OpprfIntersection(CircuitIntersection):
     ) -> Generator[Turn, Inbox, Words]:
         """Run steps 1 and 3 of the class's docstring at the hub: send the masked vector P, decode
         each member's hints, and return one tag for each bin, (members, bins); empty bins get random
-        tags.
+        tags. `inputs`: the hub's IDs in bins.
         """
         hub_size = inputs.sizes[0]
         inbox = yield _CORRELATING.make_order(endpoint, hub_size)
@@ -1299,7 +1306,9 @@ class PlacedRows:
 
 
 def place_rows(inputs: CircuitInputs) -> PlacedRows:
-    """Return the hub's bins that hold an ID, with what its oblivious PRF needs of each ID."""
+    """Return the bins of the hub, in its `inputs`, that hold an ID, with what its oblivious PRF
+    needs of each ID.
+    """
     used = np.flatnonzero(inputs.row_of_bin >= 0)
     own_rows = inputs.row_of_bin[used]
     bins_of = inputs.bins_of.take(own_rows, axis=0)

@@ -188,7 +188,8 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
     ) -> Generator[Turn, Inbox, Words]:
         """Evaluate, at the hub (the active), the oblivious PRF from transfers (step 4 of the
         module's docstring) on its ID in each bin, and decode each member's hints; return one tag
-        for each bin and member, (members, bins), equal to the member's for a common ID.
+        for each bin and member, (members, bins), equal to the member's for a common ID. `inputs`:
+        the hub's IDs in bins.
         """
         keys = yield from _transfer_as_hub(endpoint, members, inputs, b"values", code.LENGTH)
         placed = place_rows(inputs)
@@ -224,7 +225,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
     ) -> Generator[Turn, Inbox, Words]:
         """Draw, at a member (a passive), one random tag for each bin, and send the hub hints that
         give it the same tags for common IDs, masked by the oblivious PRF from transfers (step 4 of
-        the module's docstring); return the tags, (1, bins).
+        the module's docstring); return the tags, (1, bins). `inputs`: the member's IDs in bins.
         """
         keys, choices = yield from _transfer_as_member(
             endpoint, hub, inputs, b"values", code.LENGTH
@@ -399,7 +400,8 @@ class TransferHub:
     ) -> Generator[Turn, Inbox, Words]:
         """Forward the other members' encrypted shares to the first member, and compute the AND over
         all members with it; return the hub's share, (words,). `bits_MW`: share of the bit with each
-        of M members, in W words of 64 bins, (members, words).
+        of M members, in W words of 64 bins, (members, words). `triples`: shares of the triples that
+        it consumes; `gate`: class that computes AND of XOR-shared words.
         """
         endpoint = self._endpoint
         first, *others = self._members
@@ -421,7 +423,7 @@ class TransferHub:
     ) -> Generator[Turn, Inbox, Counted]:
         """Count the common IDs with the first member, and send the verdict to the others (step 3 of
         the module's docstring); return the hub's result, None if rows are to be revealed. `share`:
-        the hub's share of which bins are common.
+        the hub's XOR share of which bins are common. `own_size`: the number of its IDs.
         """
         endpoint = self._endpoint
         first, *others = self._members
@@ -567,7 +569,8 @@ class TransferMember:
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
         """Return this member's share, (words,), of the AND over all members. `bits_W`: share of
-        this member's own bit with the hub for each bin, in W words of 64 bins, (words,).
+        this member's own bit with the hub for each bin, in W words of 64 bins, (words,). `triples`:
+        shares of the triples that it consumes; `gate`: class that computes AND of XOR-shared words.
 
         The first member decrypts the others' shares and computes the AND with the hub. Another one
         encrypts its share for the first member, and returns a random share of the result.
@@ -608,7 +611,7 @@ class TransferMember:
     def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
         """Count the common IDs with the hub, or, if this is not the first member, receive the hub's
         verdict; return the member's result, None if rows are to be revealed. `share`: this member's
-        XOR share of which bins are common, (words,).
+        XOR share of which bins are common, (words,). `own_size`: the number of its IDs.
         """
         endpoint = self._endpoint
         hub = self._hub

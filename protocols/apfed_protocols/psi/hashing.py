@@ -216,7 +216,8 @@ def split_bit_planes(tags: Words) -> Words:
 
 
 def transpose_bits(words_64n: Words) -> None:
-    """Transpose n matrices of 64 x 64 bits in place: bit q of word (p, k) goes to bit p of (q, k).
+    """Transpose n matrices of 64 x 64 bits, 64 words each, (64, n), in place: bit q of word (p, k)
+    goes to bit p of word (q, k).
 
     Blocks of half the size are swapped, six times (Warren, Hacker's Delight, section 7-3).
     """
@@ -338,7 +339,7 @@ class BeaverAnd:
 
     def compute_share(self, revealed: Words) -> Words:
         """Return this party's share of x AND y: c ^ (d & b) ^ (e & a), at the leader also ^ (d & e)
-        (Beaver 1991).
+        (Beaver 1991). `revealed`: d = x ^ a and e = y ^ b, stacked.
         """
         a, b, c = self._triple
         d, e = revealed

@@ -720,8 +720,8 @@ def open_rows(endpoint: Endpoint[_Kind], positions: Mapping[str, Rows]) -> Scrip
     The message holds the positions of the common IDs in the member's list; or, by the agreed
     output, only their number, or nothing; or a refusal if they are fewer than the agreed minimum.
 
-    `positions`: position of each of the hub's n rows in the list that a member sent, by member,
-    (n,); -1 for a row that the member lacks.
+    `endpoint`: frames the hub's messages. `positions`: position of each of the hub's n rows in the
+    list that a member sent, by member, (n,); -1 for a row that the member lacks.
     """
     rows = _find_common_rows(endpoint.me, positions, endpoint.agreement.minimum_rows)
     if isinstance(rows, IntersectionTooSmallError):

@@ -272,7 +272,7 @@ def _read_int(element: NDArray[np.uint64]) -> int:
 
 
 def _list_bits(pattern: int) -> list[int]:
-    """Return the positions of the bits that are set in an integer, lowest first."""
+    """Return the positions of the bits that are set in the integer `pattern`, lowest first."""
     positions = []
     while pattern:
         lowest_bit = pattern & -pattern

@@ -147,8 +147,8 @@ class VoleIntersection(DealtIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return how many guessed IDs a deviating party can test: the hub one ID for each cell of
-        its store, a member one for each announced ID.
+        """Return how many guessed IDs a party that announces `maximum_ids` IDs and deviates can
+        test: the hub one ID for each cell of its store, a member one for each announced ID.
 
         The hub's store solves as many equations as it has cells; a member's tag is of one ID. So an
         announced n lets the hub test about 1.3 n + 88 IDs at each member, with a store for each.
@@ -318,7 +318,7 @@ def _encode_ids(
     me: str, ids: Sequence[bytes], hash_key: bytes, cells: int
 ) -> tuple[Rows, Elements]:
     """Return the rows of the IDs of the hub `me`, in a store with this number of sparse cells, and
-    the store P in which each ID x decodes to H(x).
+    the store P in which each ID x decodes to H(x), a hash of x under `hash_key`, as the rows are.
     """
     digests = digest_ids(ids, hash_key)
     rows = Rows.from_digests(digests, cells)
@@ -515,8 +515,8 @@ def _compute_member_tags(
 
 
 def match_tags(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
-    """Return the position of each of this party's tags among those of the party `sender`, (n,); -1
-    if it is not there. Raises RemoteProtocolError: `sender` sent a tag twice.
+    """Return the position of each of this party's tags, `own`, among `theirs`, those of the party
+    `sender`, (n,); -1 if it is not there. Raises RemoteProtocolError: `sender` sent a tag twice.
     """
     positions = np.full(len(own), -1, np.int64)
     parts = 1 + (len(own) + len(theirs)) // _TAGS_MATCHED_AT_ONCE

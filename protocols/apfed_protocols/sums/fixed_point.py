@@ -157,8 +157,8 @@ def passes_power_of_ten(before: int, after: int) -> bool:
 def clip_rows(
     values_BD: FloatArray, clip_norm: float, clipping: Clipping | None = None
 ) -> NDArray[np.float64]:
-    """Return a copy of the rows in which every row whose L2 norm exceeds `clip_norm` is scaled down
-    to it; the result is C-contiguous.
+    """Return a copy of `values_BD`, (rows, columns), in which every row whose L2 norm exceeds
+    `clip_norm` is scaled down to it; the result is C-contiguous float64.
 
     Its norms are at most `clip_norm` times 1 + 1e-15 * sqrt(D), for any finite row: a row whose
     squares overflow is first divided by its largest magnitude, and a row whose squares vanish is

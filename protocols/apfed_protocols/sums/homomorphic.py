@@ -695,7 +695,8 @@ class BfvCipher(SealCipher):
 
     def _encrypt_zeros(self, context: SealContext, count: int) -> Numbers:
         """Return V = `count` encryptions of zero, (count, 2N): (b u + e0, a u + e1) modulo q for
-        the public key (b, a), random ternary u and small errors e0, e1.
+        the public key (b, a), random ternary u and small errors e0, e1. `context`: SEAL's objects
+        for that key.
         """
         u_VN = draw_ternary(count * self.slots).reshape(count, -1)
         # First the errors (e0, e1) of each ciphertext, to which its product is added in place. R is
