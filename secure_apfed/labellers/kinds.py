@@ -312,7 +312,7 @@ class Spreading(LinearLabeller):
     alpha: float = _ALPHA
 
     def __post_init__(self) -> None:
-        """Check number of neighbours and alpha. Raises ConfigError."""
+        """Refuse no neighbour, or an alpha outside (0, 1). Raises ConfigError."""
         if self.neighbours < 1 or not 0 < self.alpha < 1:
             raise ConfigError(
                 "label spreading takes 1 neighbour or more and an alpha between 0 and 1, got "
@@ -534,7 +534,7 @@ def find_reach(
     These weights serve every choice of labels of these rows, since spreading is linear in them. For
     many labels `spread_without_own` takes less memory.
 
-    `graph_UU`: S. `labelled_n`: indices of the labelled rows.
+    `graph_UU`: S, the normalised graph. `labelled_n`: indices of the labelled rows.
     """
     parts = _split_columns(np.arange(len(labelled_n)))
     return np.concatenate(
@@ -767,7 +767,9 @@ class PrivateLogistic(Labeller):
         return GaussianRelease(noise_multiplier=1 / self._mu)
 
     def bound_residual(self, classes: int) -> float:
-        """Return r, the bound on |p - e_y| at the minimum of the loss; see the class, 4."""
+        """Return r, the bound on |p - e_y| at the minimum of the loss; see the class's proof, step
+        4.
+        """
         general_bound = math.sqrt(2)
         bound_at_zero = math.sqrt(1 - 1 / classes)
         # Step 4 of the class's proof divides by 1 - 1/(2 Lambda), so it needs Lambda above 1/2.
@@ -776,7 +778,8 @@ class PrivateLogistic(Labeller):
         return min(general_bound, bound_at_zero / (1 - 1 / (2 * self.strength)))
 
     def compute_sensitivity(self, *, labelled: int, classes: int) -> float:
-        """Return the replace-one L2 sensitivity of all weights together; see the class, 3.
+        """Return the replace-one L2 sensitivity of all weights together; see the class's proof,
+        step 3.
 
         `labelled`: n, how many rows they are fitted to.
         """

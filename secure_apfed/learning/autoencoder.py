@@ -196,7 +196,7 @@ class _Loss:
         settings: DistillationSettings,
         resembled: TargetCodes | None,
     ) -> None:
-        """Arrange the target codes by row; for the arguments see `fit_autoencoder`."""
+        """Arrange the target codes by row; the arguments are those of `fit_autoencoder`."""
         self._network = network
         self._features_NF = features_NF
         self._weight = settings.weight

@@ -264,7 +264,7 @@ class Descent:
         *,
         may_be_fixed: bool = False,
     ) -> None:
-        """Collect the parameters, each once, and build the optimiser; see the class."""
+        """Collect the parameters, each once, and build the optimiser and scheduler."""
         self._owner = owner
         self._modules = modules
         # A module may hold another's parameters: each is trained once.
@@ -548,7 +548,8 @@ _DTYPES = (
 def explain_failure(owner: str, subject: str) -> Iterator[None]:
     """Turn errors of a party's own code in the `with` block into a ModelError.
 
-    `owner`: the party. `subject`: which part of it failed, in words: its "loss", and so on.
+    `owner`: the party. `subject`: the part of its code that runs in the block, in words, such as
+    "loss".
     """
     try:
         yield
@@ -701,7 +702,9 @@ class Trainer(Descent):
     Args:
         seed: random seed of dropout.
 
-    For the other arguments see `Descent`.
+    The other arguments: `owner`, the party, for errors; `modules`, its networks by role; `train`,
+    training settings; `own_steps`, the party's own optimizer and scheduler; `may_be_fixed`, whether
+    there may be nothing to train.
 
     Attributes:
         compute: device and precision.

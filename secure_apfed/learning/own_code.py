@@ -221,7 +221,7 @@ class OwnCode:
         """Return the party's own loss as an objective.
 
         Args:
-            settings: what the party declares of its loss.
+            settings: the party's declaration of its loss: whether it is `row_wise`.
             owner: the party, for errors.
             arguments: the other arguments that a class of objectives may take: `representation`,
                 `features`, `model` and `family`, as built-in ones do.
@@ -477,7 +477,7 @@ SettingsT = TypeVar("SettingsT", bound=RunSettings)
 def split_code(
     config: SettingsT, active: str, passives: Sequence[str]
 ) -> tuple[SettingsT, dict[str, CodeSettings]]:
-    """Return the common settings without names of code, and by party the code that they name.
+    """Return the common settings without names of code, and for each party the code that they name.
 
     `config`: settings that may name code of all parties. `active`, `passives`: the parties' names.
     """
@@ -616,7 +616,7 @@ or functions (`_A_MODULE`)."""
 def _require_trainable(name: str, module: nn.Module) -> None:
     """Raise ConfigError if a module's parameters cannot be trained or stored.
 
-    `name`: which part of a party's code it is, for the error.
+    `name`: the part of a party's code, such as "encoder", for the error.
     """
     kind = type(module).__name__
     if any(parameter.is_meta for parameter in module.parameters()):

@@ -111,7 +111,8 @@ class SequenceViews:
             labels_N: their classes, `UNLABELLED` for a row without one to learn from; None: the
                 party has no labels, and sets targets later by `learn_from`.
             classes: number of classes.
-            training, compute, seed: see the class.
+            training, compute, seed: settings of a training; device and precision; random seed of
+                weights, batches and dropout.
 
         Raises:
             ModelError: rows do not match the sequences in `model`.
@@ -139,7 +140,9 @@ class SequenceViews:
         )
 
     def learn_from(self, features_N: Tensor, targets_N: Tensor) -> None:
-        """Replace the training rows and targets; see the class."""
+        """Replace the training rows, (N, *shape), and their targets: classes (N,), or class shares
+        (N, K).
+        """
         self._features_N = self._compute.move_tensor(features_N)
         self._targets_N = self._compute.move_tensor(targets_N)
 

@@ -79,7 +79,8 @@ class LabelTrainer(Trainer):
         features_N, labels_N: the table: (N, *shape), and (N,) with `UNLABELLED` for unknown ones;
             it is moved to the device.
 
-    For the other arguments see `Trainer`.
+    The other arguments: `owner`, the party, for errors; `modules`, its networks by role; `train`,
+    training settings; `seed`, of dropout; `own_steps`, the party's own optimizer and scheduler.
     """
 
     def __init__(
@@ -121,7 +122,9 @@ class ActiveTrainer(LabelTrainer):
         rests_on_rows: whether a privacy bound assumes that no row changes another row's output; the
             first batch is then tested for it.
 
-    For the other arguments see `LabelTrainer`.
+    The other arguments: `features_N` and `labels_N`, the table; `owner`, the party, for errors;
+    `train`, training settings; `seed`, of dropout; `own_steps`, the party's own optimizer and
+    scheduler.
     """
 
     def __init__(
@@ -206,7 +209,7 @@ class ActiveTrainer(LabelTrainer):
         changes nothing.
 
         Args:
-            batch: what `forward` returned.
+            batch: the forward pass, as `forward` returned it.
             joint: a loss that includes the task loss, as of `make_joint_loss`; None: the task loss.
 
         Raises:
@@ -347,7 +350,8 @@ class PassiveTrainer(Trainer):
         rests_on_rows: whether a privacy bound assumes that a row's gradient by z depends on no
             other row; the first batch is then tested for it.
 
-    For the other arguments see `Trainer`.
+    The other arguments: `owner`, the party, for errors; `train`, training settings; `seed`, of
+    dropout; `own_steps`, the party's own optimizer and scheduler.
     """
 
     def __init__(
@@ -440,7 +444,9 @@ class HeadTrainer(LabelTrainer):
             input, in this order.
         task: the learning task; None: classification.
 
-    For the other arguments see `LabelTrainer`.
+    The other arguments: `features_N` and `labels_N`, the table; `owner`, the party, for errors;
+    `train`, training settings; `seed`, of dropout; `own_steps`, the party's own optimizer and
+    scheduler.
     """
 
     def __init__(
@@ -537,7 +543,8 @@ class EncoderTrainer(Trainer):
         encoder: the passive's network.
         features_N: its rows (N, *shape).
 
-    For the other arguments see `Trainer`.
+    The other arguments: `owner`, the party, for errors; `train`, training settings; `seed`, of
+    dropout; `own_steps`, the party's own optimizer and scheduler.
     """
 
     knows_loss = False

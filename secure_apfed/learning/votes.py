@@ -320,7 +320,8 @@ class SoftTrainer(Trainer):
         features_N: rows (N, *shape).
         loss: a function of the network's output (B, K) and of targets (B, K).
 
-    For the other arguments see `Trainer`.
+    The other arguments: `owner`, the party, for errors; `train`, training settings; `seed`, of
+    dropout.
     """
 
     def __init__(

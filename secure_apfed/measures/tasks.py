@@ -41,7 +41,7 @@ class Task(ABC):
         learns_numbers: whether its labels are numbers, standardised by a `TargetScale`; else they
             are classes.
         learns_counts: whether these numbers are counts, which have a deviance, too.
-        link: what the terms of a generalised linear model add up to, in words.
+        link: the scale on which the terms of a generalised linear model add up, in words.
         not_attacked: attack target -> the reason why no attack on it applies.
         learnt_by: names of the methods that learn the task, if it is defined outside of this
             package; built-in tasks are listed in `MethodSettings.tasks`.
@@ -84,7 +84,8 @@ class Task(ABC):
         return self.compute_loss(outputs_BK, labels_B) * len(labels_B)
 
     def check_labels(self, labels_n: Tensor, *, party: str) -> None:
-        """Check the known labels of a table, before anything is sent. Raises DataError.
+        """Check the known labels of a table, before anything is sent. Raises DataError: a label
+        that the task cannot learn.
 
         By default there is nothing to check.
         """

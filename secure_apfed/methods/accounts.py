@@ -122,8 +122,8 @@ def _calibrate_steps(
     """Return the standard deviation of each passive's noise, in fixed-point steps.
 
     The settings `noise` give it by an epsilon, or as sigma in units of the contributions. `shape`:
-    shape of one row of a contribution, without the batch axis. `honest`: how many passives' noise
-    is counted. Raises ConfigError: more noise than a sum can carry.
+    shape of one row of a contribution, without the batch axis. `honest`: number of passives whose
+    noise is counted. Raises ConfigError: more noise than a sum can carry.
     """
     if noise.epsilon is not None:
         return calibrate_noise(

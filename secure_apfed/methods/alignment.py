@@ -404,8 +404,8 @@ def _require_learnt_labels(
     """Refuse training on no label or on labels of one class; warn of classes that are not learnt.
 
     `aligned`: the row of the active's table at each alignment position. `learnt_counts`: rows of
-    each label that training uses. Raises DataError. Warns FewRowsWarning: a class with labelled
-    rows has none among common people.
+    each label that training uses. Raises DataError: no label, or labels of one class. Warns
+    FewRowsWarning: a class with labelled rows has none among common people.
     """
     owner = data.table.name
     common = f"the {len(aligned)} common people"

@@ -274,7 +274,7 @@ class LinearViews:
             views: one linear model for each view, with initial weights W_k, (F of the view, K).
             label_term: how the party's labels act on the pseudo-labels that its views share.
             tolerance: relative decrease of the objective below which alternating updates stop.
-            rounds: how many such updates at most.
+            rounds: largest number of such updates.
         """
         self.views = views
         self._label_term = label_term
@@ -556,7 +556,7 @@ def _make_linear_views(party: PartyContext, views: Sequence[Tensor]) -> LinearVi
 def _make_sequence_views(party: PartyContext, epochs: int) -> SequenceViews:
     """Return untrained GRUs for this party's sequences.
 
-    `epochs`: how many epochs a call of their `train` runs.
+    `epochs`: number of epochs that a call of their `train` runs.
     """
     config = party.config
     settings = AveragingSettings.from_run_settings(config)

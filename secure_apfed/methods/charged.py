@@ -106,7 +106,7 @@ def collect_accounts(
     among: Iterable[str],
     silent: Mapping[str, int],
 ) -> dict[str, dict[str, Any]]:
-    """Return by passive the reported account of its votes or contributions.
+    """Return for each passive the reported privacy cost of its votes or contributions.
 
     If others reported and one did not, its epsilon is infinite. A passive that fell silent gets a
     remark.
@@ -123,7 +123,7 @@ def collect_accounts(
         if account.figure != "epsilon_x"
     }
     if accounts:
-        # The kind of epsilon and its delta are the same at all passives.
+        # Kind of epsilon and delta are expected to be the same at all passives.
         example = next(iter(accounts.values()))
         unreported = {**example, "epsilon": math.inf, "releases": 0}
         for name in among:

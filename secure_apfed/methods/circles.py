@@ -85,7 +85,8 @@ class RunCircles(AnsweredCircles):
         """Return what to do when other passives take part in a step than when it was first
         answered; for an error message.
 
-        `earlier`: the passives that answered it together then. `circle`: those that take part now.
+        `earlier`: names of the passives that answered it together then. `circle`: names of those
+        that take part now.
         """
         missing = [name for name in earlier if name not in circle]
         if missing:

@@ -218,7 +218,7 @@ class TeacherSettings(FormSettings):
     Attributes:
         model: networks of the active, and of passives that have none of their own. The run's
             `model` is the student.
-        labels: who labels rows for the student: "head", the joint model's own head; or a key of
+        labels: the source of the student's labels: "head", the joint model's own head; or a key of
             `LABELLERS`, which reads the same input and one more representation of each labelled
             row.
         epsilon: the epsilon of randomised response on each label that the student learns and that

@@ -109,7 +109,7 @@ class _Candidate(LocalModel):
     """A candidate local model, fitted to its task when it is needed.
 
     Attributes:
-        view: which columns of a row (x beside h) it reads, and their scale.
+        view: the columns of a row (x beside h) that it reads, and their scale.
         input: these columns in words: "x", "h" or "x and h".
     """
 
@@ -161,7 +161,7 @@ class ReceivedSums:
 
     Args:
         positions_U: the position of each of these rows in the alignment; -1 outside it.
-        people: how many positions the alignment has, N.
+        people: N, number of alignment positions.
     """
 
     def __init__(self, positions_U: Tensor, *, people: int) -> None:
@@ -237,7 +237,7 @@ class LocalEnding:
         return replace(task, family=self._family)
 
     def fit_models(self, encoder: nn.Module, labels_N: Tensor) -> LocalModels:
-        """Fit local models; see `fit_local_models`.
+        """Fit local models to the labels, by the configured inputs and combination.
 
         `encoder`: the active's encoder after the exchange, which computes h. `labels_N`: the labels
         of all rows of the table.
@@ -386,7 +386,7 @@ def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> L
     Args:
         encoder: maps features (B, *shape) to h (B, *any shape); it is copied, and not trained.
         task: the active's training rows and labels.
-        reads: what the encoder's output is, for the name of the model: "h", or "x and h".
+        reads: the encoder's output in words, for the name of the model: "h", or "x and h".
     """
     encoder = _copy_encoder(encoder)
     with one_thread(), cache_fits():

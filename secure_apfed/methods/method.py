@@ -55,7 +55,7 @@ class SessionTerms:
     """The terms that all parties of a method agree on besides the settings; public.
 
     Attributes:
-        passives: terms by passive, empty where the active trains alone.
+        passives: mapping from passive name to its terms; empty where the active trains alone.
         secure_sum: the sum's public parameters, empty where there is none.
     """
 
@@ -336,8 +336,8 @@ class Method(ABC):
         """Return the settings with every value "auto" that depends on the passives' tables replaced
         by a number.
 
-        `columns`: how many distinct columns each passive has. Raises ConfigError: these numbers do
-        not allow the run.
+        `columns`: mapping from passive name to its number of distinct columns. Raises ConfigError:
+        these numbers do not allow the run.
         """
         return config
 
@@ -441,8 +441,8 @@ async def save_all(
     """Ask these parties to save a checkpoint before `step`; return their signed privacy accounts.
 
     `helpers`: the names of the parties. `may_leave`: names of the parties whose silence is no
-    error. Returns by party its Statement, or None if it fell silent. Raises PartyLeftError: another
-    party fell silent; RemoteProtocolError: a reply is malformed.
+    error. Returns for each party name its signed report (Statement), or None if it fell silent.
+    Raises PartyLeftError: another party fell silent; RemoteProtocolError: a reply is malformed.
     """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)

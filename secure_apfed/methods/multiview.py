@@ -503,7 +503,7 @@ class MultiviewPassive(SumHelper):
 def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
     """Refuse a contribution with rows longer than the clip bound, whose average would be wrong.
 
-    `values_BC`: what the party `me` contributes: pseudo-labels (B, C), or weights of a model.
+    `values_BC`: the contribution of the party `me`: pseudo-labels (B, C), or weights of a model.
     `clip`: the largest L2 norm of a row; None: any. Raises LocalProtocolError: names the norm of
     the longest row.
     """
@@ -1192,7 +1192,8 @@ def make_terms(
     terms: Mapping[str, RepresentationTerms],
     weights: Mapping[str, float],
 ) -> SessionTerms:
-    """Return the contract's terms: bounds and weights by passive, and the parameters of their sum.
+    """Return the contract's terms: bounds and weight of each passive, and the parameters of their
+    sum.
 
     `session`: name of this session, the same at all parties. `terms`: mapping from passive name to
     the bounds on a row that it receives or sends. `weights`: mapping from passive name to the

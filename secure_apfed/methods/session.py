@@ -95,7 +95,7 @@ class PartySession:
         signatures: the parties' signatures of the contract, by name.
         rows: the row of its table at each alignment position, (N,); empty: it has no table.
         role: the party's role, which carries its private state through the session.
-        common: how many of its people are aligned; None: nothing was aligned.
+        common: number of its people that are aligned, with details; None: nothing was aligned.
     """
 
     party: PartyContext
@@ -596,7 +596,9 @@ class Session:
         *,
         headline: str,
     ) -> None:
-        """Make the active's record of a session that `start_active` returned; see the class."""
+        """Make the active's record of a session from what `start_active` returned; `headline` is
+        the variant reported first.
+        """
         self.party_session = party_session
         self.learner = learner
         self.links = links
@@ -708,7 +710,7 @@ class Session:
         return {"left": dict(learner.left), "steps_without_all": learner.steps_without_all}
 
     def collect_networks(self) -> dict[str, nn.Module]:
-        """Return the networks whose outputs helpers in this process send, by party."""
+        """Return the networks whose outputs passives in this process send, by passive name."""
         networks = {name: helper.get_sent_network() for name, helper in self.helpers.items()}
         return {name: network for name, network in networks.items() if network is not None}
 

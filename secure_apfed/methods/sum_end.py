@@ -411,7 +411,7 @@ class ActiveSum:
             message.
         present: the passives that have not fallen silent.
         left: the passives that stopped answering in this session, with the step.
-        steps_without_all: how many steps were finished without all passives.
+        steps_without_all: number of steps that were finished without some passive.
         rounding: the largest error of one number of a sum.
     """
 
@@ -642,8 +642,8 @@ class Aggregator(HelperRole):
         """Receive one message of this kind and step from every present passive.
 
         `first`: the message that started the step; it is one of them if it is of this kind.
-        Passives that fall silent meanwhile are left out. Returns the messages' bytes by passive.
-        Raises PartyLeftError, RemoteProtocolError: the step cannot be completed.
+        Passives that fall silent meanwhile are left out. Returns the messages' bytes for each
+        passive name. Raises PartyLeftError, RemoteProtocolError: the step cannot be completed.
         """
         bodies = dict[str, bytes]()
         missing = list(self.present)
@@ -902,7 +902,8 @@ class AnswerLimits:
         """Refuse a request before anything is computed: too large a batch, or a row too often.
 
         A step that was answered before is not refused for its rows, since repeating its answer
-        reveals nothing new. `rows_B`: alignment positions. Raises RemoteProtocolError.
+        reveals nothing new. `rows_B`: alignment positions, (B,). Raises RemoteProtocolError: names
+        the limit.
         """
         if len(rows_B) > self._max_batch:
             raise RemoteProtocolError(

@@ -298,7 +298,7 @@ def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
     """Refuse a ballot whose encrypted labels would not fit into this passive's memory.
 
     Called before they arrive. `me`, `active`: names of this passive and of the active, for the
-    error. Raises RemoteProtocolError.
+    error. Raises RemoteProtocolError: names the memory needed.
     """
     labels = sums.products.labelled
     needed = labels * sums.label_bytes

@@ -178,7 +178,7 @@ def estimate_agreement(
     labelled_n: Integers,
     labels_n: Integers,
 ) -> Mapping[str, VoteAgreement]:
-    """Return by passive how often its votes agree with other passives' votes and with labels.
+    """Return for each passive how often its votes agree with other passives' votes and with labels.
 
     Computed from answers that the active already has, so nothing more is revealed, and it costs no
     privacy. A low share shows votes that do not fit: of a dishonest passive, or of one whose

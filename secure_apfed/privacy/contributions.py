@@ -62,8 +62,8 @@ def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
     Args:
         levels: L, fixed-point steps in the clip bound.
         columns: D, numbers of a row.
-        rows: how many rows a person's features move: 1 for reconstruction; B where all rows of the
-            batch move, as by negatives of a contrastive loss, which is sqrt(B) times as far.
+        rows: number of rows that a person's features move: 1 for reconstruction; B where all rows
+            of the batch move, as by negatives of a contrastive loss, which is sqrt(B) times as far.
     """
     return math.sqrt(rows) * (2 * levels * _ROUNDING + math.sqrt(columns))
 

@@ -182,7 +182,9 @@ class NoGuard(RepresentationGuard):
 
 
 def _check_release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
-    """Check the arguments of `release`, for every guard. Raises LocalProtocolError."""
+    """Refuse arguments of `release` with a wrong type or shape, at every guard. Raises
+    LocalProtocolError.
+    """
     check_representations(h_BD)
     if rows.dtype != torch.int64 or rows.shape != h_BD.shape[:1]:
         raise LocalProtocolError(
@@ -196,7 +198,7 @@ def _check_release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
 def joint_releases_statement(released: str, passives: int) -> str:
     """Return the guarantee of the guards of all passives, which release rows of the same people.
 
-    `released`: the guarantee of one guard. `passives`: how many passives release rows.
+    `released`: the guarantee of one guard. `passives`: number of passives that release rows.
     """
     if passives < 2:
         return released

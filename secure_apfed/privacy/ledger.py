@@ -617,7 +617,7 @@ class PrivacyLedger:
         self, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None
     ) -> Release:
         """Check the arguments of `charge`, and return the release without rows that repeat for
-        free. Raises LocalProtocolError.
+        free. Raises LocalProtocolError: an argument of a wrong type, shape or range.
         """
         if step < 0 or not digest:
             raise LocalProtocolError(f"a release has a step from 0 and a digest, got step {step}")

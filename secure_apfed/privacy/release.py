@@ -307,7 +307,7 @@ class PrivateRelease(nn.Module):
 
     Args:
         clip: C, the L2 bound of one row with all its numbers, in the unit of h.
-        epsilon, delta: what the releases of one row may cost together.
+        epsilon, delta: largest privacy cost of all releases of one row together.
         epochs: how often each row may be released; rows: N, of the table, such as `len(X)`.
 
     Attributes:
@@ -543,12 +543,12 @@ class PrivateContributions(_ChargedAccount):
     sources: `contributions`.
 
     Args:
-        epsilon, delta: what the contributions of one row may cost together.
+        epsilon, delta: largest privacy cost of all contributions of one row together.
         epochs: number of contributions in which each row may be; rows: N, number of rows of this
             contributor's table.
         numbers: D, numbers of one row of a contribution, each of which is clipped to C.
-        moved: how many rows of one contribution depend on one person: 1 if a row is of one person
-            or there is one row; the batch's B if a loss mixes rows.
+        moved: number of rows of one contribution that depend on one person: 1 if a row is of one
+            person or there is one row; the batch's B if a loss mixes rows.
         honest: number of contributors whose noise counts, oneself included: the
             contributors that every sum needs, minus the colluding ones.
         bits: fixed-point bits of the sum.
