@@ -74,6 +74,7 @@ def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) 
     if _ON_CRYPTEN in runs and (reason := find_crypten_error()):
         missing[_ON_CRYPTEN] = reason
     for _ in range(repetitions):
+        # A peer that failed once is missing, and is not tried again.
         for case in [case for case in runs if case not in missing]:
             try:
                 runs[case].append(_run_case(case, size))
@@ -107,7 +108,7 @@ def _compute_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _run_case(case: str, size: int) -> Mapping[str, Any]:
-    """Run one case in an interpreter of its own and return its figures.
+    """Run one case in an interpreter of its own and return its measurements.
 
     `size`: number of IDs on each side, of which half are common.
 

@@ -33,7 +33,7 @@ Measured = dict[str, Any]
 # Of two parties with IDs the hub is the one that learns which rows are common; a dealer, where a
 # protocol has one, provides correlated randomness.
 _PARTIES = ("hub", "member", "dealer")
-# How the figures of several parties are merged.
+# How the measurements of several parties are merged.
 _MERGE_BY_FIELD: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("bytes", "peak_memory", "dealt_bytes"), sum),
     **dict.fromkeys(("seconds", "processor_seconds", "common", "floor_seconds"), max),
@@ -58,7 +58,11 @@ def peak_memory() -> int:
 
 
 def _make_ids(me: str, size: int) -> list[bytes]:
-    """Return the IDs of a party: hub and member have half of theirs in common, a dealer none."""
+    """Return the IDs of a party; `me`: "hub", "member" or "dealer".
+
+    The hub learns the result, the member is its peer, and half of their IDs are common. A dealer of
+    correlated randomness has no IDs.
+    """
     if me not in ("hub", "member"):
         return []
     first = 0 if me == "hub" else size // 2
@@ -210,7 +214,7 @@ def _run_over_pipes(protocol: str, size: int) -> Measured:
 
     `protocol`: key of `SET_INTERSECTIONS`. `size`: number of IDs of a set.
     """
-    parties = _PARTIES[: 2 if protocol in _WITHOUT_DEALER else 3]
+    parties = _PARTIES[: 2 if protocol in _WITHOUT_DEALER else 3]  # the dealer is the last
     ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
     for first, second in itertools.combinations(parties, 2):
         ends[first][second], ends[second][first] = multiprocessing.Pipe()
@@ -248,7 +252,8 @@ def _write_parquet(path: Path, first: int, size: int) -> None:
 def _encrypt_link(me: str, peer: str, key_exchange: Connection, links: Any) -> None:
     """Agree on keys with the peer and encrypt the link from now on, as a session does.
 
-    `key_exchange`: connection for the messages of the key agreement. `links`: links of this party.
+    `me`, `peer`: names of this party and of the other. `key_exchange`: connection for the messages
+    of the key agreement. `links`: links of this party.
     """
     from apfed_protocols.seal import SealedLink, fresh_run_key
 
@@ -433,7 +438,7 @@ CASES: Mapping[str, tuple[Callable[..., Measured], str]] = {
 
 
 def main(case: str, size: int) -> None:
-    """Run one case with `size` IDs on each side and print its figures as JSON."""
+    """Run one case with `size` IDs on each side and print its measurements as JSON."""
     run, protocol = CASES[case]
     print(json.dumps(run(protocol, size)))
 

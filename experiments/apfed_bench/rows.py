@@ -22,7 +22,7 @@ from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError
 
 Row: TypeAlias = dict[str, Any]
-"""Figures of one line of a benchmark by name, see `make_row`."""
+"""Measured values of one row of a benchmark's table, by name (`make_row` lists the names)."""
 
 
 def make_row(

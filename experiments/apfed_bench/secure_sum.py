@@ -1,4 +1,4 @@
-"""Cost of every secure sum, against the way that TenSEAL's tutorials show.
+"""Cost of every secure sum, against a sum as TenSEAL's tutorials show it.
 
 A case `NAME/m4` is the whole path of one sum of four contributions of 128 x 256 float32, one of
 `NAME/m50` of fifty of 256 x 64, one of `NAME/m3` of three of 64 x 16, a small batch; all parties

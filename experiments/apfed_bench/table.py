@@ -167,7 +167,7 @@ def load_measurement(path: Path) -> Measured:
 def format_bench(measured: Measured, only: str = "*") -> str:
     """Return, as Markdown, the measuring machine, the bench's table, and why rows are missing.
 
-    `only`: glob of the cases that are shown.
+    `measured`: results of `run_benches`. `only`: glob of the cases that are shown.
     """
     machine = measured["machine"]
     step = measured["clock_step"]

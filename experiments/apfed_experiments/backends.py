@@ -34,7 +34,7 @@ def use_backend(choice: str) -> Iterator[None]:
             registry.
 
     Raises:
-        ConfigError: no such backend, its package is missing, or nothing answers at the address.
+        ConfigError: no such backend, its package is missing, or nothing responds at the address.
     """
     name, _, address = choice.removeprefix("joblib:").partition(":")
     known = sorted({*_LOCAL_BACKENDS, *BACKENDS, *_CLUSTERS})
@@ -134,6 +134,6 @@ def _require_package(cluster: str) -> None:
 
 
 def _describe_absence(cluster: str, address: str | None, error: Exception) -> str:
-    """Return the message for a cluster that does not answer."""
+    """Return the message for a cluster that does not respond."""
     place = f"at {address}" if address else "on this machine"
     return f"--backend {cluster}: no cluster answers {place}: {error}"

@@ -2,14 +2,14 @@
 
 The main job shows APFed as intended: passives that reconstruct, contrast, or both, with a secure
 sum and a guard, and labels that no message depends on. Beside it stand the same network trained
-locally, noisy votes, and a teacher that all parties train. Each line is compared with the best
-local model; lines with an ablation are repeated with the passives' rows shuffled, so that these
-carry no information.
+locally, noisy votes, and a teacher that all parties train. Each row of the table (a `Line`) is
+compared with the best local model; rows with an ablation are repeated with the passives' data
+shuffled, so that these carry no information.
 
 The study of all methods compares the gain with the leakage of the passives' features, on three data
 sets.
 
-One YAML file describes the base of a data set. Every run is derived from it by a line, so that all
+One YAML file describes the base of a data set. Every run is derived from it by a `Line`, so all
 share data, seeds and labelled rows. Everything is stored in one folder; a stopped job resumes.
 """
 
@@ -606,7 +606,7 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
             _describe_first(first_base, point, results, seeds=len(seeds)) for point in first_points
         ]
 
-    # The last lines take longest: started first, they keep all processes busy until the end.
+    # The last rows take longest: started first, they keep all processes busy until the end.
     all_points = [*points[::-1], *ablations]
     return Study(
         title=job.title,
@@ -622,7 +622,8 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
 def _describe_first(base: Config, point: Point, results: Results, *, seeds: int) -> str:
     """Return sentences on the accuracy and the gain of a row that is shown before the others.
 
-    `base`: base configuration of the data set. `seeds`: number of seeds.
+    `base`: base configuration of the data set. `point`: settings of the row. `seeds`: number of
+    seeds.
     """
     summary = Summary.from_rows(results.select_rows(point))
     sentence = (

@@ -2,7 +2,7 @@
 
 Each seed draws another split of the data and is a run folder of its own; those that lie there
 already are not run again. Initial weights and dropout come from what `party_seeds` says: a secret
-seed of each party, so that no run repeats figure for figure, or the run's, so that all do.
+seed of each party, so that no run can be repeated exactly, or the run's, so that all can.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,11 +4,12 @@ A run's help is worth what it adds to the best of these, chosen by the active's 
 (`secure_apfed.solo`). The file depends on data, seed, network and training alone, so that
 the runs of a study that share these share it, too.
 
-What is written beside a promise is part of it. Where a run answers its training labels through a
-mechanism, its baselines learn from those answers, and are chosen by them; where it trains by DP-SGD
-they would reveal what its noise does not cover, and there are none (`measure_run_baselines`). A
-study measures the active alone without any privacy, since nothing is sent: its baselines learn from
-the true labels (`load_or_measure_baselines`), and they are no part of what its runs promise.
+What is written beside a privacy guarantee is part of it. Where a run randomises its training
+labels, its baselines learn from the randomised labels, and are chosen by them; where it trains by
+DP-SGD they would reveal what its noise does not cover, and there are none
+(`measure_run_baselines`). A study measures the active alone without any privacy, since nothing is
+sent: its baselines learn from the true labels (`load_or_measure_baselines`), and its runs'
+guarantees do not cover them.
 """
 
 import hashlib
@@ -512,7 +513,7 @@ def _measure_baselines(
 
 
 def round_influences(data: DataSettings, scored: Scored, measure: Measure) -> tuple[float, ...]:
-    """Return the influence of each test row on the measure, to four digits.
+    """Return the influence of each test row on the measure of these predictions, to four digits.
 
     Studies store it for intervals over seeds whose test rows overlap. The result is empty where the
     data set fixes its test rows, so that seeds differ by training alone, or where some influence is

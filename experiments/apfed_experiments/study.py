@@ -1,8 +1,8 @@
-"""The grid of a study: points, each a run for every seed, that become one table of figures.
+"""The grid of a study: points, each a run for every seed, that become one table of metrics.
 
 `run_points` runs what the study's folder lacks, in several processes, and reads every finished run
-into a table with a row for each figure. A study resumes where it was stopped, or where points or
-seeds were added. `apfed_experiments.runner` makes tables and pages of the figures.
+into a table with a row for each metric. A study resumes where it was stopped, or where points or
+seeds were added. `apfed_experiments.runner` makes tables and pages of the metrics.
 """
 
 import hashlib
@@ -110,7 +110,7 @@ class Line:
 
     @property
     def method(self) -> str:
-        """Return the name of the line's method."""
+        """Return the name of the method of these runs."""
         method = self.settings["method"]
         return str(method["name"] if isinstance(method, Mapping) else method)
 

@@ -1,4 +1,4 @@
-"""Summaries of seeds for lines of tables: means with the one kind of interval, and worst leaks."""
+"""Summaries of seeds for rows of tables: means with the one kind of interval, and worst leaks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -406,8 +406,8 @@ class Summary:
 def measure_difference(rows: pd.DataFrame, other: pd.DataFrame) -> Interval | None:
     """Return how much better the runs of one point are than those of another on the same seeds.
 
-    Returns None if the two used different numbers of test rows for some seed, so that they cannot
-    be paired.
+    `rows`, `other`: metrics of the runs of each point. Returns None if the two used different
+    numbers of test rows for some seed, so that they cannot be paired.
     """
     headline = _select_headline(rows)
     other_headline = _select_headline(other).loc[headline.index]

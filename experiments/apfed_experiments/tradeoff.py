@@ -1,6 +1,7 @@
 """Trade-off studies: accuracy against leakage over defences and their strengths.
 
-One YAML file describes a study, whose answer is a leaderboard and a picture for each target.
+One YAML file describes a study, whose results are a leaderboard and a picture for each leak
+direction (who reads whose what).
 """
 
 import json

@@ -1,9 +1,9 @@
-"""The verdict on a run, in four lines of plain words, from what its folder says alone.
+"""The verdict: a summary of a run in four lines of plain words, from its folder only.
 
 Run by: reports, lists of runs, pages of studies and the terminal, which show it before anything
-else. The lines answer in this order: what was protected from whom, and what that cost; what help
-was worth, over which baseline; what attacks still read; what was not attacked, and why. Each says
-so where its answer is "nothing" or "not known".
+else. The lines say, in this order: what was protected from whom, and what that cost; what help by
+passives was worth, over which local model; what attacks still read; what was not attacked, and why.
+Each says so where that is "nothing" or "not known".
 """
 
 import math
@@ -102,7 +102,9 @@ def _describe_promises(config: RunSettings, promises: Sequence[Promise]) -> str:
 
 
 def _name_protection(config: RunSettings, promise: Promise) -> str:
-    """Return what an epsilon bounds, whose data that is, and from whom it is protected."""
+    """Return what the epsilon of a guarantee bounds, whose data that is, and from whom it is
+    protected.
+    """
     passives = promise.party or "each passive"
     owner, reader = {
         "epsilon_x": ("the active", "the passives"),
@@ -262,7 +264,9 @@ def _list_notes(headlines: Iterable[Headline]) -> str:
 
 
 def describe_seeds(several: "SeveralSeeds") -> tuple[VerdictLine, ...]:
-    """Return the four lines of the verdict on a run under several seeds."""
+    """Return the four lines of the verdict on a run under several seeds: protection and its cost,
+    gain of help, what attacks read, and what was not attacked.
+    """
     config = several.config
     summary = several.summary
     figure = config.method.figure

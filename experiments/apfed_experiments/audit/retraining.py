@@ -140,7 +140,9 @@ class Step:
 
 
 class Retrainings:
-    """R retrainings side by side, the first half in world 0 and the second in world 1."""
+    """R retrainings side by side, the first half in world 0 and the second in world 1, where one
+    record of the training data differs.
+    """
 
     def __init__(
         self,
@@ -189,7 +191,7 @@ class Retrainings:
 
     def _run_step(self, number: int, rows_B: Tensor) -> Step:
         """Run one step of all retrainings: representations, noise, the passive's gradients, the
-        active's update.
+        active's update. Half of the retrainings (world 1) have another record in one row.
 
         `number`: number of the step, from 0. `rows_B`: row numbers of the batch.
         """
@@ -283,7 +285,10 @@ class Retrainings:
         return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
 
     def _compute_representations(self, x_RBF: Tensor) -> Tensor:
-        """Return the clipped representations of all retrainings, (R, B, D)."""
+        """Return the clipped representations of all retrainings, (R, B, D).
+
+        `x_RBF`: features of the batch in each retraining's world.
+        """
 
         def represent_one(weights: Weights, x_BF: Tensor) -> Tensor:
             """Return the clipped representations of one retraining, (B, D)."""
@@ -411,7 +416,10 @@ def make_networks() -> tuple[dict[str, nn.Module], nn.Module]:
 
 
 def make_task(case: Case, *, epochs: int = EPOCHS) -> Task:
-    """Return the task of a case: 40 rows of breast cancer, of which the first is an outlier."""
+    """Return the task of a case: 40 rows of breast cancer, of which the first is an outlier.
+
+    World 1 differs in the first row, the audited record. `epochs`: number of epochs.
+    """
     data = load_data(DataSettings(dataset="breast_cancer"), seed=_SEED)
     rows = data.train_rows[:_ROWS]
     assert data.active.labels is not None
@@ -484,7 +492,9 @@ class WhiteBoxScore:
 def _compute_ratio(observed: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor:
     """Return the log likelihood ratio of `mean_1` over `mean_0` under normal noise, (R,).
 
-    All three are (R, D) or (R, P). `sigma`: standard deviation of the noise.
+    `observed`: what the auditor sees in each of R retrainings, (R, D) or (R, P). `mean_0`,
+    `mean_1`: its values without noise in world 0 and in world 1, of the same shape. `sigma`:
+    standard deviation of the noise.
     """
     observed = observed.double()
     mean_0 = mean_0.double()
@@ -495,8 +505,8 @@ def _compute_ratio(observed: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: floa
 def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]:
     """Return the mean change of every released row from world 0 to world 1, (B, D) for each step.
 
-    The record's own row has 0. `pairs`: number of pairs of retrainings with the same noise. `seed`:
-    seed of the noise.
+    World 1 has another record in one row, whose own change is set to 0. `pairs`: number of pairs of
+    retrainings with the same noise. `seed`: seed of the noise.
     """
     modules, objective = make_networks()
     runs = Retrainings(

@@ -179,8 +179,9 @@ def score_all_answers(
 ) -> Floats:
     """Score `runs` sets of randomised answers on all rows by their log likelihood ratio, (R,).
 
-    `labeller`: rule that makes the votes. `response`: randomised response of the hard votes.
-    `tables`: the tables of both worlds. `world`: 0 or 1, whose table the passive has.
+    `labeller`: semi-supervised rule that makes the votes. `response`: randomised response of the
+    hard votes. `tables`: two tables that differ in one record, one for each world. `world`: 0 or 1,
+    whose table the passive has.
     """
     votes_by_world = [
         harden_votes(labeller.label_rows(x_UF, tables.labelled, tables.labels, tables.classes))
@@ -202,7 +203,7 @@ MakeLabeller = Callable[[bytes], PrivateLogistic]
 
 @dataclass(frozen=True, kw_only=True)
 class _WeightReadings:
-    """What an auditor observes of a private labeller in one world.
+    """What an auditor observes of a private labeller in one world (on one of two tables).
 
     Attributes:
         ratio: log likelihood ratio of the noisy weights, world 1 over world 0, (R,).
@@ -221,7 +222,8 @@ def _observe_weights(
     """Fit a private labeller `runs` times and compute its noisy weights from votes on unit vectors.
 
     Weights are in units of the noise. `private`: function that returns the labeller for a key of
-    its noise. `tables`: the tables of both worlds. `world`: 0 or 1, whose table is fitted.
+    its noise. `tables`: two tables that differ in one record, one for each world. `world`: 0 or 1,
+    whose table is fitted. Letters: R runs, U rows, F features, K classes.
     """
     unit_rows = slice(tables.readable, tables.readable + tables.features[0].shape[1])
     labelled = tables.labelled
@@ -237,13 +239,15 @@ def _observe_weights(
     # Logits of a unit vector are weights, up to a constant for each row.
     log_RFK = np.log(votes_RUK[:, unit_rows])
     weights_RFK = log_RFK - log_RFK.mean(axis=2, keepdims=True)
-    # The auditor computes both worlds' weights without noise, in its units.
+    # The auditor computes both worlds' weights without noise, in units of the noise; the key is
+    # never used.
     clean = private(bytes(32))
     sigma = clean.compute_sigma(labelled=len(labelled), classes=tables.classes)
     mean_0_FK, mean_1_FK = (
         clean.fit_weights(clean.normalise_rows(x_UF)[labelled], labels, tables.classes) / sigma
         for x_UF in tables.features
     )
+    # Log likelihood ratio of two normal distributions of variance 1.
     middle_FK = (mean_0_FK + mean_1_FK) / 2
     ratio_R = ((weights_RFK - middle_FK) * (mean_1_FK - mean_0_FK)).sum(axis=(1, 2))
     vote_0_RK, vote_1_RK = (
@@ -259,8 +263,9 @@ def score_weights(
 ) -> Floats:
     """Score `runs` noisy weights, which other people's votes reveal, by their log likelihood ratio.
 
-    `private`: function that returns the labeller for a key of its noise. `tables`: the tables of
-    both worlds. `world`: 0 or 1, whose table is fitted. Returns the scores, (R,).
+    `private`: function that returns the labeller for a key of its noise. `tables`: two tables that
+    differ in one record, one for each world. `world`: 0 or 1, whose table is fitted. Returns the
+    scores, (R,).
     """
     return _observe_weights(private, tables, runs, seed, world).ratio
 
@@ -277,8 +282,8 @@ def score_weights_and_answer(
     likelihood ratio.
 
     `private`: function that returns the labeller for a key of its noise. `response`: randomised
-    response of the person's vote. `tables`: the tables of both worlds. `world`: 0 or 1, whose table
-    the passive has. Returns the scores, (R,).
+    response of the person's vote. `tables`: two tables that differ in one record, one for each
+    world. `world`: 0 or 1, whose table the passive has. Returns the scores, (R,).
     """
     readings = _observe_weights(private, tables, runs, seed, world)
     answers_R = response.randomise_votes(
@@ -296,12 +301,13 @@ def score_weights_and_sum(
     their log likelihood ratio.
 
     `private`: function that returns the labeller for a key of its noise. `added`: noisy sum of the
-    passives' votes. `tables`: the tables of both worlds. `world`: 0 or 1, whose table the passive
-    has. Returns the scores, (R,).
+    passives' votes. `tables`: two tables that differ in one record, one for each world. `world`: 0
+    or 1, whose table the passive has. Returns the scores, (R,).
     """
     readings = _observe_weights(private, tables, runs, seed, world)
     total_RK = added.reveal_sums(readings.votes, seed=seed, world=world)
     mean_0_RK, mean_1_RK = (added.point.levels * votes_RK for votes_RK in readings.votes_by_world)
+    # The noise of all honest passives adds up; sums are in steps of fixed point.
     variance = added.honest * added.point.noise**2
     middle_RK = (mean_0_RK + mean_1_RK) / 2
     own_R = ((total_RK - middle_RK) * (mean_1_RK - mean_0_RK)).sum(axis=1) / variance
@@ -328,12 +334,14 @@ class VoteCase(Claim):
 
 
 def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Result:
-    """Run one case `runs` times in each world and bound its epsilon from below.
+    """Run one case `runs` times in each world (with and without one record changed) and bound its
+    epsilon from below.
 
     `level`: probability that the bound is wrong, at most; two bounds share it equally.
     """
     began = time.monotonic()
     scores_0, scores_1 = (case.scores(runs, seed, world) for world in (0, 1))
+    # A Gaussian mechanism has a second bound, by mu, and the larger one counts.
     bound_level = level / 2 if case.gaussian else level
     epsilon_low = bound_epsilon_by_scores(scores_0, scores_1, delta=DELTA, level=bound_level)
     if case.gaussian:

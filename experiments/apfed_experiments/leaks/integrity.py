@@ -150,8 +150,8 @@ def _find_known_target_people(run: LiveSession[Any]) -> Tensor:
 def _poison_run(run: LiveSession[Any], harm: Harm, has_backdoor_N: Tensor, seed: int) -> None:
     """Make the adversary poison its votes, gradients or representations in this session.
 
-    `has_backdoor_N`: whether each of the N aligned people has the backdoor, which is to move the
-    prediction to the target class.
+    `harm`: kind of attack; votes are always poisoned by a backdoor. `has_backdoor_N`: whether each
+    of the N aligned people has the backdoor, which is to move the prediction to the target class.
     """
     if isinstance(run, VotesRun):
         voter = run.get_voter(_ADVERSARY)

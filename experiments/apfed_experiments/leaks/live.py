@@ -299,7 +299,7 @@ def _measure_inversion(name: str, passives: int, seed: int) -> Row:
     mounted = run_attacks(run.recording, [choice], seed=seed)
 
     def average_over_passives(figure: Callable[[Tensor, Tensor], float | None]) -> float:
-        """Return the mean, over the passives, of a figure of guessed and true representations."""
+        """Return the mean, over the passives, of a metric of guessed and true representations."""
         values = [figure(guess, passive_truth) or 0.0 for passive_truth in truth.unbind(dim=1)]
         return sum(values) / len(values)
 
@@ -333,6 +333,7 @@ def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
     truth = []
     for step, _, sent in iter_batches(view, view.epochs[-1]):
         if step in truth_by_step:
+            # What the active sent and the sum that it read explain the passives' representations.
             question = Question.from_batch(sent, view.revealed[step])
             guesses.append(explain_sums([question], contributors, _ITERATIONS))
             truth.append(truth_by_step[step])
@@ -343,7 +344,7 @@ def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
 #
 # With noise all rules hold; three passives of digits add discrete Gaussian noise to their
 # contributions. The active avoids the rule against near-constant batches with decoys. It asks about
-# everybody once, or as often as the contract's epochs allow, and then averages the answers.
+# everybody once, or as often as the contract's epochs allow, and then averages the sums.
 
 
 def chosen() -> Iterator[Setting]:
@@ -410,7 +411,7 @@ def decoder() -> Iterator[Setting]:
         ("all rules", ALL_RULES, {"decoys": 0.52}),
     )
     cases = (
-        # data, passives, numbers of a representation, known pairs, protections
+        # data, passives, dimensions of a representation, known pairs, protections
         ("breast_cancer", 1, 64, 11, protections),
         ("breast_cancer", 1, 64, 60, protections[2:]),
         ("digits", 1, 64, 60, protections),
@@ -525,7 +526,7 @@ def _measure_repeated_sum(start_run: Callable[..., LiveRun], seed: int) -> Row:
     return row
 
 
-# A8 in live runs: ways to isolate one passive's contribution, against each rule of the protocol.
+# A8 in live runs: isolation of one passive's contribution, against each rule of the protocol.
 
 
 def isolation() -> Iterator[Setting]:
@@ -581,7 +582,10 @@ def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: An
 
 
 def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation, seed: int) -> Row:
-    """Return how close the contribution that the attack isolates is to the victim's true one."""
+    """Return how close the contribution that the attack isolates is to the victim's true one.
+
+    `rules`: rules of the protocol that the three passives enforce.
+    """
     run = open_run(config, 3, rules, kind=RecordingRun)
     assert isinstance(run, RecordingRun)
     shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
@@ -618,6 +622,7 @@ def _measure_stuffing(
 ) -> Row:
     """Return how many guessed IDs the adversary tries, and how many it learns to be the victim's.
 
+    `attack`: number of guesses and of intersections. `settings`: agreed limits of the intersection.
     `role`: role of the adversary. `runs`: largest number of runs that the victim takes part in with
     one peer; None: no limit.
     """

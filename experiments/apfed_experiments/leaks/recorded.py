@@ -150,10 +150,11 @@ def _make_guarded_config(name: str, noise: str, seed: int) -> Config:
 def _measure_labels(name: str, noise: str, known: int, seed: int) -> Row:
     """Return the balanced accuracies of both attacks and of the best baseline with the same labels.
 
-    A1 is model completion, A2 reads a person's representations over time. `known`: number of labels
-    of each class that a passive knows; 0: clusters are matched to classes by the truth. In the row,
-    "x" is the best baseline of A1: probes on a passive's own features, alone or beside decoys.
-    Values are means over the passives, except the advantage of each.
+    A1 is model completion, A2 reads a person's representations over time. `name`: name of the base
+    configuration. `noise`: key of `_GUARDS`. `known`: number of labels of each class that a passive
+    knows; 0: clusters are matched to classes by the truth. In the row, "x" is the best baseline of
+    A1: probes on a passive's own features, alone or beside decoys. Values are means over the
+    passives, except the advantage of each.
     """
     recording, _ = _run_settings(
         _make_guarded_config(name, noise, seed).model_dump_json(exclude_defaults=True)

@@ -111,7 +111,8 @@ def _make_setting(
     """Return one row of a table on votes.
 
     `measure`: function that returns the values of a seed. `revealed`: "sum" or "each", whether the
-    active reads the sum of the passives' votes or each vote. `more`: further columns.
+    active reads the sum of the passives' votes or each vote. `epsilon`: privacy of one vote; None:
+    no noise. `more`: further columns.
     """
     columns = {"data": data, "opened": revealed, "epsilon": epsilon, **more}
     return Setting(columns=columns, measure=measure, seeds=seeds)
@@ -134,7 +135,8 @@ def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int
     """Return the share of the landmarks' nearest neighbours that votes name ("found"), beside that
     of the active's own features ("baseline") and chance.
 
-    Landmarks are random people with chosen labels. `runs`: number of runs whose votes are averaged.
+    Landmarks are random people with chosen labels. `epsilon`: privacy of one vote; None: no noise.
+    `runs`: number of runs whose votes are averaged. Letters: U people, k landmarks.
     """
     run = open_votes_run(data, method, epsilon, seed)
     rows = run.ballot.rows.sort().values  # people whom the active requests votes on
@@ -262,6 +264,7 @@ def _measure_membership(data: str, method: str, epsilon: float | None, seed: int
     """Return the AUC with which the distance of the votes of two runs tells members from others.
 
     Members are in the passives' tables. The runs differ in the label of the candidate only.
+    `epsilon`: privacy of one vote; None: no noise.
     """
     run = open_votes_run(data, method, epsilon, seed)
     labelled_rows = run.ballot.rows[run.ballot.labelled].tolist()
@@ -304,7 +307,8 @@ def _measure_poisoning(
     """Return the student's accuracy where one passive poisons its votes, the change from an honest
     run, and how far votes agree.
 
-    `way`: kind of poisoning; None: the passive is honest.
+    `epsilon`: privacy of one vote; None: no noise. `way`: kind of poisoning; None: the passive is
+    honest.
     """
     honest_accuracy, _ = _measure_accuracy(data, method, epsilon, None, seed)
     accuracy, agreement = _measure_accuracy(data, method, epsilon, way, seed)
@@ -322,7 +326,8 @@ def _measure_accuracy(
     """Return the student's accuracy in per cent, and each passive's agreement with the others'
     votes, which is empty unless single votes are revealed.
 
-    `way`: kind of poisoning by one passive; None: all are honest.
+    `epsilon`: privacy of one vote; None: no noise. `way`: kind of poisoning by one passive; None:
+    all are honest.
     """
     run = open_votes_run(data, method, epsilon, seed)
     if way is not None:

@@ -194,8 +194,10 @@ def describe_people(common: Sequence[CommonPeople]) -> Iterator[str]:
 
 
 def _count_rare_class_rows(ranking: Ranking | None) -> int | None:
-    """Return the number of test rows of the rarer of two classes if they are few; None: they are
-    not, or there are not two classes.
+    """Return the number of test rows of the rarer of two classes if they are few.
+
+    None: they are not few, or the task does not have two classes. `ranking`: counts of the test
+    rows of two classes.
     """
     if ranking is None:
         return None
@@ -204,8 +206,8 @@ def _count_rare_class_rows(ranking: Ranking | None) -> int | None:
 
 
 def iter_tiles(run: ReportedRun) -> Iterator[Tile]:
-    """Yield the figures at the top of a report: measures, best local model, gain, weakest
-    guarantee, attacks by direction, bytes and duration.
+    """Yield the values at the top of a report: measures, best local model, gain, weakest guarantee,
+    attacks by leak direction (who reads whose what), bytes and duration.
     """
     outcome = run.outcome
     measure = outcome.headline_measure
@@ -467,7 +469,7 @@ def list_trace(run: ReportedRun) -> tuple[str, ...]:
     privacy = run.outcome.privacy
     lines = [*privacy.trace]
     for name, value in privacy.accountants.items():
-        if isinstance(value, str):  # why the accountant has no figure
+        if isinstance(value, str):  # why the accountant computed no epsilon
             lines.append(f"cross-check, {name} accountant: {value}")
         elif value > 0:
             lines.append(f"cross-check, {name} accountant: epsilon_x {value:.4g}")

@@ -5,7 +5,7 @@ regression on the active's columns (Local), on the code of its autoencoder alone
 a code that was drawn to the joint code of both parties (APC-VFL), each cross-validated over all of
 the active's rows, for every number of its features and of aligned rows.
 The paper's values are not in the text that we have, so that none stands beside ours. Lambda, the
-distance of codes and the share of held-out rows are not in it either: see `_READING`.
+distance of codes and the share of held-out rows are not in it either: `_READING` says what we use.
 """
 
 import math
@@ -284,7 +284,8 @@ def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
     """Yield the rows of a scenario's table for each score.
 
     First a row for each number of features, number of aligned people and method; then APC-VFL minus
-    each other method, for each number of features and averaged over them.
+    each other method, for each number of features and averaged over them. `part`: numbers of
+    features and of aligned people to measure.
     """
     local_jobs = {features: _make_job(scenario, features) for features in part.features}
     joint_jobs = {

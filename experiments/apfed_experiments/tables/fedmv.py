@@ -147,8 +147,9 @@ def fit_vertical(
 ) -> Weights:
     """Fit V-FedMV (Algorithm 2) or MMVFL (Algorithm 1) to parties with one view each.
 
-    `positions`: indices of the views. `rows`: numbers of the training rows. `own`: whether the
-    labels pull only the pseudo-labels of the party that holds them, as in MMVFL.
+    `positions`: indices of the views. `rows`: numbers of the N training rows. `choice`: weights of
+    the objective's terms. `own`: whether the labels pull only the pseudo-labels of the party that
+    holds them, as in MMVFL. Letters: N rows, F features, C classes.
     """
     rng = np.random.default_rng(seed)
     models = [make_view_model(numerals.views[view][rows], choice, rng) for view in positions]
@@ -166,7 +167,8 @@ def fit_by_labels(
 ) -> Weights:
     """Fit each view separately to the labels, without federated learning: Eq. (20).
 
-    `positions`: indices of the views. `rows`: numbers of the training rows.
+    `positions`: indices of the views. `rows`: numbers of the N training rows. `choice`: weights of
+    the objective's terms. Letters: N rows, F features, C classes.
     """
     rng = np.random.default_rng(seed)
     truth_NC = numerals.encode_labels(rows)
@@ -191,7 +193,8 @@ def make_client(
 ) -> LinearViews:
     """Return one untrained client of H-FedMV, a party that has all views of its own people.
 
-    `views`: features of the client's rows in each view, (N, F). `truth_NC`: one-hot labels.
+    `views`: features of the client's rows in each view, (N, F). `truth_NC`: one-hot labels of C
+    classes. `choice`: weights of the objective's terms. `rng`: draws the initial weights.
     """
     models = [make_view_model(x_NF, choice, rng) for x_NF in views]
     # The term that draws the common pseudo-labels to the labels.
@@ -252,6 +255,7 @@ def fit_horizontal(
     """Fit H-FedMV to clients among whom these rows are split equally.
 
     `positions`: indices of the views that every client has. `rows`: numbers of the training rows.
+    `choice`: weights of the objective's terms.
     """
     clients = make_clients(numerals, positions, rows, choice, seed)
     shares = [len(client_rows) / len(rows) for client_rows in split_clients(rows)]
@@ -270,7 +274,8 @@ def fit_locally(
 ) -> Weights:
     """Fit one client on all of these rows, without federated learning.
 
-    `positions`: indices of the client's views. `rows`: numbers of the training rows.
+    `positions`: indices of the client's views. `rows`: numbers of the training rows. `choice`:
+    weights of the objective's terms.
     """
     rng = np.random.default_rng(seed)
     client = make_client(
@@ -293,8 +298,9 @@ def fit_best_choice(
 ) -> Weights:
     """Choose the weights of the objective's terms on held-out rows, then fit on all training rows.
 
-    `positions`: indices of the views. `rows`: numbers of the training rows, a fifth of which are
-    held out to choose; ties go to the first choice.
+    `fit`: function that fits one method. `positions`: indices of the views. `rows`: numbers of the
+    training rows, a fifth of which are held out to choose. `choices`: candidates; ties go to the
+    first.
     """
     held_out, remaining = hold_out(rows)
     accuracies = []
@@ -460,7 +466,8 @@ def fit_v_fedmv(sequences: Sequences, rows: RowNumbers, choice: Choice) -> tuple
     that of the first party from labels, the others from the common pseudo-labels. In the other
     `_VERTICAL_ITERATIONS` steps, step 0 among them, only the linear models are updated.
 
-    Returns the numerals as the GRUs' hidden states, and the weights of each view on these.
+    Returns the numerals as the GRUs' hidden states, and the weights of each view on these. Letters:
+    N training rows (`rows`), F hidden states, C classes.
     """
     all_views = range(len(_VIEWS))
     rng = np.random.default_rng(sequences.seed)
@@ -478,7 +485,7 @@ def fit_v_fedmv(sequences: Sequences, rows: RowNumbers, choice: Choice) -> tuple
     positions = np.arange(len(rows))
     for step in range(_EPOCHS + _VERTICAL_ITERATIONS):
         for view in all_views:
-            if 0 < step <= _EPOCHS:
+            if 0 < step <= _EPOCHS:  # in step 0 the pseudo-labels are random
                 has_labels = view == 0
                 if not has_labels:
                     # Targets of a GRU are class shares, which are not negative.

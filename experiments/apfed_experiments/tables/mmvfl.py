@@ -207,6 +207,7 @@ def _split_fold(labels_N: RowNumbers, fold: int) -> tuple[RowNumbers, RowNumbers
     """Return the training and test rows of a fold, equally many of each class, in ascending order.
 
     Test rows of different folds never overlap: the partition is the same for all `fold` numbers.
+    `labels_N`: labels of all N rows. Of the rows outside the fold, 120 of each class train.
     """
     rng = np.random.default_rng(0)
     train = []
@@ -229,7 +230,7 @@ _JOB = Job(
 def _make_curves(full: bool) -> Size:
     """Return Figure 3: accuracy by participant, method and share of features.
 
-    `full` has no effect: the whole figure is always measured.
+    `full` has no effect: all of the figure is always measured.
     """
     lines = [
         Line(

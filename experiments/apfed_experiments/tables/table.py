@@ -103,7 +103,8 @@ class Job:
     ) -> Self:
         """Return the job that passes a configuration to `measure`, as plain settings in `config`.
 
-        `more`: further keyword arguments of `measure`.
+        `label`: name that is distinct within the table. `more`: further keyword arguments of
+        `measure`.
         """
         config_settings = config.model_dump(mode="json", exclude_defaults=True)
         return cls(label=label, measure=measure, settings={"config": config_settings, **more})
@@ -232,7 +233,7 @@ class Size:
 
     @property
     def jobs(self) -> list[Job]:
-        """Return the jobs of all lines, each once."""
+        """Return the jobs of all rows, each once."""
         return list(dict.fromkeys(line.job for line in self.lines if line.job is not None))
 
 
@@ -472,7 +473,8 @@ def _clip_limits(
 ) -> tuple[float, float]:
     """Return the ends of an interval clipped to the possible values of the table's unit.
 
-    A share of rows lies between 0 and 100 %, a difference of two between -100 and 100 %.
+    A share of rows lies between 0 and 100 %, a difference of two between -100 and 100 %
+    (`is_difference`). Other units have no limits.
     """
     low, high = ends
     highest = _largest_value(table)
