@@ -534,7 +534,8 @@ def find_reach(
     These weights serve every choice of labels of these rows, since spreading is linear in them. For
     many labels `spread_without_own` takes less memory.
 
-    `graph_UU`: S, the normalised graph. `labelled_n`: indices of the labelled rows.
+    `graph_UU`: S, the normalised graph. `labelled_n`: indices of the labelled rows. `alphas`: A
+    values of alpha.
     """
     parts = _split_columns(np.arange(len(labelled_n)))
     return np.concatenate(

@@ -323,7 +323,7 @@ def compute_own_codes(
     of epochs.
 
     For the same seed it equals the network that `owner` trains in APC-VFL without the other
-    parties' codes: the paper's ablation (section 5).
+    parties' codes: the paper's ablation (section 5). `compute`: device and precision.
 
     Raises ModelError: training diverged.
     """

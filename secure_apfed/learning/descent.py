@@ -217,7 +217,7 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def compute_learning_rate(train: TrainSettings, done: int) -> float:
-    """Return the learning rate of a party's next step, after `done` steps.
+    """Return the learning rate of a party's next step, after `done` steps, by the settings `train`.
 
     It rises linearly in the warm-up, then falls by half a cosine to 0 at `schedule_steps`, or stays
     if there are none.

@@ -117,7 +117,8 @@ def gain_between(
     so that rows which are hard for both cancel. None if they were tested on different rows, or the
     measure is undefined there.
 
-    `resamples`: R, number of resamples.
+    `model`, `reference`: predictions of the two models for the same rows. `resamples`: R, number of
+    resamples.
     """
     if not np.array_equal(model.truth, reference.truth):
         return None

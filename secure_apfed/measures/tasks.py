@@ -76,7 +76,8 @@ class Task(ABC):
     ) -> Tensor:
         """Return the mean loss of a batch's labelled rows; 0 if it has none.
 
-        `outputs_BK`: the head's outputs. `weights_K`: weight of each class; None: all equal.
+        `outputs_BK`: the head's outputs. `labels_B`: labels, `UNLABELLED` where unknown.
+        `weights_K`: weight of each class; None: all equal.
         """
 
     def sum_losses(self, outputs_BK: Tensor, labels_B: Tensor) -> Tensor:

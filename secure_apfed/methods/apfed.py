@@ -188,7 +188,8 @@ class ApfedActive(SumLearner, SingleViewActive):
 
         Args:
             batch: the forward pass of the batch: loss and representations.
-            rows_A: alignment positions of the rows that were sent.
+            rows_A: alignment positions (indices into the common list of people) of the rows that
+                were sent.
             z_A: the released representations, still in the autograd graph.
             sum_AD: sum over passives of lambda_p A dL_p/dz, each row flattened; lambda_p is the
                 weight of passive p, L_p the mean of its loss over the A rows.
@@ -269,7 +270,8 @@ class ApfedPassive(SumHelper):
         representations of those that it knows are nearly constant. An honest batch may be so, so
         it is not refused; zeros tell the sender only what it can compute itself.
 
-        `rows_B`: alignment positions, (B,). `z_BD`: the received representations of these rows.
+        `rows_B`: alignment positions (indices into the common list of people), (B,). `z_BD`: the
+        received representations of these rows.
         """
         is_known_B = self._is_known_N[rows_B]
         known_count = int(is_known_B.sum())

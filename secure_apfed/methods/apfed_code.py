@@ -224,7 +224,7 @@ class CodeStudent(Student):
         student.
 
         The forecast of a row is computed without its own sum (cross-fitting): otherwise it would be
-        more accurate than for new people.
+        more accurate than for new people. `sum_UD`: the sum of the passives' projections.
         """
         encoder = self.encoder
         # A constant column stays 0 instead of being divided by 0.
@@ -313,7 +313,7 @@ class CodeActive(StudentActive, SumLearner):
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
         """Request the sum of all passives' projections, receive it block by block, and train the
-        student on it. This counts as one step.
+        student on it. This counts as one step in `steps`.
         """
         self.sum.send_request(links, Kind.REQUEST, ASK, _REQUEST)
         terms = next(iter(self.contract.passives.values())).representation

@@ -46,7 +46,8 @@ class Ballot:
     """A request for votes: the rows, and which of them are labelled.
 
     Attributes:
-        rows: alignment positions to vote on, (U,), each once.
+        rows: alignment positions (indices into the common list of people) to vote on, (U,), each
+            once.
         labelled: indices into `rows` of the labelled ones, (n,).
         labels: the labels of the labelled rows, (n,), in 0..K-1; all zeros at a passive where the
             message contains no labels.
@@ -73,7 +74,7 @@ class Ballot:
         """Return the ballot with its message.
 
         Args:
-            rows_U: alignment positions to vote on.
+            rows_U: alignment positions (indices into the common list of people) to vote on, (U,).
             labelled_n: indices into `rows_U` of rows whose labels are known.
             labels_n: the labels of those rows, in 0..K-1.
             size: the largest number of rows in a block.

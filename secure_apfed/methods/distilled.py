@@ -239,7 +239,7 @@ class ApcVflActive(StudentActive):
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
         """Request the passives' codes of the aligned training rows, and fit all networks to them.
 
-        Every request counts as a step.
+        Every request counts as a step in `steps`.
         """
         released = []
         positions = find_positions(self._rows, self.training_rows)
@@ -359,7 +359,7 @@ class VFedTransActive(StudentActive):
         """Request the decomposition of the aligned training rows, and fit to its singular vectors.
 
         The active sends the passives the rows, and the aggregator its own masked table of them.
-        This counts as one step.
+        This counts as one step in `steps`.
         """
         step = steps.next_step
         receiver = self._receiver
@@ -433,7 +433,8 @@ class VFedTransPassive(HelperRole):
         """Record in the log that one answer leaves for each row, before it does.
 
         The same rows in another session have fresh masks and reveal nothing new, so they are not
-        counted again. `rows_U`: alignment positions. `values`: the bytes of their features.
+        counted again. `rows_U`: alignment positions (indices into the common list of people), (U,).
+        `values`: the bytes of their features. `request`: the active's message.
         """
         digest = hashlib.blake2b(request.payload + values).digest()
         blocks = rows_U.split(self.contract.batch_size)
@@ -782,7 +783,8 @@ class VFedTransTrainer(DistilledTrainer):
 
 
 def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor) -> None:
-    """Fit the head's last linear layer to codes and labels by logistic regression, in place.
+    """Fit the last linear layer of the networks' head by logistic regression, in place, to codes
+    (n, D) and labels (n,).
 
     The codes are standardised for the fit; the layer takes them as they are.
     """

@@ -153,7 +153,8 @@ class TvflActive(ActiveRole):
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Request representations, train the head on them, and return gradients (3M envelopes).
 
-        `rows_B`: alignment positions. Returns the task loss.
+        `rows_B`: alignment positions (indices into the common list of people), (B,). Returns the
+        task loss.
         """
         answers = await self.request_representations(links, step, rows_B, is_training=True)
         parts = self.parse_answers(rows_B, answers)
@@ -221,8 +222,8 @@ class TvflActive(ActiveRole):
         """Take one step on the task loss; return the loss, and the packed gradient for each
         passive, after the configured defences.
 
-        `rows_B`: alignment positions, (B,). `parts`: mapping from passive name to its
-        representations of these rows.
+        `rows_B`: alignment positions (indices into the common list of people), (B,). `parts`:
+        mapping from passive name to its representations of these rows.
         """
         own_B = self.own_rows(rows_B)
         loss, gradients = self.trainer.train_on_parts(step, own_B, parts)
@@ -350,7 +351,7 @@ class TvflActive(ActiveRole):
     async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
         """Return the joint model's mean loss on these alignment positions, without training.
 
-        Every requested batch counts as a step. NaN: the rows are too few for a batch.
+        Every requested batch counts as a step in `steps`. NaN: the rows are too few for a batch.
         """
         loss_sum = 0.0
         scored_count = 0
@@ -505,9 +506,9 @@ class TvflPassive(EncodingPassive):
         """Make a passive's role, which may answer once more for each row than training needs: for
         the joint prediction at the end.
 
-        `releases`: the passive's guard, which clips and perturbs representations, with the privacy
-        ledger. If the guard adds noise, the encoder's rows must not change each other's
-        representations, which is tested.
+        `trainer`: the passive's encoder and its features. `releases`: the passive's guard, which
+        clips and perturbs representations, with the privacy ledger. If the guard adds noise, the
+        encoder's rows must not change each other's representations, which is tested.
         """
         super().__init__(party.name, contract, trainer)
         self.ledgers = {self.name: releases.ledger}
@@ -660,7 +661,8 @@ class Tvfl(Method):
     def _make_trainer(
         self, trainer_class: type[HeadTrainer], party: PartyContext, sizes: Mapping[str, int]
     ) -> HeadTrainer:
-        """Return the active's untrained networks, seeded, with their optimiser.
+        """Return the active's untrained networks, seeded, with their optimiser, as a
+        `trainer_class`.
 
         `sizes`: mapping from the name of each input that the head gets from other parties to the
         number of values by which it widens the head's input.

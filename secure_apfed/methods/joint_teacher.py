@@ -105,7 +105,8 @@ class TeacherActive(SummedSplitNnActive):
         """Request the sums of rows to label, label them with the joint model, and train the
         student.
 
-        A labeller other than the joint model's head also needs the sums of labelled rows.
+        A labeller other than the joint model's head also needs the sums of labelled rows. Every
+        request counts as a step in `steps`.
         """
         settings = TeacherSettings.from_run_settings(self._config)
         has_label_U = torch.zeros(len(self._train_rows), dtype=torch.bool)

@@ -498,7 +498,7 @@ def _list_candidates(
 
 
 def compute_representations(encoder: nn.Module, task: SoloTask) -> FloatArray:
-    """Return h of a task's rows, flattened, (U, D), float64, computed in blocks.
+    """Return h of a task's rows, flattened, (U, D), float64, which the encoder computes in blocks.
 
     Raises ModelError: h is not finite.
     """

@@ -308,7 +308,9 @@ class ViewsActive(SumLearner):
         return self._networks
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
-        """Return the active's own scores of the test rows, by the method's name; sends nothing."""
+        """Return the active's own scores of the test rows, by the method's name; sends nothing, so
+        `next_step` and `is_final` do not matter.
+        """
         networks = self.get_solo_networks().eval()
         features_N = self._features_N
         labels_N = self._labels_N.to(features_N.device)
@@ -357,9 +359,9 @@ class MultiviewActive(ViewsActive):
         """Send Z, update the own view meanwhile, and average the parties' Z_k (Alg. 1; FedMV, Alg.
         2).
 
-        `rows_B`: alignment positions. Returns the active's part of the objective. Raises
-        ModelError: a view that cannot be learnt from; RemoteProtocolError: the sum answers another
-        request; Z stays unchanged then.
+        `rows_B`: alignment positions (indices into the common list of people), (B,). Returns the
+        active's part of the objective. Raises ModelError: a view that cannot be learnt from;
+        RemoteProtocolError: the sum answers another request; Z stays unchanged then.
         """
         payload = self.send_request(links, step, rows_B, self.trainer.common_NC[rows_B.numpy()])
         self.trainer.update_view(step, rows_B)
@@ -544,8 +546,8 @@ class ViewTrainer:
 
         Without Z return the view's part of the joint prediction, (B, C), and learn nothing.
 
-        `rows_B`: alignment positions. `common_BC`: Z of these rows; None: a request for a
-        prediction.
+        `rows_B`: alignment positions (indices into the common list of people), (B,). `common_BC`: Z
+        of these rows; None: a request for a prediction.
         """
         rows = rows_B.numpy()
         zeta = self.view.zeta
@@ -616,7 +618,7 @@ class ActiveTrainer(ViewTrainer):
         """Set Z of these rows to the mean of all Z_k; return the active's part of the objective.
 
         Args:
-            rows_B: alignment positions.
+            rows_B: alignment positions (indices into the common list of people), (B,).
             opened_BC: the decoded sum over the passives of zeta_k Z_k / sum of all zetas.
             absent: indices in `zetas` of passives that the sum lacks; Z is then the mean over the
                 others (Eq. 14).
@@ -636,8 +638,9 @@ class ActiveTrainer(ViewTrainer):
         """Return Z of rows outside training, (B, C): the joint prediction, FedMV's Eqs. (12) and
         (13), by all parties that are not absent.
 
-        `rows_B`: alignment positions. `opened_BC`: the decoded sum of the passives' parts of the
-        prediction. `absent`: indices in `zetas` of passives that the sum lacks.
+        `rows_B`: alignment positions (indices into the common list of people), (B,). `opened_BC`:
+        the decoded sum of the passives' parts of the prediction. `absent`: indices in `zetas` of
+        passives that the sum lacks.
         """
         absent_weight = sum(compute_joint_weight(self.zetas[index], self.zetas) for index in absent)
         own_weight = compute_joint_weight(self.view.zeta, self.zetas)
@@ -755,7 +758,8 @@ class ViewModel:
     ) -> "ViewModel":
         """Return a view with random weights and pseudo-labels (Algorithm 1, line 1).
 
-        `settings`: beta, zeta, tolerance and max_rounds.
+        `x_NF`: the view's features. `rng`: generator of the random start. `settings`: beta, zeta,
+        tolerance and max_rounds.
         """
         rows, features = x_NF.shape
         weights_FC = rng.standard_normal((features, classes))

@@ -364,8 +364,8 @@ class PartyContext:
         return ActiveNetworks(encoder, head, projection_module), (projection,)
 
     def build_active_trainer(self, accounts: ActiveAccounts) -> ActiveTrainer:
-        """Return the active's networks with their optimiser, which trains under these privacy
-        ledgers.
+        """Return the active's networks with their optimiser, which trains under the privacy ledgers
+        of `accounts`.
         """
         table = self.data.table
         assert table.labels is not None
@@ -464,7 +464,8 @@ class PartyContext:
         """Refuse terms (bounds on a row) that another party offered and that differ from those that
         follow from this party's settings.
 
-        Raises RemoteProtocolError: names the sender and what differs.
+        `sender`: the other party. `offered`: its terms. `expected`: this party's. Raises
+        RemoteProtocolError: names the sender and what differs.
         """
         expected_terms = expected.model_dump()
         offered_terms = offered.model_dump()

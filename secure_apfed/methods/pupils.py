@@ -120,7 +120,8 @@ class _Teaching:
     def from_baseline(
         cls, baseline: Baseline, inputs: "_TeacherInputs", folds: Sequence[IntArray]
     ) -> Self:
-        """Fit a teacher of this kind once without the labels of each fold, and once with all.
+        """Fit a teacher of this kind (`baseline`) to the `inputs`, once without the labels of each
+        fold, and once with all.
 
         `folds`: indices of labelled rows among all labelled ones.
         """
@@ -180,8 +181,8 @@ def _fit_pupils(
 ) -> list[Pupil]:
     """Fit a pupil of each teacher to all rows, with its scores on validation rows.
 
-    For these scores pupils are fitted without each fold of the labelled rows. `folds`: indices of
-    labelled rows among all labelled ones.
+    For these scores pupils are fitted without each fold of the labelled rows. `teachings`: the
+    labels that each teacher gives. `folds`: indices of labelled rows among all labelled ones.
     """
     fold_scores: list[list[FloatArray]] = [[] for _ in teachings]
     for fold_number, fold in enumerate(folds):
@@ -207,8 +208,8 @@ def _fit_without(
     """Fit a pupil of each teacher to all rows that have a label by all teachers or the true one,
     except some labelled rows.
 
-    `left_out`: indices of these among the labelled rows. `fold_number`: the index in `by_fold` of
-    the teachers' labels that were made without them.
+    `teachings`: the labels that each teacher gives. `left_out`: indices of these among the labelled
+    rows. `fold_number`: the index in `by_fold` of the teachers' labels that were made without them.
     """
     targets = []
     for teaching in teachings:

@@ -215,7 +215,7 @@ def _parse_request(message: Envelope, size: int) -> tuple[Tensor, bytes]:
 
 
 def _parse_positions(encoded: bytes, size: int, *, sender: str) -> NDArray[np.int64]:
-    """Decode positions in a passive's list; `size`: length of that list. Raises
+    """Decode positions in the list of the passive `sender`; `size`: length of that list. Raises
     RemoteProtocolError: the bytes are no such positions.
     """
     whole_bytes = len(encoded) // _POSITION_DTYPE.itemsize * _POSITION_DTYPE.itemsize

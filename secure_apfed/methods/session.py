@@ -547,8 +547,8 @@ class TrainingLoop(StepCounter, Protocol):
 
 
 async def train_epochs(learner: ActiveRole, links: Links, loop: TrainingLoop) -> None:
-    """Run the active's training: every epoch with its steps, then the closing exchange and
-    evaluation.
+    """Run the active's training in this loop: every epoch with its steps, then the closing exchange
+    and evaluation.
 
     An epoch that the learner begins without steps is the last one.
     """

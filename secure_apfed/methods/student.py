@@ -118,7 +118,7 @@ class Bins:
 
     @classmethod
     def from_targets(cls, targets_n: Floats, *, ranges: int = RANGES) -> Self:
-        """Cut targets at their quantiles; each range stands for the mean of its targets.
+        """Cut targets (n,) at their quantiles; each range stands for the mean of its targets.
 
         With many equal targets ranges may be empty; these stand for their lower edge.
         """
@@ -356,7 +356,8 @@ class Student:
         Cross-validated on at most `_MAX_COMPARED_ROWS` of the rows; other rows are zeros. Models
         are fitted to the targets only; no label of the active is read.
 
-        `encoded_UD`: the inputs of the linear layer. `rows_V`: rows that have a target.
+        `encoded_UD`: the inputs of the linear layer. `targets_UT`: class probabilities or numbers
+        to learn. `rows_V`: rows that have a target.
         """
         task = self.make_local_task(self._seed)
         head = copy.deepcopy(self.trainer.networks.head)
@@ -410,7 +411,8 @@ class Student:
     ) -> None:
         """Fit a linear layer in place to rows' targets, by ridge regression.
 
-        `encoded_UD`: the layer's inputs. `has_target_U`: the rows to fit it to.
+        `encoded_UD`: the layer's inputs. `targets_UT`: class probabilities or numbers to learn.
+        `has_target_U`: the rows to fit it to.
         """
         rows_V = np.flatnonzero(has_target_U)
         labelled_n = np.intersect1d(rows_V, self.labelled)
@@ -563,8 +565,8 @@ def collect_validation_rows(belief: Belief, task: SoloTask, frequencies: Floats)
     """Return labelled rows for validation, each with the active's own prediction without its label.
 
     They are at most `MAX_JUDGES`, because passives vote on no more labelled rows, and none if every
-    row has a label: then no row is left to predict. `frequencies`: share of each class, (K,), the
-    prediction of rows without a score.
+    row has a label: then no row is left to predict. `belief`: the model of the active's own
+    prediction. `frequencies`: share of each class, (K,), the prediction of rows without a score.
     """
     has_unlabelled = len(task.labels) < len(task.features)
     parts = split_folds(task.labels, FOLDS, task.seed) if has_unlabelled else []

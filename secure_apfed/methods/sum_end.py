@@ -182,7 +182,8 @@ class AdmittedRequest:
     Attributes:
         step: the step that the answer is for.
         rows: the rows that the answer is about, (B,), mostly alignment positions.
-        counted_rows: the alignment positions whose limits and ledger the answer is counted in.
+        counted_rows: the alignment positions (indices into the common list of people) whose limits
+            and ledger the answer is counted in.
         payload: the request's bytes.
         sender: the active or aggregator that sent it.
     """
@@ -509,9 +510,9 @@ class ActiveSum:
         """Decrypt and decode the aggregator's sum, (B, D); record a refusal on disk before raising
         it.
 
-        `shape`: shape (B, D) of the sum. `binding`: the request that the sum must be bound to.
-        Raises LocalProtocolError: the receiver is not set up or is used wrongly;
-        RemoteProtocolError: the sum is altered or belongs to another request.
+        `protected_sum`: the aggregator's bytes. `shape`: shape (B, D) of the sum. `binding`: the
+        request that the sum must be bound to. Raises LocalProtocolError: the receiver is not set up
+        or is used wrongly; RemoteProtocolError: the sum is altered or belongs to another request.
         """
         with self._refused.note_refusal(step=binding.step, contract=self._contract_digest):
             sum_BD = torch.from_numpy(self.receiver.decode(protected_sum, shape, binding))
@@ -569,9 +570,9 @@ class Aggregator(HelperRole):
     async def run_session(self, links: Links, save: Save) -> None:
         """Combine each step's contributions for the active, until it ends the session.
 
-        The first contribution to a step starts the step. Raises RemoteProtocolError: a party sends
-        what it may not; PartyLeftError: a party fell silent, and the contract does not allow to
-        continue.
+        The first contribution to a step starts the step. `save`: writes this party's checkpoint.
+        Raises RemoteProtocolError: a party sends what it may not; PartyLeftError: a party fell
+        silent, and the contract does not allow to continue.
         """
         active = self.contract.active
         while True:
@@ -902,8 +903,8 @@ class AnswerLimits:
         """Refuse a request before anything is computed: too large a batch, or a row too often.
 
         A step that was answered before is not refused for its rows, since repeating its answer
-        reveals nothing new. `rows_B`: alignment positions, (B,). Raises RemoteProtocolError: names
-        the limit.
+        reveals nothing new. `rows_B`: alignment positions (indices into the common list of people),
+        (B,). Raises RemoteProtocolError: names the limit.
         """
         if len(rows_B) > self._max_batch:
             raise RemoteProtocolError(
@@ -917,8 +918,9 @@ class AnswerLimits:
         """Count one answer for each of these positions; when this returns, the answer is in the
         log and may leave.
 
-        `rows_B`: alignment positions, without repeats. `digest`: identifies the answer. Raises
-        RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
+        `rows_B`: alignment positions (indices into the common list of people), without repeats.
+        `digest`: identifies the answer. Raises RemoteProtocolError: a row was answered as often as
+        agreed; nothing is counted.
         """
         answer = Release(step, digest, np.sort(rows_B.cpu().numpy()))
         if self._counts.has_release(answer):

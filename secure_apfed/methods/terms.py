@@ -206,6 +206,7 @@ def make_sum(
 
 def find_fixed_bits(config: RunSettings, *, has_noise: bool) -> int | None:
     """Return the fixed-point bits of a contributed number; None: as many as the sum can carry.
+    `has_noise`: whether passives add noise.
 
     That is so for gradients and representations without noise, if no bits are configured. With
     noise more bits are useless, and the last digits of votes and averages reveal single

@@ -252,7 +252,8 @@ class VotesActive(StudentActive):
         return self.student.refit_excluding(rows)
 
     def learn_from_votes(self, votes_UK: Floats) -> None:
-        """Train the student on the revealed votes, if validation on labelled rows enables them.
+        """Train the student on the sum of votes (U, K), if validation on labelled rows enables
+        them.
 
         See the function `learn_from_votes`. Warns NoHelpWarning: validation disabled them.
         """
@@ -354,7 +355,8 @@ class VotesPassive(HelperRole):
         return ballot
 
     def cast_votes(self, ballot: Ballot) -> Floats:
-        """Return the votes, (U, K); zeros for people it does not know or cannot label.
+        """Return the votes on the ballot's rows, (U, K): a row of class scores each; zeros for
+        people it does not know or cannot label.
 
         Raises PromiseError: the labeller breaks a property that an epsilon rests on.
         """

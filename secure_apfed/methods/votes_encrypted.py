@@ -272,8 +272,8 @@ class EncryptedVotesPassive(CountingPassive):
             links.send(AGGREGATOR, Kind.CONTRIBUTION, block, body)
 
     def compute_matrix(self, ballot: Ballot) -> Floats:
-        """Return the labeller's matrix (U, n), rounded towards zero to multiples of a fixed-point
-        step.
+        """Return the labeller's matrix for the ballot's rows, (U, n), rounded towards zero to
+        multiples of a fixed-point step.
 
         The votes are this matrix times the labels. Raises PromiseError: the labeller breaks a
         property that an epsilon rests on.
@@ -295,7 +295,8 @@ class EncryptedVotesPassive(CountingPassive):
 
 
 def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
-    """Refuse a ballot whose encrypted labels would not fit into this passive's memory.
+    """Refuse a ballot (request for votes) whose encrypted labels would not fit into this passive's
+    memory.
 
     Called before they arrive. `me`, `active`: names of this passive and of the active, for the
     error. Raises RemoteProtocolError: names the memory needed.

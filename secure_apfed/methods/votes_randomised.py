@@ -84,8 +84,8 @@ class RandomisedVotesActive(VotesActive):
         return answers_U
 
     def _record_answers(self, answers_MU: Integers) -> None:
-        """Store the passives' randomised votes, and estimate how far each agrees with the others
-        and with the labels.
+        """Store the passives' randomised votes (class indices, (M, U)), and estimate how far each
+        agrees with the others and with the labels.
         """
         self._answers_MU = answers_MU
         self.agreement = estimate_agreement(

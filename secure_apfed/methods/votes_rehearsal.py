@@ -100,7 +100,8 @@ class RehearsalActive(VotesActive):
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
         """Request each passive's share of right votes; train the student by the prior only.
 
-        If a baseline gives the prior, its model becomes the student.
+        If a baseline gives the prior, its model becomes the student. A student with a closed form
+        counts as one step in `steps`.
         """
         for name in self.contract.passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)

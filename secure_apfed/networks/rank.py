@@ -29,7 +29,7 @@ taken for a copy of other columns."""
 
 
 def count_columns(rows_NF: Tensor) -> int:
-    """Return the numerical rank of these rows' standardised columns.
+    """Return the numerical rank of the standardised columns of these rows (N, F).
 
     Constant columns, copies and sums of other columns do not count, and neither does a direction
     whose deviation is below 1 % of the largest one's.

@@ -280,6 +280,8 @@ def _compute_rdp_epsilon(noise_multiplier: float, releases: int, delta: float) -
     It lies 5 to 10 % above the exact figure, and several times as high for an epsilon below about
     1e-3, since only the orders in `_RDP_ORDERS` are tried.
 
+    `noise_multiplier`: standard deviation of the noise over the replace-one sensitivity.
+    `noise_multiplier`: standard deviation of the noise over the replace-one sensitivity.
     `releases`: T, how often one row is released.
     """
     accountant = _import_library("opacus.accountants").RDPAccountant()

@@ -289,7 +289,7 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         """Build the guard with the configured sigma, or calibrate sigma to the configured epsilon.
 
         `delta`: the delta at which epsilon holds. `releases`: T, how often one row is to be
-        released.
+        released. `key`: 32 secret bytes of the party.
         """
         sigma = settings.sigma
         if sigma is None:

@@ -156,7 +156,8 @@ def _find_movement(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Moveme
 
 
 def _evaluate_repeatably(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Tensor:
-    """Return the function's result for these rows, with the same random numbers at every call.
+    """Return the function's result for these rows (B, ...), with the same random numbers at every
+    call.
 
     Raises LocalProtocolError: the result has another number of rows.
     """

@@ -61,7 +61,7 @@ _LARGEST_EXACT = 2.0**53
 
 
 def onto_ball(wide_BD: torch.Tensor, bound: float) -> torch.Tensor:
-    """Return the rows, each with a norm above `bound` scaled to it, up to rounding.
+    """Return the rows (B, D), each with an L2 norm above `bound` scaled to it, up to rounding.
 
     Checks nothing, so that `torch.func` can trace it. The gradient is that of the map itself: the
     identity for rows within the bound; for the others the projection onto the sphere's tangent,

@@ -272,8 +272,8 @@ class MultiStageResponse(LabelMechanism):
         )
 
     def choose_widths(self, prior_NK: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return k for each row (N,), the number of likeliest classes that may be answered
-        (Algorithm 2, line 2).
+        """Return k for each row (N,), the number of likeliest classes by the prior (N, K) that may
+        be answered (Algorithm 2, line 2).
 
         This k maximises the expected probability of a right answer, e^eps / (e^eps + k - 1) times
         the prior of the k likeliest classes. The smallest such k is taken.

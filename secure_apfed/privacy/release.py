@@ -147,7 +147,7 @@ class _LayerAccount(_ChargedAccount):
     def __init__(
         self, guard: GaussianGuard, epsilon: float, delta: float, rows: int, *, owner: str
     ) -> None:
-        """Open the account of one layer, under a random ID."""
+        """Open the account of one layer with this guard, under a random ID."""
         super().__init__(guard.mechanism(), epsilon, delta, rows, owner=owner)
         self.guard = guard
         self.encoder_check = ""  # how it was checked that the encoder mixes no rows; "": it was not
@@ -201,7 +201,8 @@ class _LayerAccount(_ChargedAccount):
             return torch.from_numpy(np.column_stack([np.array(heads), counts]))
 
     def import_lines(self, state: object) -> None:
-        """Merge accounts from `export_lines`; a count here is never lowered.
+        """Merge accounts from `state`, which `export_lines` returned; a count here is never
+        lowered.
 
         Raises CheckpointError: malformed, or of another table, clip or noise.
         """
@@ -467,7 +468,7 @@ def _exclude_from_compiling(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _release_rows(account: _LayerAccount, h: Any, rows: object) -> Any:
-    """Return z for one call of a layer; `h`, `rows` and errors are those of
+    """Return z for one call of a layer with this account; `h`, `rows` and errors are those of
     `PrivateRelease.forward`.
     """
     account._require_own_process()
