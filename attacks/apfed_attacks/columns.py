@@ -136,8 +136,8 @@ def _compute_principal_components(values_NF: Tensor, count: int, seed: int) -> T
     Four rounds of subspace iteration with ten directions more than asked for (Halko et al., 2011,
     Algorithms 4.4, 5.1). Signs are those with which each component's largest weight is positive.
 
-    `values_NF`: the columns. `count`: number of components. `seed`: for the random first
-    directions.
+    `values_NF`: the columns. `count`: number of components (C). `seed`: for the random first
+    directions. Q is the number of directions in the iteration.
     """
     draw = torch.Generator().manual_seed(derive_seed(seed, "attacks", "components"))
     start_FQ = torch.randn(values_NF.shape[1], count + _EXTRA_DIRECTIONS, generator=draw)

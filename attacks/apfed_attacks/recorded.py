@@ -170,7 +170,8 @@ def reveal_public(
     recording: Recording, parties: Sequence[str], rows: int, seed: int
 ) -> dict[str, Tensor]:
     """Choose up to `rows` people outside the training of whom the active and all `parties` have a
-    row; return by party their features (P, ...), row k of the same person.
+    row; return by party their features (P, ...), row k of the same person. A mask `present_A` says
+    for each alignment position whether a party has a row.
     """
     truth = truth_of(recording)
     active = recording.data.active.name
@@ -186,7 +187,8 @@ def _list_training_positions(recording: Recording, victim: str | None = None) ->
     """Return the alignment positions of the training rows of which the victim has a row.
 
     They are in the order of the active's table, so that a draw from them depends on the seed alone.
-    `victim`: a passive; None: all rows.
+    `victim`: a passive; None: all rows. `present_A`: for each alignment position, whether it has
+    one.
     """
     data = recording.data
     trained = find_positions_in_table_order(recording.alignment[data.active.name], data.train_rows)
@@ -495,7 +497,8 @@ def build_local_training(
 ) -> Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]:
     """Return a function that trains as a party of FedMV would alone (`Knowledge.alike`).
 
-    Sequences are encoded by the GRUs of the recorded averaged model.
+    Sequences are encoded by the GRUs of the recorded averaged model. Each view (F columns) gets a
+    linear model with weights (F, C) for C classes.
     """
     config = recording.config
     model = recording.model

@@ -105,7 +105,7 @@ def plant_leak(target: str, *, leaks: bool = True, seed: int = 0) -> dict[str, A
 
 
 def _release_in_epochs(h_AD: NDArray[np.float64], draw: np.random.Generator) -> dict[str, Any]:
-    """Return h and steps: each epoch releases most rows once, in an order of its own."""
+    """Return h and steps: each epoch releases most of the A rows once, in an order of its own."""
     steps = [draw.permutation(_ROWS)[:-_ROWS_LEFT_OUT] for _ in range(_EPOCHS)]
     return {"h": [h_AD[rows_B] for rows_B in steps], "steps": steps}
 

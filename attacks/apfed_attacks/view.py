@@ -344,7 +344,8 @@ class AdversaryView:
     def has_rows(self, party: str | None, positions: Tensor) -> Tensor:
         """Return a mask (N,) of the `positions` of which the party has a row.
 
-        `party`: None, or one that `presence` does not list, has a row of all.
+        `party`: None, or one that `presence` does not list, has a row of all. `present_A` is its
+        mask over all alignment positions.
         """
         present_A = None if party is None else self.presence.get(party)
         if present_A is None:
@@ -524,7 +525,7 @@ def combine_epochs(
     transcript usually stores only the first and the last, between which the network learnt, so that
     their mean would be of neither.
 
-    `read`: returns the values observed in one epoch.
+    `read`: returns the values observed in one epoch, of M of the N positions.
     """
     observed = [read(view, epoch) for epoch in epochs]
     if not observed:
@@ -677,6 +678,7 @@ def collect_votes(view: AdversaryView) -> dict[str, Observed]:
         return {"sum": Observed(positions, opened[min(opened)][order])} if opened else {}
     answers_by_passive: dict[str, Observed] = {}
     for message in view.iter_messages(Kind.VOTES):
+        # Each vote is a class index of each of the U requested rows.
         expected = {"votes": TensorSpec(torch.int16, (len(positions),))}
         tensors, _ = unpack_tensors(message.payload, expected, sender=message.sender)
         answer_UK = nn.functional.one_hot(tensors["votes"].long(), view.knowledge.classes)

@@ -399,7 +399,7 @@ def _load_sklearn_set(name: str) -> Any:
 
 
 def load_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
-    """Read the digits of scikit-learn: 1797 images of 8x8, values 0 to 16."""
+    """Read the digits of scikit-learn: 1797 images (N, height 8, width 8), values 0 to 16."""
     bunch = _load_sklearn_set("digits")
     pixels_NHW = bunch.images.astype(np.uint8)
     return ImagePool(pixels_NHW[:, None], bunch.target.to_numpy(np.int64, copy=True), maximum=16)
@@ -418,6 +418,7 @@ def load_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
 
     `folder`: where the files lie; None: as configured in the environment.
     """
+    # Images have 3 axes (N, height, width), labels 1; a channel axis is added to the pixels.
     arrays = [
         parse_idx(load_dataset_file(dataset, file, folder), dimensions=dimensions, source=file.name)
         for file, dimensions in zip(dataset.files, (3, 1, 3, 1), strict=True)
@@ -450,12 +451,14 @@ def load_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
     parts = [
         parse_cifar(
             load_dataset_file(dataset, file, folder),
+            # CIFAR-100 writes a coarse label before the fine one.
             label_bytes=1 if classes == 10 else 2,
             classes=classes,
             source=file.name,
         )
         for file in dataset.files
     ]
+    # (N, channels, height, width), the last file's rows last: they are the test split.
     pixels_NCHW = np.concatenate([pixels for pixels, _ in parts])
     labels_N = np.concatenate([labels for _, labels in parts])
     return ImagePool(pixels_NCHW, labels_N, 255, official_train=len(labels_N) - len(parts[-1][1]))

@@ -238,6 +238,7 @@ def _encode_parties(
         # In a horizontal partition all parties have the only strip, which is the whole image.
         for name, strip in zip(names, strips * (len(names) // len(strips)), strict=True):
             rows = people.list_rows(name)
+            # Images of N rows: C channels, S pixel rows of the strip, width W.
             cut_NCSW = pool.pixels[rows, :, strip.first_row : strip.end_row]
             yield name, rows, strip.encode(cut_NCSW, source=name), strip, {}
         return

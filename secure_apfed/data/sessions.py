@@ -48,6 +48,7 @@ def synthetic_sessions(rows: int, *, seed: int) -> TablePool:
     separations roughly reproduce the worth of the views in FedMV's Table 1.
     """
     generator = np.random.default_rng(derive_seed(seed, "synthetic sessions"))
+    # Scores are 0 to 25; those above 7 make the label 1.
     is_positive_N = generator.permutation(np.arange(rows) % 2)
     high_scores_N = generator.integers(8, 26, rows)
     low_scores_N = generator.integers(0, 8, rows)
@@ -89,7 +90,7 @@ def _draw_autoregressive(steps: int, coefficient: float, generator: np.random.Ge
 
 
 def _draw_key_presses(dependence: float, generator: np.random.Generator) -> _Floats:
-    """Return 15 to 89 key presses (T, 4): duration and gap in seconds, distance in x and y.
+    """Return T = 15 to 89 key presses (T, 4): duration and gap in seconds, distance in x and y.
 
     Log-durations and log-gaps are AR(1) series, so that long presses and late ones come in runs.
 
@@ -120,7 +121,7 @@ def _draw_special_keys(dependence: float, generator: np.random.Generator) -> _Fl
 
 
 def _draw_accelerations(dependence: float, generator: np.random.Generator) -> _Floats:
-    """Return 80 to 139 accelerometer readings (T, 3): a sine wave in each axis, plus noise.
+    """Return T = 80 to 139 accelerometer readings (T, 3): a sine wave in each axis, plus noise.
 
     `dependence`: any number; the wave's frequency rises linearly with it.
     """

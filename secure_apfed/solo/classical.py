@@ -230,14 +230,17 @@ class ExtraTrees(Baseline):
         )
 
         def build_trees() -> ModelKind:
-            """Return the forest as tensors of nodes."""
+            """Return the forest as tensors of nodes; a tree's values are (V nodes, K classes)."""
             values = [np.zeros((tree.node_count, task.classes)) for tree in trees]
             for values_VK, tree in zip(values, trees, strict=True):
                 values_VK[:, seen] = tree.value[:, 0]
             return convert_forest(trees, values, task.classes, scale)
 
         def score_rows(features_BF: FloatArray) -> FloatArray:
-            """Average the trees as the forest does, without its checks of the rows for each."""
+            """Average the trees as the forest does, without its checks of the rows for each.
+
+            S classes occur among the labels; the other ones of K get 0.
+            """
             rows_BF = scale.transform(features_BF).astype(np.float32)
             sum_BS = np.zeros((len(rows_BF), len(seen)))
             for tree in trees:
@@ -264,6 +267,7 @@ class GradientBoosting(Baseline):
         scale = scale_of(task)
         scaled_nF = scale.transform(task.labelled_rows)
         labels_n = task.labels
+        # The held-out loss after each of R rounds, added over all folds.
         loss_R = np.zeros(_BOOSTING_ROUNDS)
         for part in split_folds(labels_n, _BOOSTING_FOLDS, task.seed):
             fitted = np.setdiff1d(np.arange(len(labels_n)), part)
@@ -308,7 +312,7 @@ class GradientBoosting(Baseline):
         """Return a fitted model's trees as tensors; with two classes a round has one tree, for the
         second.
 
-        `scale`: the fitted scaler of its rows.
+        `scale`: the fitted scaler of its rows. A tree's values are (V nodes, K classes).
         """
         seen = model.classes_
         trees = []
@@ -348,6 +352,7 @@ def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) ->
     targets, (R, K).
 
     All share one regularisation strength, chosen by the sum of their leave-one-out errors.
+    Inputs are C columns, features and random cosines of them; T columns are all targets together.
     """
     from sklearn.kernel_approximation import RBFSampler
 
@@ -396,7 +401,10 @@ def fit_best_ridge(
     squares_RC = np.square(along_RC)
 
     def compute_error(strength: float) -> float:
-        """Return the mean squared leave-one-out error at this strength."""
+        """Return the mean squared leave-one-out error at this strength.
+
+        R rows, C eigenvectors of the columns, T targets.
+        """
         shrink_C = 1 / (sizes_C + strength)
         residual_RT = centred_RT - along_RC @ (shrink_C[:, None] * along_CT)
         one_minus_leverage_R = 1 - 1 / rows - squares_RC @ shrink_C
@@ -441,12 +449,12 @@ def _make_cosine_regression(
     """
 
     def score_rows(features_BF: FloatArray) -> FloatArray:
-        """Return scores (B, K) of rows."""
+        """Return scores (B, K) of rows, by C features and cosines of each."""
         columns_BC = _stack_columns(scale.transform(features_BF), cosines)
         return np.asarray(columns_BC @ weights_KC.T + bias_K, dtype=np.float64)
 
     def build_network() -> FittedModel:
-        """Return the regression as a network on unscaled rows."""
+        """Return the regression as a network on unscaled rows, with C cosines."""
         features = len(scale.mean_)
         directions_CF, phases_C = unscale_layer(
             scale, cosines.random_weights_.T, cosines.random_offset_
@@ -571,7 +579,8 @@ def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
 
     With few labels the number of neighbours and alpha are chosen by leave-one-out prediction.
 
-    `largest_task`: a task of the same rows with at least as many labels.
+    `largest_task`: a task of the same rows with at least as many labels. In `reach_CAnn` C are
+    the tried numbers of neighbours, A the tried alphas, n the labelled rows.
     """
     features_NF = task.features
     known_nK = task.indicators

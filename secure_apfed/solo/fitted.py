@@ -140,6 +140,7 @@ class Cosines(Simple):
         return len(self.directions), len(self.bias)
 
     def forward(self, x_BF: Tensor) -> Tensor:
+        # (B, C): the C random cosines of each row.
         waves_BC = torch.cos(x_BF @ self.directions + self.phases)
         return (x_BF @ self.linear + waves_BC @ self.waves + self.bias).relu()
 
@@ -168,7 +169,7 @@ class Nearest(Simple):
         return self.rows.shape[1], self.shares.shape[1]
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """Return the mean shares of each row's nearest stored rows, (B, K)."""
+        """Return the mean shares of each row's C nearest ones of R stored rows, (B, K)."""
         if torch.compiler.is_exporting():
             # ONNX has no cdist. Squared distances up to a term of x, which order rows the same way
             # but for ties.
@@ -251,9 +252,13 @@ class Trees(Simple):
         return len(self.centre), len(self.bias)
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """Walk all trees from their roots to the leaves; return their summed values, (B, K)."""
+        """Walk all trees from their roots to the leaves; return their summed values, (B, K).
+
+        T trees have V nodes together.
+        """
         x_BF = (x_BF - self.centre) / self.scale
         if self._single:
+            # scikit-learn compares float32 features with float64 thresholds.
             x_BF = x_BF.float().double()
         feature_V = self.feature.long()
         left_V = self.left.long()
@@ -369,7 +374,7 @@ class Average(ModelKind):
         return max(member.end for member in members), members[0].classes
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """Return the weighted mean of the averaged models' probabilities, (B, K)."""
+        """Return the weighted mean of the M averaged models' probabilities, (B, K)."""
         members = self.list_members()
         scores_MBK = torch.stack([member(x_BF) for member in members])
         weights = [member.share for member in members]

@@ -39,7 +39,7 @@ def grow_classifying_trees(
 def grow_regressing_trees(
     rows_NF: NDArray[Any], targets_NT: NDArray[Any], *, count: int, leaf: int, seed: int
 ) -> list[Tree]:
-    """Return `count` extremely randomised trees fitted to these targets, with at least `leaf` rows
+    """Return `count` extremely randomised trees fitted to T targets, with at least `leaf` rows
     in each of their leaves.
     """
     from sklearn.ensemble import ExtraTreesRegressor
@@ -61,7 +61,8 @@ def _grow_trees(
     If this version of scikit-learn has another interface for that, the forest itself grows them.
 
     Args:
-        forest: scikit-learn's, not fitted.
+        forest: scikit-learn's forest, not fitted.
+        targets_NT: T targets of each row.
         classes: number of classes of each target; None: targets are numbers.
         per_split: number of features among which a split is chosen.
     """
@@ -80,7 +81,10 @@ def _build_trees(
     classes: Sequence[int] | None,
     per_split: int,
 ) -> list[Tree]:
-    """Build each tree as the forest does, from the same random numbers; see `_grow_trees`."""
+    """Build each tree as the forest does, from the same random numbers; see `_grow_trees`.
+
+    T is the number of targets.
+    """
     from sklearn.tree._criterion import MSE, Gini
     from sklearn.tree._splitter import RandomSplitter
     from sklearn.tree._tree import DepthFirstTreeBuilder
@@ -97,7 +101,9 @@ def _build_trees(
     for _ in range(forest.n_estimators):
         state = np.random.RandomState(draw.randint(np.iinfo(np.int32).max))
         criterion = MSE(targets, rows) if classes is None else Gini(targets, classes_T)
+        # No bound on the weight in a leaf (0.0), no monotonic constraints (None).
         splitter = RandomSplitter(criterion, per_split, leaf, 0.0, state, None)
+        # A split needs two rows, enough for two leaves; no bound on weights, depth or impurity.
         builder = DepthFirstTreeBuilder(splitter, max(2, 2 * leaf), leaf, 0.0, _ANY_DEPTH, 0.0)
         tree = TreeOfNodes(features, classes_T, targets)
         builder.build(tree, single_NF, double_NT, None, None)

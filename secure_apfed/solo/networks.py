@@ -238,7 +238,7 @@ def _make_coder(features: int) -> nn.Module:
 
 
 def _pretrain_encoder(x_NF: Tensor, draws: Draws) -> nn.Module:
-    """Return the encoder of a denoising autoencoder trained on these rows."""
+    """Return the encoder of a denoising autoencoder trained on these rows; it has P parameters."""
     features = x_NF.shape[1]
     with draws:
         encoder = _make_coder(features)
@@ -375,11 +375,14 @@ class _ParallelNetworks(nn.Module):
         self.biases = nn.ParameterList(layer.bias.detach().repeat(copies, 1) for layer in layers)
 
     def forward(self, x_GBF: Tensor) -> Tensor:
-        """Apply copy g to rows g, for all copies at once."""
+        """Apply copy g of G to rows g, for all copies at once."""
         return self.list_layer_outputs(x_GBF)[-1]
 
     def list_layer_outputs(self, x_GBF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the three layers make of the rows, each the input of the next one."""
+        """Return what the three layers make of the rows, each the input of the next one.
+
+        The first two layers have W outputs for each of the G copies.
+        """
         first, middle, last = zip(self.weights, self.biases, strict=True)
         first_GBW = _apply_layers_singly(x_GBF, *first).relu_()
         middle_GBW = torch.baddbmm(middle[1][:, None], first_GBW, middle[0].mT).relu_()
@@ -389,6 +392,8 @@ class _ParallelNetworks(nn.Module):
         self, x_GBF: Tensor, outputs: tuple[Tensor, Tensor, Tensor], error_GBK: Tensor
     ) -> None:
         """Set each parameter's gradient by backpropagation from `error_GBK`, the loss's by logits.
+
+        G copies have two hidden layers of W units.
 
         The products are those of autograd, in the same order, so that networks stay the same to
         the last digit; between products this small autograd takes as long as for them.
@@ -420,7 +425,7 @@ class _ParallelNetworks(nn.Module):
 
 
 def _apply_layers_singly(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
-    """Apply the copies' layers one by one.
+    """Apply the copies' layers one by one, with G copies and W outputs.
 
     A batched product of such narrow matrices would round gradients differently.
     """
@@ -431,7 +436,10 @@ def _apply_layers_singly(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> 
 def _set_gradients_singly(
     x_GBF: Tensor, error_GBW: Tensor, weight_GWF: Tensor, bias_GW: Tensor
 ) -> None:
-    """Set the gradients of the copies' layers one by one, from their inputs and output errors."""
+    """Set the gradients of the copies' layers one by one, from their inputs and output errors.
+
+    G copies, W outputs of the layer.
+    """
     gradients = zip(_get_gradient(weight_GWF), _get_gradient(bias_GW), strict=True)
     for x_BF, error_BW, (gradient_WF, gradient_W) in zip(x_GBF, error_GBW, gradients, strict=True):
         torch.mm(error_BW.mT, x_BF, out=gradient_WF)
@@ -445,7 +453,7 @@ def _get_gradient(parameter: Tensor) -> Tensor:
 
 
 def _pass_positive(error_GBW: Tensor, output_GBW: Tensor) -> Tensor:
-    """Return the errors where a rectifier's output is above 0, and 0 elsewhere."""
+    """Return the errors where a rectifier's output is above 0, and 0 elsewhere, (G, B, W)."""
     passed_GBW: Tensor = torch.ops.aten.threshold_backward(error_GBW, output_GBW, 0)
     return passed_GBW
 
@@ -455,7 +463,7 @@ def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
     """Train one network on each part in parallel, all with the same random numbers; return the
     moving averages of their weights as networks.
 
-    `parts`: the rows of each task.
+    `parts`: the rows of each task. G networks have P parameters together; a step mixes M rows.
     """
     features = parts[0].labelled.shape[1]
     classes = parts[0].labels.shape[1]
@@ -486,6 +494,7 @@ def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
         error_GMK = _compute_loss_gradient(outputs[-1], y_GMK, weight=weight)
         networks.set_gradients(x_GMF, outputs, error_GMK)
         adam.step()
+        # The average forgets its beginning: its weight on the past rises from 0 to _AVERAGE.
         average_P.lerp_(weights_P.detach(), 1 - min(_AVERAGE, step / (step + 10)))
     weights_P.data.copy_(average_P)
     return networks.split_networks(network)
@@ -515,7 +524,7 @@ def _take_rows(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
 
 
 def _augment_rows(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
-    """Return rows with noise, and with some features set to their mean 0."""
+    """Return rows of G copies with noise, and with some features set to their mean 0."""
     shape = x_GBF.shape[1:]
     noisy_GBF = x_GBF + _NOISE * torch.randn(shape, generator=draw)
     return noisy_GBF * (torch.rand(shape, generator=draw) >= _DROPPED)
@@ -524,19 +533,23 @@ def _augment_rows(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
 @torch.no_grad()
 def _guess_labels(networks: nn.Module, augmented: list[Tensor]) -> Tensor:
     """Return each copy's mean probabilities (G, B, K) over the augmentations (G, B, F), Eq. (6)."""
+    # All augmentations of all rows in one pass: A = number of augmentations times B.
     scores_GAK: Tensor = networks(torch.cat(augmented, dim=1)).softmax(-1)
     copies, _, classes = scores_GAK.shape
     return scores_GAK.reshape(copies, len(augmented), -1, classes).mean(1)
 
 
 def _sharpen_guess(guess_GBK: Tensor) -> Tensor:
-    """Sharpen the guesses, Eq. (7)."""
+    """Sharpen the guesses (class probabilities) of G copies, Eq. (7)."""
     sharp_GBK = guess_GBK ** (1 / _TEMPERATURE)
     return sharp_GBK / sharp_GBK.sum(-1, keepdim=True)
 
 
 def _mix_pairs(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Mix pairs of rows, nearer to the first row of a pair (MixUp), Eqs. (8) to (11)."""
+    """Mix pairs of M rows, nearer to the first row of a pair (MixUp), Eqs. (8) to (11).
+
+    G networks get the same pairs and shares.
+    """
     shape_M2 = torch.full((x_GMF.shape[1], 2), _MIX)
     # A beta's share is a two-way Dirichlet's first.
     share_M: Tensor = torch._sample_dirichlet(shape_M2, generator=draw)[:, 0]
@@ -552,7 +565,8 @@ def _compute_loss_gradient(logits_GMK: Tensor, y_GMK: Tensor, *, weight: float) 
     """Return the gradient by logits of each copy's cross-entropy of the labelled rows plus squared
     error of the guessed ones, Eqs. (2) to (5).
 
-    `weight`: weight of the squared error.
+    `weight`: weight of the squared error. Of the M rows of each of G copies the first `_BATCH` are
+    labelled, the L others guessed.
     """
     known_GBK = logits_GMK[:, :_BATCH].log_softmax(-1)
     known_error_GBK = y_GMK[:, :_BATCH] * (-1 / _BATCH)

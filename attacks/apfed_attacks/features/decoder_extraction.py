@@ -106,6 +106,7 @@ class DecoderExtraction(ActiveAttack):
             )
         }
         if "gram" in notes:
+            # R columns: features up to a rotation, which `_align_procrustes` finds by pairs.
             turned_NR = _undo_rotation(notes["zero"][order], notes["gram"]).numpy(force=True)
             if turned_NR.shape[1] <= regress.pairs.shape[1]:
                 exact["gram"] = regress.cross_validate_guess(

@@ -93,8 +93,8 @@ class HijackAttack(AnsweringAttack):
         """Return the adversary that forges each step's gradient; it trains on the outsiders'
         features.
 
-        `own_AF`: the adversary's features by alignment position. Other arguments as
-        `AnsweringAttack.start_answering`.
+        `own_AF`: the adversary's features at each of the A alignment positions; P are the
+        outsiders. Other arguments as `AnsweringAttack.start_answering`.
         """
         assert knowledge.victim is not None
         outsiders = knowledge.public[knowledge.victim].float()
@@ -106,7 +106,9 @@ class HijackAttack(AnsweringAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Decode the victim's recorded releases by the decoder that the adversary trained while it
-        answered.
+        took part.
+
+        Baselines, from the P outsiders: their mean, and ridge regression from the C own columns.
         """
         notes = notes_of(self, view)
         victim = view.knowledge.victim
@@ -196,7 +198,7 @@ class Space:
 
     def __init__(self, attack: HijackAttack, sent: Shape, outsiders: Tensor) -> None:
         """Build simulator and decoder, and standardise the outsiders by one mean for each feature
-        and one scale for all.
+        and one scale for all. P is the number of outsiders, D the size of a representation.
         """
         self.outsiders = rows_PF = outsiders.flatten(1)
         self.reach_D: Tensor | None = None
@@ -255,7 +257,7 @@ class Hijack:
         own_PF: Tensor,
         seed: int,
     ) -> None:
-        """Standardise the own features, and build the networks."""
+        """Standardise the own features of A aligned people and P outsiders; build the networks."""
         self._attack = attack
         self._sent = sent
         self._seed = seed

@@ -50,6 +50,7 @@ def average_rows(parts: Iterable[tuple[Tensor, Tensor]]) -> Observed | None:
     if not pairs:
         return None
     all_rows = torch.cat([rows_B for rows_B, _ in pairs])
+    # For each of all A rows of all parts, its place among the N distinct positions.
     positions, places_A, steps_N = all_rows.unique(return_inverse=True, return_counts=True)
     _, first_BD = pairs[0]
     total_ND = first_BD.new_zeros(len(positions), first_BD.shape[1])

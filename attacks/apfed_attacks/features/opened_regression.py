@@ -57,7 +57,7 @@ class SumRegression(FeatureAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Regress the last epoch's sums, and those of all epochs side by side, to the victim's
-        features; where pseudo-labels were sent, also what these leave of the sums.
+        features; where pseudo-labels were sent, also what these leave of the C columns of the sums.
         """
         sums_by_epoch = {
             epoch: collect_opened_sums(view, epoch) for epoch in list_opened_epochs(view)
@@ -182,8 +182,9 @@ class VoteRegression(FeatureAttack):
 
         Where these were encrypted, the active's own labels are used; empty where it has none.
 
-        `ballot`: the request for votes, with its rows and labels. `positions`: alignment positions
-        (N,). `own_NF`: scaled own features.
+        `ballot`: the request for votes, with its U rows and the labels of n of them. `positions`:
+        alignment positions (N,). `own_NF`: scaled own features. `own_A` holds labels by alignment
+        position.
         """
         labels_n = ballot.labels
         own_A = view.labels.get(view.parties[0])
@@ -216,7 +217,10 @@ def _compute_residuals(sums_NC: Tensor, sent_NC: Tensor) -> Tensor:
 
 
 def _encode_own_labels(view: AdversaryView, positions: Tensor) -> FloatArray:
-    """Return the active's labels one-hot, (N, K); zeros where it has none."""
+    """Return the active's labels one-hot, (N, K); zeros where it has none.
+
+    `labels_A`: labels by alignment position, -1 for none.
+    """
     no_labels_A = torch.full((int(positions.max()) + 1,), -1)
     labels_A = view.labels.get(view.parties[0], no_labels_A)
     labels_N = labels_A[positions].clamp(min=-1).numpy()

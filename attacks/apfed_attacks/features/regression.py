@@ -115,7 +115,7 @@ class LeastSquares:
         return self
 
     def predict(self, rows_NC: FloatArray) -> FloatArray:
-        """Return the predicted targets (N, F)."""
+        """Return the predicted targets (N, F) of rows of C columns."""
         return np.asarray((rows_NC - self._centre_C) @ self._weight_CF + self._mean_F)
 
     @staticmethod
@@ -254,7 +254,7 @@ class Regression:
 
     def make_guess(self, attacks: Mapping[str, Prediction], own: Mapping[str, FloatArray]) -> Guess:
         """Return the guess with these attacks and, as baselines, the known rows' mean and the same
-        regressions on own columns.
+        regressions on own columns. All predict the U unknown rows.
 
         `own`: sets of columns (N, F) that use nothing released; not used for a decoy, whose
         baselines are not read.
@@ -276,7 +276,7 @@ class Regression:
         """
 
         def predict_unknown() -> Prediction:
-            """Fit all shadow rows; predict the unknown ones."""
+            """Fit all shadow rows; predict the U unknown ones."""
             model = self._fit_rows(regressor, values_NF, np.arange(len(self.pairs)))
             predicted_UF = self._predict_rows(model, values_NF[~self.shadow])
             return Prediction(predicted_UF, held_out=self._scale_error(-float(model.best_score_)))
@@ -353,7 +353,7 @@ class Regression:
         return fit_model(model, values_NF[self.shadow][rows_n], targets)
 
     def _predict_rows(self, model: Any, rows_NC: FloatArray) -> FloatArray:
-        """Return a model's predictions in the victim's own units, (N, F)."""
+        """Return a model's predictions from C columns in the victim's own units, (N, F)."""
         predicted_NF = model.predict(rows_NC).reshape(-1, self.pairs.shape[1])
         return np.asarray(predicted_NF * self._scale + self.pairs.mean(axis=0), dtype=np.float64)
 
@@ -361,7 +361,7 @@ class Regression:
 def predict_by_ridge(
     known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray
 ) -> Prediction:
-    """Fit ridge regression on P known rows; predict the targets of N others, (N, F)."""
+    """Fit ridge regression (C columns) on P known rows; predict the targets of N others, (N, F)."""
     predicted_NF = RidgeCV(_ALPHAS).fit(known_PC, wanted_PF).predict(columns_NC)
     return Prediction(predicted_NF.reshape(len(columns_NC), -1))
 

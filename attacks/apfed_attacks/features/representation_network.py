@@ -85,7 +85,8 @@ class RepresentationNetwork(FeatureAttack):
         """Train a generator so that the victim's encoder maps its rows to h; return its rows
         (N, F).
 
-        `columns_NC`: what it reads. `noise`: number of random numbers that it reads besides.
+        `columns_NC`: the C columns that it reads. `noise`: number Z of random numbers that it reads
+        besides. S shadow rows, whose features are known, give the features' mean and variance.
         """
         encoder = view.knowledge.encoder
         h_ND = h_ND.float()

@@ -69,7 +69,7 @@ class UnpairedInversion(FeatureAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Train on public rows and decode each kind of release; of several starts the one that
-        looks most like the data counts.
+        looks most like the data counts. P public people and N attacked ones have C own columns.
         """
         shadow = view.knowledge.shadow
         if len(shadow) < 2:
@@ -129,7 +129,7 @@ def _train_inversion(
 
     Args:
         h_ND: standardised releases.
-        public_PF: the victim's features of public people.
+        x_NC, x_PC: C own features of the people of the releases, and of the P public ones.
         x_NC, x_PC: own features of the people of the releases, and of the public ones.
         seed: seed of initial weights and batches.
     """
@@ -209,6 +209,7 @@ def _train_inversion(
             judges.requires_grad_(False)
             take_step(pair_adam, compute_inverse_loss(*batch))
             judges.requires_grad_(True)
+    # The distances are computed on S attacked rows at most, since they need all pairs.
     with torch.no_grad():
         h_SD = h_ND[:_COMPARED_ROWS]
         x_SC = x_NC[:_COMPARED_ROWS]

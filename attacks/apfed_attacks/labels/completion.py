@@ -108,7 +108,7 @@ def guess_labels(
     references: Mapping[str, FloatArray] = _NO_COLUMNS,
     seed: int,
 ) -> Guess:
-    """Guess the labels of all `positions` (N,) that are not known, from each set of columns.
+    """Guess the labels of the U unknown ones of all `positions` (N,), from each set of columns.
 
     Args:
         attacks: name -> standardised columns (N, F) that use what was released.

@@ -100,7 +100,7 @@ class Temporal(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Probe means, the change, and all epochs side by side as principal components."""
+        """Probe means, the change, and all E epochs side by side as principal components."""
         positions = self.choose_rows(view, list_released_positions(view), seed)
         h_END = _stack_epochs(view, positions)
         columns = {

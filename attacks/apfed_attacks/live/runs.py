@@ -693,6 +693,7 @@ def play_answers(
     adversary, victim = (passive, active) if is_passive else (active, passive)
     trial = Trial(attack, run.recording, (adversary,), victim, seed=seed)
     knowledge, truth = trial.reveal_knowledge()
+    # The active's labels, one for each alignment position, give the number of these.
     own_AF = own_columns(trial.build_view(knowledge), torch.arange(len(truth.labels)))
     terms = run.session.contract.passives[passive].representation
     strategy = attack.start_answering(terms, knowledge, own_AF, seed)

@@ -125,8 +125,8 @@ class ActiveAttack(Attack):
         """Request sums for people (N,), a batch at a time; return these (N, D), averaged over the
         repeats.
 
-        Each batch is filled up to the attack's share of decoys: rows of other people with random
-        directions. `z_ND`: what is sent for the people. `draw`: the random number generator.
+        Each batch is filled up to the attack's share of decoys: C rows of other people with random
+        vectors. `z_ND`: what is sent for the people. `draw`: the random number generator.
         """
         chunk = self.rows_at_once(active)
         outsiders = active.training_positions[~torch.isin(active.training_positions, people_N)]
@@ -136,6 +136,7 @@ class ActiveAttack(Attack):
             for rows_B, z_BD in zip(people_N.split(chunk), z_ND.split(chunk), strict=True):
                 # Different decoys each time: a passive contributes once an epoch for a person.
                 shuffled = outsiders[torch.randperm(len(outsiders), generator=draw)]
+                # Where outsiders do not suffice, people of other batches serve as decoys.
                 decoys = torch.cat([shuffled, people_N[~torch.isin(people_N, rows_B)]])
                 wanted_decoys = round(len(rows_B) * self.decoys / (1 - self.decoys))
                 decoys = decoys[: min(wanted_decoys, active.batch_size - len(rows_B))]

@@ -59,7 +59,7 @@ def likelihood_ratio(
     own_variances: bool = False,
 ) -> FloatArray:
     """Return for each candidate (N,) the log-likelihood of its confidence under the shadow models
-    that trained on it, minus that under those that did not.
+    that trained on it, minus that under those that did not. S is the number of shadow models.
 
     Both are normal distributions with the candidate's own mean.
 
@@ -114,7 +114,7 @@ class Membership(Attack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Train shadow models on halves of the candidates, and compare the victim's confidence with
-        theirs.
+        theirs. S shadow models train on H candidates each.
         """
         candidates = view.knowledge.candidates
         knowledge = view.knowledge
@@ -189,9 +189,10 @@ class Shadows:
     device: torch.device
 
     def train_and_score(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
-        """Train model s on the rows rows_SH[s]; return the scores of all rows, (S, N, K).
+        """Train model s on the H rows rows_SH[s]; return the scores of all rows, (S, N, K).
 
-        `features_N`, `labels_N`: of all candidates. Raises AttackError: networks with buffers.
+        `features_N`, `labels_N`: features and labels of all candidates. Raises AttackError:
+        networks with buffers.
         """
         networks = self._make_networks(len(rows_SH))
         base = networks[0]
@@ -256,7 +257,7 @@ class Shadows:
         )
 
     def _iter_batches(self, rows_SH: Tensor) -> Iterator[Tensor]:
-        """Yield every batch of every epoch, (S, B); each model shuffles its own rows."""
+        """Yield every batch of every epoch, (S, B); each of S models shuffles its own H rows."""
         draw = torch.Generator().manual_seed(derive_seed(self.seed, "shadows", "batches"))
         for _ in range(self.train.epochs):
             order_SH = torch.rand(rows_SH.shape, generator=draw).argsort(dim=1)
@@ -365,7 +366,7 @@ class AveragedMembership(Attack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Score candidates by how well the averaged model fits them, and by how much better than an
-        own model.
+        own model. `labels_A`: the adversary's labels by alignment position; n candidates.
         """
         candidates = view.knowledge.candidates
         train = view.knowledge.alike
