@@ -273,11 +273,13 @@ class TvflActive(ActiveRole):
         It predicts for the active when the passives are gone (`get_fallback_networks`).
         """
         party = self._party
+        # Without passives there is nothing to learn from rows without a label.
         labelled_data = replace(party.data, train_rows=party.data.labelled_rows, labelled=None)
         local_context = replace(party, data_or_none=labelled_data, code=self._untrained_code)
         if party.data.targets is not None:
             return self._score_local_numbers(local_context)
         student = Student(local_context, torch.arange(len(labelled_data.table.ids)))
+        # Rows of zeros suggest nothing: labelled rows keep their own labels.
         student.fit_to_labels(np.zeros((len(student.rows_U), student.classes)))
         train_student(student, party.config)
         self._local_networks = student.networks

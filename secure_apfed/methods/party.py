@@ -464,8 +464,9 @@ class PartyContext:
         """Refuse terms (bounds on a row) that another party offered and that differ from those that
         follow from this party's settings.
 
-        `sender`: the other party. `offered`: its terms. `expected`: this party's. Raises
-        RemoteProtocolError: names the sender and what differs.
+        `sender`: name of the other party. `offered`: the terms that it offered. `expected`: the
+        terms by this party's settings. Raises RemoteProtocolError: names the sender and what
+        differs.
         """
         expected_terms = expected.model_dump()
         offered_terms = offered.model_dump()

@@ -157,6 +157,7 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
 
     Returns no pupil if the labelled rows with a sum have fewer than two classes.
     """
+    # No sum was received in the whole run.
     if not received_UD.shape[1]:
         return []
     answered = np.flatnonzero(np.isfinite(received_UD).all(axis=1))

@@ -118,7 +118,7 @@ class SingleViewActive(ActiveRole):
         the loss.
 
         Raises BudgetExhaustedError: the update would exceed the privacy budget of DP-SGD;
-        ModelError: loss or gradients are not finite.
+        ModelError: outputs, parameters or gradients are not finite.
         """
         return self.trainer.train_on_batch(self.trainer.forward(step, rows_B, None))
 

@@ -381,6 +381,7 @@ class Student:
                 features_VF = torch.from_numpy(task.features[held_out])
                 for name, min_leaf_rows in _MIN_LEAF_ROWS.items():
                     trees = _fit_trees(task, fitted, targets_UT, min_leaf_rows)
+                    # Fitted models return log-probabilities.
                     predictions[name][held_out] = trees(features_VF).exp().numpy()
         return predictions
 

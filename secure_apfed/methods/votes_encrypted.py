@@ -263,6 +263,7 @@ class EncryptedVotesPassive(CountingPassive):
         if self._size is None or contributor is None:
             raise RemoteProtocolError(f"{message.sender} asks for votes that are opened already")
         self._size.require_same_ballot(ballot, sender=message.sender)
+        # With candidates this audits those that were opened; one that is false raises.
         contributor.accept_request(request)
         if self._terms.settings.candidates is not None:
             self._audits.end_audit(contract=self.contract.digest.hex())

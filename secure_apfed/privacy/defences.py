@@ -58,7 +58,7 @@ class GradientDefence(ABC):
         name: the defence's key in `DEFENCES`, and its `kind` in the configuration.
         protects: kinds of messages that it changes; none by default. The party that sends this
             message runs it; a method without this message refuses the defence.
-        gives: its effect and missing guarantee in words, for the report.
+        gives: sentence on effect and missing guarantee, for the report.
         settings: the class of the defence's own settings, if the defence is defined outside of this
             package.
     """
