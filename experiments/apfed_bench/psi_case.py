@@ -107,6 +107,7 @@ def _run_parties(
         context.Process(target=run_party, args=(*party_arguments, report), daemon=True).start()
         report.close()
         name_by_inbox[inbox] = name
+    # Whichever party ends is read next; one that fails closes its connection without a result.
     while name_by_inbox:
         for inbox in cast(list[Connection], wait(list(name_by_inbox))):
             name = name_by_inbox.pop(inbox)

@@ -81,6 +81,7 @@ class OurPath:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
             kind = SECURE_SUMS[CASES[name]]
+            # Unsafe sums are measured, too: consent that one computer may read a contribution.
             sum_scheme = kind(agreement, allow_single_reader=not kind.needs_all)
         self._rounds = sum_scheme.rounds
         self._receiver = sum_scheme.make_receiver()

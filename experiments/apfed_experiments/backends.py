@@ -36,6 +36,7 @@ def use_backend(choice: str) -> Iterator[None]:
     Raises:
         ConfigError: no such backend, its package is missing, or nothing responds at the address.
     """
+    # "joblib:NAME" is another form of NAME.
     name, _, address = choice.removeprefix("joblib:").partition(":")
     known = sorted({*_LOCAL_BACKENDS, *BACKENDS, *_CLUSTERS})
     if name not in known:

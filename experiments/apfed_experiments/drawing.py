@@ -155,7 +155,7 @@ def draw_line(
     arms = np.reshape(
         [interval.compute_error_bars(scale, maximum=maximum) for interval in intervals], (-1, 2)
     ).T
-    marker = fmt.rstrip("-:.") or fmt
+    marker = fmt.rstrip("-:.") or fmt  # a single mean has a marker and no line
     axes.errorbar(
         places, means, yerr=arms, capsize=2.5, fmt=fmt if len(means) > 1 else marker, **look
     )

@@ -75,7 +75,7 @@ class FinishedRun:
 
     @property
     def epsilon(self) -> float:
-        """The epsilon of `promise`; inf: no guarantee, 0: nothing is sent."""
+        """The epsilon of the weakest guarantee; inf: no guarantee, 0: nothing is sent."""
         return self.promise.epsilon or 0.0
 
 

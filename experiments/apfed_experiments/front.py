@@ -132,6 +132,7 @@ def draw_front(path: Path, lines: Sequence[FrontLine], *, title: str) -> Picture
     """
     with open_figure(path, (7.5, 4.4)) as figure:
         axes = figure.subplots()
+        # Rows that show labels ask for more trust, so there is a front without them, too.
         without_labels = [line for line in lines if not line.shows_labels]
         for compared, style in ((without_labels, "-"), (lines, "--")):
             front = find_front(

@@ -144,7 +144,7 @@ _SETS: Mapping[str, _DataSet] = {
     "digits": _DataSet(data=_DIGITS),
     "breast-cancer-errors": _DataSet(data=_ERRORS),
     "wine": _DataSet(data={"dataset": "wine"}),
-    # The same with half as many numbers of a row as the narrowest passive has columns.
+    # The same with half as many values sent of a row as the narrowest passive has columns.
     "digits-narrow": _DataSet(data=_DIGITS, projection=7),
     "breast-cancer-errors-narrow": _DataSet(data=_ERRORS, projection=4),
     "wine-narrow": _DataSet(data={"dataset": "wine"}, projection=2),
@@ -162,14 +162,15 @@ _SETS: Mapping[str, _DataSet] = {
 _JOINT_TRAINING = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
 _NETWORK_METHODS = ("apfed_c", "apfed_r", "tvfl")
 _LABEL_GUARDS = {"apfed_r-frozen": "frozen_gaussian", "apfed_r-fresh": "gaussian"}
-"""APFed-R under local differential privacy, whose exchange uses labels: the guard's mechanism."""
+"""Mechanism of the guard (clip and noise of representations), by name of APFed-R whose exchange
+uses labels, under local differential privacy."""
 _LABELS_AFTER: Mapping[str, str] = {"apfed_r-after": "apfed_r", "apfed_c-after": "apfed_c"}
 """APFed whose exchange uses no label, by its method; local models learn the labels afterwards."""
 _LABELS_AFTER_SHUFFLED: Mapping[str, str] = {f"{name}-mixed-rows": name for name in _LABELS_AFTER}
 """Their ablation: the passives' rows are shuffled, so that they carry no information."""
 _LABELS_AFTER_NOISE = "apfed_r-after-noise"
-"""APFed-R without labels in its exchange, at epsilon_x 1, and noise in the secure sum; the case's
-epsilon bounds what the sums reveal of a passive's row."""
+"""APFed-R without labels in its exchange, with epsilon 1 for representations and noise in the
+secure sum; the case's epsilon bounds what the sums reveal of a passive's row."""
 _LABELS_AFTER_NOISE_SHUFFLED = f"{_LABELS_AFTER_NOISE}-mixed-rows"
 _ONE_EPOCH: Mapping[str, Any] = {
     **LABELS_AFTER,
@@ -180,7 +181,7 @@ _MECHANISM_BY_METHOD: Mapping[str, str] = {
     **_LABEL_GUARDS,
     **dict.fromkeys((*_LABELS_AFTER, *_LABELS_AFTER_SHUFFLED), "frozen_gaussian"),
 }
-"""Methods whose epsilon is that of the guard on representations: the guard's mechanism."""
+"""Mechanism of the guard, by method whose epsilon bounds the guard's releases."""
 _CODE = "apfed_code"
 _CODE_SHUFFLED = "mixed-rows"
 _TEACHER_SUM = "joint_teacher_sum"
@@ -562,7 +563,7 @@ CASES: Mapping[str, GainCase] = _make_cases()
 
 
 def list_own_cases(folder: Path) -> Mapping[str, GainCase]:
-    """Return the cases on the user's own tables in a folder, by name; see `own_tables`.
+    """Return the cases on the user's own tables in a folder that holds `splits.yaml`, by name.
 
     Votes, public codes and APFed without labels in its exchange, for 20, 50, 200 and all labels.
     """
@@ -795,6 +796,7 @@ def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Stu
         add_p_values([row for row in rows if "gain" in row], seeds)
         table = Table(COLUMNS, rows, "What help is worth")
         pictures = _draw_gains(folder / "gains.png", rows)
+        # Pairs of cases that are equal but for whether validation may disable help.
         verdicts = [
             compare_validation(runs[case.name], runs[other.name])
             for case in available

@@ -162,6 +162,7 @@ def _find_leakage(attack: Any, name: str, target: str) -> Leakage:
     if not evaluations:
         advantages = _parse_numbers(attack, f"point {name!r}: attack", low=-math.inf, high=math.inf)
         return _make_leakage(target, "attack", "score", advantages)
+    # Each setting of an attack has one finding for each seed; settings are compared by their means.
     findings_by_setting: dict[str, list[Finding]] = {}
     for evaluation in evaluations:
         for finding in evaluation.findings:

@@ -467,6 +467,8 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1)
         method = METHODS[line.method]
         ablation = make_ablation(point)
         for position, (inference, accuracy) in enumerate(summary.accuracies.items()):
+            # The first mode of inference is the method's own. Only where it needs no passives is a
+            # comparison with local models fair.
             is_local = position == 0 and method.settings.predicts_alone
             over_ablation = None
             if is_local and ablation is not None:

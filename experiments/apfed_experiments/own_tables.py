@@ -58,6 +58,7 @@ def _make_split(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str,
     frame = pd.read_csv(path.parent / present[0], dtype=str)
     if missing := {"id", "label", *chain(*columns_by_party.values())} - set(frame):
         raise ConfigError(f"{path}: {present[0]} lacks the columns {', '.join(sorted(missing))}")
+    # All parties read the same file, each without the columns of the others.
     parties = {}
     for party, columns in columns_by_party.items():
         used_columns = {*columns, "id"}

@@ -109,7 +109,7 @@ def _iter_presets() -> Iterator[tuple[str, Preset]]:
                     "columns": columns,
                 }
                 yield f"apc-vfl/{dataset}/{size}/{aligned}", Preset(about, settings)
-            if size == 5:
+            if size == 5:  # the paper's comparison with SplitNN uses all five columns
                 for rows in printed.aligned:
                     settings = {
                         "dataset": dataset,

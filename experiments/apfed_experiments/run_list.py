@@ -69,6 +69,7 @@ class ListedRun:
         alone: local models of the active; None: not measured.
         run_gain: gain over the best local model, on the same test rows; None: not known.
         promise: weakest guarantee on what leaves a party.
+        wire_bytes: number of bytes sent on all links.
         leaks: attack with the highest advantage, by leak direction (who reads whose what).
         attacked: whether any attack was mounted.
         report: whether the folder holds a report.

@@ -202,7 +202,7 @@ def _run_seeds(
     ).table
     reached = {int(str(seed)): float(value) for seed, value in select_accuracies(table).items()}
     summary = Summary.from_rows(table)
-    shared = float(table["shared"].max())
+    shared = float(table["shared"].max())  # the same for all seeds that know it
     ranking_by_seed = {seed: run.outcome.ranking for seed, run in runs.items()}
     ranked_measures = [
         _summarise_ranking(name, list(runs.values()), summary.gain, shared)
@@ -288,6 +288,7 @@ def _summarise_ranking(
     Returns:
         None: some run does not have two classes, or does not store this measure.
     """
+    # Measures of the method's own mode of inference, which comes first.
     headline_measures = [next(iter(run.outcome.measures.values()), {}) for run in runs]
     for run, measures in zip(runs, headline_measures, strict=True):
         if not run.outcome.ranking or name not in measures:

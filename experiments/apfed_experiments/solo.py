@@ -346,6 +346,7 @@ def load_or_measure_baselines(
                 "measure again"
             )
         return stored
+    # Local models see the active's own table only.
     own = (data or load_data(config.data, seed=config.seed)).select_party(config.data.active_name)
     assert own is not None
     scores_path = baseline_scores_file(path) if with_scores else None
@@ -481,6 +482,7 @@ def _measure_baselines(
     people: tuple[str, ...] = ()
     training_rows = len(_select_training_rows(data))
     is_sample = training_rows > MAX_ROWS
+    # A study stores influences, by person, for intervals over seeds; a run stores predictions.
     if best_predictions is None:
         people = tuple(data.table.ids[row] for row in data.test_rows.tolist())
         measure = MEASURES[config.measure]
@@ -712,6 +714,7 @@ def compare_regressions(
 
     ridge = RidgeCV(alphas=_RIDGE_PENALTIES)
     cosines = RBFSampler(gamma="scale", n_components=_COSINES, random_state=derive_state("cosines"))
+    # Small trees and leaves, since few rows may have a label.
     models: dict[str, Any] = {
         "ridge": make_pipeline(StandardScaler(), ridge),
         "cosines": make_pipeline(StandardScaler(), cosines, ridge),
@@ -778,6 +781,7 @@ def compare_baselines(
     with cache_fits():
         for done, (name, baseline) in enumerate(baselines.items()):
             report_work(_WORK_NAME, done, len(baselines), baseline.title)
+            # Held-out scores choose the best baseline; a fit on all labelled rows is tested.
             held_out = score_out_of_fold(baseline, task)
             predictor = fit_once(baseline, task)
             scores_BK = probabilities_of(predictor.compute_scores(test_BF))

@@ -536,6 +536,7 @@ def iter_figures(run: FinishedRun) -> Figures:
             }
             yield {"target": "solo", **figures, "baseline": solo_baseline.validation}
     for attack in run.attacks or ():
+        # An attack that did not apply, or whose metric is not defined, has no row.
         if attack.advantage is None or not math.isfinite(attack.advantage):
             continue
         metric = str(attack.metric)

@@ -268,6 +268,7 @@ class Gain:
             return None
         measure = MEASURES[str(local_models["metric"].iloc[0])]
         sign = 1.0 if measure.higher_is_better else -1.0
+        # Rows of one local model over the seeds; its `baseline` is the measure on held-out labels.
         runs_by_name = local_models.groupby("name", sort=False)
         chosen = str((sign * runs_by_name["baseline"].mean()).fillna(-math.inf).idxmax())
         best = str((sign * runs_by_name["score"].mean()).idxmax())
@@ -381,6 +382,7 @@ class Summary:
             str(target): target_rows for target, target_rows in rows.groupby("target", sort=False)
         }
         tasks = rows_by_target.pop("task").groupby("name", sort=False)
+        # What remains without the run's model and the local models are attacks.
         rows_by_target.pop("solo", None)
         accuracies = {
             str(name): _make_interval(runs["score"], _get_correlation(rows), _list_influences(runs))

@@ -341,7 +341,7 @@ def make_row(point: DefencePoint, summary: Summary, undefended: Interval) -> Row
     scores: dict[str, float | None] = {"dcs_vflair": None, "dcs_baseline": None}
     if summary.leakage and not point.reference:
         for name in scores:
-            scores[name] = min(
+            scores[name] = min(  # the direction in which most is read decides
                 compute_dcs(
                     attack=leak.score,
                     ideal=leak.baseline if name == "dcs_baseline" else 0.0,
@@ -628,6 +628,7 @@ def _draw_points(
     row's guarantee for the legend.
     """
     defences = dict.fromkeys(row["defence"] for row in rows)
+    # The strengths of one defence share colour and marker.
     styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
     numbers: list[Text] = []
     for count, row in enumerate(rows, start=1):

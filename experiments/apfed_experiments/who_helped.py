@@ -137,6 +137,7 @@ def _compare_points(
                 "wire_bytes": sent - summary.wire_bytes,
             }
         )
+    # p-values are adjusted for the number of passives only, before the row of all is added.
     add_p_values(rows, seeds)
     gain = Gain.from_rows(joint)
     if gain is not None:

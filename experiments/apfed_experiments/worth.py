@@ -156,7 +156,7 @@ def draw_worth(
     for height, worth in zip(heights, worths, strict=True):
         if worth is None:
             continue
-        excludes_zero = worth.low > 0 or worth.high < 0
+        excludes_zero = worth.low > 0 or worth.high < 0  # such dots are filled
         worth_axes.errorbar(
             scale * worth.mean,
             height,

@@ -195,6 +195,7 @@ def _count_errors(
     tested = len(scores_0)
     hits = int((scores_1 > threshold).sum())
     alarms = int((scores_0 > threshold).sum())
+    # Without hits the rate of true positives may be 0; with alarms only, that of false ones 1.
     tpr_low = float(beta.ppf(level / 2, hits, tested - hits + 1)) if hits else 0.0
     fpr_high = (
         float(beta.ppf(1 - level / 2, alarms + 1, tested - alarms)) if alarms < tested else 1.0

@@ -198,6 +198,7 @@ class Retrainings:
         matches = (rows_B == self.task.record).nonzero().flatten().tolist()
         position = matches[0] if matches else -1
         has_record = bool(matches)
+        # Every retraining has the same batch, but for the record in world 1.
         x_RBF = self.task.features[rows_B].repeat(self.count, 1, 1)
         y_RB = self.task.labels[rows_B].repeat(self.count, 1)
         if has_record:
@@ -209,6 +210,7 @@ class Retrainings:
         gradient_RBD = self._run_passive_step(sent_RBD, self.task.passive_features[rows_B])
         sum_RP = self.compute_example_terms(x_RBF, y_RB, gradient_RBD).sum(1)
         update_RP = sum_RP + self.get_noise_deviation() * self._draw_normal(sum_RP)
+        # A likelihood ratio needs what would be sent in either world at the same parameters.
         worlds: tuple[tuple[Tensor, Tensor], ...] = ()
         if has_record:
             worlds = self._collect_worlds(sum_RP, gradient_RBD[:, position : position + 1])

@@ -233,6 +233,7 @@ def _measure_attack(
     choice = AttackChoice(name=attack, options=dict(options))
     mounted = run_attacks(recording, [choice], seed=seed)
     results = [result for result in mounted if result.advantage is not None]
+    # The attack applied to nobody: its row has the reason.
     if not results:
         return {"accuracy": 100 * accuracy, "refused": str(mounted[0].reason)}
     metric = str(results[0].metric)

@@ -109,6 +109,7 @@ def list_warnings(run: ReportedRun) -> tuple[str, ...]:
     active_sends = "the active sends representations" in words
     rare_rows = _count_rare_class_rows(run.outcome.ranking)
     were_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
+    # Each sentence stands beside the fact of the run under which it is shown.
     conditions_and_sentences = (
         (
             "synthetic" in run.config.data.dataset,

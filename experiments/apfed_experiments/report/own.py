@@ -178,6 +178,8 @@ class ReportedParty:
     """A passive with everything that its report shows, read from its own folder.
 
     Attributes:
+        config, contract: settings and contract of the run.
+        contract_sha256: hash of the contract.
         flows: numbers and bytes of messages by sender, receiver and kind.
         charges: number of privacy costs recorded, by ledger.
         attacks: results of attacks that the passive ran on its own messages; None: it ran none.
@@ -255,6 +257,7 @@ def load_party(path: Path) -> ReportedParty | None:
     """
     folder = RunFolder(path)
     own_side = OwnSide.from_folder(path)
+    # A folder with the run's result is no passive's.
     if own_side is None or folder.result.is_file():
         return None
     for file in (folder.config, folder.contract, folder.flows):

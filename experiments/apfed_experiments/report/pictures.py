@@ -232,6 +232,7 @@ def _draw_calibration(run: ReportedRun) -> Drawing:
     axes = figure.subplots()
     highest = 0.0
     for point in points:
+        # The 95 % interval of the observed share, from the number of positives and of rows.
         low, high = proportion_interval(round(point.observed * point.rows), point.rows)
         axes.plot([point.predicted] * 2, [low, high], color=OURS, linewidth=1.2)
         axes.plot(point.predicted, point.observed, "o", color=OURS, markersize=5)
@@ -339,7 +340,7 @@ def _draw_dumbbells(
             linespacing=1.15,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
         )
-        height = row + (1 - names_share) * 0.6
+        height = row + (1 - names_share) * 0.6  # a little below the middle of the space
         axes.plot([baseline, attack], [height, height], color=FAINT, linewidth=5, zorder=1)
         axes.plot(baseline, height, "D", color=OTHER, markersize=7)
         axes.plot(attack, height, "o", color=ATTACK, markersize=9)

@@ -32,7 +32,15 @@ _MAX_AUDITED_RELEASES = 1000
 
 
 class EpochMetrics(Written):
-    """A line of the run's metrics file; `accuracy` and `measures` are by mode of inference."""
+    """A line of the run's metrics file.
+
+    Attributes:
+        epoch, step: number of the epoch, and number of steps done.
+        loss: mean task loss of the epoch; None: nothing was trained.
+        accuracy, measures: by mode of inference; None: the epoch was not evaluated.
+        wire_bytes: number of bytes sent so far.
+        seconds: time so far.
+    """
 
     epoch: int
     step: int

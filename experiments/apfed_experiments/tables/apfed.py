@@ -89,6 +89,8 @@ class Training:
         learning_rate: learning rate of SGD when training begins.
         seeds: number of seeds.
         rows: number of rows in use, training and test; None: all.
+        batch_size: number of rows of a step.
+        precision: number format of the networks.
         schedule_steps: steps after which the learning rate's schedule ends; None: constant rate.
     """
 
@@ -127,6 +129,7 @@ def make_run_config(
     """
     base = base_config("apfed-table2")
     views, active_view = setting.split("-")
+    # Only passives that return gradients of their own losses have a weight lambda.
     has_lambda = METHODS[method].settings.sums_gradients
     lambda_suffix = [f"lambda{weight:g}"] if has_lambda else []
     labels_suffix = [f"n{labelled}"] if labelled else []

@@ -161,6 +161,7 @@ def measure_training(
     run_settings = {"seed": seed, "party_seeds": "shared_for_comparison"}
     run_config = Config.model_validate({**config, **run_settings})
     all_data = load_data(run_config.data, seed=seed)
+    # In the session's data the held-out rows stand in for the test rows, which choose nothing.
     data = hold_out_training_rows(all_data, held_out)
     session = begin_simulation(run_config, give_active_view(data) if reads_own_view else data)
     active = session.learner

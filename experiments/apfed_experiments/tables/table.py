@@ -226,7 +226,12 @@ def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
 
 @dataclass(frozen=True)
 class Size:
-    """The extent to which a table is measured: its default part, or all of it."""
+    """The extent to which a table is measured: its default part, or all of it.
+
+    Attributes:
+        lines: rows of the table.
+        seeds: number of seeds with which every job is measured.
+    """
 
     lines: Sequence[Line]
     seeds: int
@@ -365,6 +370,7 @@ def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
         return f"{low:{form}} to {high:{form}}"
 
     cells = [Column(name=name, title=name) for name in (rows[0]["line"].cells if rows else ())]
+    # Columns of numbers for programs; people see the formatted ones below.
     plain = make_hidden_columns(
         "seeds", "mean", "sd", "low", "high", "paper", "paper_sd", "difference", "in_sd"
     )
@@ -397,6 +403,7 @@ def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: Pa
         if sd is not None and paper.sd is not None:
             combined_sd = math.hypot(sd, paper.sd)
             in_sd = difference / combined_sd if combined_sd else None
+    # One seed has no interval.
     low = high = limits = None
     if interval is not None and sd is not None:
         low = interval.low
@@ -512,6 +519,7 @@ def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
     for row in lines:
         series.setdefault(row["line"].series, []).append(row)
     ticks = sorted({row["line"].at for row in lines})
+    # Curves are shifted to both sides of the tick; an axis with one tick has length 1.
     step = _CURVE_SHIFT * (ticks[-1] - ticks[0] or 1.0)
     for index, (name, rows) in enumerate(series.items()):
         colour = COLOURS[index % len(COLOURS)]
