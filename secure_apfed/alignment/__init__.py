@@ -42,6 +42,7 @@ def check_alignment(settings: AlignmentSettings) -> None:
     These are an unknown protocol, one that reveals overlaps that must stay hidden, ambiguous date
     formats, and a maximum of IDs whose announcement alone would use up the peers' memory.
     """
+    # Called for its ConfigError: date formats that are ambiguous.
     make_id_rules(settings)
     if settings.backend not in SET_INTERSECTIONS:
         names = ", ".join(["auto", *sorted(SET_INTERSECTIONS)])

@@ -107,6 +107,7 @@ def _check_package(name: str, module: str, purpose: str, remedy: str, absent: St
     try:
         with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet):
             warnings.simplefilter("ignore")
+            # Imported for its errors only: a package that is installed may still fail to load.
             importlib.import_module(module)
         return Finding("packages", name, "ok", importlib.metadata.version(name))
     except (ImportError, OSError, AttributeError) as error:

@@ -83,6 +83,7 @@ class Config(RunSettings):
         from secure_apfed.config.checks import import_named_plugins
 
         super().__setstate__(state)
+        # An unpickled object skipped the validation that imports plug-ins, as in a new process.
         import_named_plugins(self)
 
     @model_validator(mode="after")

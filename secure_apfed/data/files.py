@@ -220,6 +220,7 @@ def fetch_file(
 def _is_correct(path: Path, file: DataFile) -> bool:
     """Return whether this file exists and has the catalogue's size and digest."""
     try:
+        # Its content is not needed here, only the DataError of a wrong file.
         load_checked_file(path, file, remedy="get it again")
     except DataError:
         return False

@@ -182,6 +182,7 @@ class DriftMeter:
         """Start with sums of zero, for each feature of the encoding."""
         self._parts = list(zip(encoding.columns, encoding.places, strict=True))
         self.counts = CellCounts()
+        # Three arrays in one: sums, sums of squares, and largest absolute values.
         zeros = torch.zeros(3, *encoding.shape, dtype=torch.float64)
         self._sum_F, self._squares_F, self._largest_F = zeros
 

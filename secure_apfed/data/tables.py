@@ -869,6 +869,7 @@ def _list_non_numeric(
         if has_measures(frame[column], formats):
             continue
         try:
+            # Called for its DataError: some cell is not a number.
             read_numbers(frame[column], source=party)
         except DataError:
             wrong.append(column)
@@ -903,6 +904,7 @@ def _make_numeric_texts_error(
     )
     reason = ""
     try:
+        # Called for its DataError, which names the first cell that is not a number.
         read_numbers(frame[columns[0]], source=advice.party)
     except DataError as error:
         reason = str(error)
@@ -1014,6 +1016,7 @@ def find_table_faults(settings: DataSettings, name: str, *, seed: int) -> tuple[
     """Return all faults of one party's table."""
     faults = FaultList()
     with faults.gather_faults():
+        # The data are not needed, only the faults that reading them notes.
         load_own_tables(settings, name, seed=seed)
     return tuple(faults.faults)
 

@@ -175,6 +175,7 @@ class Relay:
         self._allowed = allowed
         self._strangers = StrangerQueue()
         self._revoked_list = RevokedList(revoked)
+        # Called for its errors: a list that cannot be read must stop the relay at once.
         self._revoked_list.load_entries()
         self._changed = threading.Condition()
         self._rooms: dict[bytes, dict[_Entry, _Stream]] = {}

@@ -191,6 +191,7 @@ def _check_ipv6(bare: str, text: str) -> None:
     """
     _, _, zone = bare.partition("%")
     try:
+        # Called for its ValueError: not an IPv6 address.
         IPv6Address(bare)
         if zone:
             check_host(zone)

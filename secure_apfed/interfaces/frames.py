@@ -520,6 +520,7 @@ def _check_column(column: "pd.Series", *, party: str) -> None:
             "all numbers or all text, as with .astype(str), or drop the column"
         )
     try:
+        # The table is not needed, only pyarrow's errors about cells that Parquet cannot hold.
         Table.from_pandas(column.to_frame(), preserve_index=False)
     except (ArrowException, ValueError, TypeError) as error:
         raise DataError(

@@ -223,6 +223,7 @@ def run_relay(files: Iterable[Path]) -> Iterator[None]:
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
+                # Five seconds to end by itself, then it is killed.
                 process.wait(5)
             process.kill()
 

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
 def _check_address(text: str) -> str:
     """Return the address if it is "host:port". Raises ValueError."""
     try:
+        # Called for its error; the text itself is kept.
         parse_address(text)
     except LocalProtocolError as error:
         raise ValueError(str(error)) from None

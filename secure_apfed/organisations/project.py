@@ -811,6 +811,8 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
         files[f"{_RELAY}-{_CERTIFICATE}"] = sealed.certificates.get(_RELAY)
     for name, pem in files.items():
         write_atomically(folder / name, (pem or "").encode())
+    # Called for its errors: certificate, key and authority must fit together before the project
+    # counts as installed.
     Credentials.from_files(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
     if path.absolute() != (folder / SEALED).absolute():
         write_atomically(folder / SEALED, load_bytes(path, maximum=_MAX_BYTES))

@@ -164,6 +164,8 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
         key = _find_key_file(pem, file.folder / _NEXT_KEY, tls.key)
         write_atomically(next_certificate, pem)
         try:
+            # Called for its errors: the new certificate must fit the key before it replaces the old
+            # one.
             Credentials.from_files(tls.ca, next_certificate, key, name=file.party)
         finally:
             next_certificate.unlink()

@@ -269,6 +269,7 @@ class SessionFiles:
 
     def _require_usable(self) -> None:
         """Read all files as a new session would. Raises ConfigError, OSError: one is unusable."""
+        # The results are not needed: each call raises if its file is unusable.
         self._file.from_file(self._path)
         tls = self._file.tls
         if tls is not None:

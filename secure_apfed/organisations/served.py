@@ -98,6 +98,7 @@ def _read_run_name(folder: PartyFolder) -> str:
     """
     try:
         document = load_json(folder.contract, dict[str, Any])["document"]
+        # Raises CheckpointError if the contract has a format that this version cannot read.
         CONTRACT.parse_format_number(folder.contract, document)
         return Contract.model_validate(document).run
     except (KeyError, ValidationError) as error:

@@ -228,6 +228,7 @@ def _require_format(body: bytes, *, path: Path, number: int) -> None:
     except (ValueError, RecursionError):
         return
     if isinstance(line, dict) and line.get("event") == "opened":
+        # Called for its CheckpointError: a format that this version cannot read.
         AUDIT_LOG.parse_format_number(f"{path}, line {number}", line)
 
 
@@ -305,6 +306,7 @@ def _is_torn(line: bytes) -> bool:
     if line.endswith(b"\n") or not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
         return False
     try:
+        # A line that was written completely parses; one that was cut off does not.
         json.loads(line)
     except (ValueError, RecursionError):
         return True

@@ -503,6 +503,7 @@ def load_contract(path: Path, kind: type[ContractT]) -> ContractT:
 
     Raises CheckpointError: the file is missing, of another format, or not of this type.
     """
+    # Raises if this version cannot read the format; then the same file is read as `kind`.
     CONTRACT.parse_format_number(path, load_json(path, dict[str, Any]).get("document"))
     return load_json(path, kind)
 

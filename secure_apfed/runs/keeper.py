@@ -116,6 +116,7 @@ def load_joint_network(
         header_bytes = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + header_bytes])
         card_text = header["__metadata__"][_CARD_KEY]
+        # Raises CheckpointError if this version cannot read the format.
         JOINT_NETWORK.parse_format_number(folder.joint, json.loads(card_text))
         card = JointNetworkCard.model_validate_json(card_text)
         tensors = load(content)
@@ -295,6 +296,7 @@ def _check_format(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = msgpack.unpackb(load_with_checksum(path), strict_map_key=False)
     if not isinstance(content, dict):
         raise TypeError(f"it holds {type(content).__name__} in place of fields")
+    # Raises CheckpointError if this version cannot read the format.
     CHECKPOINT.parse_format_number(path, content)
     return content
 

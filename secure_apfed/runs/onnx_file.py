@@ -169,6 +169,7 @@ def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> An
     graph_proto = helper.make_graph(
         graph.nodes, "encoding", graph.inputs, [output], graph.constants
     )
+    # Version 3 of the operators for machine learning, which encode categories.
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", 3)]
     return helper.make_model(graph_proto, opset_imports=opsets)
 

@@ -477,6 +477,7 @@ def load_recording(
     transcript.keep_in(path)
     try:
         state = msgpack.unpackb(load_bytes(folder.transcript), strict_map_key=False)
+        # Raises CheckpointError if this version cannot read the format.
         RECORDING.parse_format_number(folder.transcript, state)
         transcript.load_state_dict(state)
         alignment = load(load_bytes(folder.alignment))

@@ -306,6 +306,7 @@ class _SimulationCallbacks(RunCallbacks):
                     "parties sent, since each ran in a process of its own"
                 )
             recorded = msgpack.unpackb(files.load_step(state.step), strict_map_key=False)
+            # Raises CheckpointError if this version cannot read the format.
             RECORDING.parse_format_number(files.get_path(state.step), recorded)
             self.past = load_broken_sessions(folder.broken_off)
             transcript.resume_record(recorded, self.past.sent)

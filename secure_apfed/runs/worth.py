@@ -129,6 +129,7 @@ def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
+            # Made for its errors: a sum of too few parties is refused before anything is trained.
             make_sum(leave_out_settings(config, left_out), "who helped", "active", others)
     except (ConfigError, LocalProtocolError) as error:
         raise ConfigError(f"who helped: without {left_out}: {error}") from error

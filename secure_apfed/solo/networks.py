@@ -485,6 +485,7 @@ def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
         guesses = [_augment_rows(others_GBF, draw) for _ in range(_GUESSES)]
         mean_GBK = _guess_labels(networks, guesses)
         guessed_G1K.lerp_(_compute_frequencies(mean_GBK), 1 - _AVERAGE)
+        # A class that was never guessed must not divide by 0.
         targets_GBK = _sharpen_guess(mean_GBK * frequency_G1K / guessed_G1K.clamp_min(1e-6))
         x_GMF = torch.cat([x_GBF, *guesses], dim=1)
         y_GMK = torch.cat([y_GBK, *([targets_GBK] * _GUESSES)], dim=1)
