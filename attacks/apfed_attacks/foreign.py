@@ -451,7 +451,7 @@ def _plan_attacks(
     """Return the attacks that apply, each with its view, and by name why others do not.
 
     `attacks`: names or choices of attacks; None: all. `seed`: seed of all random draws. `device`:
-    where attacks compute.
+    where attacks compute. `loop`: the checked arrays.
     """
     lacking = dict[str, str]()
     planned = list[tuple[Attack, AdversaryView]]()
@@ -560,6 +560,7 @@ def _add_known_rows(
     """Add to the adversary's knowledge the rows whose label and features it knows.
 
     `positions`: positions of these rows; None: the seed draws as many as the attack's options say.
+    `truth`: labels and features of all rows.
 
     Raises AttackError: so many are drawn that nothing is left to guess.
     """
@@ -591,6 +592,8 @@ def _build_envelopes(
 
     A step that repeats a row begins the next pass. `rows`: number of rows. `has_gradients`: whether
     gradients came back, so that the adversary is the party that made h.
+
+    `steps`: rows, h and gradients of each step.
     """
     maker, reader = (_ADVERSARY, _OTHER) if has_gradients else (_OTHER, _ADVERSARY)
     passes = [list[Envelope]()]

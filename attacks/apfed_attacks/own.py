@@ -70,7 +70,7 @@ def _attack_batches(
     party's own labels and features.
 
     `batches`: what the receiver got, in order. `chosen`: attacks with options; None: all that
-    apply.
+    apply. `record`: what the party sent and received, with its data.
     """
     adversary = receiver
     if kind is Kind.CONTRIBUTION:
@@ -110,6 +110,8 @@ def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[str, Tensor, T
     A truth is its target ("labels" or "features"), the values (N, ...) of the aligned rows, and a
     mask (N,) of the rows whose value the party knows; others mean nothing. Labels serve if they are
     classes, features unless gradients were sent.
+
+    `record`: what the party sent and received, with its data.
     """
     assert record.held is not None
     rows_N = record.rows  # -1 where the party has no row
@@ -129,6 +131,8 @@ def _select_batches(
 
     An index counts the known rows alone. `is_known_N`: mask of the aligned rows whose truth is
     known.
+
+    `batches`: what the receiver got.
     """
     index_N = torch.where(is_known_N, is_known_N.cumsum(0) - 1, -1)
     for batch in batches:

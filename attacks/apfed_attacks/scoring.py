@@ -57,6 +57,8 @@ def _match_class_scores(prediction: Prediction, labels_N: Array) -> Array:
     The usual clustering accuracy (Hungarian matching on the confusion matrix; Xie et al.,
     Unsupervised Deep Embedding, 2016). It uses the truth: an upper bound on what an
     adversary reaches that can name its K clusters, for instance by one label each.
+
+    `prediction`: scores by class or by cluster.
     """
     scores_NK = prediction.values
     if not prediction.clusters:
@@ -210,7 +212,8 @@ def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
 def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
     """Return AUC, and true positive rates at false positive rates of 1 % and 0.1 %.
 
-    `members_n2`: whether each candidate trained the model, and whether it was aligned.
+    `members_n2`: whether each candidate trained the model, and whether it was aligned. `scores_n`:
+    higher where a candidate more likely trained the model.
     """
     corners = _compute_roc_corners(scores_n, members_n2)
 
@@ -447,6 +450,8 @@ def _get_known_positions(attack: Attack, view: AdversaryView) -> Tensor:
 def _select_truth(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
     """Return what the attack guesses: labels (A,), the victim's features (A, ...), or membership
     and alignment of candidates (n, 2). Raises AttackError: the victim has no features.
+
+    `truth`: all that guesses of this victim are scored by.
     """
     if attack.target == "labels":
         return truth.labels.numpy()

@@ -115,6 +115,8 @@ def _mount(
 ) -> tuple[Finding, ...]:
     """Return what the attack finds in the arrays.
 
+    `kind`: class of the attack. `choice`: its name and options.
+
     Raises:
         PromiseError: it reads something else.
     """

@@ -675,7 +675,10 @@ class StoredIntersection:
         return cls(folder, agreed, fingerprint, secret) if stored_terms == terms else cls(folder)
 
     def store_agreement(self, agreed: Agreed) -> None:
-        """Delete the former record, and store the new agreement with a fresh secret."""
+        """Delete the former record, and store the new agreement with a fresh secret.
+
+        `agreed`: what the parties agreed on.
+        """
         self.delete_files()
         self.agreed = agreed
         self.secret = fresh_key()

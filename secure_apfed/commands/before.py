@@ -291,7 +291,7 @@ def _calibrate_noise(
 
     `mechanism`: mechanism of the guard. `clip`: L2 bound of a representation. `sigma` is the
     standard deviation of the noise on each number, `noise_multiplier` that divided by the
-    sensitivity 2C.
+    sensitivity 2C. `epochs`: number of training epochs.
     """
     from secure_apfed.privacy.accountants import calibrate_sigma, gdp_mu
 

@@ -336,7 +336,10 @@ def _show_result(
 def _list_score_rows(
     config: "Config", result: "RunResult", finished: "FinishedRun"
 ) -> Iterator[tuple[str, str]]:
-    """Yield title and text of the run's measure by way of inference, then of the accuracies."""
+    """Yield title and text of the run's measure by way of inference, then of the accuracies.
+
+    `finished`: the run as its folder stores it.
+    """
     from apfed_experiments.variants import describe_tested_rows, title_variant
     from secure_apfed.measures.table import ACCURACY, MEASURES
     from secure_apfed.runs.outcome import measure_text

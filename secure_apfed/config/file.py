@@ -91,6 +91,8 @@ def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
 
     Pydantic's location also holds names of union members, which no file contains; only names that
     lead to a value in `raw`, the settings as plain values from YAML, are kept.
+
+    `detail`: one of pydantic's errors.
     """
     names = list(detail["loc"])
     is_missing = detail["type"] == "missing"
@@ -118,6 +120,8 @@ def _find_key_names(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list
 
     It is relative to the error's location, which for a field's own validator includes that field.
     `raw`: the settings as plain values from YAML.
+
+    `detail`: one of pydantic's errors.
     """
     if detail["type"] != "value_error":
         return []
@@ -186,6 +190,8 @@ def _suggest_choice(value: Any, details: list[ErrorDetails]) -> str:
     """Return a hint with the choice closest to a misspelt one; "" if none is close.
 
     Choices are read from pydantic's errors, where they are texts such as "'a', 'b' or 'c'".
+
+    `value`: what was written. `details`: pydantic's errors about it.
     """
     choices = []
     for detail in details:
@@ -218,7 +224,8 @@ def _list_known_keys(annotation: Any, path: KeyPath, value: Any) -> Iterator[str
 def _find_models_at(annotation: Any, path: KeyPath, value: Any) -> Iterator[type[BaseModel]]:
     """Yield the settings classes at `path` inside a declared type.
 
-    `value`: the plain value of this type, which chooses members of unions.
+    `value`: the plain value of this type, which chooses members of unions. `annotation`: the
+    declared type.
     """
     for option in _list_union_members(annotation):
         arguments = get_args(option)

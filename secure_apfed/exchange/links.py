@@ -127,7 +127,7 @@ def count_overhead(envelope: Envelope, *, sealed: bool) -> int:
 def _log_envelope(action: str, envelope: Envelope, size: int) -> None:
     """Log who exchanges what with whom, and how many bytes on the wire; nothing of the content.
 
-    `action`: "sent" or "received".
+    `action`: "sent" or "received". `size`: bytes on the wire.
     """
     _LOGGER.debug(
         "%s %s: step %d, from %s to %s, %d bytes",
@@ -644,6 +644,8 @@ class Heartbeats:
         """Accept no more heartbeats than these, by peer, within the `with` block.
 
         The former limits hold as well, and heartbeats within the block count towards them.
+
+        `counts`: name of a peer -> the largest number of heartbeats.
         """
         allowed_before = {peer: self._allowed.get(peer, 0) for peer in counts}
         limits = {peer: min(count, allowed_before[peer]) for peer, count in counts.items()}

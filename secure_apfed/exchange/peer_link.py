@@ -43,7 +43,8 @@ class PeerLink(ResumableLink):
         """Open the link of `me` to `peer`.
 
         `connect`: makes a new connection; called again after each break. `patience_s`: seconds that
-        the peer may be away, at first and after each break.
+        the peer may be away, at first and after each break. `hub`: name of the one of the two that
+        listens.
         """
         self.me = me
         self.peer = peer

@@ -190,7 +190,8 @@ class Relay:
 
         Runs in a thread of its own until the connection ends.
 
-        `certificate`: the caller's, in PEM, as verified by TLS; empty without TLS.
+        `certificate`: the caller's, in PEM, as verified by TLS; empty without TLS. `stranger`: the
+        connection, before its identity is proven.
         """
         self._strangers.add(stranger)
         try:
@@ -218,7 +219,10 @@ class Relay:
                 self._remove_stream(stream)
 
     def _require_not_revoked(self, revocation_entries: frozenset[str]) -> None:
-        """Raise RemoteProtocolError if the list names one of these, or cannot be read."""
+        """Raise RemoteProtocolError if the list names one of these, or cannot be read.
+
+        `revocation_entries`: digests and keys (hex) of the party that enters.
+        """
         try:
             revoked = self._revoked_list.load_entries()
         except ConfigError as error:

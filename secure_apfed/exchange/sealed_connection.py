@@ -231,6 +231,8 @@ def _require_expected_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
 def _require_not_revoked(me: LocalEnd, name: str, theirs: _Hello) -> None:
     """Raise RemoteProtocolError if the identity of the peer `name`, or the certificate in its
     hello, is revoked.
+
+    `theirs`: the peer's hello, with identity and certificate digest.
     """
     revoked = me.revoked()
     if me.known[name].hex() in revoked:
@@ -369,7 +371,8 @@ class PeerAcceptor:
 
         A connection that fails is closed, and the reason stored for `take_connection`.
 
-        `certificate`: the caller's, in PEM, as verified by TLS; empty without TLS.
+        `certificate`: the caller's, in PEM, as verified by TLS; empty without TLS. `stranger`: the
+        connection, before its identity is proven.
         """
         claimed: list[str] = []  # the claimed name, once the hello has come
 

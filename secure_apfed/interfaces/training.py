@@ -753,7 +753,8 @@ def _set_rates(
     """Return an optimizer's function with the rates that `train` sets.
 
     `party`: name of the party whose own optimizer it is, which keeps rates that its function does
-    not take; empty: the optimizer of all parties.
+    not take; empty: the optimizer of all parties. `make`: the optimizer's function; None: the
+    default optimizer.
 
     Raises:
         ConfigError: the function of all takes no such rate, or has one; names both.
@@ -1328,6 +1329,8 @@ def _list_texts(rows: pd.DataFrame) -> list[Any]:
 def _read_labels(active: Active, choice: _DataChoice) -> tuple[Tensor, tuple[Any, ...]]:
     """Return the class of each row, `UNLABELLED` where there is none, and the classes.
 
+    `choice`: how labels are read and split.
+
     Raises DataError: the labels are not one class a row, of two classes or more.
     """
     labels = active.labels
@@ -1382,6 +1385,8 @@ _MARKERS = frozenset({"-1", "-99", "-100", "-999"})
 
 def _sort_classes(known: "pd.Series", party: str, choice: _DataChoice) -> tuple[Any, ...]:
     """Return the classes of the known labels in order; the settings may list them.
+
+    `choice`: how labels are read and split.
 
     Raises:
         DataError: there is one class alone, or one in several spellings. Warns

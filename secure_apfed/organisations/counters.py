@@ -255,7 +255,10 @@ class CounterFiles:
     def __init__(
         self, folder: Path, party: str, noted: Mapping[str, Count] = {}, *, watches: bool = True
     ) -> None:
-        """Take the recorded counts; no file is read yet."""
+        """Take the recorded counts; no file is read yet.
+
+        `noted`: file name -> the recorded count. `watches`: whether files are read for new counts.
+        """
         self._folder = folder
         self._party = party
         self._reads_files = watches

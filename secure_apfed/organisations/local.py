@@ -413,6 +413,8 @@ def _prepare_peers(run: RunFolder, names: Sequence[str], link_type: LinkType) ->
     """Create the parties' folders and keys; return the address and identity of each, by name.
 
     Over a relay or NVFlare parties have no addresses.
+
+    `run`: folder of the run. `names`: names of the parties. `link_type`: type of their connections.
     """
     addresses: Sequence[str | None] = find_free_addresses(len(names))
     if link_type in ("relay", "nvflare"):

@@ -700,7 +700,10 @@ class _JointPrediction:
         self._refused = 0
 
     async def predict_blocks(self, context: PartyContext, links: Links) -> None:
-        """Predict block after block with the other parties; raise why they stopped answering."""
+        """Predict block after block with the other parties; raise why they stopped answering.
+
+        `context`: the party in the session. `links`: links to the other parties.
+        """
         predictor = await JointPredictor.start_session(
             context, links, self._party.method, self._party.tensors
         )

@@ -740,7 +740,8 @@ def _find_warnings(
 ) -> Iterator[str]:
     """Yield warnings for the user before the run: of weak protection and avoidable traffic.
 
-    `epsilon`: epsilon_x of the plan. `passives`: number of passives.
+    `epsilon`: epsilon_x of the plan. `passives`: number of passives. `rehearsal`: traffic and time
+    of a few steps with random data. `links`: the forecast traffic.
     """
     method_facts = config.method.facts
     sends_representations = "representations are sent" in method_facts
@@ -943,7 +944,9 @@ def _make_random_data(
 ) -> VerticalData:
     """Return random tables shaped like the real ones, with this share of aligned rows.
 
-    `train`: number of training rows. `labelled`: number of those with a label.
+    `train`: number of training rows. `labelled`: number of those with a label. `template`: the real
+    tables, or zeros of their shapes. `aligned`: share of the active's training rows that all
+    parties have.
     """
     rows = train + min(_TEST_ROWS, max(_MIN_ROWS, len(template.test_rows)))
     # Aligned rows are spread evenly, as in the batches of a run.
@@ -979,7 +982,10 @@ def _make_random_data(
 def _make_random_table(
     data: VerticalData, template: PartyTable, ids: Sequence[str], generator: torch.Generator
 ) -> PartyTable:
-    """Return a random table shaped like the real one, with these IDs and labels of all classes."""
+    """Return a random table shaped like the real one, with these IDs and labels of all classes.
+
+    `data`: tables of all parties. `template`: table of this party. `ids`: IDs of the rows.
+    """
     # Distributed like standardised columns: from all-positive features an encoder may make
     # representations without variance, which are not sent.
     features = torch.randn(len(ids), *template.features.shape[1:], generator=generator)

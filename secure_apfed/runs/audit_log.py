@@ -917,7 +917,7 @@ def _describe_parting(
     """Return where two logs disagree: the receiver's frame, and the next one of the sender's log.
 
     `expected`: next message in the sender's log; None: the log ends there, perhaps since lines were
-    lost.
+    lost. `received`: the receiver's message. `sender`: summary of the sender's log.
     """
     may_have_lost_lines = sender.unsigned or sender.torn
     lost = "; a machine that loses power may lose lines" if may_have_lost_lines else ""

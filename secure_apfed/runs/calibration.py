@@ -97,6 +97,8 @@ def _split_rows(data: OwnData, labels_n: IntArray, seed: int) -> _Folds:
     A model may memorise its training rows, and on other rows mean and spread of its scores may
     differ. So a fold leaves out unlabelled rows, too, if there are enough; otherwise `unseen` are
     its labelled ones.
+
+    `labels_n`: classes of the labelled rows.
     """
     labelled = split_folds(labels_n, FOLDS, seed)
     positions_n = torch.searchsorted(data.train_rows, data.labelled_rows).numpy()
@@ -190,6 +192,8 @@ def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iter
 
     The run's method trains these models; if it cannot, an own network with the run's settings is
     trained locally.
+
+    `folds`: the rows that each fold leaves out.
     """
     rows = data.train_rows
     parts = [data.labelled_rows[torch.from_numpy(part)] for part in folds.labelled]

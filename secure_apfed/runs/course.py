@@ -468,6 +468,8 @@ class RunWriter:
     ) -> dict[str, Any]:
         """Return the model card (JSON values): what is needed to use the model, and what the run
         guarantees.
+
+        `outcome`: what `result.json` gets. `evaluation`: measures of the finished model.
         """
         privacy = outcome.privacy
         return {

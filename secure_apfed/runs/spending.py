@@ -93,6 +93,8 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
 
     Where passives release them, it is the highest that they reported. Epsilon is infinite until
     all have reported, and where something is released that no ledger counts.
+
+    `delta`: delta at which epsilon is computed.
     """
     nothing = PrivacySpent.for_no_release(delta=delta)
     method = session.party_session.party.config.method
@@ -119,7 +121,10 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
 
 
 def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
-    """Return the cost with the epsilon that every installed accountant computes; takes seconds."""
+    """Return the cost with the epsilon that every installed accountant computes; takes seconds.
+
+    `spent`: the cost by this library's own accountant.
+    """
     worst = _pick_worst_ledger(_list_release_ledgers(session))
     if not 0 < spent.epsilon_x < math.inf:
         return spent

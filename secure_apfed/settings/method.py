@@ -122,6 +122,8 @@ class MethodSettings(Settings, ABC):
         its features.
 
         0: no more than a row without a label. `labelled`: how many labelled rows there are.
+
+        `classes`, `passives`: how many there are.
         """
         del config, labelled, classes, passives  # for methods that override this
         return 0

@@ -303,7 +303,8 @@ def _make_promise(
 ) -> Promise:
     """Return a privacy guarantee; epsilon 0 means that nothing was sent yet.
 
-    `why`: the reason for an infinite epsilon.
+    `why`: the reason for an infinite epsilon. `figure`: name of the epsilon. `releases`: the most
+    releases of one row that it covers; None: not counted.
     """
     if epsilon == 0:
         return Promise(figure=figure, epsilon=None, party=party, why=_NOT_YET)

@@ -120,6 +120,8 @@ def measure_collapse(predictor: Predictor, task: SoloTask) -> float:
 
     It is the total variation distance between the class shares predicted on rows without a label
     and those of the labels; 0 if fewer than 30 rows have no label.
+
+    `predictor`: a fitted model.
     """
     unlabelled = np.setdiff1d(np.arange(len(task.features)), task.labelled)
     if len(unlabelled) < _MIN_UNLABELLED:

@@ -88,6 +88,7 @@ def build_classifier(
     """Return the predictor of a fitted scikit-learn classifier.
 
     `scale`: the fitted scaler of its rows. `kind`: makes the same model as tensors, for storage.
+    `classes`: K.
     """
     return Predictor(
         lambda x_BF: table_of(model, scale.transform(x_BF), classes), lambda: FittedModel(kind())
@@ -97,7 +98,7 @@ def build_classifier(
 def build_regression(scale: Any, model: Any, classes: int) -> Predictor:
     """Return the predictor of a fitted logistic regression on standardised rows.
 
-    `scale`: the fitted scaler of its rows.
+    `scale`: the fitted scaler of its rows. `classes`: K.
     """
 
     def build_layers() -> ModelKind:
@@ -291,6 +292,8 @@ class GradientBoosting(Baseline):
         """Return trees boosted on these rows for a number of rounds.
 
         The smallest leaf follows from the number of the task's labels.
+
+        `scaled_nF`: standardised rows, with `labels_n`.
         """
         from sklearn.ensemble import HistGradientBoostingClassifier
 
@@ -532,7 +535,10 @@ class Spreading(_SpreadLabels):
     title = "Label spreading"
 
     def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
-        """Return a predictor of the mean spread label of a row's nearest training rows."""
+        """Return a predictor of the mean spread label of a row's nearest training rows.
+
+        `labels_NK`: labels of all training rows after spreading.
+        """
         from sklearn.neighbors import NearestNeighbors
 
         is_reached_N = labels_NK.any(axis=1)

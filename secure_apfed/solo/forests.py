@@ -84,6 +84,8 @@ def _build_trees(
     """Build each tree as the forest does, from the same random numbers; see `_grow_trees`.
 
     T is the number of targets.
+
+    `per_split`: number of features among which a split is chosen.
     """
     from sklearn.tree._criterion import MSE, Gini
     from sklearn.tree._splitter import RandomSplitter

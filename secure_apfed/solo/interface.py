@@ -116,7 +116,8 @@ class SoloTask:
         """Return a task of rows (N, *shape), arrays or tensors on the CPU.
 
         `train`: settings for the baseline that trains the run's own network; None: it is not
-        trained.
+        trained. `labelled`: indices (n,) of the labelled rows; `labels`: their classes. `classes`:
+        K. `measure`: name of the run's measure.
         """
         rows = np.asarray(features, dtype=np.float64)
         if rows.ndim < 2:

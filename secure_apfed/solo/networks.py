@@ -439,6 +439,8 @@ def _set_gradients_singly(
     """Set the gradients of the copies' layers one by one, from their inputs and output errors.
 
     G copies, W outputs of the layer.
+
+    `x_GBF`: inputs of the layer. `error_GBW`: the loss's gradient by its outputs.
     """
     gradients = zip(_get_gradient(weight_GWF), _get_gradient(bias_GW), strict=True)
     for x_BF, error_BW, (gradient_WF, gradient_W) in zip(x_GBF, error_GBW, gradients, strict=True):
@@ -464,6 +466,7 @@ def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
     moving averages of their weights as networks.
 
     `parts`: the rows of each task. G networks have P parameters together; a step mixes M rows.
+    `draws`: the random numbers.
     """
     features = parts[0].labelled.shape[1]
     classes = parts[0].labels.shape[1]
@@ -550,6 +553,8 @@ def _mix_pairs(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Ten
     """Mix pairs of M rows, nearer to the first row of a pair (MixUp), Eqs. (8) to (11).
 
     G networks get the same pairs and shares.
+
+    `y_GMK`: class probabilities of the rows. `draw`: random number generator.
     """
     shape_M2 = torch.full((x_GMF.shape[1], 2), _MIX)
     # A beta's share is a two-way Dirichlet's first.

@@ -192,6 +192,8 @@ def explain_sums(
 def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[AgreedTerms]) -> Tensor:
     """Return the sum (B, D) that the active would decrypt for h if every contributor had the
     representations `p_BD`; differentiable.
+
+    `contributors`: what the contract says about each contributing passive.
     """
     objective = contributors[0].objective
     assert isinstance(objective, ContrastiveSettings)

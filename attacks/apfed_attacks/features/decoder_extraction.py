@@ -136,6 +136,8 @@ def _align_procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
 
     R is at most F. Features that a decoder of lower rank does not determine stay at the known
     pairs' mean, and so do features that are constant in these.
+
+    `regress`: has the known pairs of rows and features. `turned_NR`: the rows.
     """
     known = turned_NR[regress.shadow]
     known_mean = known.mean(axis=0)
@@ -157,6 +159,8 @@ def _align_procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
 def _fit_affine(regress: Regression, values_NF: FloatArray) -> FloatArray:
     """Fit features = A values + b to the known pairs, with the smallest A; return the features
     (U, F) of the rows that are guessed.
+
+    `regress`: has the known pairs of rows and features.
     """
     known = values_NF[regress.shadow]
     known_mean = known.mean(axis=0)

@@ -120,7 +120,10 @@ def average_rests(view: AdversaryView, form: Form) -> tuple[Observed, Observed]:
 
 
 def _explain_epochs(view: AdversaryView, form: Form) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield of each epoch the rows (N,), and what was sent joined with the residuals, (N, 2 D)."""
+    """Yield of each epoch the rows (N,), and what was sent joined with the residuals, (N, 2 D).
+
+    `form`: how the objective's gradient depends on what was sent: "affine" or "cosine".
+    """
     for epoch in view.epochs:
         rows_N, sent_ND, sums_ND = _collect_opened_rows(view, epoch)
         if not len(rows_N):

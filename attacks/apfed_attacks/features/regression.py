@@ -89,7 +89,7 @@ class LeastSquares:
 
         Every candidate is a filter on the R singular values, so that one SVD serves all.
 
-        `targets`: (n,) or (n, F), of the n known rows.
+        `targets`: (n,) or (n, F), of the n known rows. `rows_nC`: C columns of these rows.
         """
         wanted_nF = targets.reshape(len(targets), -1).astype(np.float64)
         rows = len(rows_nC)

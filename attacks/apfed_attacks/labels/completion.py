@@ -187,7 +187,7 @@ def _score_rows(
     """Fit a probe to the known rows, and return class scores (N, K) of all rows.
 
     `name`: name of the probe, the model that is fitted. `labels_N`: -1 where unknown. Equal fits of
-    one attack are shared.
+    one attack are shared. `columns_NF`: what the probe reads.
     """
     iterations = view.iterations
     classes = view.knowledge.classes

@@ -86,7 +86,8 @@ class ShownLabels(LabelProbe):
         """Return class scores (N, K) of all rows, by own votes (label spreading) and by probes that
         learn from these labels.
 
-        `positions`: alignment positions (N,). `labels_N`: -1 where unknown.
+        `positions`: alignment positions (N,). `labels_N`: -1 where unknown. `x_NF`: own features,
+        standardised.
         """
         has_label_N = labels_N >= 0
         classes = view.knowledge.classes

@@ -308,6 +308,8 @@ class LiveRun(LiveSession[ApfedActive]):
         """Let an adversary send gradients for representations in this passive's place from now on.
 
         It has the keys and shares of the honest passive, and adds none of the agreed noise.
+
+        `strategy`: makes the adversary's gradients.
         """
         honest = self._parties[passive]
         passive_sum = self._get_watched_sum(passive)
@@ -465,6 +467,8 @@ class JointRun(LiveSession[TvflActive]):
     def hand_over(self, passive: str, strategy: Answering) -> None:
         """Let an adversary send this passive gradients in the active's place from now on; the
         others get honest gradients.
+
+        `strategy`: makes the adversary's gradients.
         """
         honest = self.learner.train_on_parts
 
@@ -637,7 +641,11 @@ class PoisonedVotes(Labeller):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return poisoned votes, (U, K), one-hot: what `way` makes of the honest labeller's."""
+        """Return poisoned votes, (U, K), one-hot: what `way` makes of the honest labeller's.
+
+        `labelled_n`: positions of the labelled ones of the U rows. `labels_n`: their classes.
+        `classes`: K.
+        """
         honest_UK = harden_votes(
             self.honest.label_without_own(features_UF, labelled_n, labels_n, classes)
         )
