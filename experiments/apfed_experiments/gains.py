@@ -273,8 +273,8 @@ _METHODS: Mapping[str, dict[str, Any]] = {
 def _load_case_tables(case: "GainCase", seed: int) -> VerticalData:
     """Return the tables of a case for one seed.
 
-    Passives know fewer people where the data set says so, and their rows are shuffled in an
-    ablation.
+    Passives know fewer people where the data set says so. In an ablation their rows are shuffled,
+    so that they carry no information.
     """
     data = load_seed_tables(case.config.data, seed)
     known = case.data_set.known
@@ -672,8 +672,8 @@ COLUMNS = (
 
 
 def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFrame) -> Row:
-    """Return the table's row of one case: gains over the best local model, over the oracle and over
-    the ablation.
+    """Return the table's row of one case: gains over the best local model, over the oracle (the
+    local model that is best on test rows) and over the ablation (the same run without help).
 
     Args:
         case: the case.

@@ -124,7 +124,8 @@ _TABLE_DIRECTIONS = frozenset(kind for kind, _ in _DIRECTIONS.values())
 
 
 def _make_leak_column(key: str) -> Column:
-    """Return the column of the best attack's advantage in one leak direction.
+    """Return the column of the best attack's advantage in one leak direction (who reads whose
+    what).
 
     `key`: key of `_DIRECTIONS`. A cell without an attack is "not attacked".
     """
@@ -517,10 +518,10 @@ def _make_title(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str
 
 
 def list_compared_lines(table: Table) -> list[ComparedLine]:
-    """Return the rows of a table as `compare_points` makes it in the form that the verdict reads.
+    """Return the rows of a table of `compare_points` in the form that the verdict reads.
 
-    Only advantages in the table's directions are kept; for the others of these directions the
-    reason why no attack ran is given.
+    Each row has, for every leak direction (who reads whose what) of the table, the advantage of the
+    best attack or the reason why none ran.
     """
     lines = []
     for row in table.rows:
@@ -656,8 +657,8 @@ def _make_part(folder: Path, base: Config, table: Table) -> Part:
 
 
 def draw_table(path: Path, table: Table) -> Picture:
-    """Draw a table row by row: gain, epsilon, and the advantage of attacks in each leak direction;
-    write the picture and return it.
+    """Draw a table row by row: gain, epsilon, and the advantage of attacks in each leak direction
+    (who reads whose what); write the picture and return it.
     """
     rows = table.rows
     with open_figure(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:

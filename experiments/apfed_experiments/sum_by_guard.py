@@ -202,7 +202,7 @@ def unify_baselines(table: pd.DataFrame) -> pd.DataFrame:
 def _describe_reading(config: Config, summary: Summary, key: str) -> str:
     """Return score and advantage of a reader's best attack as text, or why there is none.
 
-    `key`: key of `READERS`, which names the leak direction.
+    `key`: key of `READERS`, which names the leak direction (who reads whose what).
     """
     kind = READERS[key].kind
     leak = summary.leakage.get(kind)
@@ -215,7 +215,7 @@ def _export_reading(summary: Summary, key: str) -> Any:
     """Return attack, score, baseline and advantage of a reader's best attack as plain values; None
     if no attack ran.
 
-    `key`: key of `READERS`, which names the leak direction.
+    `key`: key of `READERS`, which names the leak direction (who reads whose what).
     """
     leak = summary.leakage.get(READERS[key].kind)
     return None if leak is None else leak.as_json()

@@ -202,7 +202,8 @@ def _describe_attacks(headlines: Iterable[Headline]) -> str:
 
 
 def _name_attack(headline: Headline) -> str:
-    """Return metric, name and variant of the best attack in a leak direction.
+    """Return metric, name and variant of the best attack in a leak direction (who reads whose
+    what).
 
     `headline` must be of a direction in which an attack ran.
     """
@@ -259,7 +260,7 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
 
 
 def _list_notes(headlines: Iterable[Headline]) -> str:
-    """Return each leak direction with the note on why it was not attacked."""
+    """Return each leak direction (who reads whose what) with the note on why no attack ran."""
     return "; ".join(f"{headline.direction.title}: {headline.note}" for headline in headlines) + "."
 
 

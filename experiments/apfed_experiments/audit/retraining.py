@@ -459,8 +459,8 @@ def make_task(case: Case, *, epochs: int = EPOCHS) -> Task:
 
 
 class OtherRowsScore:
-    """The linear score of all rows but the record's, along the directions of
-    `estimate_directions`.
+    """The linear score of all rows but the record's: each released row times its mean change from
+    world 0 to world 1 (`estimate_directions`), summed.
     """
 
     def __init__(self, runs: Retrainings, directions: Sequence[Tensor]) -> None:

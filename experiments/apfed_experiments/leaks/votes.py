@@ -293,7 +293,8 @@ def _measure_membership(data: str, method: str, epsilon: float | None, seed: int
 def poisoned_votes() -> Iterator[Setting]:
     """Yield the table's rows of one passive that poisons its votes.
 
-    The measured value is the accuracy of the student, in per cent.
+    The measured value is the accuracy in per cent of the student, the active's model that learns
+    from votes.
     """
     ways: tuple[Poison | None, ...] = (None, "random", "constant", "flip", "rotate")
     for data, (revealed, method, epsilon), way in product(_DATA, _REVEALS, ways):
@@ -304,8 +305,8 @@ def poisoned_votes() -> Iterator[Setting]:
 def _measure_poisoning(
     data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
 ) -> Row:
-    """Return the student's accuracy where one passive poisons its votes, the change from an honest
-    run, and how far votes agree.
+    """Return the accuracy of the student (the active's model, which learns from votes) where one
+    passive poisons its votes, the change from an honest run, and how far votes agree.
 
     `epsilon`: privacy of one vote; None: no noise. `way`: kind of poisoning; None: the passive is
     honest.
@@ -323,8 +324,8 @@ def _measure_poisoning(
 def _measure_accuracy(
     data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
 ) -> tuple[float, Mapping[str, float]]:
-    """Return the student's accuracy in per cent, and each passive's agreement with the others'
-    votes, which is empty unless single votes are revealed.
+    """Return the accuracy of the student (the active's model) in per cent, and each passive's
+    agreement with the others' votes, which is empty unless single votes are revealed.
 
     `epsilon`: privacy of one vote; None: no noise. `way`: kind of poisoning by one passive; None:
     all are honest.

@@ -243,7 +243,8 @@ def _format_figures(
 
 
 def _format_headline(headline: Headline) -> tuple[str, str, float | None]:
-    """Return the best attack's advantage in a leak direction as text, note, and number to sort by.
+    """Return the best attack's advantage in a leak direction (who reads whose what) as text, note,
+    and number to sort by.
 
     If no attack ran, the text says so ("not attacked", for example) and the number is None.
     """
