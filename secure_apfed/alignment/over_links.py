@@ -135,7 +135,7 @@ async def align_hub(
         links: the hub's encrypted links.
         members: names of all parties but the hub.
         ids: the hub's IDs, one a row; read several times, so no generator.
-        settings: the agreed ones.
+        settings: the agreed settings.
         session: the name of the intersection, used once.
         folder: stores what is needed to resume after a break; None: a break ends it.
 

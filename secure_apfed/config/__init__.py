@@ -78,7 +78,7 @@ class Config(RunSettings):
         """Restore the configuration from a pickle of this party's, and import the plug-ins that it
         names.
 
-        `state`: pydantic's.
+        `state`: fields and private values, as pydantic pickles them.
         """
         from secure_apfed.config.checks import import_named_plugins
 

@@ -252,7 +252,7 @@ def encode_class_labels(
     Args:
         labels: one a row; None: no label.
         listed: classes that the settings name, in order; None: those that rows have.
-        party, column: for errors.
+        party, column: names for errors.
 
     Raises TableError: a label is not among the listed classes, or spelt in several ways.
     """

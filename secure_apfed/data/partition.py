@@ -273,7 +273,7 @@ def deal_clients(
     Args:
         labels_N: classes of all rows of the pool.
         train_rows: positions of the training rows in it.
-        clients: how many.
+        clients: number of clients.
         limit: the most rows of a client; None: no limit.
         seed: seed of the order.
 

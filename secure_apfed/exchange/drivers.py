@@ -83,7 +83,7 @@ def run_role(
 
     Args:
         script: the role.
-        links: the role's, over which peers are told.
+        links: the role's links, over which peers are told.
         transport: carries its frames.
         timeout_s: seconds of one unit of patience, unless the contract says otherwise.
         observer: notified of waits and departures; None: nobody.

@@ -190,8 +190,8 @@ class Relay:
 
         Runs in a thread of its own until the connection ends.
 
-        `certificate`: the caller's, in PEM, as verified by TLS; empty without TLS. `stranger`: the
-        connection, before its identity is proven.
+        `certificate`: the caller's certificate, in PEM, as verified by TLS; empty without TLS.
+        `stranger`: the connection, before its identity is proven.
         """
         self._strangers.add(stranger)
         try:

@@ -371,8 +371,8 @@ class PeerAcceptor:
 
         A connection that fails is closed, and the reason stored for `take_connection`.
 
-        `certificate`: the caller's, in PEM, as verified by TLS; empty without TLS. `stranger`: the
-        connection, before its identity is proven.
+        `certificate`: the caller's certificate, in PEM, as verified by TLS; empty without TLS.
+        `stranger`: the connection, before its identity is proven.
         """
         claimed: list[str] = []  # the claimed name, once the hello has come
 

@@ -387,8 +387,8 @@ def _load_result(
     """Read the result of a run from its finished folder.
 
     Args:
-        config: the run's.
-        folder: the run's.
+        config: settings of the run.
+        folder: folder of the run.
         run_result: what `run` returned.
         labels: the active's labels, by the text that names the class in the run.
         baselines: whether local models are measured.
@@ -533,7 +533,7 @@ def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -
     """Return a frame's IDs as texts. Raises DataError: no rows, no such column, or repeated IDs.
 
     Args:
-        frame: the party's, in pandas.
+        frame: the party's frame, in pandas.
         native: the same frame as the caller gave it, whose cells of dates pandas has not changed.
         column: the column of IDs.
         party: the party's name.

@@ -278,7 +278,7 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
 
     If an earlier call was interrupted, its files and its comparison of counters are recorded, too.
 
-    `folder`: the owner's, locked. `now`: seconds since 1970.
+    `folder`: the owner's folder, locked. `now`: seconds since 1970.
     """
     plan = plan_end(owner)
     if plan.is_done:

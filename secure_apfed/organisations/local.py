@@ -252,7 +252,7 @@ def run_locally(
 
     Args:
         config: the run's settings.
-        folder: the run's, which is required.
+        folder: the run's folder, which is required.
         data: all parties' tables; None: they are loaded here, or by each party if one is too large
             for memory.
         resume: whether to continue from the checkpoints.
@@ -351,7 +351,7 @@ def prepare_parties(
 
     Args:
         config: the run's settings.
-        folder: the run's.
+        folder: the run's folder.
         data: all parties' tables; None: each party reads its own when it starts, or a built-in set
             is loaded here.
         timeout_s: the unit of patience: seconds for which a party may be silent.
@@ -431,7 +431,7 @@ class _Process:
     """A party's process, which prints its events on stdout, a JSON object a line.
 
     Attributes:
-        name: the party's.
+        name: name of the party.
         process: the process.
         reported_error: kind and message of the last error that it printed; empty: none.
     """

@@ -57,7 +57,7 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
     Args:
         sites: names of the parties, which are those of their sites, too; with the aggregator and
             the dealer, if the run has them.
-        name: the job's.
+        name: name of the job.
         resume: whether the parties continue from the checkpoints in their folders.
     """
 
@@ -101,7 +101,7 @@ def simulate_job(
             "nvflare".
         workspace: NVFlare's folder; files of a former job in it are removed.
         resume: whether the parties continue from the checkpoints in their folders.
-        name: the job's.
+        name: name of the job.
     """
     local = workspace / name / "local"
     local.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ class OwnRecord:
         me: the party's name.
         role: the party's role.
         config: the run's settings.
-        data: the party's; None: it has no rows.
+        data: the party's data; None: it has no rows.
         active: the active's name.
         keeps: whether it keeps what it sends, up to 256 MB from the start and from the end.
         past: the totals of its earlier sessions, to which its counts are added.

@@ -628,7 +628,7 @@ def _run_session(
 
     Args:
         connected: the party and its links.
-        file: the party's.
+        file: the party's settings file.
         on_progress, status, on_common: as of `run_party`.
         restarts: how many further sessions this party may start by itself.
     """
@@ -694,7 +694,7 @@ def connect_with_audit(
     Yields the public identities of all parties, the log, and the transport.
 
     Args:
-        file: the party's.
+        file: the party's settings file.
         identity: the party's key pair.
         meter: computes the privacy cost of what the party sends.
         status: records the state of all links.
@@ -844,7 +844,7 @@ async def _run_active(
 
     Args:
         connected: the active and its links.
-        folder: the active's, for the run's files.
+        folder: the active's folder, for the run's files.
         on_progress, on_common: as of `run_party`.
         restarts: how many further sessions this party may start by itself.
     """

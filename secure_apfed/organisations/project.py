@@ -670,7 +670,8 @@ def _write_answer(
 
     The party's own limits are checked, and `show` is called, before anything is written.
 
-    `proposal`: the signed file. `settings`: the party's, of the run. For the other arguments see
+    `proposal`: the signed file. `settings`: the party's settings of the run. For the other
+    arguments see
     `answer_proposal`.
     """
     identity = PartyFolder(folder).load_identity()
@@ -720,8 +721,8 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
     project's words. `secure_apfed.organisations.renewal` renews one certificate under the same
     authority, whose key stays in this folder.
 
-    `paths`: paths of the replies. `folder`: the organiser's. `days`: how long certificates are
-    valid.
+    `paths`: paths of the replies. `folder`: the organiser's folder. `days`: how long certificates
+    are valid.
 
     Raises:
         ConfigError: the folder is not the organiser's.

@@ -280,10 +280,10 @@ class _JointParty:
     """A party that takes part in joint prediction.
 
     Attributes:
-        file: the party's, without the dealer among its peers.
+        file: the party's file, without the dealer among its peers.
         config: the run's settings.
         method: the run's method.
-        folder: the party's.
+        folder: the party's folder.
         run: the run's name in the contract.
         card: card of the party's network; None: it has none, as an aggregator.
         tensors: the network's tensors, by name.
@@ -336,7 +336,7 @@ class _JointParty:
     ) -> Iterator[tuple[PartyContext, Links, Any]]:
         """Connect to the peers; yield this party's context, links and transport.
 
-        `data`: the party's; None: an aggregator. `connect`: connects to the peers. `status`:
+        `data`: the party's data; None: an aggregator. `connect`: connects to the peers. `status`:
         records the state of all links.
         """
         file = self.file

@@ -835,7 +835,7 @@ def _rehearse(
 
     Args:
         template: the real tables, or tables of their shapes.
-        steps: how many.
+        steps: number of steps.
         batch: rows of a step.
         aligned: share of the rows that all parties have.
         labelled: number of rows with a label to learn from.

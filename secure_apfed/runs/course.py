@@ -393,7 +393,7 @@ class RunWriter:
 
         Args:
             session: the last one of the run.
-            data: the active's, with the labels it trained on.
+            data: the active's data, with the labels it trained on.
             evaluation: evaluation of the finished model.
             privacy: the active's privacy cost.
             guarantee: the guarantee of the session, in words.

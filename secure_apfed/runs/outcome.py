@@ -430,7 +430,7 @@ class Recording:
         alignment: party -> positions in its own table; position k is the same person at
             every party. Empty where nothing was aligned.
         transcript: every flow, and the stored payloads.
-        model: the active's, which predicts alone, features -> class scores, on the CPU; None
+        model: the active's model, which predicts alone, features -> class scores, on the CPU; None
             where the method has none.
         encoders: passive -> its network, where passives send or add representations.
     """

@@ -42,7 +42,7 @@ class TrainingLabels:
 
     Args:
         config: settings of the run.
-        data: the active's, with its true labels.
+        data: the active's data, with its true labels.
         key: the active's noise key, 32 bytes.
         log: file with a keyed digest of each stage's randomised labels; None: none.
 

@@ -82,7 +82,7 @@ class SoloTask:
         """Return some of a run's training rows, with the labels of those that have one.
 
         Args:
-            data: the active's, with the labels that the run may learn from.
+            data: the active's data, with the labels that the run may learn from.
             rows_U: which of its training rows, ascending, (U,).
             labels_N: of all rows of its table, on the CPU; None: those of the table.
         """

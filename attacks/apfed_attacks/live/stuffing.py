@@ -115,7 +115,7 @@ def play_stuffing(
         attack: the attack with its options.
         tables: the IDs of both parties, and others.
         settings: settings of the intersection.
-        role: the adversary's; the active is the hub, the party that all others align with.
+        role: the adversary's role; the active is the hub, the party that all others align with.
         history: the victim's record of intersections, which may limit them; None: none.
         seed: seed of the choice of candidates.
     """
