@@ -159,6 +159,7 @@ def join_own_columns(
 
     `name`: name of the released columns. The keys begin with the weight, unless it is 1.
     """
+    # Penalised models use columns of less weight less; which weight is best is not known before.
     weights = {"": 1.0, "0.3 ": 0.3, "0.1 ": 0.1}
     return {
         f"{prefix}{name} and x": np.hstack([weight * released_NF, own_NF])

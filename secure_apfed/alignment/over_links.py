@@ -86,6 +86,7 @@ def count_alignment_heartbeats(maximum_ids: int, members: int) -> int:
     `maximum_ids`: the agreed limit of IDs at each party. `members`: number of parties besides the
     hub, the party that the intersection is computed at.
     """
+    # Three readings and two blindings a member, rounded up for the padding.
     return count_allowed_heartbeats((4 + 3 * members) * maximum_ids)
 
 

@@ -376,6 +376,7 @@ class Checks:
                 f"{folder} has {terminal.format_size(free_bytes)} left; make room for 1 GB"
             )
         for path in (folder, folder / "identity.pem", *([tls.key] if tls else [])):
+            # Any right of the group or of others.
             if path.exists() and path.stat().st_mode & 0o077:
                 raise CheckpointError(f"others may read {path}; shut it: chmod go-rwx {path}")
         text = f"its owner's alone, {terminal.format_size(free_bytes)} free"

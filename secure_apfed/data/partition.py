@@ -244,6 +244,7 @@ def deal_people(
     """
     rows = make_generator(seed, "people").permutation(train_rows)
     active = math.floor(len(rows) / (2 - Fraction(str(overlap))))
+    # The number of shared rows is rounded down, so the bound may be one too many.
     while 2 * active - count_shared_rows(active, overlap) > len(rows):
         active -= 1
     active = min(active, limit or active)

@@ -670,9 +670,8 @@ def _write_answer(
 
     The party's own limits are checked, and `show` is called, before anything is written.
 
-    `proposal`: the signed file. `settings`: the party's settings of the run. For the other
-    arguments see
-    `answer_proposal`.
+    `proposal`: the signed file. `settings`: the party's settings of the run. For the
+    other arguments see `answer_proposal`.
     """
     identity = PartyFolder(folder).load_identity()
     fields = dict[str, Any]()

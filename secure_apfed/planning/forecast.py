@@ -337,7 +337,10 @@ def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertic
     numbers = torch.float32 if labels_are_numbers(config.data) else torch.int64
 
     def make_table(name: str, shape: TableShape) -> PartyTable:
-        """Return one party's table of zeros, with labels of all classes if it has labels."""
+        """Return one party's table of zeros, with labels of all classes if it has labels.
+
+        The rows are one expanded row, which takes no memory. `shape`: the declared shape.
+        """
         people = range(shape.rows)
         ids = tuple(f"{name} {index}" if is_horizontal else str(index) for index in people)
         labels_N = (torch.arange(shape.rows) * _GOLDEN).long() % max(1, len(names))

@@ -125,6 +125,7 @@ def _fit_line(
     Args:
         scores_N: scores of the finished model, log-odds for all training rows.
         scores_by_fold: each fold's model's log-odds; empty: there are no folds.
+        folds: the rows that each fold leaves out.
         labels_n: labels of the labelled rows, 0 or 1.
         rate: share of the second class among future rows.
     """
@@ -138,6 +139,7 @@ def _fit_line(
         unseen_scores.append(standardise_scores(fold_scores_N[unseen], reference))
     model_scores = scores_N[folds.reference]
     if not scores_by_fold:
+        # No label was held out, so only the mean probability is set.
         standardised = standardise_scores(model_scores, model_scores)
         return PlattLine.from_scores(
             model_scores, np.empty(0), labels_n[:0], standardised, rate=rate

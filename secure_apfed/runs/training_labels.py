@@ -172,6 +172,7 @@ class TrainingLabels:
         Raises CheckpointError: they are not those of whole stages, from the first on.
         """
         if self.mechanism.unsafe:
+            # The mechanism `none` returns the true labels, which no checkpoint stores.
             self.answer_stage(None)
             return
         answers_N = tensors.get("answers", torch.empty(0))

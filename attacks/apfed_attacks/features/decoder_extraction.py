@@ -34,7 +34,7 @@ _RANK_TOLERANCE = 1e-5  # smallest singular value that counts, in units of the l
 class DecoderExtraction(ActiveAttack):
     """An attack that sends a representation of this length and fits a decoder to the known pairs.
 
-    Without rules it asks along every axis, too.
+    Without rules it also sends one unit vector along every axis.
     """
 
     name = "decoder_extraction"
@@ -52,8 +52,8 @@ class DecoderExtraction(ActiveAttack):
         return super().explain_missing_input(view)
 
     def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Request sums; return people, what was sent for them and revealed, and, without rules, the
-        answers along the axes.
+        """Request sums; return people (N,), what was sent for them and revealed (N, D), and,
+        without rules, the sums along the D axes.
         """
         people_N, draw, size, length = self.prepare_request(
             active, knowledge, seed, length=self.length, maximum=self.people
@@ -61,6 +61,7 @@ class DecoderExtraction(ActiveAttack):
         point_D = torch.randn(size, generator=draw, dtype=torch.float64)
         if not active.enforces_rules:
             return self._ask_at_once(active, people_N, length * point_D / point_D.norm())
+        # Not one point for all, since the rules refuse batches of equal rows.
         noise_ND = torch.randn(len(people_N), size, generator=draw, dtype=torch.float64)
         far_ND = point_D / point_D.norm() + self.spread * noise_ND / size**0.5
         sent_ND = length * far_ND / far_ND.norm(dim=1, keepdim=True)

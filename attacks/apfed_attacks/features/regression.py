@@ -131,6 +131,7 @@ class LeastSquares:
             along_RF: the targets along these.
             centred_nF: the targets minus their mean.
         """
+        # The fitted mean alone has the leverage 1 / n.
         leverage_n = 1 / len(left_nR) + np.square(left_nR) @ filter_R
         if leverage_n.max() > _MAX_LEVERAGE:
             return float("inf")
