@@ -92,6 +92,7 @@ class IdFile:
                 parts = [
                     reader.convert_column(batch.column(name)) for name, reader in readers.items()
                 ]
+                # After a refused cell no block is yielded: the rest is read to report all faults.
                 if all(reader.all_taken for reader in readers.values()):
                     yield list(map(JOINT.join, zip(*parts, strict=True))) if several else parts[0]
         for reader in readers.values():

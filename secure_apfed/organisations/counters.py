@@ -176,6 +176,7 @@ class _BookCounter:
 
     def load_count(self) -> Count:
         """Return the book's current count. Raises CheckpointError: not a file of answer counts."""
+        # Opened for its errors: SQLite would follow a link, and create a missing file.
         os.close(open_regular(self._path, create=False))
         try:
             address = f"{self._path.resolve().as_uri()}?mode=rw"

@@ -882,7 +882,7 @@ class TrainingLoop:
     async def _save_at_helpers(self, links: Links) -> None:
         """Have the other parties save a checkpoint, and receive their signed privacy costs.
 
-        Nothing is done in a run without checkpoints. A passive that may leave and does not answer
+        Nothing is done in a run without checkpoints. A passive that may leave and does not reply
         is noted as absent from this step on.
         """
         session = self.session

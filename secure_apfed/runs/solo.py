@@ -336,6 +336,7 @@ def _open_parquet_writer(path: Path) -> Iterator[_Write]:
         def write_frame(frame: pd.DataFrame) -> None:
             table = pa.Table.from_pandas(frame, preserve_index=False)
             if not writers:
+                # Only the first frame says which columns there are.
                 writers.append(stack.enter_context(ParquetWriter(path, table.schema)))
             writers[0].write_table(table)
 

@@ -354,6 +354,7 @@ def cache_fits() -> Iterator[None]:
             fitted[name] = make()
         return fitted[name]
 
+    # A block inside another one shares its cache.
     token = _PREDICTORS.set({} if _PREDICTORS.get() is None else _PREDICTORS.get())
     try:
         with use_fit_store(_STORE.get() or make_once):

@@ -269,6 +269,7 @@ class Hijack:
         if own_features:
             scale = float(own_PF.std()) or 1.0
         else:
+            # The discriminator compares nobody's own features.
             own_AF = own_AF[:, :0]
         self._own_AF = (own_AF - centre_F) / scale
         self._own_PF = (own_PF - centre_F) / scale

@@ -126,6 +126,7 @@ class _ForgedAnswers(_Forger):
         if is_target_B.any():
             self._target_mean = z_BD[is_target_B].mean(dim=0)
         if self._target_mean is None:
+            # No person of the target class was in a batch yet.
             return gradient_BD
         is_chosen_B = self.steering.chosen[rows_B] & ~is_target_B
         forged_BD = self.steering.stretch_rows(z_BD - self._target_mean)

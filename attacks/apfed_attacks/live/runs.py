@@ -109,9 +109,8 @@ class LiveSession(Generic[OfMethod]):
         """Set up all parties, ready to train."""
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
-        if (
-            config.transcript.keep == "auto"
-        ):  # which stores nothing unless the settings name attacks
+        if config.transcript.keep == "auto":
+            # It would store nothing, since the settings name no attacks.
             config = config.model_copy(update={"transcript": _TRANSCRIPT})
         self.session: Simulation = open_session(config, self.data, alignment=alignment, logs=logs)
         if not isinstance(self.session.learner, self.role) or not self.session.contract.passives:
