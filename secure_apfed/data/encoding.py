@@ -572,6 +572,7 @@ def _fit_categories(
                 )
             ]
         )
+    # The most frequent first; equally frequent ones in the order of their texts.
     categories = sorted(counts, key=lambda text: (-counts[text], text))[
         : max_categories or MAX_CATEGORIES
     ]

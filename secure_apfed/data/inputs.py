@@ -78,6 +78,7 @@ def load_blocks(
         if absent:
             raise DataError(f"{source}: the ID columns {', '.join(absent)} are missing; add them")
         if not len(raw):
+            # A table without rows yields one empty block.
             break
         ids = None
         if isinstance(raw, pd.DataFrame):

@@ -125,6 +125,7 @@ def _warn_of_id_columns(
         advice: proposes the setting that ignores such a column.
     """
     if len(features) < _MIN_ROWS:
+        # In few rows all values may differ by chance.
         return
     for name, column in features.items():
         reason = ""

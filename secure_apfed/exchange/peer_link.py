@@ -166,6 +166,7 @@ def _make_local_keys(
             f"{me}: secret= is random text or bytes, at least {_SECRET_BYTES}, the same at both "
             "ends; secrets.token_urlsafe() makes one, to be told in private"
         )
+    # Each guess at a weak secret takes scrypt 128 n r bytes = 32 MiB of memory.
     salt = b"secure-apfed link v1"
     root_key = hashlib.scrypt(
         material, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=_KEY_BYTES

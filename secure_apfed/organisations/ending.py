@@ -236,6 +236,7 @@ def _mark_while_running(owner: Owner, folder: PartyFolder, now: float) -> Checkp
             f"a run of {owner.party} is under way in {owner.folder}, so nothing was ended: wait "
             f"until it is over, or {remedy}"
         )
+    # The run has ended, so the process that holds the folder serves or predicts.
     if load_ending(owner.folder) is None:
         _write_marker(owner, (), now, is_complete=False)
     return CheckpointError(

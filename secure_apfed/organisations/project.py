@@ -461,7 +461,7 @@ def _require_kind(document: Mapping[str, Any], expected_kind: str) -> None:
     """Raise ValueError if a document is of another kind or version, or has characters that are not
     shown.
 
-    `expected_kind`: such as proposal or answer.
+    `expected_kind`: kind that the reader expects, such as "proposal" or "answer".
     """
     kind = document.get("kind")
     if kind != expected_kind:

@@ -269,6 +269,7 @@ class _Chain:
 
         Raises CheckpointError: a line is too long or not chained to those before it.
         """
+        # One byte more than allowed, so that a line that is too long shows.
         while line := file.readline(_MAX_LINE + 1):
             if len(line) > _MAX_LINE:
                 raise self._make_error(f"is longer than {_MAX_LINE} bytes")

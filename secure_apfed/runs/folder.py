@@ -162,6 +162,7 @@ class RunFolder:
         """Make the folder private, lock it, and delete temporary files of a killed process."""
         make_private(self.path)
         path = self.path / ".lock"
+        # Opened for its errors: FileLock would follow a link in the place of the file.
         os.close(open_regular(path, create=True))
         lock = FileLock(path)
         try:

@@ -151,6 +151,7 @@ def _choose_strength(rows: bytes, labels: bytes, seed: int) -> float:
     scaled_nF = np.frombuffer(rows, dtype=np.float64).reshape(len(labels_n), -1)
     parts = split_folds(labels_n, _FOLDS, seed)
     if not parts:
+        # No label can be held out: scikit-learn's default.
         return 1.0
 
     def compute_likelihood(strength: float) -> float:
@@ -160,6 +161,7 @@ def _choose_strength(rows: bytes, labels: bytes, seed: int) -> float:
             fitted = np.setdiff1d(np.arange(len(labels_n)), part)
             model = make_logistic_regression(strength).fit(scaled_nF[fitted], labels_n[fitted])
             table_BK = table_of(model, scaled_nF[part], int(labels_n.max()) + 1)
+            # A class that the fold's model lacks has probability 0, which has no logarithm.
             total += float(np.log(table_BK[np.arange(len(part)), labels_n[part]] + 1e-12).sum())
         return total
 
@@ -361,6 +363,7 @@ def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) ->
 
     scale = scale_of(task)
     scaled_RF = scale.transform(task.features[rows])
+    # Squared distances of standardised rows grow with the number of features.
     width = 1 / scaled_RF.shape[1]
     cosines = RBFSampler(
         gamma=width / 2, n_components=_COSINES, random_state=task.derive_random_state("cosines")
@@ -395,6 +398,7 @@ def fit_best_ridge(
 
     rows, columns = columns_RC.shape
     if rows <= columns:
+        # Then scikit-learn decomposes the rows' products, which are the smaller matrix.
         ridge = RidgeCV(alphas=strengths).fit(columns_RC, targets_RT)
         return np.atleast_2d(ridge.coef_), np.atleast_1d(ridge.intercept_)
     mean_T = targets_RT.mean(axis=0)
@@ -462,6 +466,7 @@ def _make_cosine_regression(
         directions_CF, phases_C = unscale_layer(
             scale, cosines.random_weights_.T, cosines.random_offset_
         )
+        # The factors are those of `_stack_columns` and of scikit-learn's cosines.
         linear_KF, shifted_K = unscale_layer(
             scale, weights_KC[:, :features] / np.sqrt(features), bias_K
         )

@@ -78,6 +78,7 @@ class DecoderExtraction(ActiveAttack):
         size = len(point_D)
         count = len(people_N)
         points_ND = point_D.expand(count, size)
+        # A linear decoder's gradient is c W^T (W z + b - x): axes minus zero give c W^T W.
         questions_ND = torch.cat([points_ND, torch.zeros_like(points_ND), torch.eye(size).double()])
         rows = torch.cat([people_N, people_N, people_N[:1].expand(size)])
         opened, zero, axes = (
