@@ -150,7 +150,9 @@ class BucketedIds:
     ) -> bytes:
         """Write each ID's digest and row into its bucket; return the digest of all IDs.
 
-        A bucket is chosen by the first 4 bytes of an ID's digest. For the arguments see the class.
+        A bucket is chosen by the first 4 bytes of an ID's digest.
+
+        `key`: key of the digests. `count_work`: called with the number of IDs that were digested.
         """
         combined_hash = _make_hasher(key)
         first = 0

@@ -166,7 +166,9 @@ def admit_run(
 ) -> None:
     """Record a run in the history of party `me`, if the settings name one.
 
-    For the other arguments and errors see `AlignmentHistory.record_run`.
+    `peers`: the parties that this one aligns with. `session`: name of the agreed session.
+    `resumes`: whether it continues an interrupted run, which is recorded already. Raises the errors
+    of `AlignmentHistory.record_run`.
     """
     folder = settings.history
     runs = settings.runs_with_a_peer

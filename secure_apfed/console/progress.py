@@ -67,8 +67,9 @@ def show_work(
 ) -> Iterator[None]:
     """Show the progress of long work that the block reports by `report_work`.
 
-    `party`: party that does the work; empty: this process. `as_json`, `json_events` and `console`
-    are those of `show_board`.
+    `party`: party that does the work; empty: this process. `as_json`: the command
+    prints JSON only, so nothing is shown unless `json_events`, which prints JSON lines. `console`:
+    where text is printed; None: standard error.
     """
     board = Board()
 

@@ -302,7 +302,7 @@ def load_frame(
         source_table: the path of files, or a query's result.
         texts: columns that stay text, so that "007" keeps its zeros; others become numbers or truth
             values where all their cells are such.
-        words: those of `texts` in which "NA", "None" and the like are ordinary texts; in the
+        words: columns among `texts` in which "NA", "None" and the like are ordinary texts; in the
             others, which are IDs, they count as empty.
         source: the party's name, for errors.
         called: the table's name, for errors; a path replaces it.
@@ -329,7 +329,11 @@ def convert_cells(
 
     Args:
         frame: the table, changed in place if it is of CSV files.
-        texts, words, source, called: as of `load_frame`.
+        texts: columns that stay text.
+        words: columns among `texts` in which "NA" and the like are ordinary texts; in the others,
+            which are IDs, they count as empty.
+        source: the party's name, for errors.
+        called: the table's name, for errors.
 
     Raises DataError: nested cells or NUL bytes.
     """
@@ -384,8 +388,9 @@ def convert_to_pandas(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
 def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Dataset":
     """Open Parquet or Arrow files as one data set; numbers of different types are widened.
 
-    `files`: those of `path`, which is one file, a folder or a pattern; files below a folder named
-    country=de get a column country (Hive partitioning). `source`: the party's name, for errors.
+    `files`: the files at `path`, which is one file, a folder or a pattern; files below a folder
+    named country=de get a column country (Hive partitioning). `source`: the party's name, for
+    errors.
     """
     from pyarrow import dataset  # slow to import
 
@@ -690,7 +695,7 @@ def _stream_packed_blocks(
 
     Whole numbers stay whole where a cell is empty.
 
-    `files`: those of `path`. `source`: what errors call the table.
+    `files`: the files at `path`. `source`: what errors call the table.
     """
     rows_of_files = open_packed_files(files, path, source)
     for batch in rows_of_files.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
@@ -958,7 +963,7 @@ def read_days(
 ) -> NDArray[np.float64]:
     """Return dates as days (N,) since 1970-01-01, with fractions; NaN where a cell is empty.
 
-    A time without zone is in UTC. `formats`: accepted besides ISO 8601, as for `strptime`.
+    A time without zone is in UTC. `formats`: `strptime` formats that are accepted besides ISO 8601.
 
     Raises DataError: a non-empty cell is no date; `source` is the party's name for it.
     """

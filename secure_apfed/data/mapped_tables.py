@@ -209,7 +209,9 @@ class _PackedColumns(_ConvertedColumns):
     ) -> None:
         """Count the rows, and name the columns.
 
-        `rows`: the opened files. For the other arguments see `load_frame`.
+        `rows`: the opened files. `texts`: columns that stay text. `words`: those of them where "NA"
+        and the like are ordinary texts. `source`: the party's name, `called`: the table's, for
+        errors.
         """
         super().__init__(texts, words, source, called)
         self._rows = rows

@@ -111,7 +111,8 @@ def passive_labels(
     """Return the labels (N,) that a passive knows: its own, `UNLABELLED` for rows that are not
     chosen.
 
-    For the arguments see `choose_labelled_rows`.
+    `wanted`: a number of rows, or a share (below 1) of those with a label; None: all. `choice`:
+    "by_class", by the classes' shares, or "at_random". `party`: the passive's name.
     """
     chosen = choose_labelled_rows(labels_N, wanted, seed=seed, choice=choice, party=party)
     if chosen is None:

@@ -111,8 +111,10 @@ class Calls:
     def _find_connection(self, caller: str, name: bytes, number: int) -> "_CallConnection | None":
         """Return the connection of this name; None if there is none.
 
-        A new one is made if the peer may dial and this is the connection's first frame. For the
-        arguments see `take_frame`.
+        A new one is made if the peer may dial and this is the connection's first frame.
+
+        `caller`: the caller's name. `name`: the connection's name, 32 bytes. `number`: number of
+        the frame, from 0.
         """
         with self._lock:
             current = self._connections.get(caller)
@@ -159,7 +161,10 @@ class Calls:
     def _carry_frame(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
         """Send one frame by a call, and remember whether calls at this peer fail.
 
-        Returns whether the peer accepted it. For the arguments see `take_frame`.
+        Returns whether the peer accepted it.
+
+        `name`: the connection's name, 32 bytes. `number`: number of the frame, from 0; -1 - n: the
+        connection ends after its first n frames. `frame`: its bytes.
         """
         try:
             is_taken = self._carry(peer, name, number, frame)

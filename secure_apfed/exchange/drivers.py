@@ -107,7 +107,9 @@ def run_script(
 ) -> T:
     """Run a script to its end, over a transport that stays open, and return its result.
 
-    For the arguments see `run_role`.
+    `script`: the role. `transport`: carries its frames. `timeout_s`: seconds of one unit of
+    patience, unless the contract says otherwise. `observer`: notified of waits and departures;
+    None: nobody.
     """
     role = _RunningScript(script)
     event: Frame | PartyLeftError | None = None

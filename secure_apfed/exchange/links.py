@@ -65,8 +65,8 @@ class Awaited:
     Attributes:
         step: the step that the message must have; None: any.
         least: how many of the senders must still be connected; with fewer the wait fails.
-        patience: how long a silence is accepted, in units of `unit_s`. A party that waits for an
-            answer has more patience than the answering party has for what the answer needs. So the
+        patience: how long a silence is accepted, in units of `unit_s`. A party that waits for a
+            reply has more patience than the replying party has for what the reply needs. So the
             party that waits for the silent one itself notices first, and names it.
         unit_s: seconds of one unit of patience, from the contract; None: the driver's default.
         needed: peers without whom the session cannot continue. If one of them has left, the awaited

@@ -174,7 +174,10 @@ def _exchange_proofs(
 ) -> tuple[str, Connection]:
     """Exchange hellos, then signatures over both hellos.
 
-    Returns the peer's name and the encrypted connection. For the arguments see `prove_identity`.
+    Returns the peer's name and the encrypted connection.
+
+    `me`: this party's keys. `peer`: the expected peer; None: any known peer, which then sends its
+    hello first. `check_name`: raises RemoteProtocolError if a TLS certificate contradicts the name.
 
     Raises RemoteProtocolError: a hello or signature is wrong; OSError, EOFError: none came.
     """

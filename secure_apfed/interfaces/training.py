@@ -392,7 +392,8 @@ class TrainingResult:
     def predict(self, rows: Any) -> NDArray[Any]:
         """Return the class of each row, (N,), as the labels handed to `train` write it.
 
-        `rows`, Raises: as of `predict_proba`.
+        `rows`: a frame of the same columns, an array, a tensor or a list, as handed to `train`.
+        Raises DataError, ModelError: the errors of `predict_proba`.
         """
         solo = self._get_solo()
         places_N = solo.decide_classes(solo.predict(rows)).cpu().numpy()
@@ -1260,7 +1261,9 @@ def _make_data(
     """Return all parties' tables with the active's split, the classes in order, and the positions
     of the active's rows among those handed in.
 
-    For the arguments see `train`.
+    `choice`: how labels are read and split. `labelled`: how many training rows keep their label, or
+    which share; None: all. `test_fraction`: share of the labelled rows that are test rows. `seed`:
+    seed of the split.
     """
     if labelled is not None and labelled <= 0:
         raise ConfigError(

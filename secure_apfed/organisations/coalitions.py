@@ -224,7 +224,7 @@ def _list_members(
     """Return the parties of `together` that form a coalition; empty if members are missing.
 
     Args:
-        who: the coalition's roles, as in `Coalition.who`.
+        who: the coalition's roles in words, as "active and aggregator".
         roles: name -> role of each party of the run.
         together: names of the parties that one organisation runs.
         minimum: how many passives the coalition needs, if it says several.

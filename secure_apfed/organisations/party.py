@@ -629,7 +629,9 @@ def _run_session(
     Args:
         connected: the party and its links.
         file: the party's settings file.
-        on_progress, status, on_common: as of `run_party`.
+        on_progress: called with each `Progress`.
+        status: records the state of all links.
+        on_common: receives how many of the party's people are common, once rows are aligned.
         restarts: how many further sessions this party may start by itself.
     """
     folder = RunFolder(file.folder)
@@ -735,7 +737,14 @@ def join_session(
 ) -> Iterator[ConnectedParty]:
     """Lock the party's folder, load its rows, and connect it to the peers, for a `with` block.
 
-    For the arguments and errors see `run_party`.
+    Args:
+        file: the party's settings file.
+        resume: whether to continue from the last checkpoint.
+        wrap_transport: wraps the transport, for example to simulate faults.
+        status: records the state of all links; None: nobody reads it.
+        connect: connects to the peers.
+
+    Raises the errors of `run_party`.
     """
     status = status or StatusTracker()
     # Imported late, since that module imports this one.
@@ -845,7 +854,8 @@ async def _run_active(
     Args:
         connected: the active and its links.
         folder: the active's folder, for the run's files.
-        on_progress, on_common: as of `run_party`.
+        on_progress: called with each `Progress`.
+        on_common: receives how many of the party's people are common, once rows are aligned.
         restarts: how many further sessions this party may start by itself.
     """
     own = connected.own

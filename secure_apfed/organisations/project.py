@@ -549,7 +549,10 @@ def propose_project(
         config: the run's settings, with the organiser's own table.
         party: the organiser.
         folder: the organiser's folder, in which there is no project yet.
-        certificates, columns, show: as of `answer_proposal`.
+        certificates: folder with certificate.pem, key.pem and ca.pem of an organisation that has an
+            authority of its own; None: none.
+        columns: whether the organiser's own reply reveals column names.
+        show: called with what the reply will say before anything is written.
         fields: addresses, relay, relay_by, over, server, run_by and together of the proposal.
 
     Raises ConfigError: these settings cannot be proposed.
@@ -670,8 +673,10 @@ def _write_answer(
 
     The party's own limits are checked, and `show` is called, before anything is written.
 
-    `proposal`: the signed file. `settings`: the party's settings of the run. For the
-    other arguments see `answer_proposal`.
+    `proposal`: the signed file. `settings`: the party's settings of the run.
+    `certificates`: folder with certificates of the party's own authority; None: the organiser is
+    asked for one. `columns`: whether the reply reveals column names. `show`: called with what the
+    reply will say.
     """
     identity = PartyFolder(folder).load_identity()
     fields = dict[str, Any]()

@@ -465,7 +465,8 @@ def _require_while_meeting(connect: Connect, require: Missed) -> Connect:
     ) -> Transport:
         """Connect to the peers; report missing ones, and raise what `require` raises.
 
-        For the arguments see `connect_peers`.
+        `file`: the party's file. `identity`: its key pair. `identities`: public identities of all
+        parties. `report_missing`: called with the peers that have not come, and the reasons.
         """
 
         def check_missing(missing: Mapping[str, str]) -> None:

@@ -336,7 +336,8 @@ LINK_TYPES: Mapping[str, LinkType] = {"local": "tcp", "grpc": "grpc", "relay": "
 def _run_in_processes(link_type: LinkType, *args: Any, **options: Any) -> RunResult:
     """Run with a process for each party; modules that only this needs are loaded here.
 
-    `link_type`: type of their connections. Other arguments as for `run_locally`.
+    `link_type`: type of their connections. `args`, `options`: the other arguments of `run_locally`,
+    which are passed on.
     """
     from secure_apfed.organisations.local import run_locally
 

@@ -463,7 +463,9 @@ def predict_into(
 ) -> RowComparison:
     """Predict the rows of a file into another file, which appears when it is complete.
 
-    Arguments as for `predict_file`; `output`: the file to write.
+    `folder`: folder of the finished run. `path`: file of the rows. `output`: file to write.
+    `id_columns`: columns that identify rows; None: those of training. `encoder`, `head`: what made
+    user-defined parts of the model.
 
     Raises ConfigError: `output` is the input, or a file of the model, which it would replace.
     """

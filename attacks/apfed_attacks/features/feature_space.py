@@ -56,7 +56,10 @@ def simulator_for(features: Shape, representation: Shape, hidden: int, channels:
 
 def decoder_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
     """Return a network from flattened representations (B, D) to flattened features (B, F), the
-    mirror image of that of `simulator_for`; arguments as there.
+    mirror image of that of `simulator_for`.
+
+    `features`, `representation`: shapes of a row. `hidden`: width of fully connected layers.
+    `channels`: number of channels of convolutions.
     """
     scale = _compute_scale(features, representation)
     if not scale:

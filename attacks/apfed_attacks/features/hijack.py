@@ -94,7 +94,7 @@ class HijackAttack(AnsweringAttack):
         features.
 
         `own_AF`: the adversary's features at each of the A alignment positions; P are the
-        outsiders. Other arguments as `AnsweringAttack.start_answering`.
+        outsiders. `terms`: what the contract says about representations.
         """
         assert knowledge.victim is not None
         outsiders = knowledge.public[knowledge.victim].float()

@@ -189,7 +189,10 @@ def _train_inversion(
         h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
     ) -> Tensor:
         """Return the loss of f~ and d: they should be inverse to each other, and their results look
-        real to the discriminators. Arguments as `compute_judge_loss`.
+        real to the discriminators.
+
+        `rows_BF`: standardised rows of public people. `observed_BC`, `public_BC`: own features of
+        the people of h, and of the public ones.
         """
         simulated_BD = simulator(rows_BF)
         loss = F.mse_loss(decoder(simulated_BD), rows_BF)
