@@ -91,7 +91,7 @@ def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
 
     A member that does not hold everybody has one more column, which is 1 for people whom it does
     not hold; their features are the mean of those whom it holds. Without own features the result is
-    one column of zeros, which tells nothing.
+    one column of zeros, which carries no information.
 
     Raises AttackError: a member has fewer rows than `positions` refer to.
     """
@@ -155,7 +155,8 @@ def _compute_principal_components(values_NF: Tensor, count: int, seed: int) -> T
 def join_own_columns(
     name: str, released_NF: FloatArray, own_NF: FloatArray
 ) -> dict[str, FloatArray]:
-    """Return standardised released and own columns side by side, for each weight of the former.
+    """Return standardised released and own columns side by side, for each weight of the released
+    ones.
 
     `name`: name of the released columns. The keys begin with the weight, unless it is 1.
     """
@@ -174,9 +175,9 @@ def correct_priors(
 
     Each class is a Gaussian around a mean of its released columns, one variance for all classes.
     A few labels say little of the means, so all rows count: each by its probability of the class,
-    and those without a label by a smaller weight. What own features tell of a row takes the place
-    of the shares of the classes (semi-supervised expectation maximisation; Nigam et al., 2000, Text
-    Classification from Labeled and Unlabeled Documents using EM, Section 5, EM-lambda).
+    and those without a label by a smaller weight. The class probabilities by own features take the
+    place of the shares of the classes (semi-supervised expectation maximisation; Nigam et al.,
+    2000, Text Classification from Labeled and Unlabeled Documents using EM, Section 5, EM-lambda).
 
     Args:
         prior_NK: class probabilities by own columns.

@@ -320,7 +320,7 @@ def evaluate(
             begins the next pass over the rows. Rows are flattened.
         labels: (A,) classes, for scoring. The adversary knows the share of each, and the `known`.
         features: (A, ...) private features of the party that made h, also for scoring.
-        own: (A, ...) the adversary's own features of the same rows. Without them what they tell
+        own: (A, ...) the adversary's own features of the same rows. Without them what these reveal
             counts as found in h.
         gradients: what came back for h, in the same form; a step may have None.
         known: positions, or a mask (A,), of rows whose label and features the adversary knows.

@@ -1,9 +1,9 @@
 """Headlines of attack results by direction: which reader learns which data of which victim.
 
 Run by: everything that shows results of attacks. A headline speaks of one direction alone, since an
-attack of another direction says nothing of it. Where no attack of a direction ran, it says "not
-attacked" and why, and never that nothing was found. "Not applicable" is said only where nothing
-leaves in that direction, with that reason.
+attack of another direction is no evidence about it. Where no attack of a direction ran, it says
+"not attacked" and why, and never that nothing was found. "Not applicable" is said only where
+nothing leaves in that direction, with that reason.
 """
 
 from collections import Counter

@@ -150,8 +150,8 @@ class Knowledge:
         architecture: makes the victim's networks, rows -> scores (N, K), with fresh weights.
         encoder: the victim's network itself, rows of features -> representations.
         candidates: people of whom it wants to know whether they trained the model.
-        alike: trains on own rows (n, ...) and labels (n,) as a party of the run would alone, and
-            returns a function rows -> scores (N, K).
+        alike: trains on own rows (n, ...) and labels (n,) as a party of the run would without
+            others, and returns a function rows -> scores (N, K).
         public: party -> (P, ...) features of P people outside the training, of whom the adversary
             knows all features; row k is the same person in each.
         order: step -> (B,) positions of the rows that were contributed, which any passive could

@@ -5,9 +5,9 @@ into equal buckets, so that each bucket can be intersected alone, in the memory 
 takes. The bucket of an ID is its digest under a key that the parties draw together in the session:
 nobody can choose IDs that fill one bucket.
 
-How many IDs of a set fall into a bucket would tell something of the set, so every list is filled up
-with random digests, which no other party has, to a number that follows from the size of the
-set and the number of buckets alone (`compute_capacity`).
+How many IDs of a set fall into a bucket would reveal something about the set, so every list is
+filled up with random digests, which no other party has, to a number that follows from the size of
+the set and the number of buckets alone (`compute_capacity`).
 """
 
 import hashlib

@@ -93,7 +93,7 @@ def finish_run(
         result: result of the run, with its folder, where everything is stored.
         baselines: whether local models are measured.
         quiet: print the result as JSON, and nothing else.
-        contributions: whether the worth of each passive's help is measured.
+        contributions: whether the loss of the measure without each passive is measured.
         phases: measured phases of the run, whose costs are printed; None: not measured.
         json_events: print progress as JSON lines.
     """
@@ -190,7 +190,7 @@ def _collect_figures(
 
 
 def _measure_passives_worth(result: "RunResult", *, quiet: bool) -> "WhoHelped":
-    """Train again without each passive, store the passives' worth in the run's folder, return it.
+    """Train again without each passive, store what each contributes in the run's folder, return it.
 
     `quiet`: show no progress.
     """

@@ -37,8 +37,8 @@ def list_parameters(settings: Any, defaults: Mapping[str, Any]) -> dict[str, Any
     Args:
         settings: what the user set, nested as in a run's file; anything but a mapping counts as
             empty.
-        defaults: the estimator's values where the user set nothing, nested likewise. Elsewhere the
-            declared defaults of the settings hold.
+        defaults: the estimator's values where the user set nothing, nested in the same way.
+            Elsewhere the declared defaults of the settings hold.
     """
     values = dict(_iter_defaults(Config))
     nested = settings if isinstance(settings, Mapping) else {}

@@ -804,7 +804,8 @@ class ImageEncoding(Settings):
     def _cut_strip(self, values: NDArray[np.generic], source: str) -> NDArray[np.generic]:
         """Return the strips (N, C, S, W) of whole images or of strips.
 
-        `values`: images of shape (C, H, W), (H, W) for one channel, or flat; or strips likewise.
+        `values`: images of shape (C, H, W), (H, W) for one channel, or flat; or strips in these
+        shapes.
 
         Raises DataError: another shape.
         """

@@ -138,9 +138,9 @@ class ColumnDrift:
         ignored: rows with a cell that is ignored, since no training row had such a value.
         shift: difference of the means, in standard deviations of the fitted rows; NaN for
             categories and constants.
-        spread: ratio of the standard deviations, new over fitted; NaN likewise.
+        spread: ratio of the standard deviations, new over fitted; NaN for categories and constants.
         farthest: distance of the farthest new row from the fitted mean, in standard deviations; NaN
-            likewise.
+            for categories and constants.
     """
 
     name: str

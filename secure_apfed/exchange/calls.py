@@ -300,7 +300,8 @@ class _CallConnection(Pipe):
         self._fail_connection("the connection was closed", sent_frames=self._sent_frames)
 
     def _fail_connection(self, reason: str, *, sent_frames: int = 0) -> None:
-        """End the connection with this reason, and tell the other end to end after `sent_frames`.
+        """End the connection with this reason, and have the other end stop after `sent_frames`
+        frames.
 
         With 0, the default, it ends there at once.
         """

@@ -1,7 +1,7 @@
 """The drivers of roles: all of a session in this process, or one of them over a transport.
 
 The protocol is written once, as one script a role (see `secure_apfed.exchange.links`); a driver
-only carries frames, and tells a waiting script when a party left.
+only carries frames, and informs a waiting script when a party left.
 """
 
 import contextlib
@@ -79,11 +79,11 @@ def run_role(
 ) -> T:
     """Run one role's script to its end, return its result, and close the transport.
 
-    If the script fails, the peers are told that it stops.
+    If the script fails, the peers are notified that it stops.
 
     Args:
         script: the role.
-        links: the role's links, over which peers are told.
+        links: the role's links, over which peers are notified if the script fails.
         transport: carries its frames.
         timeout_s: seconds of one unit of patience, unless the contract says otherwise.
         observer: notified of waits and departures; None: nobody.

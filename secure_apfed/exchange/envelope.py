@@ -172,6 +172,6 @@ def clean_text(text: bytes, maximum: int = 400) -> str:
 def quote_reason(text: bytes, maximum: int = 400) -> str:
     """Return a peer's text in quotes, so that readers do not take it for this party's words.
 
-    `maximum`: the most bytes of it that are read.
+    `maximum`: largest number of its bytes that are read.
     """
     return quote_text(text[:maximum].decode("utf-8", "replace"), maximum=maximum)

@@ -585,8 +585,8 @@ class MessageAssembler:
         self._total = total
 
 
-# Heartbeats: a party in a long computation tells those that may wait for it how many IDs it has
-# processed. The computing thread itself sends them, between two pieces of its work, so a
+# Heartbeats: a party in a long computation reports how many IDs it has processed to those that may
+# wait for it. The computing thread itself sends them, between two pieces of its work, so a
 # computation that hangs or a stopped process sends none. A heartbeat only renews the patience of
 # the party that waits. Each stands for `IDS_PER_HEARTBEAT` IDs, and the amount of work follows from
 # the number of IDs, so the number of heartbeats is bounded: nobody waits for ever for them alone.

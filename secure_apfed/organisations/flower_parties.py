@@ -144,7 +144,7 @@ class _Site:
     """A SuperNode that named its party.
 
     Attributes:
-        node: Flower's number of it.
+        node: Flower's number of the SuperNode.
         asked: name of the question to run the party; "": it is not asked now.
         probe: name of the question whether it is awake; "": it is not asked now.
         asked_at: when the last question was sent, seconds of the leader's clock.

@@ -228,7 +228,8 @@ class _Graph:
     def add_node(
         self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any
     ) -> str:
-        """Add an operator to the graph, by names of its inputs and output; return the latter.
+        """Add an operator to the graph, by names of its inputs and output; return the output's
+        name.
 
         `domain`: name of the operator set; "": ONNX's own.
         """

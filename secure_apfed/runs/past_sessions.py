@@ -223,7 +223,7 @@ def save_broken_sessions(
     Args:
         flows: messages and bytes by link and kind.
         sessions: number of sessions.
-        steps: begun so far; repeated ones count again.
+        steps: number of steps that were begun; repeated ones count again.
         seconds: time of training.
     """
     content: Mapping[str, Any] = {

@@ -2,9 +2,9 @@
 
 Run by: the experimenter, for tables and studies. Parties are built as in every run, from their own
 data and seeds; their networks then compute in one place, and no message is written, hashed or
-accounted for, so that such a run says nothing of bytes, epsilon or leaks. A run trains in lockstep:
-each party's trainer is called where a message would have called it, so that networks, order of the
-batches, dropout, every update and the weights are those of the parties.
+accounted for, so that such a run is no evidence of bytes, epsilon or leaks. A run trains in
+lockstep: each party's trainer is called where a message would have called it, so that networks,
+order of the batches, dropout, every update and the weights are those of the parties.
 """
 
 import warnings

@@ -20,7 +20,7 @@ from secure_apfed.settings.protection import (
 # Bounds outside which float32 cannot hold a clipped row and its noise side by side.
 SMALLEST_CLIP = 1e-6
 LARGEST_CLIP = 1e6
-# Beyond it a replacement is so rare that 64-bit chances no longer tell it from none.
+# Beyond it a replacement is so rare that 64-bit probabilities round it to none.
 LARGEST_LABEL_EPSILON = 40.0
 
 _GUARDS = ("none", "gaussian", "frozen_gaussian")

@@ -3,7 +3,7 @@
 Run by: the aggregator, from the messages that it adds. Under a plain sum each holds one passive's
 numbers in the clear. Under masks it holds words that are to be as good as random: the same
 regression shows whether they are. Ciphertexts hold no numbers without their key, and the attack
-says so. The aggregator is told whose row each number is of, which the active or any passive could
+says so. The aggregator knows whose row each value belongs to, which the active or any passive could
 tell it. Without that it would have to guess the order as well.
 
 Letters: N rows, B rows of a batch, D numbers of a contribution.

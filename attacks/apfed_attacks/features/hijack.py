@@ -59,7 +59,7 @@ class HijackAttack(AnsweringAttack):
             each.
         rounds: training rounds of the discriminator for each step that it takes part in.
         learning_rate, judge_rate: of simulator and decoder, and of the discriminator (Adam).
-        conditioned: whether the discriminator is told the adversary's own features of the same
+        conditioned: whether the discriminator reads the adversary's own features of the same
             people, which say which outsiders a person resembles. The paper's server has none.
         channels: numbers of channels of convolutions (see `apfed_attacks.features.feature_space`).
     """

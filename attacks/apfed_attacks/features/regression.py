@@ -159,7 +159,7 @@ class FeatureAttack(ColumnAttack):
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """The regressions of one attack, which fit known rows alike for every set of columns.
+    """The regressions of one attack, which fit known rows in the same way for every set of columns.
 
     Attributes:
         positions: alignment positions (N,) of all rows, ascending.

@@ -166,7 +166,8 @@ def _train_inversion(
     def compute_judge_loss(
         h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
     ) -> Tensor:
-        """Return the loss of the discriminators, which tell real h and rows from f~(rows) and d(h).
+        """Return the loss of the discriminators, which classify real h and rows against f~(rows)
+        and d(h).
 
         `rows_BF`: standardised rows of public people. `observed_BC`, `public_BC`: own features of
         the people of h, and of the public ones.

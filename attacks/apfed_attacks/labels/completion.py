@@ -209,7 +209,7 @@ def name_clusters(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict
     and by the priors, if known.
 
     The latter assigns to each class a cluster of about its share: Hungarian matching on
-    |size / N - prior|. It says little where the priors are nearly uniform.
+    |size / N - prior|. It is little informative where the priors are nearly uniform.
 
     `scores_NK`: of each row for each cluster.
     """

@@ -43,7 +43,7 @@ class SemiSupervised(LabelProbe):
     """An attack by MixMatch on h, and on h beside the own features x with several weights.
 
     Baselines: the majority class, MixMatch on x with the same labels, and the supervised probes
-    on x; for the own network the same network from fresh weights, trained alike.
+    on x; for the own network the same network from fresh weights, trained in the same way.
 
     Attributes:
         batch: labelled rows in a step, and as many others.

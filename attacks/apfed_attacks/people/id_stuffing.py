@@ -1,4 +1,4 @@
-"""A10, ID stuffing: guessed IDs in one's own set tell which of them a peer has.
+"""A10, ID stuffing: guessed IDs in one's own set reveal which of them a peer has.
 
 Run by: any party of a set intersection. Of each candidate (N) in its set it learns whether it is
 common to all parties; the hub of `ecdh` learns it of each member alone, even where too few are
