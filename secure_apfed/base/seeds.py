@@ -138,12 +138,14 @@ class Draws(TorchFunctionMode):
             with self._seed_global_generators(*args, *kwargs.values()):
                 return func(*args, **kwargs)
         if func in _REPLACED:
+            # Functions such as randn_like take no generator; those that take a shape do.
             like = args[0] if args else kwargs.pop("input")
             kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
             kwargs.pop("memory_format", None)
             func = _REPLACED[func]
             args = (like.shape,)
         if kwargs.get("generator") is None:
+            # A generator must be on the device of the tensor that is drawn.
             first = args[0] if args else next(iter(kwargs.values()))
             device = first.device if isinstance(first, Tensor) else kwargs.get("device")
             kwargs = {**kwargs, "generator": self.get_generator(device)}

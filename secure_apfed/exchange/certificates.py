@@ -364,6 +364,7 @@ def _load_file(path: Path, setting: str) -> bytes:
     """
     try:
         with path.open("rb") as file:
+            # One byte more than allowed, so that a file that is too large shows.
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(

@@ -108,6 +108,7 @@ def simulate_job(
     allow_classes(local / "resources.json")
     file = next(iter(files.values()))
     previous = os.environ.get(PARTY_FILE)
+    # The simulator's processes inherit it; each site puts its own name in place of {site}.
     os.environ[PARTY_FILE] = str(file.parent.parent / "{site}" / file.name)
     try:
         env = SimEnv(clients=list(files), workspace_root=str(workspace))

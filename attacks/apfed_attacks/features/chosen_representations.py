@@ -102,9 +102,11 @@ class ChosenRepresentations(ActiveAttack):
             opened = notes["opened"][:, batch]
             differences_BD = _compute_differences(sent, opened, contributors)
             if len(contributors) > 1 or self.decoys:
+                # The gradients of several parties or of decoys cannot be separated further.
                 recovered.append(differences_BD)
                 continue
             if together:
+                # One request held every person twice, once with each vector.
                 twice = torch.arange(len(batch)).repeat(2)
                 questions = [Question.from_batch(sent.flatten(0, 1), opened.flatten(0, 1), twice)]
             else:

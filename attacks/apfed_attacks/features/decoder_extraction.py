@@ -148,6 +148,7 @@ def _align_procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
         (known - known_mean).T @ (regress.pairs - pairs_mean), full_matrices=False
     )
     in_rank = sizes > _RANK_TOLERANCE * sizes[0]
+    # The singular vectors give the rotation, the last factor the scale of least squares.
     rotation_RF = (
         left_vectors[:, in_rank]
         @ right_vectors[in_rank]

@@ -156,7 +156,7 @@ def compute_residuals(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
 
     They are leave-one-out residuals in closed form (PRESS: Golub, Heath and Wahba 1979, Section 2):
     each row is predicted by a fit without it. The ridge strength with the smallest residuals is
-    taken; if none beats it, only the mean is subtracted.
+    taken; if none beats it, only the mean is subtracted. R is the rank of what was sent.
     """
     centred_ND = sums_ND - sums_ND.mean(dim=0)
     inputs_ND = sent_ND - sent_ND.mean(dim=0)
@@ -170,6 +170,7 @@ def compute_residuals(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
         filter_R = shares_R / (shares_R + strength)
         leverage_N1 = 1 / len(sums_ND) + left_NR.square() @ filter_R[:, None]
         if leverage_N1.max() > _MAX_LEVERAGE:
+            # Some row would be predicted by itself: dividing by 1 - leverage is then unstable.
             continue
         rest_ND = (centred_ND - left_NR @ (filter_R[:, None] * along_RD)) / (1 - leverage_N1)
         if rest_ND.square().mean() < smallest_ND.square().mean():

@@ -221,7 +221,10 @@ class Shadows:
         return self._score_models(lambda rows: call(parameters, rows), features_N, len(rows_SH))
 
     def score_one_by_one(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
-        """Train one model after another; arguments and result as `train_and_score`."""
+        """Train one model s after another on rows_SH[s]; return the scores of all rows, (S, N, K).
+
+        `features_N`, `labels_N`: features and labels of all candidates.
+        """
         features_N = features_N.to(self.device)
         labels_N = labels_N.to(self.device)
         batches = list(self._iter_batches(rows_SH))
