@@ -372,7 +372,7 @@ seals = [
 ]
 frames, links = [], [Links(me, [peer], lambda to, frame: frames.append(frame)) for me, peer in ends]
 for link, own, other, key in zip(links, seals, seals[::-1], [*ends.values()][::-1]):
-    own.derive_shared_key(key.public, other.hello)
+    own.agree(key.public, other.hello)
     link.seal("s", {own.peer: own})
 links[0].send("p1", Kind.REPRESENTATIONS, 0, payload)
 (frame,) = frames

@@ -221,7 +221,7 @@ BROKEN: Mapping[str, tuple[Plant, dict[str, Any], str]] = {
         "active: its network mixes the rows of a batch",
     ),
     "apfed, loss under DP-SGD": (
-        (Classification, "loss", compute_centred_loss),
+        (Classification, "compute_loss", compute_centred_loss),
         DP | {"method": "apfed_c"},
         "active: the loss of Classification mixes the rows of a batch",
     ),
