@@ -393,8 +393,8 @@ def _validate(
 ) -> tuple[SettingsT | None, list[tuple[KeyPath, str]]]:
     """Return the settings, or None with the path and the text of each problem.
 
-    `raw`: the settings as YAML gives them, plain values. `own`: whether they are the caller's own, which
-    may name code.
+    `raw`: the settings as YAML gives them, plain values. `own`: whether they are the
+    caller's own, which may name code.
     """
     try:
         # JSON in pydantic's strict mode: lists may be tuples, nothing else is converted.
