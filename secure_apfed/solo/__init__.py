@@ -342,6 +342,8 @@ def choose_baseline(task: SoloTask, *, candidates: Iterable[Baseline] | None = N
     the run's settings is skipped, and so is one that has collapsed, unless all have.
 
     `candidates`: the baselines to choose from; None: all single models and combinations.
+
+    Raises ModelError: none can be fitted.
     """
     task = task.with_few_rows  # the labelled rows that cross-validation can afford
     ranked: dict[Baseline, tuple[float, float]] = {}
@@ -353,6 +355,8 @@ def choose_baseline(task: SoloTask, *, candidates: Iterable[Baseline] | None = N
         for baseline in best_first:
             if not has_collapsed(baseline, task):
                 return baseline
+    if not best_first:
+        raise ModelError("no local model can be fitted to the rows of this run")
     return best_first[0]
 
 

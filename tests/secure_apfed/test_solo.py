@@ -482,6 +482,18 @@ def test_baselines_learn_from_all_labels_and_some_of_many_rows(
     assert every.with_few_rows is every
 
 
+def test_models_that_cannot_be_fitted_leave_nothing_to_choose() -> None:
+    class Unfit(Witness):
+        """A baseline that refuses every task."""
+
+        def fit(self, task: SoloTask) -> Predictor:
+            raise ModelError("too few rows")
+
+    task = SoloTask.from_arrays(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
+    with pytest.raises(ModelError, match="no local model can be fitted"):
+        choose_baseline(task, candidates=[Unfit()])
+
+
 def test_labels_are_held_out_once_for_the_prior_and_the_report() -> None:
     witness = Witness(*[True] * 30)
     task = SoloTask.from_arrays(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
