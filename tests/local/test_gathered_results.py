@@ -31,6 +31,7 @@ ACCOUNTS = {"contributions", "stated"}
 """Fields that are plain values in a result."""
 NONE_OF_THIS_RUN: dict[str, Any] = {
     "sessions": 3,
+    "local_models": {"used": ("ridge of x",), "left_out": ()},
     "threshold": 0.25,
     "measure": "auc",
     "undefined": {"apfed_c": {"ks": "one class"}},

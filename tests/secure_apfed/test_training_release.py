@@ -470,7 +470,7 @@ def farthest(one: nn.Module, other: nn.Module) -> float:
             ModelError,
             r"clinic: its projection: .* sends \(9,\); say so",
         ),
-        ({"model": {"projection": "none"}}, ConfigError, "as model.projection: 64"),
+        ({"model": {"projection": "none"}}, ConfigError, "as model={'projection': 64}"),
         ({"method": "tvfl"}, ConfigError, "a projection, which method tvfl does not send"),
     ],
 )
