@@ -409,7 +409,7 @@ SOURCE = "results.gains:votes-digits-n20:gain"
         ("+.151", "results.credit-all:tvfl:gain", "+.144"),
         ("0.15", "results.credit-all:tvfl:gain", "0.14"),
         ("-9.9", "results.noise:1:digits", "-2.2"),
-        ("1.5", "performance.commands:make-run:minutes", "4.2"),
+        ("1.5", "performance.commands:make-run:minutes", "2.6"),
     ],
 )
 def test_a_figure_is_renewed_in_the_form_that_its_sentence_has(
