@@ -7,9 +7,7 @@ Letters: N training rows, n of them with labels, R of them that teach, B rows to
 of a row, C of its expansion, K classes, T targets of a regression.
 """
 
-import hashlib
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -70,7 +68,6 @@ _LAMBDAS = tuple(10.0**power for power in range(-3, 4))
 # Decompositions of one process: of whole rows and of three parts, for two tables.
 _MAX_DECOMPOSED = 8
 _MAX_DECOMPOSED_BYTES = 2**23
-_DECOMPOSED: OrderedDict[bytes, tuple[FloatArray, ...]] = OrderedDict()
 # Label spreading: neighbours and alpha where nothing is chosen, then the values tried of each.
 _NEIGHBOURS = 10
 _ALPHA = 0.2
@@ -403,7 +400,11 @@ def fit_best_ridge(
         return np.atleast_2d(ridge.coef_), np.atleast_1d(ridge.intercept_)
     mean_T = targets_RT.mean(axis=0)
     centred_RT = targets_RT - mean_T
-    mean_C, sizes_C, vectors_CC, along_RC = _decompose_once(columns_RC)
+    if columns_RC.nbytes > _MAX_DECOMPOSED_BYTES:
+        decomposition = _decompose_columns(columns_RC)
+    else:
+        decomposition = _decompose_cached(columns_RC.tobytes(), columns_RC.shape[1])
+    mean_C, sizes_C, vectors_CC, along_RC = decomposition
     along_CT = along_RC.T @ centred_RT
     squares_RC = np.square(along_RC)
 
@@ -422,20 +423,14 @@ def fit_best_ridge(
     return weights_TC, mean_T - weights_TC @ mean_C
 
 
-def _decompose_once(columns_RC: FloatArray) -> tuple[FloatArray, ...]:
-    """Return what `_decompose_columns` returns, or returned for the same columns in this process.
+@lru_cache(maxsize=_MAX_DECOMPOSED)
+def _decompose_cached(columns: bytes, count: int) -> tuple[FloatArray, ...]:
+    """Return what `_decompose_columns` returns; cached, since runs of a study that differ only in
+    their messages fit the same own columns to other targets.
 
-    Runs of a study that differ only in their messages fit the same own columns to other targets.
+    `columns`: array as bytes, which can be a cache's key. `count`: number of its columns (C).
     """
-    if columns_RC.nbytes > _MAX_DECOMPOSED_BYTES:
-        return _decompose_columns(columns_RC)
-    key = hashlib.sha256(np.ascontiguousarray(columns_RC).data).digest()
-    if key not in _DECOMPOSED:
-        if len(_DECOMPOSED) >= _MAX_DECOMPOSED:
-            _DECOMPOSED.popitem(last=False)
-        _DECOMPOSED[key] = _decompose_columns(columns_RC)
-    _DECOMPOSED.move_to_end(key)
-    return _DECOMPOSED[key]
+    return _decompose_columns(np.frombuffer(columns, dtype=np.float64).reshape(-1, count))
 
 
 def _decompose_columns(columns_RC: FloatArray) -> tuple[FloatArray, ...]:
