@@ -13,7 +13,6 @@ width.
 
 import inspect
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -26,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from apfed_protocols.installing import install_extra
+from secure_apfed.base.failures import find_failed_line
 from secure_apfed.base.files import PathLike
 from secure_apfed.data.lazy_rows import LazyRows, MappedRows
 from secure_apfed.errors import ApfedError, ConfigError, DataError
@@ -351,10 +351,9 @@ def _call_code(make: MakeRows, party: str, **arguments: Sequence[str]) -> Any:
     except ApfedError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        file_name = Path(frame.filename).name
+        line = find_failed_line(error)
         raise DataError(
-            f"{party}: {_name_code(make)} fails in line {frame.lineno} of {file_name}: "
+            f"{party}: {_name_code(make)} fails{f' in {line}' if line else ''}: "
             f"{type(error).__name__}: {error}"
         ) from error
 

@@ -19,7 +19,6 @@ import importlib
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,6 +30,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import AfterValidator, Field
 
+from secure_apfed.base.failures import find_failed_line
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import did_you_mean, unknown_name
 
@@ -328,16 +328,9 @@ def _describe_missing_module(module_name: str, key: str, folder: Path) -> str:
 
 def _describe_import_error(error: Exception) -> str:
     """Return an error that a module of one's own raised when it was imported, and where."""
-    if isinstance(error, SyntaxError):
-        path = error.filename
-        line = error.lineno
-    else:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        path = place.filename
-        line = place.lineno
-    where = f" (line {line} of {Path(path).name})" if path and "importlib" not in path else ""
+    line = find_failed_line(error)
     text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{type(error).__name__}: {text}{where}"
+    return f"{type(error).__name__}: {text}{f' ({line})' if line else ''}"
 
 
 @contextmanager

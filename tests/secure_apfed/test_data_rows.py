@@ -65,6 +65,10 @@ def nothing():
     return None
 
 
+def failing(ids):
+    return 1 / 0
+
+
 def encode(features):
     return nn.Sequential(nn.Flatten(), nn.Linear(20, 6))
 """
@@ -221,6 +225,11 @@ REFUSED: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "code without labels": ({"rows": "my_rows:ids_and_rows"}, DataError, "returns a tuple of 2"),
     "code that makes nothing": ({"rows": "my_rows:nothing"}, DataError, "returns a NoneType"),
+    "code that fails": (
+        {"file": "people.csv", "rows": "my_rows:failing"},
+        DataError,
+        r"failing fails in line \d+ of my_rows.py: ZeroDivisionError: division by zero",
+    ),
     "code that is not there": ({"rows": "my_rows:absent"}, ConfigError, "has no 'absent'"),
     "code that is not named": (
         {"rows": "own"},
