@@ -869,10 +869,8 @@ def _refuse_contradictions(
 def _make_code(party: Active | Passive, shared: OwnSteps, rates: Mapping[str, float]) -> OwnCode:
     """Return what a party brings of its own.
 
-    `shared`: optimizer and scheduler of who has none. `rates`: those that `train` sets, which a
-    party's own optimizer takes if it can.
-
-    `shared`: the optimizer and scheduler of parties without their own.
+    `shared`: optimizer and scheduler of parties without their own. `rates`: those that `train`
+    sets, which a party's own optimizer takes if it can.
 
     Raises ConfigError: a part is neither a module nor a function; names the party.
     """
