@@ -114,7 +114,10 @@ class MultiviewSettings(MethodSettings):
     labels_act_on_own: ClassVar[bool] = False
 
     def for_party(self, name: str) -> Self:
-        """Return the settings with this party's own beta_k, zeta_k and eta (MMVFL, Eq. 4)."""
+        """Return the settings with this party's own beta_k, zeta_k and eta (MMVFL, Eq. 4).
+
+        Here they are the same for every party; `OneViewSettings` sets them by party `name`.
+        """
         return self
 
     def check_run(self, config: RunSettings) -> None:
@@ -135,9 +138,7 @@ class MultiviewSettings(MethodSettings):
                 )
 
     def models_in(self, config: RunSettings) -> dict[str, ModelSettings]:
-        """Return the networks that read the parties' views, by the settings key that configures
-        them.
-        """
+        """Return the settings of the networks that read the parties' views, by settings key."""
         return {"model": config.model}
 
 
@@ -154,16 +155,17 @@ class OneViewSettings(MultiviewSettings):
     averages = "pseudo-labels"
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many linear combinations of a person's features the active reads in all
-        rounds.
+        """Return how many linear combinations of a person's features a run reveals to the active.
 
-        Each round uses other weights; they are about pseudo-labels that the active sent itself.
+        An epoch reveals one for each of the C = `classes` classes, with weights of its own. The
+        active influences these weights, since passives fit them to pseudo-labels that it sent.
         """
         return classes * config.train.epochs
 
     def models_in(self, config: RunSettings) -> dict[str, ModelSettings]:
-        """Return the run's network and those of passives, by the settings key that
-        configures them.
+        """Return the settings of the run's network and of passives' own networks, by settings key.
+
+        A passive is listed only where `passives.NAME.model` configures it apart from the run.
         """
         passive_models = {
             f"passives.{name}.model": passive.model
@@ -173,15 +175,14 @@ class OneViewSettings(MultiviewSettings):
         return super().models_in(config) | passive_models
 
     def for_party(self, name: str) -> Self:
-        """Return a copy with the weights of the objective set for this party."""
-        return self.model_copy(
-            update={str(key): value for key, value in self.parties.get(name, {}).items()}
-        )
+        """Return a copy with the weights of the objective that `parties` sets for party `name`."""
+        own_weights = self.parties.get(name, {})
+        return self.model_copy(update={str(key): value for key, value in own_weights.items()})
 
     def check_parties(self, config: RunSettings, names: Sequence[str]) -> None:
         """Refuse `parties` that give weights to an unknown party, or an eta to one without labels.
 
-        `names`: the active and the passives. Raises ConfigError: names the key.
+        `names`: names of the active and the passives. Raises ConfigError: its text names the key.
         """
         for name, overrides in self.parties.items():
             if name not in names:
@@ -237,9 +238,13 @@ class RecurrentSettings(FedMvSettings):
     networks: ClassVar[tuple[str, ...]] = ("identity", "gru")
 
     def check_run(self, config: RunSettings) -> None:
-        """Refuse settings of GRUs where no view is read by a GRU."""
+        """Refuse settings of GRUs where no party's view is read by a GRU.
+
+        Raises ValueError: such a setting differs from its default, so it would have no effect.
+        """
         super().check_run(config)
-        if any(model.network == "gru" for model in self.models_in(config).values()):
+        uses_gru = any(model.network == "gru" for model in self.models_in(config).values())
+        if uses_gru:
             return
         for key in ("rounds", "local_epochs", "learning_rate", "dropout"):
             if getattr(self, key) != RecurrentSettings.model_fields[key].default:
@@ -257,8 +262,8 @@ class RecurrentSettings(FedMvSettings):
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
         """Return the settings for a rehearsal of `steps` steps, for a run of `epochs` epochs.
 
-        A rehearsal is a short run on random numbers, for planning. GRUs learn in the same share of
-        the rounds.
+        A rehearsal is a short run on random numbers, from which `plan` estimates time and bytes.
+        GRUs learn in the same share of its steps as in the real run, in at least one.
         """
         rounds = max(1, round(steps * self.rounds / epochs))
         return self.model_copy(update={"rounds": rounds})
@@ -273,11 +278,13 @@ class VFedMvSettings(RecurrentSettings, OneViewSettings):
 
 
 class ViewsActive(SumLearner):
-    """An active that predicts alone by one linear layer over its views; see `ActiveRole`."""
+    """The role of an active that predicts alone, by one linear layer over its views.
+
+    See `ActiveRole` for the methods that a training loop calls.
+    """
 
     def __init__(self, party: PartyContext, contract: Contract, sum_end: ActiveSum) -> None:
-        """Build the active's encoder and linear layer, which hold the views' weights when it
-        predicts.
+        """Build the active's encoder and linear layer; `get_solo_networks` fills in their weights.
 
         `sum_end`: the active's side of the secure sum, which sends requests and decodes sums.
         """
@@ -289,8 +296,9 @@ class ViewsActive(SumLearner):
         table = party.data.table
         compute = Compute.from_settings(party.config.train)
         with seed_draws(party.secrets.seed, party.name, "networks"):
-            parts = make_encoder_and_head(party.config.model, table.shape, len(party.data.classes))
-        self._networks = ActiveNetworks(*parts).to(compute.device, compute.dtype)
+            classes = len(party.data.classes)
+            encoder, head = make_encoder_and_head(party.config.model, table.shape, classes)
+        self._networks = ActiveNetworks(encoder, head).to(compute.device, compute.dtype)
         assert table.labels is not None
         self._features_N = compute.move_tensor(table.features)
         self._labels_N = table.labels
@@ -298,7 +306,7 @@ class ViewsActive(SumLearner):
     @property
     @abstractmethod
     def head(self) -> Tensor:
-        """The weights of the linear layer over its views, (C, F)."""
+        """The weights of the linear layer over its views, (C, F): C classes, F features."""
 
     def get_solo_networks(self) -> ActiveNetworks:
         """Return the encoder of the views and a linear layer with the weights `head`."""
@@ -308,8 +316,9 @@ class ViewsActive(SumLearner):
         return self._networks
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
-        """Return the active's own scores of the test rows, by the method's name; sends nothing, so
-        `next_step` and `is_final` do not matter.
+        """Return the active's scores of its test rows without other parties, by the method's name.
+
+        It sends nothing, so that `links`, `next_step` and `is_final` have no effect here.
         """
         networks = self.get_solo_networks().eval()
         features_N = self._features_N
@@ -323,8 +332,10 @@ class ViewsActive(SumLearner):
 
 
 class MultiviewActive(ViewsActive):
-    """The active of multi-view learning: has the labels, the common pseudo-labels Z, and its own
-    view; see `ActiveRole`.
+    """The active's role in multi-view learning; see `ActiveRole`.
+
+    The active has the labels, the common pseudo-labels Z (rows of C real numbers that stand for
+    labels), and a view of its own: features X_1, weights W_1 and pseudo-labels Z_1.
 
     Attributes:
         tested: the alignment positions of its test rows.
@@ -340,68 +351,67 @@ class MultiviewActive(ViewsActive):
         trainer: "ActiveTrainer",
         sum_end: ActiveSum,
     ) -> None:
-        """Make the active's role in multi-view learning; find the alignment positions of training
-        and test rows.
+        """Make the active's role, and find the alignment positions of training and test rows.
 
-        `rows`: the row of its table at each alignment position, (N,). `trainer`: the active's view
-        and the common pseudo-labels Z. `sum_end`: the active's side of the secure sum, which sends
-        requests and decodes sums.
+        `rows`: the row of its table at each of the N alignment positions. `trainer`: the active's
+        view and the common pseudo-labels Z. `sum_end`: the active's side of the secure sum, which
+        sends requests and decodes sums.
         """
         super().__init__(party, contract, sum_end)
         self.trainer = trainer
         self._rows = rows
-        self.checkpoint_parts = {"": trainer}
+        self.checkpoint_parts = {"": trainer}  # an empty prefix: its tensors keep their names
         self.smallest_batch = party.config.rules.minimum_batch
         self.training_rows = find_positions_in_table_order(rows, party.data.train_rows)
         self.tested = find_positions_in_table_order(rows, party.data.test_rows)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """Send Z, update the own view meanwhile, and average the parties' Z_k (Alg. 1; FedMV, Alg.
-        2).
+        """Run one iteration: send the common pseudo-labels Z, and set Z to the mean of all Z_k.
 
-        `rows_B`: alignment positions (indices into the common list of people), (B,). Returns the
-        active's part of the objective. Raises ModelError: a view that cannot be learnt from;
-        RemoteProtocolError: the sum answers another request; Z stays unchanged then.
+        While the passives compute their Z_k, the active updates its own view (MMVFL, Alg. 1; FedMV,
+        Alg. 2). `rows_B`: alignment positions (indices into the common list of people), (B,).
+        Returns the active's part of the objective.
+
+        Raises ModelError: a view cannot be learnt from; RemoteProtocolError: the sum answers
+        another request, and Z stays unchanged.
         """
-        payload = self.send_request(links, step, rows_B, self.trainer.common_NC[rows_B.numpy()])
+        common_BC = self.trainer.common_NC[rows_B.numpy()]
+        payload = self.send_request(links, step, rows_B, common_BC)
         self.trainer.update_view(step, rows_B)
-        opened_BC = await self._receive_sum(links, step, rows_B, payload)
-        return self.trainer.average_labels(rows_B, opened_BC, self._list_absent())
+        decoded_BC = await self._receive_sum(links, step, rows_B, payload)
+        return self.trainer.average_labels(rows_B, decoded_BC, self._list_absent())
 
     def send_request(self, links: Links, step: int, rows_B: Tensor, common_BC: Floats) -> bytes:
-        """Send every passive these alignment positions and their Z to learn from.
+        """Send every passive these alignment positions, with the pseudo-labels Z to learn from.
 
-        `common_BC`: Z of these positions; without a row, (0, C), it requests predictions instead.
-        Returns the request's bytes, to which the sum is bound.
+        `common_BC`: Z of these positions; an empty (0, C) array requests predictions instead.
+        Returns the request's bytes: the decoded sum must be bound to them.
         """
         payload = pack_tensors({"rows": rows_B, "z": torch.from_numpy(common_BC)}, {})
         self.sum.send_request(links, Kind.REQUEST, step, payload)
         return payload
 
     def _list_absent(self) -> list[int]:
-        """Return the passives that the last sum lacks, as indices in `trainer.zetas`.
-
-        Index 0 there is the active.
-        """
-        indexed_passives = enumerate(self.contract.passives, 1)
+        """Return the indices in `trainer.zetas` of the passives that the last decoded sum lacks."""
+        indexed_passives = enumerate(self.contract.passives, start=1)  # index 0 is the active
         present = self.sum.receiver.counted
         return [index for index, name in indexed_passives if name not in present]
 
     async def _receive_sum(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
-        """Return the decoded sum of what the passives answer about these positions, (B, C).
+        """Return the decoded sum of the passives' answers about these positions, (B, C).
 
-        That is the sum of zeta_k Z_k over the sum of all zetas, or of their parts of a joint
-        prediction. `payload`: the request's bytes.
+        A passive answers with zeta_k Z_k divided by the sum of all zetas, or, if a prediction was
+        requested, with its weighted part of it. `payload`: the request's bytes.
         """
         classes = self.trainer.common_NC.shape[1]
         sum_BC = await self.sum.receive_sum(links, step, rows_B, payload, classes)
         return np.asarray(sum_BC.numpy())
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
-        """Return the local scores; after training also the joint scores of all parties.
+        """Return the active's own scores, and after training also the joint scores of all parties.
 
-        `next_step`: an unused step number, for the joint prediction. `is_final`: whether training
-        is over.
+        `next_step`: an unused step number, for the request of the joint prediction. `is_final`:
+        whether training is over. Joint scores have keys that end in "_together".
         """
         scores = await super().evaluate(links, next_step=next_step, is_final=is_final)
         if is_final:
@@ -411,10 +421,10 @@ class MultiviewActive(ViewsActive):
         return scores
 
     async def _score_jointly(self, links: Links, step: int) -> Scored:
-        """Return the joint scores of the aligned test rows; empty if they are fewer than a batch
-        may be.
+        """Return the joint scores of the aligned test rows.
 
-        `step`: an unused step number.
+        They are empty if there are fewer test rows than the agreed smallest batch, which passives
+        would refuse. `step`: an unused step number.
         """
         rows_B = self.tested
         empty_BC = self.trainer.common_NC[:0]
@@ -422,8 +432,8 @@ class MultiviewActive(ViewsActive):
         if len(rows_B) < self.smallest_batch:
             return Scored.from_network_outputs(truth_B[:0], empty_BC)
         payload = self.send_request(links, step, rows_B, empty_BC)
-        opened_BC = await self._receive_sum(links, step, rows_B, payload)
-        joint_BC = self.trainer.predict_jointly(rows_B, opened_BC, self._list_absent())
+        decoded_BC = await self._receive_sum(links, step, rows_B, payload)
+        joint_BC = self.trainer.predict_jointly(rows_B, decoded_BC, self._list_absent())
         return Scored.from_network_outputs(truth_B, joint_BC)
 
     def get_solo_networks(self) -> ActiveNetworks:
@@ -444,7 +454,11 @@ class MultiviewActive(ViewsActive):
 
 
 class MultiviewPassive(SumHelper):
-    """A passive of multi-view learning: has a view, and possibly labels; see `HelperRole`."""
+    """A passive's role in multi-view learning; see `HelperRole`.
+
+    The passive has a view of its own (features X_k, weights W_k, pseudo-labels Z_k), and possibly
+    labels.
+    """
 
     asks = (Kind.REQUEST,)
 
@@ -460,14 +474,15 @@ class MultiviewPassive(SumHelper):
         self._clip = clip
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Update the own view towards Z, or predict with it; contribute the result (FedMV, Alg. 2).
+        """Answer a request: contribute updated pseudo-labels, or predictions, to the secure sum.
 
-        Raises RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row exceeds the
-        norm that the sum carries.
+        A request with common pseudo-labels Z first updates this passive's view towards them (FedMV,
+        Alg. 2). Raises RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row is
+        longer than the clip bound of the sum.
         """
         admitted, common_BC = self.admit_message(message)
         values_BC = self.trainer.compute_share(admitted.step, admitted.rows, common_BC)
-        # Called only for its exception.
+        # The sum would silently shorten longer rows, which would make the average wrong.
         check_clip(values_BC, self._clip, me=self.name)
         await self.sum.send_answer(links, admitted, values_BC)
 
@@ -475,10 +490,11 @@ class MultiviewPassive(SumHelper):
         return self.trainer.feature_scores()
 
     def admit_message(self, message: Envelope) -> tuple[AdmittedRequest, Floats | None]:
-        """Check the active's request, and admit it for one answer.
+        """Check the active's request against the contract, and count it against its limits.
 
-        Returns the request, and Z of its positions (B, C), or None if it asks for a prediction.
-        Raises RemoteProtocolError: the message is malformed or breaks a rule of the contract.
+        Returns the admitted request, and the common pseudo-labels Z of its positions, (B, C); None
+        instead of Z if it requests a prediction. Raises RemoteProtocolError: the message is
+        malformed or breaks a rule of the contract.
         """
         terms = self.contract.passives[self.name].representation
         sender = message.sender
@@ -532,7 +548,7 @@ class ViewTrainer:
 
         Args:
             view: the party's features, weights and pseudo-labels.
-            zetas: zeta_k of all parties, the active's first.
+            zetas: zeta_k of all parties, the active's first: the weight of party k in the mean.
             label_term: the term of its labels in the objective; None: it has no labels.
             sequence: the GRU that computes the view's features; None: they are the party's columns.
         """
@@ -542,12 +558,15 @@ class ViewTrainer:
         self.sequence = sequence
 
     def compute_share(self, step: int, rows_B: Tensor, common_BC: Floats | None) -> Floats:
-        """Update the view towards Z of these rows; return zeta_k Z_k / sum of all zetas, (B, C).
+        """Update the view, and return this party's summand of the mean pseudo-labels, (B, C).
 
-        Without Z return the view's part of the joint prediction, (B, C), and learn nothing.
+        The summand is zeta_k Z_k divided by the sum of all zetas. Without `common_BC` the view
+        stays unchanged, and this party's summand of the joint prediction is returned, (B, C).
 
-        `rows_B`: alignment positions (indices into the common list of people), (B,). `common_BC`: Z
-        of these rows; None: a request for a prediction.
+        Args:
+            step: number of the step; a GRU learns in some steps only.
+            rows_B: alignment positions (indices into the common list of people), (B,).
+            common_BC: the common pseudo-labels Z of these rows; None: a prediction is requested.
         """
         rows = rows_B.numpy()
         zeta = self.view.zeta
@@ -556,8 +575,11 @@ class ViewTrainer:
         if self.sequence is not None and self.sequence.learns_in(step):
             self.sequence.train_on_rows(step, rows_B, common_BC)
             self.view.replace_features(self.sequence.compute_states())
-        own_term = self.label_term and self.label_term.pick_rows(rows, for_own=True)
-        return zeta / sum(self.zetas) * self.view.update_model(rows, common_BC, own_term)
+        own_term = None
+        if self.label_term is not None:
+            own_term = self.label_term.pick_rows(rows, for_own=True)
+        own_labels_BC = self.view.update_model(rows, common_BC, own_term)
+        return zeta / sum(self.zetas) * own_labels_BC
 
     def feature_scores(self) -> Tensor | None:
         """Return the importance of each feature, (F,); None if the features are states of a GRU."""
@@ -566,9 +588,9 @@ class ViewTrainer:
         return torch.from_numpy(compute_row_norms(self.view.weights_FC))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return weights, pseudo-labels and the GRU's state, for a checkpoint.
+        """Return weights, pseudo-labels and the GRU's state if there is one, for a checkpoint.
 
-        The rows of tensors named `pseudo_labels.` are alignment positions.
+        In a tensor whose name begins with `pseudo_labels.`, rows are alignment positions.
         """
         view_tensors = self.view.tensors()
         tensors = {
@@ -601,31 +623,37 @@ class ActiveTrainer(ViewTrainer):
         common_NC: Floats,
         sequence: "SequenceView | None" = None,
     ) -> None:
-        """Make the trainer of the active's view; `common_NC`: Z of all rows at the start.
+        """Make the trainer of the active's view.
 
-        The other arguments are those of `ViewTrainer`.
+        Args:
+            view: the active's features, weights and pseudo-labels.
+            zetas: zeta_k of all parties, the active's first: the weight of party k in the mean.
+            label_term: the term of its labels in the objective.
+            common_NC: the common pseudo-labels Z of all N positions at the start, C classes.
+            sequence: the GRU that computes the view's features; None: they are its columns.
         """
         super().__init__(view, zetas, label_term, sequence=sequence)
         self.common_NC = common_NC
 
     def update_view(self, step: int, rows_B: Tensor) -> None:
-        """Update the active's view towards Z of these alignment positions."""
+        """Update the active's view towards the common pseudo-labels of these positions, (B,)."""
         self.compute_share(step, rows_B, self.common_NC[rows_B.numpy()])
 
     def average_labels(
-        self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()
+        self, rows_B: Tensor, decoded_BC: Floats, absent: Sequence[int] = ()
     ) -> float:
         """Set Z of these rows to the mean of all Z_k; return the active's part of the objective.
 
+        The mean is weighted by zeta_k (MMVFL, Eq. 14).
+
         Args:
             rows_B: alignment positions (indices into the common list of people), (B,).
-            opened_BC: the decoded sum over the passives of zeta_k Z_k / sum of all zetas.
-            absent: indices in `zetas` of passives that the sum lacks; Z is then the mean over the
-                others (Eq. 14).
+            decoded_BC: the passives' decoded sum: zeta_k Z_k divided by the sum of all zetas.
+            absent: indices in `zetas` of passives that the sum lacks, which the mean leaves out.
         """
         rows = rows_B.numpy()
         all_zetas = sum(self.zetas)
-        summed_BC = all_zetas * opened_BC + self.view.zeta * self.view.labels_NC[rows]
+        summed_BC = all_zetas * decoded_BC + self.view.zeta * self.view.labels_NC[rows]
         present_zetas = sum(zeta for index, zeta in enumerate(self.zetas) if index not in absent)
         common_term = self.label_term.pick_rows(rows, for_own=False)
         common_BC = compute_common_labels(summed_BC, present_zetas, common_term)
@@ -633,19 +661,22 @@ class ActiveTrainer(ViewTrainer):
         return self.view.compute_loss(rows, common_BC)
 
     def predict_jointly(
-        self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()
+        self, rows_B: Tensor, decoded_BC: Floats, absent: Sequence[int] = ()
     ) -> Floats:
-        """Return Z of rows outside training, (B, C): the joint prediction, FedMV's Eqs. (12) and
-        (13), by all parties that are not absent.
+        """Return the joint prediction for rows outside training, (B, C): FedMV, Eqs. (12) and (13).
 
-        `rows_B`: alignment positions (indices into the common list of people), (B,). `opened_BC`:
-        the decoded sum of the passives' parts of the prediction. `absent`: indices in `zetas` of
-        passives that the sum lacks.
+        It is the weighted mean of the predictions of all parties that are not absent.
+
+        Args:
+            rows_B: alignment positions (indices into the common list of people), (B,).
+            decoded_BC: the decoded sum of the passives' weighted predictions.
+            absent: indices in `zetas` of passives that the sum lacks.
         """
         absent_weight = sum(compute_joint_weight(self.zetas[index], self.zetas) for index in absent)
         own_weight = compute_joint_weight(self.view.zeta, self.zetas)
         own_BC = own_weight * self.view.compute_scores(rows_B.numpy())
-        return np.asarray((opened_BC + own_BC) / (1 - absent_weight))
+        # All weights sum to 1; the division rescales the weights of the parties that answered.
+        return np.asarray((decoded_BC + own_BC) / (1 - absent_weight))
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"pseudo_labels.common": torch.from_numpy(self.common_NC)}
@@ -670,9 +701,9 @@ class SequenceView:
         """Make a view of sequences from its GRU and the party's table.
 
         Args:
-            recurrent: the GRU.
-            features_N: all rows of the party's table, flat.
-            rows_N: the row of the table at each alignment position.
+            recurrent: the GRU, with its optimiser.
+            features_N: the party's table, one row for each person; a row is a flattened sequence.
+            rows_N: the row of the table at each of the N alignment positions.
             rounds: number of steps in which the GRU learns, from the second step on.
             holds_labels: whether it learns from labels of its owner; False: from Z.
         """
@@ -687,12 +718,13 @@ class SequenceView:
         return 0 < step <= self._rounds
 
     def train_on_rows(self, step: int, rows_B: Tensor, common_BC: Floats) -> None:
-        """Train the GRU on its owner's labelled rows, or without labels towards Z of these rows.
+        """Train the GRU on its owner's labels; an owner without labels trains it towards Z.
 
-        `rows_B`: alignment positions. `common_BC`: their Z.
+        `rows_B`: alignment positions, (B,). `common_BC`: their common pseudo-labels Z, used as soft
+        labels, with negative numbers as 0.
         """
         if not self._holds_labels:
-            # In the table's order: that of the alignment is random.
+            # Rows stand in the table's order, since the alignment's order is random.
             order_B = self._rows_N[rows_B].argsort()
             shares_BC = torch.from_numpy(common_BC).clamp(min=0)
             features_B = self._features_N[self._rows_N[rows_B][order_B]]
@@ -700,7 +732,10 @@ class SequenceView:
         self.recurrent.train(step)
 
     def compute_states(self) -> Floats:
-        """Return X_k of all aligned people, (N, 2 D)."""
+        """Return the view's features X_k, the GRU's states: (N, 2 D) for N aligned people.
+
+        A state has D numbers in each of the two directions.
+        """
         (states_ND,) = self.recurrent.compute_states(self._features_N[self._rows_N])
         return np.asarray(states_ND.double().cpu().numpy())
 
@@ -712,8 +747,8 @@ class LabelTerm:
     Attributes:
         truth_NC: Y, one-hot; zeros where a row has no label to learn from.
         eta_N1: the weight eta of each row's term, (N, 1); 0 for rows without a label.
-        acts_on_own: whether it acts on the pseudo-labels Z_k of the one view with the labels
-            (MMVFL); False: on the common Z.
+        acts_on_own: whether the labels act on the pseudo-labels Z_k of their owner's view (MMVFL);
+            False: on the common pseudo-labels Z.
     """
 
     truth_NC: Floats = field(repr=False)  # noqa: N815
@@ -721,9 +756,9 @@ class LabelTerm:
     acts_on_own: bool = False
 
     def pick_rows(self, rows_B: NDArray[np.int64], *, for_own: bool) -> "LabelTerm | None":
-        """Return the term for these rows; None: it acts on the other kind of pseudo-labels.
+        """Return the term for these rows; None if it does not act on the pseudo-labels to update.
 
-        `for_own`: whether it is needed for a view's own pseudo-labels Z_k; False: for the common Z.
+        `for_own`: whether a view's own pseudo-labels Z_k are updated; False: the common Z is.
         """
         if for_own is not self.acts_on_own:
             return None
@@ -750,16 +785,16 @@ class ViewModel:
     tolerance: float = _TOLERANCE
     max_rounds: int = _MAX_ROUNDS
     _gram: tuple[bytes, Floats] | None = field(default=None, init=False, repr=False)
-    """The rows of the last update, and X^T X of these."""
+    """Sorted rows of the last update, as bytes, and X^T X of these rows."""
 
     @classmethod
     def from_features(
         cls, x_NF: Floats, classes: int, rng: np.random.Generator, **settings: float
     ) -> "ViewModel":
-        """Return a view with random weights and pseudo-labels (Algorithm 1, line 1).
+        """Return a view with random weights and pseudo-labels (MMVFL, Algorithm 1, line 1).
 
-        `x_NF`: the view's features. `rng`: generator of the random start. `settings`: beta, zeta,
-        tolerance and max_rounds.
+        `x_NF`: the view's F features of N people. `classes`: C, columns of the pseudo-labels.
+        `rng`: generator of the random start. `settings`: beta, zeta, tolerance and max_rounds.
         """
         rows, features = x_NF.shape
         weights_FC = rng.standard_normal((features, classes))
@@ -767,27 +802,25 @@ class ViewModel:
         return cls(x_NF=x_NF, weights_FC=weights_FC, labels_NC=labels_NC, **settings)  # type: ignore[arg-type]
 
     def replace_features(self, x_NF: Floats) -> None:
-        """Replace the features X_k of the same rows, after the GRU that computes
-        them was trained.
-        """
+        """Replace the features X_k of the same rows, after their GRU was trained."""
         self.x_NF = x_NF
-        self._gram = None
+        self._gram = None  # X^T X of the old features is stale
 
     def update_model(
         self, rows_B: NDArray[np.int64], common_BC: Floats, label_term: LabelTerm | None = None
     ) -> Floats:
-        """Update W_k, then Z_k of these rows; return the latter, (B, C) (Alg. 1, lines 4 to 12).
+        """Update the weights W_k, then the pseudo-labels Z_k of these rows; return Z_k, (B, C).
 
-        `common_BC`: Z of these rows. `label_term`: the labels and their weights if they act on Z_k;
-        None: they do not.
+        Source: MMVFL, Algorithm 1, lines 4 to 12. `common_BC`: the common pseudo-labels Z of these
+        rows. `label_term`: the labels and their weights, if they act on Z_k; None: they do not.
         """
         self.fit_weights(rows_B)
         return self.update_labels(rows_B, common_BC, label_term)
 
     def fit_weights(self, rows_B: NDArray[np.int64]) -> None:
-        """Set W_k to the minimiser of Eq. (5) over these rows.
+        """Set the weights W_k to the minimiser of |X W - Z_k|^2 + beta |W|_21 over these rows.
 
-        X^T X is reused while the rows stay the same.
+        That is MMVFL's Eq. (5). X^T X is reused while the rows stay the same.
         """
         x_BF = self.x_NF[rows_B]
         rows_key = np.sort(rows_B).tobytes()
@@ -806,8 +839,10 @@ class ViewModel:
     def update_labels(
         self, rows_B: NDArray[np.int64], common_BC: Floats, label_term: LabelTerm | None = None
     ) -> Floats:
-        """Update Z_k of these rows, and return it, (B, C). The arguments are those of
-        `update_model`.
+        """Update the pseudo-labels Z_k of these rows, and return them, (B, C).
+
+        `common_BC`: the common pseudo-labels Z of these rows. `label_term`: the labels and their
+        weights, if they act on Z_k; None: they do not.
         """
         labels_BC = compute_own_labels(
             self.compute_scores(rows_B), common_BC, self.zeta, label_term
@@ -833,7 +868,8 @@ class ViewModel:
     def compute_loss(self, rows_B: NDArray[np.int64], common_BC: Floats) -> float:
         """Return this view's part of the objective for these rows, divided by their number.
 
-        `common_BC`: Z of these rows.
+        The part is |X W - Z_k|^2 + beta |W|_21 + zeta_k |Z_k - Z|^2. `common_BC`: the common
+        pseudo-labels Z of these rows, (B, C).
         """
         labels_BC = self.labels_NC[rows_B]
         own_loss = compute_view_loss(self.x_NF[rows_B], self.weights_FC, labels_BC, self.beta)
@@ -843,12 +879,15 @@ class ViewModel:
 def compute_own_labels(
     scores_NC: Floats, common_NC: Floats, zeta: float, label_term: LabelTerm | None = None
 ) -> Floats:
-    """Return a view's pseudo-labels Z_k, (N, C): MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and
-    (13).
+    """Return a view's pseudo-labels Z_k, (N, C): the mean of its prediction and of Z.
 
-    `scores_NC`: X_k W_k. `common_NC`: Z, the common pseudo-labels. `zeta`: zeta_k, the weight of Z.
-    `label_term`: the labels and their weights if they act on this view's pseudo-labels; None: they
-    do not.
+    Source: MMVFL, Eqs. (11) and (12); FedMV, Eqs. (8) and (13).
+
+    Args:
+        scores_NC: X_k W_k, the view's prediction, with weight 1.
+        common_NC: Z, the common pseudo-labels.
+        zeta: zeta_k, the weight of Z.
+        label_term: the labels and their weights, if they act on Z_k; None: they do not.
     """
     return _average_with_labels(scores_NC + zeta * common_NC, 1 + zeta, label_term)
 
@@ -856,10 +895,14 @@ def compute_own_labels(
 def compute_common_labels(
     summed_NC: Floats, zetas: float, label_term: LabelTerm | None = None
 ) -> Floats:
-    """Return the common pseudo-labels Z, (N, C): MMVFL's Eq. (14), FedMV's Eqs. (10) and (12).
+    """Return the common pseudo-labels Z, (N, C): the mean of all parties' Z_k, weighted by zeta_k.
 
-    `summed_NC`: sum of zeta_k Z_k over all parties, all that the active reads of them. `zetas`: sum
-    of these zeta_k. `label_term`: the labels and their weights if they act on Z; None: they do not.
+    Source: MMVFL, Eq. (14); FedMV, Eqs. (10) and (12).
+
+    Args:
+        summed_NC: the sum of zeta_k Z_k over all parties; the active reads only this sum.
+        zetas: the sum of the zeta_k of these parties.
+        label_term: the labels and their weights, if they act on Z; None: they do not.
     """
     return _average_with_labels(summed_NC, zetas, label_term)
 
@@ -887,22 +930,22 @@ def solve_weights(
     max_rounds: int = _MAX_ROUNDS,
     gram_FF: Floats | None = None,
 ) -> Floats:
-    """Return the weights W_k (F, C) that minimise Eq. (5), found by reweighting, Eqs. (7) and (8).
+    """Return the weights W_k that minimise |X W - Z|^2 + beta |W|_21 (MMVFL, Eq. 5).
 
-    Each round minimises a quadratic that lies above the objective and touches it at the last
-    weights (|w| <= |w|^2 / 2a + a / 2), so that no round raises it. Weights of a feature that are
-    all 0 stay so.
+    They are found by iterative reweighting (MMVFL, Eqs. 7 and 8). A round minimises a quadratic
+    that lies above the objective and touches it at the last weights (|w| <= |w|^2 / 2a + a / 2), so
+    that no round raises the objective. If all weights of a feature are 0, they stay 0.
 
     Args:
-        x_NF: X_k.
-        labels_NC: Z_k.
-        beta: the weight of |W|_21.
+        x_NF: X_k, F features of N people.
+        labels_NC: Z_k, their pseudo-labels, C classes.
+        beta: the weight of |W|_21, the sum of the Euclidean norms of the features' weights.
         weights_FC: the weights to start from.
-        tolerance: relative decrease of the objective below which it stops.
+        tolerance: relative decrease of the objective below which reweighting stops.
         max_rounds: the largest number of reweightings.
-        gram_FF: X^T X; None: computed here.
+        gram_FF: X^T X; None: it is computed here.
 
-    Raises ModelError: X^T X is singular and beta 0, or numbers are not finite.
+    Raises ModelError: X^T X is singular and beta is 0, or numbers are not finite.
     """
     gram_FF = x_NF.T @ x_NF if gram_FF is None else gram_FF
     cross_FC = x_NF.T @ labels_NC
@@ -930,7 +973,11 @@ def solve_weights(
 
 
 def compute_view_loss(x_NF: Floats, weights_FC: Floats, labels_NC: Floats, beta: float) -> float:
-    """Return Eq. (5): |X W - Z|^2 + beta |W|_21."""
+    """Return a view's loss, |X W - Z|^2 + beta |W|_21 (MMVFL, Eq. 5).
+
+    X: F features of N people. W: weights. Z: pseudo-labels of C classes. |W|_21: the sum of the
+    Euclidean norms of the features' weights.
+    """
     residual_NC = x_NF @ weights_FC - labels_NC
     return float((residual_NC**2).sum() + beta * compute_row_norms(weights_FC).sum())
 
@@ -941,7 +988,10 @@ def compute_row_norms(weights_FC: Floats) -> Floats:
 
 
 def draw_orthonormal(rows: int, classes: int, rng: np.random.Generator) -> Floats:
-    """Return a random matrix with Z^T Z = I, (N, C); with Z Z^T = I for fewer rows than classes."""
+    """Return a random matrix Z with orthonormal columns, (rows, classes).
+
+    With fewer rows than classes its rows are orthonormal instead.
+    """
     random_NC = rng.standard_normal((rows, classes))
     # Z^T Z = I needs at least as many rows as columns.
     if rows < classes:
@@ -950,22 +1000,29 @@ def draw_orthonormal(rows: int, classes: int, rng: np.random.Generator) -> Float
 
 
 def run_iteration(views: Sequence[ViewModel], common_NC: Floats, label_term: LabelTerm) -> Floats:
-    """Run one iteration on all views (MMVFL, Algorithm 1; FedMV, Algorithms 1 and 2); return Z.
+    """Update all views in place, and return the new common pseudo-labels Z, (N, C).
 
-    `views`: one for each party, with rows of the same people, updated in place; the first belongs
-    to the party with labels. `common_NC`: Z, the common pseudo-labels. `label_term`: the labels and
-    their weights; `acts_on_own` says whether they act on the first view's pseudo-labels or on Z.
+    This is one iteration of all parties in one process (MMVFL, Algorithm 1; FedMV, Algorithms 1
+    and 2), without messages, for experiments.
+
+    Args:
+        views: one for each party, with rows of the same N people; the first party has the labels.
+        common_NC: Z before the iteration.
+        label_term: the labels and their weights; its `acts_on_own` says whether they act on the
+            first view's pseudo-labels or on Z.
     """
     rows = np.arange(len(common_NC))
-    own_term, common_term = (label_term, None) if label_term.acts_on_own else (None, label_term)
+    first_view_term = label_term if label_term.acts_on_own else None
+    common_term = None if label_term.acts_on_own else label_term
     for index, view in enumerate(views):
-        view.update_model(rows, common_NC, own_term if index == 0 else None)
+        view.update_model(rows, common_NC, first_view_term if index == 0 else None)
     return average_views(views, common_term)
 
 
 def average_views(views: Sequence[ViewModel], label_term: LabelTerm | None) -> Floats:
-    """Return Z, (N, C): the mean of the views' pseudo-labels by zeta_k, and of labels if they act
-    on Z.
+    """Return the common pseudo-labels Z, (N, C): the mean of the views' Z_k, weighted by zeta_k.
+
+    `label_term`: the labels and their weights, if they enter the mean, too; None: they do not.
     """
     summed_NC = np.sum([view.zeta * view.labels_NC for view in views], axis=0)
     return compute_common_labels(summed_NC, sum(view.zeta for view in views), label_term)
@@ -974,21 +1031,28 @@ def average_views(views: Sequence[ViewModel], label_term: LabelTerm | None) -> F
 def compute_objective(
     views: Sequence[ViewModel], common_NC: Floats, label_term: LabelTerm
 ) -> float:
-    """Return the objective that all views of a table minimise; see the head of this module."""
+    """Return the objective that all views minimise together; see the head of this module.
+
+    `views`: one for each party; the first party has the labels. `common_NC`: the common
+    pseudo-labels Z. `label_term`: the labels and their weights.
+    """
     rows = np.arange(len(common_NC))
     tied_NC = views[0].labels_NC if label_term.acts_on_own else common_NC
     label_loss = float((label_term.eta_N1 * (tied_NC - label_term.truth_NC) ** 2).sum())
-    return len(rows) * sum(view.compute_loss(rows, common_NC) for view in views) + label_loss
+    mean_view_loss = sum(view.compute_loss(rows, common_NC) for view in views)
+    return len(rows) * mean_view_loss + label_loss
 
 
 def compute_joint_weight(zeta: float, zetas: Collection[float]) -> float:
-    """Return the weight of X_k W_k in the joint prediction: zeta_k / (1 + zeta_k), normalised to
-    sum to 1 over all parties.
+    """Return the weight of one party's prediction X_k W_k in the joint prediction.
 
-    It follows from Eq. (13) put into Eq. (12), solved for Z. `zeta`: zeta_k of this party. `zetas`:
-    the zeta of every party, this one included.
+    The weight is zeta_k / (1 + zeta_k), normalised to sum to 1 over all parties. It follows from
+    FedMV's Eq. (13) put into Eq. (12), solved for Z.
+
+    `zeta`: zeta_k of this party. `zetas`: the zeta of every party, this one included.
     """
-    return zeta / (1 + zeta) / sum(other / (1 + other) for other in zetas)
+    own_weight = zeta / (1 + zeta)
+    return own_weight / sum(other / (1 + other) for other in zetas)
 
 
 class Multiview(SumMethod):
@@ -1023,10 +1087,10 @@ class Multiview(SumMethod):
         return make_terms(party, session, dict.fromkeys(party.passives, offered), weights)
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        """Return the active's role, with random orthonormal common pseudo-labels (Algorithm 1, line
-        1).
+        """Return the active's role, with random orthonormal common pseudo-labels Z.
 
-        `rows`: the row of its table at each alignment position, (N,).
+        Source: MMVFL, Algorithm 1, line 1. `rows`: the row of its table at each of the N alignment
+        positions.
         """
         classes = len(party.data.classes)
         train = find_positions_in_table_order(rows, party.data.train_rows)
@@ -1050,7 +1114,7 @@ class Multiview(SumMethod):
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role with a view of its own, and its labels if it has any.
 
-        `rows`: the row of its table at each alignment position, (N,).
+        `rows`: the row of its table at each of the N alignment positions.
         """
         (classes,) = contract.passives[party.name].representation.shape
         has_labels = party.data.table.labels is not None
@@ -1059,6 +1123,7 @@ class Multiview(SumMethod):
         view = _make_view(party, contract, rows, classes, sequence)
         zetas = _list_zetas(party, contract)
         agreed = SessionSum.from_contract(party, contract)
+        # The joint prediction after training needs one answer beyond those of the epochs.
         sum_end = agreed.make_passive_end(people=len(rows), extra_answers=1)
         trainer = ViewTrainer(view, zetas, label_term, sequence=sequence)
         return MultiviewPassive(sum_end, trainer, clip=agreed.clip)
@@ -1067,7 +1132,9 @@ class Multiview(SumMethod):
 def _make_sequence_view(party: PartyContext, rows: Tensor, classes: int) -> SequenceView | None:
     """Return the untrained GRU view of one party's sequences; None: its view is its columns.
 
-    `rows`: the row of its table at each alignment position, (N,). `classes`: C, number of classes.
+    `rows`: the row of its table at each of the N alignment positions. `classes`: number of classes.
+    Raises ConfigError: the party has more than one sequence; ModelError: the GRU does not fit its
+    table.
     """
     config = party.config
     table = party.data.table
@@ -1078,9 +1145,8 @@ def _make_sequence_view(party: PartyContext, rows: Tensor, classes: int) -> Sequ
     if len(model.sequences) > 1:
         raise ConfigError(
             f"{_locate_model_setting(party)}.sequences: in method {settings.name} every party has "
-            f"one view, got {len(model.sequences)} for {party.name}; name that of {party.name} "
-            "alone, and "
-            "those of passives in passives.X.model"
+            f"one view, got {len(model.sequences)} for {party.name}; name only the sequence of "
+            f"{party.name} here, and those of passives in passives.X.model"
         )
     holds_labels = table.labels is not None
     labels_N = select_learnt_labels(party) if holds_labels else None
@@ -1103,14 +1169,17 @@ def _make_sequence_view(party: PartyContext, rows: Tensor, classes: int) -> Sequ
 
 
 def _select_passive_model(party: PartyContext) -> ModelSettings:
-    """Return a passive's network settings; without its own, the run's, for the sequences that its
-    view is laid out in.
+    """Return a passive's network settings.
+
+    Without settings of its own, they are the run's; its table then says which sequences it has.
     """
     model = party.config.model_of(party.name)
-    laid_out = [view.sequence for view in party.data.views.values() if view.sequence is not None]
-    if party.config.settings_of(party.name).model is not None or not laid_out:
+    views = party.data.views.values()
+    table_sequences = [view.sequence for view in views if view.sequence is not None]
+    has_own_settings = party.config.settings_of(party.name).model is not None
+    if has_own_settings or not table_sequences:
         return model
-    return model.model_copy(update={"sequences": tuple(laid_out)})
+    return model.model_copy(update={"sequences": tuple(table_sequences)})
 
 
 def _locate_model_setting(party: PartyContext) -> str:
@@ -1119,7 +1188,10 @@ def _locate_model_setting(party: PartyContext) -> str:
 
 
 def select_learnt_labels(party: PartyContext) -> Tensor:
-    """Return the labels of a party's rows, (N,); `UNLABELLED` where training may not use them."""
+    """Return a label for each row of a party's table; `UNLABELLED` where training may not use it.
+
+    Training may use the labels of `party.data.labelled_rows` only.
+    """
     labels_N = party.data.table.labels
     assert labels_N is not None
     known_N = torch.full_like(labels_N, UNLABELLED)
@@ -1136,7 +1208,7 @@ def _make_view(
 ) -> ViewModel:
     """Return one party's untrained view of the aligned people, with the agreed zeta_k.
 
-    `rows`: the row of its table at each alignment position, (N,). `classes`: C, number of classes.
+    `rows`: the row of its table at each of the N alignment positions. `classes`: number of classes.
     `sequence`: the GRU that computes the view's features; None: they are the party's columns.
     """
     settings = MultiviewSettings.from_run_settings(party.config).for_party(party.name)
@@ -1151,16 +1223,18 @@ def _make_view(
         tolerance=settings.tolerance,
         max_rounds=settings.max_rounds,
     )
-    # The start must not depend on the alignment's order, which is random: assign it in the table's.
+    # The alignment's order is random, and the start must not depend on it. So the random start is
+    # assigned in the order of the table's rows.
     start_NC = view.labels_NC.copy()
     view.labels_NC[rows.argsort().numpy()] = start_NC
     return view
 
 
 def _list_zetas(party: PartyContext, contract: Contract) -> list[float]:
-    """Return zeta_k of every party, the active's first: the setting times the party's weight.
+    """Return zeta_k of every party, the active's first.
 
-    It is the same in a party's own update (MMVFL, Eq. 12) and in the average Z.
+    zeta_k is the setting `zeta` times the party's weight in the contract (1 for the active). The
+    same zeta_k enters a party's own update (MMVFL, Eq. 12) and the average Z.
     """
     settings = MultiviewSettings.from_run_settings(party.config)
     weights = {party.active: 1.0} | {
@@ -1170,9 +1244,10 @@ def _list_zetas(party: PartyContext, contract: Contract) -> list[float]:
 
 
 def make_label_term(party: PartyContext, rows: Tensor) -> LabelTerm:
-    """Return the objective's term of the labels that a party may learn from.
+    """Return the term of the objective for the labels that a party may learn from.
 
-    `rows`: rows of its table, (B,), one for each row of the term.
+    `rows`: rows of its table, (B,), one for each row of the term. A row whose label training may
+    not use gets the weight eta = 0.
     """
     settings = MultiviewSettings.from_run_settings(party.config).for_party(party.name)
     labels_N = party.data.table.labels
@@ -1186,7 +1261,7 @@ def make_label_term(party: PartyContext, rows: Tensor) -> LabelTerm:
 
 
 def bound_label_rows(party: PartyContext, classes: int) -> RepresentationTerms:
-    """Return the contract's bounds on a row of pseudo-labels, float64."""
+    """Return the contract's bounds on a sent row of `classes` pseudo-labels, as float64."""
     return party.bound_sent_rows((classes,)).model_copy(update={"dtype": "float64"})
 
 
