@@ -11,7 +11,7 @@ from typing import Any
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.kinds import (
-    MAX_JUDGES,
+    MAX_VALIDATION_ROWS,
     Labeller,
     LinearLabeller,
     Logistic,
@@ -25,7 +25,7 @@ from secure_apfed.settings.plugins import CODE_NAME, PluginTable, require_class
 
 __all__ = [
     "LABELLERS",
-    "MAX_JUDGES",
+    "MAX_VALIDATION_ROWS",
     "Labeller",
     "LinearLabeller",
     "Logistic",

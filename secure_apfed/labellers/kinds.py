@@ -102,7 +102,7 @@ class Labeller(ABC):
         row's label. The arguments are those of `label_rows`.
 
         A party that knows the labels can thus estimate how good votes are on rows without labels.
-        At most `MAX_JUDGES` labelled rows receive votes.
+        At most `MAX_VALIDATION_ROWS` labelled rows receive votes.
         """
 
     @abstractmethod
@@ -142,13 +142,13 @@ class LinearLabeller(Labeller):
         """Return A, (U, n), in which a labelled row's own label has weight 0, and each row is
         divided by its L1 norm again.
 
-        Only the first `MAX_JUDGES` labelled rows receive votes. For label spreading these are the
-        votes without that label. For ridge regression too, up to the features' scale: the fit
-        without a row is, at this row, (A Y - a y) / (1 - a) with a its own entry of A.
+        Only the first `MAX_VALIDATION_ROWS` labelled rows receive votes. For label spreading these
+        are the votes without that label. For ridge regression too, up to the features' scale: the
+        fit without a row is, at this row, (A Y - a y) / (1 - a) with a its own entry of A.
         """
         matrix_Un = self.compute_matrix(features_UF, labelled_n)
         matrix_Un[labelled_n, np.arange(len(labelled_n))] = 0.0
-        matrix_Un[labelled_n[MAX_JUDGES:]] = 0.0
+        matrix_Un[labelled_n[MAX_VALIDATION_ROWS:]] = 0.0
         return divide_by_norm(matrix_Un)
 
 
@@ -237,7 +237,7 @@ def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
     return labels
 
 
-MAX_JUDGES = 2_000
+MAX_VALIDATION_ROWS = 2_000
 """Labelled rows at most, the first ones, that are voted on without their own label, and so can
 validate votes."""
 _COLUMNS_AT_ONCE = 32
@@ -490,7 +490,7 @@ def spread_without_own(
     alphas: Sequence[float],
 ) -> list[Floats]:
     """Return the votes of label spreading on labelled rows, each without its own label, (n, K) for
-    each alpha; zeros after the first `MAX_JUDGES` rows.
+    each alpha; zeros after the first `MAX_VALIDATION_ROWS` rows.
 
     The same paths serve all alphas, and (I - alpha S)^-1 is symmetric, so the columns C of the
     rows that are voted on suffice. S lengthens no column, so paths beyond t edges add at most
@@ -516,7 +516,7 @@ def spread_without_own(
         for scores_nK, reach_nC in zip(scores_AnK, reach_AnC, strict=True):
             scores_nK[part] = divide_by_norm(reach_nC.T @ truth_nK)
 
-    voted_on = np.arange(min(len(labelled_n), MAX_JUDGES))
+    voted_on = np.arange(min(len(labelled_n), MAX_VALIDATION_ROWS))
     parts = _split_columns(voted_on)
     threads = min(_MAX_THREADS, usable_cores()) if is_large else 1
     with ThreadPoolExecutor(threads) as pool:
@@ -670,7 +670,7 @@ class Logistic(Labeller):
                 features_UF, labelled_n[~is_held_out_n], labels_n[~is_held_out_n], classes
             )
             votes_UK[held_out] = fold_votes_UK[held_out]
-        votes_UK[labelled_n[MAX_JUDGES:]] = 0.0
+        votes_UK[labelled_n[MAX_VALIDATION_ROWS:]] = 0.0
         return votes_UK
 
     def describe_labelling(self) -> str:
@@ -818,7 +818,7 @@ class PrivateLogistic(Labeller):
         changes the weights by no more than their noise covers.
         """
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
-        votes_UK[labelled_n[MAX_JUDGES:]] = 0.0
+        votes_UK[labelled_n[MAX_VALIDATION_ROWS:]] = 0.0
         return votes_UK
 
     def normalise_rows(self, features_UF: Floats) -> Floats:

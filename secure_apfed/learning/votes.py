@@ -1,9 +1,12 @@
 """Labels that the active's model learns from votes: the weight of the votes, and whether they are
-used. A vote is one row of class scores, (K,). Run by: the active, on the decoded votes of the
-passives, its own model's predictions for the rows, and its labels. Votes on labelled rows were cast
-without the row's own label (`Labeller.label_without_own`), and its own model predicts them without
-it, so that labelled rows estimate what either is worth on rows without a label. Letters: U rows, n
-labelled rows, J of them for validation, K classes, D features.
+used. A vote is one row of class scores, (K,).
+
+Run by: the active, on the decoded votes of the passives, its own model's predictions for the rows,
+and its labels. A vote on a labelled row is made without the row's own label
+(`Labeller.label_without_own`). The active's own model predicts this row without the label, too. So
+labelled rows estimate how good both are on rows without a label.
+
+Letters: U rows, n labelled rows, J of them for validation, K classes, D features.
 """
 
 from collections.abc import Callable
@@ -25,16 +28,19 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Numbers = NDArray[np.float32] | Floats
 
-_STRENGTHS = (0.01, 0.1, 1.0, 10.0)  # of ridge regression, among which one is chosen
+_STRENGTHS = (0.01, 0.1, 1.0, 10.0)
+"""Penalties of ridge regression, of which one is chosen."""
 BLOCK = 2**16
 """Rows whose features are copied to float64 at a time."""
 _FOLDS = 5
-"""Folds of the validation rows; fewer rows than these measure nothing."""
+"""Folds of the validation rows; with fewer rows than folds, nothing is measured."""
 _DEVIATION_A = 0.5
 _DEVIATION_B = 1.0
 """Standard deviations of the normal priors of a, about 1, and of b, about 0."""
-_MAX_WEIGHTS = (2.0, 20.0)  # of a and b
-_START = (1.0, 0.3)  # of the search for a and b
+_MAX_WEIGHTS = (2.0, 20.0)
+"""Largest values of a and b."""
+_START = (1.0, 0.3)
+"""The values of a and b at which their search starts."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,10 +48,10 @@ class ValidationRows:
     """The labelled rows that validate votes.
 
     Attributes:
-        places: indices among the U rows, (J,), of labelled rows whose votes do not use their own
-            label.
-        labels: (J,). own_JK: class probabilities by the active's own model, trained without these
-            rows.
+        places: indices of the J validation rows among all U rows. A vote on such a row was made
+            without the row's own label.
+        labels: the class of each validation row, (J,).
+        own_JK: probabilities of K classes by the active's own model, trained without the row.
     """
 
     places: Integers
@@ -55,12 +61,14 @@ class ValidationRows:
 
 @dataclass(frozen=True)
 class Help:
-    """The measured gain from votes (help) on labelled rows, each predicted without its own label.
+    """The measured gain from the passives' votes ("help"), and whether votes are used.
+
+    It is measured on labelled rows, each predicted without its own label.
 
     Attributes:
         rows: validation rows, J.
-        gain: mean log-likelihood that votes add to a row's label, in nats, measured on rows by
-            which the votes were not weighted; 0 with too few rows.
+        gain: how much votes raise the mean log-likelihood of a label, in nats, measured on rows
+            that were held out when the weight of the votes was fitted; 0 with too few rows.
         deviation: standard error of the gain; 0 with too few rows.
         right: share of the validation rows for which the class with most votes is the true one.
         alone: share of the validation rows for which the active's own model predicts the true
@@ -82,7 +90,7 @@ class Help:
 
     @property
     def is_sure(self) -> bool:
-        """True if the gain exceeds its standard error, and the active's columns can learn it."""
+        """True if the gain exceeds its standard error, and a model of own columns can learn it."""
         return self.gain > self.deviation and self.learnt >= 0
 
     @property
@@ -109,55 +117,58 @@ class Help:
 
 
 def pool_opinions(
-    read_UK: Floats,
+    vote_sums_UK: Floats,
     own_UK: Floats,
-    judges: ValidationRows,
+    validation_rows: ValidationRows,
     frequencies: Floats,
     *,
     seed: int,
     always: bool = False,
 ) -> tuple[Floats, Help]:
-    """Return the pooled probability of each class for each row, (U, K), and the value of the votes.
+    """Return the pooled probability of each class for each row, (U, K), and the votes' gain.
 
     A logarithmic opinion pool (Genest and Zidek 1986, Combining Probability Distributions) of the
     active's own model p and the votes v, relative to the class frequencies f:
 
         q(c) proportional to f(c) (p(c) / f(c))^a exp(b v(c)),    0 <= a <= 2, 0 <= b.
 
-    v are the votes, centred over all rows and within the row, with mean square 1, noise included. a
-    and b maximise the likelihood of the validation rows' labels, with normal priors about 1 and 0
-    (votes are not used). Validation votes are equally noisy, so noisy votes get less weight.
+    q is the pooled probability of class c. v are the votes, noise included, centred over all rows
+    and within the row, with mean square 1. a and b maximise the likelihood of the validation rows'
+    labels under normal priors with means 1 and 0; at these means votes are not used. Votes on
+    validation rows are as noisy as all others, so noisy votes get less weight.
 
     Args:
-        read_UK: unbiased estimate of the sum of the passives' votes on each row.
+        vote_sums_UK: unbiased estimate of the sum of the passives' votes: U rows, K classes.
         own_UK: class probabilities of all rows by the active's own model.
-        judges: the validation rows.
+        validation_rows: the labelled rows that decide the weight and use of votes.
         frequencies: f, (K,), above 0, adding up to 1.
         seed: random seed of the folds that measure the gain.
-        always: whether votes are used whatever their gain is.
+        always: whether votes are used even if their gain is small or negative.
     """
     # Centre over rows and within each row, then scale to mean square 1.
-    votes_UK = read_UK - read_UK.mean(axis=0)
+    votes_UK = vote_sums_UK - vote_sums_UK.mean(axis=0)
     votes_UK -= votes_UK.mean(axis=1, keepdims=True)
     root_mean_square = float(np.sqrt((votes_UK**2).mean()))
     votes_UK /= root_mean_square if root_mean_square > 0 else 1.0
     log_f_K = np.log(frequencies)
-    judge_count = len(judges.labels)
+    validation_count = len(validation_rows.labels)
 
     def compute_evidence(own_BK: Floats) -> Floats:
         """Return log p / f, (B, K); p is `own_BK` shrunk towards f with the weight of one row.
 
-        So a model cannot be more certain than its number of labelled rows allows.
+        The shrinkage keeps a model from being more certain than its labelled rows allow.
         """
-        weight = max(judge_count, 1)
+        weight = max(validation_count, 1)
         floored_BK = (weight * own_BK + frequencies) / (weight + 1)
         return np.asarray(np.log(floored_BK) - log_f_K)
 
-    pool = _Pool(log_f_K, compute_evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
-    measured = pool.measure_help(seed, voted_J=read_UK[judges.places].argmax(1))
-    help_ = replace(measured, always=always)
+    own_JK = compute_evidence(validation_rows.own_JK)
+    votes_JK = votes_UK[validation_rows.places]
+    pool = _Pool(log_f_K, own_JK, votes_JK, validation_rows.labels)
+    most_voted_J = vote_sums_UK[validation_rows.places].argmax(1)
+    help_ = replace(pool.measure_help(seed, most_voted_J=most_voted_J), always=always)
     # Without validation rows nothing can be fitted, so the start values serve.
-    weights = pool.fit_weights(pool.every) if judge_count else _START
+    weights = pool.fit_weights(pool.every) if validation_count else _START
     # a = 1 and b = 0 give the own model's prediction.
     a, b = weights if help_.is_in_use else (1.0, 0.0)
     return np.exp(pool.log_q(compute_evidence(own_UK), votes_UK, a, b)), help_
@@ -165,12 +176,12 @@ def pool_opinions(
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """A logarithmic opinion pool on the validation rows; for p, v, f, a and b see `pool_opinions`.
+    """A logarithmic opinion pool on the J validation rows; `pool_opinions` has its formula.
 
     Attributes:
-        log_f_K: log f.
-        own_JK: log p / f.
-        votes_JK: v.
+        log_f_K: log f, f being the frequency of each of the K classes.
+        own_JK: log p / f, p being the class probabilities by the active's own model.
+        votes_JK: v, the standardised votes.
         labels_J: the rows' labels.
     """
 
@@ -181,25 +192,30 @@ class _Pool:
 
     @property
     def every(self) -> Integers:
-        """The positions of all validation rows."""
+        """The indices of all J validation rows, for `fit_weights`."""
         return np.arange(len(self.labels_J))
 
     def log_q(self, own_BK: Floats, votes_BK: Floats, a: float, b: float) -> Floats:
-        """Return log q (B, K) = log f + a * own + b * votes, normalised over classes.
+        """Return the pooled log-probabilities: log f + a * own + b * votes, normalised, (B, K).
 
-        `own_BK`: log p / f. `votes_BK`: v.
+        `own_BK`: log p / f, from the own model's probabilities p and the class frequencies f.
+        `votes_BK`: standardised votes. `a`, `b`: the weights of the two.
         """
         scores_BK = self.log_f_K + a * own_BK + b * votes_BK
         return np.asarray(scipy.special.log_softmax(scores_BK, axis=1))
 
     def compute_log_likelihood(self, rows_B: Integers, a: float, b: float) -> Floats:
-        """Return log q of the labels of these validation rows, (B,)."""
+        """Return the pooled log-probability of the true label of these validation rows, (B,).
+
+        `a`: the weight of the active's own model. `b`: the weight of the votes.
+        """
         log_q_BK = self.log_q(self.own_JK[rows_B], self.votes_JK[rows_B], a, b)
         return np.asarray(log_q_BK[np.arange(len(rows_B)), self.labels_J[rows_B]])
 
     def fit_weights(self, rows_B: Integers, *, without_votes: bool = False) -> tuple[float, float]:
-        """Return the a and b of maximum posterior for the labels of these validation rows.
+        """Return the weights a of the active's own model and b of the votes, fitted to labels.
 
+        They have the maximum posterior probability given the labels of these validation rows.
         `without_votes`: whether b is fixed to 0.
         """
 
@@ -220,10 +236,11 @@ class _Pool:
         a, b = map(float, result.x)
         return a, b
 
-    def measure_help(self, seed: int, *, voted_J: Integers) -> Help:
+    def measure_help(self, seed: int, *, most_voted_J: Integers) -> Help:
         """Measure by cross-validation how much votes raise the likelihood of held-out labels.
 
-        `seed`: random seed of the folds. `voted_J`: the class with the most votes, for each row.
+        `seed`: random seed of the folds. `most_voted_J`: the class with the most votes, for each of
+        the J validation rows.
         """
         rows = len(self.labels_J)
         order = np.random.default_rng(derive_seed(seed, "weighing votes")).permutation(rows)
@@ -243,7 +260,7 @@ class _Pool:
             rows=rows,
             gain=float(gain_J.mean()) if has_enough_rows else 0.0,
             deviation=float(gain_J.std(ddof=1) / rows**0.5) if has_enough_rows else 0.0,
-            right=float((voted_J == self.labels_J).mean()) if rows else 0.0,
+            right=float((most_voted_J == self.labels_J).mean()) if rows else 0.0,
             alone=float((own_class_J == self.labels_J).mean()) if rows else 0.0,
         )
 
@@ -263,15 +280,15 @@ def fit_linear(
     taught_V: Integers,
     labelled_n: Integers,
 ) -> None:
-    """Fit a linear layer without a bias by ridge regression, in float64.
+    """Fit a linear layer without a bias in place, by ridge regression in float64.
 
-    Of a few regularisation strengths the one is chosen whose fit to the unlabelled rows best
-    predicts the labelled rows, by squared error.
+    One of a few penalties is chosen: its fit to the unlabelled rows predicts the labelled rows with
+    the least squared error.
 
     Args:
         linear: the layer, D numbers -> K scores, changed in place.
-        phi_UD: the layer's inputs, rows with a norm of about 1 to 3.
-        targets_UK: class shares.
+        phi_UD: the layer's inputs for U rows, with norms of about 1 to 3.
+        targets_UK: the class probabilities (or numbers) to learn.
         taught_V: indices of the rows to fit to, labelled ones included.
         labelled_n: indices of the labelled rows.
     """
@@ -280,12 +297,12 @@ def fit_linear(
     strength = _STRENGTHS[1]
     if len(unlabelled_V) and len(labelled_n):
         truth_nK = targets_UK[labelled_n]
-        fitted = _fit_ridge(phi_UD, targets_UK, unlabelled_V)
+        solve_weights = _fit_ridge(phi_UD, targets_UK, unlabelled_V)
         phi_nD = phi_UD[labelled_n].astype(np.float64)
 
         def compute_error(strength: float) -> float:
-            """Return the mean squared error on the labelled rows."""
-            return float(((phi_nD @ fitted(strength) - truth_nK) ** 2).mean())
+            """Return the mean squared error on the labelled rows with this penalty."""
+            return float(((phi_nD @ solve_weights(strength) - truth_nK) ** 2).mean())
 
         strength = min(_STRENGTHS, key=compute_error)
     weights_DK = _fit_ridge(phi_UD, targets_UK, taught_V)(strength)
@@ -294,11 +311,13 @@ def fit_linear(
 
 
 def _fit_ridge(phi_UD: Numbers, targets_UK: Floats, rows_V: Integers) -> Callable[[float], Floats]:
-    """Return a function from a strength to the weights (D, K) of ridge regression on these rows.
+    """Return a function from a penalty to the weights (D, K) of ridge regression on these rows.
 
-    Rows are copied a block at a time, to save memory.
+    The sums over rows are computed once here, so that several penalties can be tried cheaply. Rows
+    are copied a block at a time, to save memory.
 
-    `phi_UD`: features. `targets_UK`: class shares. `rows_V`: indices of the rows to fit to.
+    `phi_UD`: D features of U rows. `targets_UK`: class probabilities or numbers to learn.
+    `rows_V`: indices of the rows to fit to.
     """
     size = phi_UD.shape[1]
     gram_DD = np.zeros((size, size))
@@ -316,12 +335,12 @@ class SoftTrainer(Trainer):
     """A trainer of a network on class probabilities, or numbers, as targets.
 
     Args:
+        owner: name of the party, for errors.
         networks: the network, an encoder and a head.
-        features_N: rows (N, *shape).
+        features_N: the features of N rows, (N, *shape).
+        train: training settings.
+        seed: random seed of dropout.
         loss: a function of the network's output (B, K) and of targets (B, K).
-
-    The other arguments: `owner`, the party, for errors; `train`, training settings; `seed`, of
-    dropout.
     """
 
     def __init__(

@@ -26,7 +26,13 @@ from secure_apfed.base.seeds import derive_seed, one_thread, seed_draws, shuffle
 from secure_apfed.base.transfers import StepLoss
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Links
-from secure_apfed.labellers import MAX_JUDGES, Labeller, Logistic, PrivateLogistic, make_labeller
+from secure_apfed.labellers import (
+    MAX_VALIDATION_ROWS,
+    Labeller,
+    Logistic,
+    PrivateLogistic,
+    make_labeller,
+)
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
 from secure_apfed.learning.votes import (
     BLOCK,
@@ -120,11 +126,12 @@ class Bins:
     def from_targets(cls, targets_n: Floats, *, ranges: int = RANGES) -> Self:
         """Cut targets (n,) at their quantiles; each range stands for the mean of its targets.
 
-        With many equal targets ranges may be empty; these stand for their lower edge.
+        If many targets are equal, a range may be empty; it stands for its lower edge then.
         """
         inner_quantiles = np.linspace(0, 1, ranges + 1)[1:-1]
         edges = np.quantile(targets_n, inner_quantiles)
         range_n = np.searchsorted(edges, targets_n, side="left")
+        # Every range starts as its lower edge; the lowest range has none, and takes its upper edge.
         centres = np.concatenate([edges[:1], edges])
         for index in np.unique(range_n):
             centres[index] = targets_n[range_n == index].mean()
@@ -135,10 +142,10 @@ class Bins:
         return np.searchsorted(self.edges, targets_n, side="left").astype(np.int64)
 
     def compute_mean_targets(self, likely_UK: Floats) -> Floats:
-        """Return the expected target of each row, (U, 1), from the probabilities of its ranges.
+        """Return the expected target of each row, (U, 1), from the probabilities of the ranges.
 
-        It is 0 (the mean of all targets, which are standardised) for a row of zeros. `likely_UK`:
-        the probabilities, not necessarily normalised.
+        `likely_UK`: probabilities of K ranges for U rows, not necessarily normalised. A row of
+        zeros gets 0: targets are standardised, so 0 is their mean.
         """
         total_U1 = likely_UK.sum(axis=1, keepdims=True)
         mean_U1 = (likely_UK @ self.centres)[:, None]
@@ -150,8 +157,11 @@ class Bins:
 class Student:
     """The model that the active trains on aligned training rows, to predict alone afterwards.
 
+    It learns class probabilities that others suggest for rows without a label (votes, or a joint
+    teacher), and the true labels of the others.
+
     Attributes:
-        classes: K.
+        classes: K, number of classes, or of ranges of a numeric target.
         rows_U: the rows of the active's table that it learns from.
         features_UF: the features of these rows, flattened, float64.
         labelled: indices into `rows_U` of the labelled rows, (n,).
@@ -201,21 +211,26 @@ class Student:
         self.features_UF: Floats = features_N[rows_U].flatten(1).double().numpy()
         self.labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
         known_n = data.table.labels[rows_U[self.labelled]].numpy()
+        # A regression learns by votes for ranges of the target; None: the task has classes.
         self._bins = Bins.from_targets(known_n.astype(np.float64)) if loss else None
         self.labels = known_n if self._bins is None else self._bins.encode_targets(known_n)
+        # Targets of the labelled rows: one-hot classes, or the number itself.
         self._truth_nT = known_n[:, None] if self._bins else np.eye(self.classes)[known_n]
         self._labels_N = self.trainer.compute.move_tensor(data.table.labels)
         self._seed = seed
         self._baseline_seed = config.seed  # so that fits are shared with the run's local baselines
+        # A fitted model that predicts instead of the student's network: trees, or a baseline.
         self._stored_networks: ActiveNetworks | None = None
         self._stored_name = ""
+        # The average of the student and local models; None: it is not averaged.
         self._averaged: ActiveNetworks | None = None
-        numbers = self._truth_nT.shape[1]
-        self._targets_NT = torch.zeros(len(data.table.ids), numbers, dtype=torch.float64)
+        target_size = self._truth_nT.shape[1]
+        self._targets_NT = torch.zeros(len(data.table.ids), target_size, dtype=torch.float64)
 
     def make_local_task(self, seed: int) -> SoloTask:
-        """Return the student's rows and labels as a task for the active's local baselines. `seed`:
-        random seed of the baselines.
+        """Return the student's rows and labels as a task for the active's local baselines.
+
+        `seed`: random seed of the baselines.
         """
         features = self.features_UF.reshape(len(self.rows_U), *self._shape)
         return SoloTask.from_arrays(
@@ -238,25 +253,32 @@ class Student:
 
     @property
     def has_direct_fit(self) -> bool:
-        """True if the student is fitted in closed form or is a stored model, without epochs."""
+        """True if no epochs of gradient descent follow.
+
+        The student is fitted in closed form then, or a fitted model predicts in its place.
+        """
         return bool(self._stored_networks) or isinstance(
             self.trainer.networks.encoder, RandomFeatures
         )
 
     @property
     def has_classes(self) -> bool:
-        """True if it predicts classes; False: numbers of a regression."""
+        """True if the student predicts classes; False if it predicts a number (regression)."""
         return self._bins is None
 
     @property
     def can_be_averaged(self) -> bool:
-        """True if averaging it with local models is possible and useful: it predicts classes, and
-        learns from rows without a label, too.
+        """True if averaging the student with local models is possible and useful.
+
+        It is possible for classes, and useful if the student also learns from unlabelled rows.
         """
         return self.has_classes and len(self.labelled) < len(self.rows_U)
 
     def use_baseline(self, baseline: Baseline) -> None:
-        """Predict with this baseline's model from now on, since validation disabled the votes."""
+        """Fit this baseline to all rows, and predict with it from now on instead of the network.
+
+        It is called where validation rejects the votes.
+        """
         self._stored_name = baseline.name
         all_U = np.ones(len(self.rows_U), dtype=bool)
         self._stored_networks = self._fit_named_model(baseline.name, all_U)
@@ -275,9 +297,9 @@ class Student:
     def _average_networks(
         self, student: ActiveNetworks, is_used_U: NDArray[np.bool_]
     ) -> ActiveNetworks:
-        """Return the average of a trained student and of the best local models.
+        """Return the average of a trained student and of the three best local models.
 
-        `is_used_U`: the rows that local models are fitted to.
+        `is_used_U`: whether local models are fitted to a row, (U,).
         """
         local = self._fit_named_model(_AVERAGED_WITH, is_used_U).encoder
         assert isinstance(local, FittedModel)
@@ -287,17 +309,19 @@ class Student:
             return wrap_as_networks(
                 blend_models(View.for_whole_row(features), student.encoder, local)
             )
-        are_shares = isinstance(student.encoder, RandomFeatures)  # which a regression learnt
+        # Ridge regression on random features predicts probabilities; other networks give logits.
+        are_shares = isinstance(student.encoder, RandomFeatures)
         view, scores = scores_of_network(features, self.classes, are_shares=are_shares)
         head = blend_models(view, scores, local).as_head()
         networks = ActiveNetworks(join_scores_to_row(student.encoder, student.head), head)
         return networks.requires_grad_(False).eval()
 
     def _fit_named_model(self, name: str, is_used_U: NDArray[np.bool_]) -> ActiveNetworks:
-        """Return the model of this name: trees fitted to the student's targets, or a baseline
-        fitted to labels.
+        """Fit the model of this name, and return it as networks.
 
-        `name`: a key of `_MIN_LEAF_ROWS`, or of a baseline. `is_used_U`: the rows to fit it to.
+        Trees are fitted to the student's targets, a baseline to the labels. `name`: a key of
+        `_MIN_LEAF_ROWS` (trees), or the name of a baseline. `is_used_U`: whether it is fitted to a
+        row, (U,).
         """
         fits_trees = name in _MIN_LEAF_ROWS
         task = self.make_local_task(self._seed if fits_trees else self._baseline_seed)
@@ -313,13 +337,16 @@ class Student:
         return wrap_as_networks(model)
 
     def fit_to_labels(self, likely_UK: Floats) -> Floats | None:
-        """Store class probabilities of all rows as targets, and fit the network if it has a closed
-        form.
+        """Store class probabilities as targets of all rows, and fit the network in closed form.
 
-        A student of random features is replaced by trees where these fit held-out targets better.
-        `likely_UK`: the probabilities; a row of zeros has no target, labelled rows keep their
-        labels. Returns held-out predictions of some rows, (U, K), zeros for the others; None if
-        none were made, as where the network is trained by gradient descent or predicts numbers.
+        A network that is trained by gradient descent is not fitted here: its training follows. A
+        student of random features is replaced by trees if trees fit held-out targets better.
+
+        `likely_UK`: probabilities of K classes for U rows; a row of zeros has no target. Labelled
+        rows keep their labels as targets.
+
+        Returns held-out predictions, (U, K), with zeros for rows that were not held out; None if
+        the network is trained by gradient descent, predicts numbers, or reads no random features.
         """
         has_target_U = np.asarray(likely_UK.any(axis=1))
         has_target_U[self.labelled] = True
@@ -353,26 +380,26 @@ class Student:
     ) -> Mapping[str, Floats]:
         """Return held-out predictions by ridge regression and by trees, (U, K) each, by name.
 
-        Cross-validated on at most `_MAX_COMPARED_ROWS` of the rows; other rows are zeros. Models
-        are fitted to the targets only; no label of the active is read.
+        They are cross-validated on at most `_MAX_COMPARED_ROWS` rows, to save time. Other rows are
+        zeros. All models learn the targets, so that their errors can be compared.
 
-        `encoded_UD`: the inputs of the linear layer. `targets_UT`: class probabilities or numbers
-        to learn. `rows_V`: rows that have a target.
+        `encoded_UD`: the inputs of the linear layer, D numbers for each of U rows. `targets_UT`:
+        class probabilities to learn. `rows_V`: indices of the rows that have a target.
         """
         task = self.make_local_task(self._seed)
         head = copy.deepcopy(self.trainer.networks.head)
         rng = np.random.default_rng(derive_seed(self._seed, "ridge or trees"))
-        compared = rng.permutation(rows_V)[:_MAX_COMPARED_ROWS]
+        compared_rows = rng.permutation(rows_V)[:_MAX_COMPARED_ROWS]
         predictions = {name: np.zeros_like(targets_UT) for name in (_RIDGE, *_MIN_LEAF_ROWS)}
-        if len(compared) < _FOLDS_COMPARED:
+        if len(compared_rows) < _FOLDS_COMPARED:
             return predictions
         # The copy's last layer is refitted in each fold, so that the student's own layer stays.
         layer = list(head.modules())[-1]
         assert isinstance(layer, nn.Linear)
-        folds = [compared[first::_FOLDS_COMPARED] for first in range(_FOLDS_COMPARED)]
+        folds = [compared_rows[first::_FOLDS_COMPARED] for first in range(_FOLDS_COMPARED)]
         with one_thread(), torch.no_grad():
             for held_out in folds:
-                fitted = np.setdiff1d(compared, held_out)
+                fitted = np.setdiff1d(compared_rows, held_out)
                 is_fitted_U = np.isin(np.arange(len(targets_UT)), fitted)
                 self._fit_layer(layer, encoded_UD, targets_UT, is_fitted_U)
                 weight_DT = layer.weight.double().cpu().numpy().T
@@ -386,8 +413,10 @@ class Student:
         return predictions
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
-        """Return its networks fitted without these rows of the table; None: they are trained by
-        gradient descent, and another training would take too long.
+        """Return the networks that predict, fitted again without these rows of the table.
+
+        They serve to score these rows as new ones. None: the student is trained by gradient
+        descent, and another training would take too long.
         """
         if not self.has_direct_fit:
             return None
@@ -398,9 +427,8 @@ class Student:
             targets_UT = self._targets_NT[self.rows_U].numpy()
             has_target_U = targets_UT.any(axis=1) & is_used_U
             networks = copy.deepcopy(self.trainer.networks)
-            self._fit_layer(
-                find_last_layer(networks), self.encode_rows(networks), targets_UT, has_target_U
-            )
+            encoded_UD = self.encode_rows(networks)
+            self._fit_layer(find_last_layer(networks), encoded_UD, targets_UT, has_target_U)
         return networks if self._averaged is None else self._average_networks(networks, is_used_U)
 
     def _fit_layer(
@@ -410,10 +438,10 @@ class Student:
         targets_UT: Floats,
         has_target_U: NDArray[np.bool_],
     ) -> None:
-        """Fit a linear layer in place to rows' targets, by ridge regression.
+        """Fit a linear layer in place to the targets of some rows, by ridge regression.
 
-        `encoded_UD`: the layer's inputs. `targets_UT`: class probabilities or numbers to learn.
-        `has_target_U`: the rows to fit it to.
+        `encoded_UD`: the layer's inputs, D numbers for each of U rows. `targets_UT`: class
+        probabilities or numbers to learn. `has_target_U`: whether it is fitted to a row.
         """
         rows_V = np.flatnonzero(has_target_U)
         labelled_n = np.intersect1d(rows_V, self.labelled)
@@ -421,7 +449,10 @@ class Student:
 
     @torch.no_grad()
     def encode_rows(self, networks: ActiveNetworks) -> Numbers:
-        """Return the inputs of the head's last layer for its rows, (U, D), computed in blocks."""
+        """Return the encoder's output for the student's rows, (U, D), computed in blocks.
+
+        It is the input of the head's last linear layer. Blocks save memory.
+        """
         linear = find_last_layer(networks)
         features_N = self.trainer.features_N
         encoded_UD = torch.empty(len(self.rows_U), linear.in_features, dtype=linear.weight.dtype)
@@ -431,15 +462,11 @@ class Student:
         return encoded_UD.numpy()
 
     def train_on_rows(self, step: int, rows_B: Tensor) -> StepLoss:
-        """Run one step of gradient descent on the targets of these rows of the table; return the
-        loss.
-        """
+        """Run one step of gradient descent on the targets of these table rows; return the loss."""
         return self.trainer.train_batch(step, rows_B, self._targets_NT[rows_B])
 
     def score_rows(self, rows: Tensor) -> Scored:
-        """Return the scores of these rows of the table by the model that predicts now, with their
-        labels.
-        """
+        """Return scores of these table rows by the model that predicts now, with true labels."""
         predict = self.trainer.predict
         model = self._averaged or self._stored_networks
         if model is not None:
@@ -458,7 +485,7 @@ class Student:
     def tensors(self) -> dict[str, Tensor]:
         """Return targets, networks, and the stored and averaged models, for a checkpoint.
 
-        "kept by": the stored model's name in UTF-8; "kept.": its weights.
+        The tensor "kept by" is the stored model's name in UTF-8; tensors "kept." are its weights.
         """
         stored = {} if self._stored_networks is None else self._stored_networks.state_dict()
         stored_name = torch.tensor(list(self._stored_name.encode()), dtype=torch.uint8)
@@ -488,8 +515,9 @@ def _fit_trees(
 ) -> FittedModel:
     """Return extremely randomised trees fitted to class probabilities of some of a task's rows.
 
-    `rows_V`: these rows, of which at most about `_MAX_TREE_ROWS` are used, evenly spaced.
-    `targets_UK`: the probabilities. `min_leaf_rows`: rows of a leaf at least.
+    `rows_V`: indices of the rows to fit to; at most about `_MAX_TREE_ROWS` of them are used, evenly
+    spaced, to save time. `targets_UK`: probabilities of K classes for each of the task's U rows.
+    `min_leaf_rows`: smallest number of rows in a leaf.
     """
     stride = max(1, math.ceil(len(rows_V) / _MAX_TREE_ROWS))
     rows_V = rows_V[::stride]
@@ -506,13 +534,13 @@ def _fit_trees(
 
 @dataclass(frozen=True)
 class Belief:
-    """The active's own prediction for rows before it reads votes.
+    """The rule by which the active predicts its rows before it reads votes.
 
     Attributes:
-        predict_scores: returns scores (U, K) of a task's rows, fitted to the task's labels; a row
-            of zeros is no information.
-        baseline: the baseline that gives them; None: they come from no model that could predict
-            other rows.
+        predict_scores: fits a model to a task's labels, and returns its scores (U, K) of the task's
+            rows; a row of zeros means no prediction.
+        baseline: the baseline that is fitted; None: the scores come from a labeller, which cannot
+            predict new rows.
     """
 
     predict_scores: Callable[[SoloTask], Floats]
@@ -520,44 +548,54 @@ class Belief:
 
 
 Prior: TypeAlias = Callable[[SoloTask], Belief]
-"""Function that returns the active's own prediction for a task; it may choose the model by the
-task's labels."""
+"""Function from a task to the active's own prediction rule; it may choose the model by the task's
+labels."""
 
 
 def make_labeller_prior(labeller: Labeller) -> Prior:
-    """Return the prior that predicts by this labeller, from the active's own features."""
+    """Return the prior that predicts the active's rows by this labeller, from its own features.
+
+    A prior is a function from a task to the active's prediction rule (`Belief`).
+    """
     return lambda _: Belief(
         lambda task: labeller.label_rows(task.features, task.labelled, task.labels, task.classes)
     )
 
 
 def make_baseline_prior(baseline: Baseline) -> Prior:
-    """Return the prior that predicts by this baseline, fitted to the labelled rows."""
+    """Return the prior that predicts by this baseline, fitted to the labelled rows.
+
+    A prior is a function from a task to the active's prediction rule (`Belief`).
+    """
     return lambda _: Belief(
         lambda task: baseline.fit(task.with_few_rows).compute_scores(task.features), baseline
     )
 
 
 def find_prior(name: str, labeller: str) -> Prior:
-    """Return the prior of this name, one of `PRIORS`.
+    """Return the active's prior of this name, one of `PRIORS`.
 
-    `labeller`: the passives' labeller; the active uses it without noise.
+    `labeller`: name of the passives' labeller, which the prior "labeller" uses, too.
     """
     if name == BEST_SOLO:
         return choose_best_prior
     if name in BASELINES:
         return make_baseline_prior(BASELINES[name])
-    noised = labeller == PrivateLogistic.name
-    return make_labeller_prior(Logistic() if noised else make_labeller(labeller))
+    # The active's own prediction leaves nothing to protect, so it is fitted without noise.
+    adds_noise = labeller == PrivateLogistic.name
+    return make_labeller_prior(Logistic() if adds_noise else make_labeller(labeller))
 
 
 def choose_best_prior(task: SoloTask) -> Belief:
-    """Return the prediction of the local baseline that scores best on held-out labels."""
+    """Return the active's prediction rule by the local baseline that validates best."""
     return make_baseline_prior(choose_baseline(task))(task)
 
 
 def _compute_shares(scores_BK: Floats, frequencies: Floats) -> Floats:
-    """Return scores as probabilities (B, K); a row of zeros gets the class frequencies (K,)."""
+    """Return scores (B, K) as probabilities; a row of zeros gets the class frequencies (K,).
+
+    A row of zeros means that the model made no prediction for it.
+    """
     is_scored_B1 = scores_BK.any(axis=1, keepdims=True)
     return np.where(is_scored_B1, probabilities_of(scores_BK), frequencies)
 
@@ -565,27 +603,32 @@ def _compute_shares(scores_BK: Floats, frequencies: Floats) -> Floats:
 def collect_validation_rows(belief: Belief, task: SoloTask, frequencies: Floats) -> ValidationRows:
     """Return labelled rows for validation, each with the active's own prediction without its label.
 
-    They are at most `MAX_JUDGES`, because passives vote on no more labelled rows, and none if every
-    row has a label: then no row is left to predict. `belief`: the model of the active's own
-    prediction. `frequencies`: share of each class, (K,), the prediction of rows without a score.
+    At most `MAX_VALIDATION_ROWS` rows are returned, since passives vote on no more labelled rows.
+    If every row has a label, none is returned: votes are not needed then.
+
+    `belief`: the active's prediction rule. `frequencies`: the frequency of each class, (K,), which
+    replaces missing predictions.
     """
     has_unlabelled = len(task.labels) < len(task.features)
-    parts = split_folds(task.labels, FOLDS, task.seed) if has_unlabelled else []
-    if not parts:
+    folds = split_folds(task.labels, FOLDS, task.seed) if has_unlabelled else []
+    if not folds:
         empty = np.zeros(0, dtype=np.int64)
         return ValidationRows(places=empty, labels=empty, own_JK=np.zeros((0, task.classes)))
-    # A labeller is fitted anew without each fold; a baseline cross-validates by itself.
+    # A labeller is fitted anew without each fold; a baseline cross-validates by itself, in the same
+    # folds.
     if belief.baseline is None:
-        scores = [
-            belief.predict_scores(task.drop_labels(part))[task.labelled[part]] for part in parts
-        ]
-        own_JK = _compute_shares(np.concatenate(scores), frequencies)
+        fold_scores = []
+        for fold in folds:
+            scores_UK = belief.predict_scores(task.drop_labels(fold))
+            fold_scores.append(scores_UK[task.labelled[fold]])
+        own_JK = _compute_shares(np.concatenate(fold_scores), frequencies)
     else:
         scored = score_out_of_fold(belief.baseline, task)
         assert scored is not None
         own_JK = scored.scores
-    positions = np.concatenate(parts)
-    is_used = positions < MAX_JUDGES
+    # Only the first labelled rows have votes.
+    positions = np.concatenate(folds)
+    is_used = positions < MAX_VALIDATION_ROWS
     positions = positions[is_used]
     own_JK = own_JK[is_used]
     return ValidationRows(
@@ -598,10 +641,11 @@ class WeighedVotes:
     """Class probabilities of the student's rows, from votes and the active's own prediction.
 
     Attributes:
-        likely: the probability of each class for each row, (U, K).
-        own: these probabilities by the active's own prediction alone, (U, K).
-        belief: the model that this prediction comes from.
-        help: whether votes were used for `likely`, and why; None: there are no votes.
+        likely: the probability of each class for each row, (U, K), by votes and own prediction.
+        own: the probabilities by the active's own prediction only, (U, K).
+        belief: the active's prediction rule, which gave `own`.
+        help: whether votes were used for `likely`, and the measurements that decided it; None:
+            there are no votes.
     """
 
     likely: Floats
@@ -613,15 +657,15 @@ class WeighedVotes:
 def weigh_votes(
     votes_UK: Floats | None, student: Student, prior: Prior, *, seed: int, always: bool = False
 ) -> WeighedVotes:
-    """Combine votes with the active's own predictions, weighted by validation on labelled rows.
+    """Combine votes with the active's own predictions; labelled rows decide the votes' weight.
 
     Args:
-        votes_UK: the sum of the passives' votes (class scores) on the student's rows; None: there
-            are no votes.
+        votes_UK: the sum of the passives' votes (scores of K classes) on the student's U rows;
+            None: there are no votes.
         student: the student, for its rows and labels.
-        prior: function that returns the active's own prediction before it reads votes.
+        prior: function that returns the active's prediction rule before it reads votes.
         seed: random seed of the folds that validate the prior.
-        always: use votes whatever validation says; False: only if they help there.
+        always: whether votes are used even if they do not help on labelled rows.
     """
     task = student.make_local_task(seed)
     with one_thread(), cache_fits():
@@ -642,35 +686,40 @@ def weigh_votes(
 def compute_learnt_gain(
     predicted_UK: Floats | None, weighed: WeighedVotes, labelled_n: Integers
 ) -> float:
-    """Return by how much the share of rows on which the student is right exceeds that of the
-    active's own model, in [-1, 1].
+    """Return the student's accuracy minus the accuracy of the active's own model, in [-1, 1].
 
-    Both are measured against the weighed votes, on unlabelled rows that the student did not train
-    on; 0 if there are none. `predicted_UK`: the student's predictions of these, zeros elsewhere.
-    `labelled_n`: indices of the labelled rows.
+    True labels are not known, so both are expected accuracies under the probabilities
+    `weighed.likely`. They are measured on unlabelled rows that the student was not fitted to; the
+    result is 0 if there are none.
+
+    `predicted_UK`: the student's predictions of held-out rows, zeros elsewhere; None: none were
+    made. `labelled_n`: indices of the labelled rows.
     """
     if predicted_UK is None:
         return 0.0
     rows_V = np.setdiff1d(np.flatnonzero(predicted_UK.any(axis=1)), labelled_n)
-    student_right, own_right = (
-        weighed.likely[rows_V, class_scores_UK[rows_V].argmax(axis=1)].sum()
-        for class_scores_UK in (predicted_UK, weighed.own)
-    )
-    return float(student_right - own_right) / max(1, len(rows_V))
+
+    def sum_right(class_scores_UK: Floats) -> float:
+        """Return the expected number of the rows V whose class with the best score is right."""
+        best_class_V = class_scores_UK[rows_V].argmax(axis=1)
+        return float(weighed.likely[rows_V, best_class_V].sum())
+
+    return (sum_right(predicted_UK) - sum_right(weighed.own)) / max(1, len(rows_V))
 
 
 def learn_from_votes(
     student: Student, votes_UK: Floats, prior: Prior, *, seed: int, usage: str
 ) -> Help:
-    """Train the student on labels made from votes; return the validation's result.
+    """Make labels from votes, give them to the student as targets, and return the validation.
 
-    A student with a closed form is fitted at once; another gets the targets of its training. If
+    A student with a closed form is fitted at once; for another, gradient descent follows. If
     validation rejects the votes, the student becomes the best local model, unless `usage` says
     otherwise.
 
     Args:
-        votes_UK: the sum of the passives' votes (class scores) on the student's rows.
-        prior: the active's own prediction without votes.
+        student: the student, changed in place.
+        votes_UK: the sum of the passives' votes (scores of K classes) on the student's U rows.
+        prior: function that returns the active's prediction rule without votes.
         seed: random seed of the folds that validate the prior.
         usage: "judged": use votes only if validation accepts them; "always": train on votes
             whatever validation says; "averaged": if validation rejects them, average student and
@@ -702,13 +751,12 @@ def learn_from_votes(
 
 
 def standardise_parts(parts: Iterable[Tensor]) -> Floats:
-    """Return several parties' numbers of the same rows side by side, (U, F), each part
-    standardised.
+    """Return several parties' features of the same rows side by side, (U, F), each standardised.
 
-    Each part is centred, and its rows get the root-mean-square norm 1, so that no part dominates
-    the distances between rows.
+    The features of each party are centred, and scaled until their rows have the root-mean-square
+    norm 1. So no party dominates the distances between rows.
 
-    `parts`: one or more tensors (U, ...).
+    `parts`: one tensor (U, ...) for each party.
     """
     scaled = []
     for part in parts:
@@ -721,8 +769,9 @@ def standardise_parts(parts: Iterable[Tensor]) -> Floats:
 
 
 class StudentModel(Protocol):
-    """The model that the active trains on labels suggested by others, and that then predicts alone;
-    see `Student`.
+    """A model that the active trains on labels suggested by others, and that predicts alone then.
+
+    `Student` is one; its docstrings describe the members.
     """
 
     rows_U: Tensor  # noqa: N815
@@ -743,8 +792,10 @@ class StudentModel(Protocol):
 
 
 class StudentActive(ActiveRole):
-    """The role of an active that receives the other parties' answers (votes, codes, projections or
-    singular vectors) once, and then trains alone; see `ActiveRole`.
+    """The role of an active that receives the other parties' answers once, and then trains alone.
+
+    Answers are votes, codes, projections or singular vectors. See `ActiveRole` for the methods that
+    a training loop calls.
 
     Attributes:
         student: the model that will predict alone.
@@ -771,16 +822,15 @@ class StudentActive(ActiveRole):
 
     @abstractmethod
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Request the other parties' answers, and train the student on them; called once a run.
+        """Request the other parties' answers, and give the student its targets; called once a run.
 
-        A student that is fitted in closed form counts its step in `steps`.
+        A student that is fitted in closed form is fitted here, as one step that `steps` counts.
         """
 
     async def begin_epoch(self, links: Links, steps: StepCounter) -> bool:
-        """Request the other parties' answers before the first epoch.
+        """Request the other parties' answers before the first epoch; later do nothing.
 
-        Returns whether steps of gradient descent follow: not if the student is fitted in closed
-        form.
+        Returns whether steps of gradient descent follow: False if the student is already fitted.
         """
         if not self._is_taught:
             await self.teach_student(links, steps)
@@ -806,8 +856,9 @@ class StudentActive(ActiveRole):
 
 
 def warn_of_no_help(active: str) -> None:
-    """Warn (NoHelpWarning) that what others taught was no better than the best local model on
-    validation rows, and is not used.
+    """Warn (NoHelpWarning) that the other parties' answers are not used.
+
+    On validation rows they were no better than the best local model of the party `active`.
     """
     warnings.warn(
         f"{active}: help is not used: on labelled rows that are held out it is not better than the "
@@ -818,12 +869,15 @@ def warn_of_no_help(active: str) -> None:
 
 
 def count_classes(party: PartyContext) -> int:
-    """Return K, the number of classes that votes choose from, or of ranges of a numeric target."""
+    """Return K, the number of classes, or of the ranges into which a numeric target is cut."""
     return len(party.data.classes) or RANGES
 
 
 def train_student(student: Student, config: RunSettings) -> None:
-    """Train a student by gradient descent over its rows, for the run's number of epochs."""
+    """Train a student by gradient descent over its rows, for the run's number of epochs.
+
+    A student that is already fitted in closed form stays as it is.
+    """
     if student.has_direct_fit:
         return
     step = 0

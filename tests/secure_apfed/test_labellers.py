@@ -212,7 +212,7 @@ def test_spreading_votes_as_it_labels_without_the_row_s_own_label(
     np.testing.assert_allclose(votes[unlabelled], as_ever[unlabelled], rtol=0, atol=1e-12)
     matrix = Spreading().compute_matrix_without_own(x, labelled)
     np.testing.assert_allclose(matrix @ np.eye(CLASSES)[labels], votes, rtol=0, atol=1e-12)
-    monkeypatch.setattr("secure_apfed.labellers.kinds.MAX_JUDGES", 5)
+    monkeypatch.setattr("secure_apfed.labellers.kinds.MAX_VALIDATION_ROWS", 5)
     told = {
         labeller.name: labeller.label_without_own(x, labelled, labels, CLASSES)[labelled[5:]]
         for labeller in (Spreading(), Ridge(), Logistic())
