@@ -9,7 +9,7 @@ messages travel in the clear: nothing in them is secret.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +31,16 @@ _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, ValidationError, R
 
 @dataclass(frozen=True, kw_only=True)
 class Greeting:
-    """A party's first message in a session: identity, keys, representations, checkpoints; public.
+    """A party's first message in a session, which contains no secret.
 
     Attributes:
-        identity: the party's long-term public key, 32 bytes; run_key: key of its links in this
-            session.
-        offer: what it states about the representations that it sends; None: it sends none.
-        resumes: step, stated by the active, from which it can resume; None: from the start.
-        holds: the steps for which it has a checkpoint.
-        answered: ranges of steps, stated by a passive, since its oldest checkpoint in which it
-            contributed to a sum, each with the passives that did.
+        identity: the party's long-term public key (Ed25519), 32 bytes.
+        run_key: the party's public key of key exchange (X25519), fresh in this session, 32 bytes.
+        offer: shape, dtype and norms of the representations that it sends; None: it sends none.
+        resumes: from the active: the step from which the run can resume; None: from the start.
+        holds: the steps for which the party has a checkpoint.
+        answered: from a passive: the steps since its oldest checkpoint in which it contributed to a
+            secure sum, as ranges, each with all passives that contributed.
     """
 
     identity: bytes
@@ -51,21 +51,20 @@ class Greeting:
     answered: tuple[AnsweredSteps, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Encode the greeting with msgpack; `answered` only if it is not empty."""
-        parts = [
-            None if part is None else part.model_dump(mode="json")
-            for part in (self.offer, self.resumes)
-        ]
-        answered = [[steps.first, steps.last, steps.passives] for steps in self.answered]
-        optional = [answered] if answered else []
-        packed: bytes = msgpack.packb(
-            [self.identity, self.run_key, *parts, list(self.holds), *optional]
-        )
+        """Encode the greeting as a msgpack list of its fields; an empty `answered` is left out."""
+        offer = None if self.offer is None else self.offer.model_dump(mode="json")
+        resumes = None if self.resumes is None else self.resumes.model_dump(mode="json")
+        fields = [self.identity, self.run_key, offer, resumes, list(self.holds)]
+        if self.answered:
+            fields.append([[steps.first, steps.last, steps.passives] for steps in self.answered])
+        packed: bytes = msgpack.packb(fields)
         return packed
 
     @classmethod
     def from_message(cls, message: Envelope, known_identity: bytes) -> "Greeting":
-        """Parse a peer's message as the greeting of the party with the identity `known_identity`.
+        """Parse a peer's message as its greeting.
+
+        `known_identity`: the peer's public key, 32 bytes, as written in this party's settings.
 
         Raises RemoteProtocolError: the message is malformed, or names another identity.
         """
@@ -80,6 +79,7 @@ class Greeting:
             are_steps = all(type(step) is int and step >= 0 for step in holds)
             if len(holds) > _MAX_CHECKPOINTS or not are_steps:
                 raise ValueError("no steps")
+            # `to_bytes` leaves the last field out if it is empty.
             answered = _parse_answered_steps(*optional)
         except _MALFORMED as error:
             raise RemoteProtocolError(f"{peer} sent something else than a greeting") from error
@@ -100,9 +100,11 @@ class Greeting:
 
 
 def _parse_answered_steps(ranges: Any = ()) -> tuple[AnsweredSteps, ...]:
-    """Parse the ranges of steps in which a passive contributed, untrusted (first, last, passives).
+    """Parse the ranges of steps in which a passive contributed to a secure sum.
 
-    Raises ValueError, TypeError: they are malformed, or too many.
+    `ranges`: untrusted; each is (first step, last step, names of all passives that contributed).
+
+    Raises ValueError, TypeError: the ranges are malformed, or too many.
     """
     if len(ranges) > _MAX_ANSWERED:
         raise ValueError("too many stretches of steps")
@@ -113,7 +115,7 @@ def _parse_answered_steps(ranges: Any = ()) -> tuple[AnsweredSteps, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SignedContract:
-    """The contract of all parties with its signatures."""
+    """The contract of all parties, and each party's signature of it by the party's name."""
 
     contract: Contract
     signatures: Mapping[str, bytes]
@@ -131,38 +133,92 @@ async def agree_on_contract(
 ) -> SignedContract:
     """Exchange greetings, build the contract, exchange signatures, and encrypt the links.
 
+    Every party builds the contract for itself. All signatures verify only if all contracts are
+    equal.
+
     Args:
-        links: this party's, not encrypted yet.
-        identity: this party's key pair.
+        links: this party's links, which are not encrypted yet.
+        identity: this party's long-term key pair.
         known: the public identities of all parties, by name.
         active: the active's name.
-        session: the session's name at the active, None elsewhere.
-        make_greeting: makes this party's greeting from the key of its links in this session.
+        session: the session's name, at the active, which sends it to all others; None elsewhere.
+        make_greeting: makes this party's greeting from its fresh key of this session.
         make_contract: makes the contract from the session's name and all greetings by party.
 
-    Raises RemoteProtocolError: another party than expected, another contract, or no signature.
+    Raises:
+        LocalProtocolError: `known` has another key for this party than `identity`.
+        RemoteProtocolError: a peer has another identity or contract, or sent no valid signature.
     """
     if known.get(links.me) != identity.public:
         raise LocalProtocolError(
             f"{links.me}: the known identities name another key for {links.me} than its own"
         )
     run_key = fresh_run_key()
+    greetings = await _exchange_greetings(links, make_greeting(run_key), known)
     peers = [name for name in known if name != links.me]
-    greetings = {links.me: make_greeting(run_key)}
+    session = await _share_session_name(links, session, active, peers)
+    contract = make_contract(session, {name: greetings[name] for name in known})
+    return await _exchange_signatures(links, identity, run_key, greetings, contract)
+
+
+async def _exchange_greetings(
+    links: Links, own_greeting: Greeting, known: Mapping[str, bytes]
+) -> dict[str, Greeting]:
+    """Send this party's greeting to all peers; return all greetings by party, this party's first.
+
+    `known`: the public identities of all parties, by name.
+
+    Raises RemoteProtocolError: a greeting is malformed, from another identity, or has a key that
+        another party has, too.
+    """
+    peers = [name for name in known if name != links.me]
     for peer in peers:
-        links.send(peer, Kind.GREETING, BEFORE_TRAINING, greetings[links.me].to_bytes())
+        links.send(peer, Kind.GREETING, BEFORE_TRAINING, own_greeting.to_bytes())
+    greetings = {links.me: own_greeting}
     for peer in peers:
         message = await links.receive(peer, Kind.GREETING, step=BEFORE_TRAINING)
         greetings[peer] = Greeting.from_message(message, known[peer])
-    _require_distinct(greetings)
+    _require_distinct_keys(greetings)
+    return greetings
+
+
+async def _share_session_name(
+    links: Links, session: str | None, active: str, peers: Sequence[str]
+) -> str:
+    """Return the session's name: the active sends it to all peers, the others receive it.
+
+    `session`: the name, at the active; None elsewhere. `active`: the active's name. `peers`: the
+    names of all other parties.
+
+    Raises RemoteProtocolError: the active sent no valid name.
+    """
     if session is None:
-        session = _parse_session_name(
-            await links.receive(active, Kind.SESSION, step=BEFORE_TRAINING)
-        )
-    else:
-        for peer in peers:
-            links.send(peer, Kind.SESSION, BEFORE_TRAINING, session.encode())
-    contract = make_contract(session, {name: greetings[name] for name in known})
+        message = await links.receive(active, Kind.SESSION, step=BEFORE_TRAINING)
+        return _parse_session_name(message)
+    for peer in peers:
+        links.send(peer, Kind.SESSION, BEFORE_TRAINING, session.encode())
+    return session
+
+
+async def _exchange_signatures(
+    links: Links,
+    identity: Identity,
+    run_key: RunKey,
+    greetings: Mapping[str, Greeting],
+    contract: Contract,
+) -> SignedContract:
+    """Sign the contract, verify the signatures of all peers, and encrypt the links.
+
+    Args:
+        links: this party's links; they are encrypted under keys that depend on the contract.
+        identity: this party's long-term key pair, which signs.
+        run_key: this party's fresh key pair of this session.
+        greetings: every party's greeting, by name.
+        contract: the contract that this party built.
+
+    Raises RemoteProtocolError: a peer built another contract, or its signature is not valid.
+    """
+    peers = [name for name in greetings if name != links.me]
     digest = contract.digest
     seals = {
         peer: SealedLink(me=links.me, peer=peer, run_key=run_key, contract_hash=digest)
@@ -174,6 +230,7 @@ async def agree_on_contract(
         body = msgpack.packb([own_signature, seals[peer].hello, contract.document])
         links.send(peer, Kind.SIGNATURE, BEFORE_TRAINING, body)
     for peer in peers:
+        # Twice the usual time, since the peer may itself still wait for another party's greeting.
         message = await links.receive(peer, Kind.SIGNATURE, step=BEFORE_TRAINING, patience=2)
         signatures[peer], hello = _parse_signature(message, contract)
         theirs = greetings[peer]
@@ -184,8 +241,8 @@ async def agree_on_contract(
     return SignedContract(contract=contract, signatures=signatures)
 
 
-def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
-    """Raise RemoteProtocolError if two parties share an identity or a run key.
+def _require_distinct_keys(greetings: Mapping[str, Greeting]) -> None:
+    """Raise RemoteProtocolError if two parties have the same identity or the same fresh key.
 
     `greetings`: name of each party -> its greeting.
     """
@@ -217,12 +274,12 @@ def _parse_session_name(message: Envelope) -> str:
 
 
 def _parse_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes]:
-    """Return a peer's signature, and its hello for the encrypted link to this party.
+    """Return a peer's signature, and its hello: 32 random bytes for the keys of the common link.
 
-    The signature is verified by the caller. `contract`: the contract that this party built.
+    The caller verifies the signature. The message also has the contract that the peer built, so
+    that an error can name the settings that differ from `contract`, which this party built.
 
-    Raises RemoteProtocolError: the peer built another contract (names the keys that differ), or
-        the message is malformed.
+    Raises RemoteProtocolError: the peer built another contract, or the message is malformed.
     """
     try:
         signature, hello, document = msgpack.unpackb(message.payload)
@@ -247,10 +304,10 @@ def _parse_signature(message: Envelope, contract: Contract) -> tuple[bytes, byte
 def find_differences(
     ours: dict[str, Any], theirs: dict[str, Any], prefix: str = ""
 ) -> Iterator[str]:
-    """Yield the dotted paths of this party's fields whose value differs at the peer.
+    """Yield the dotted path of every field of this party whose value differs at the peer.
 
-    `ours`, `theirs`: the nested fields of this party and the peer. `prefix`: the dotted path that
-    leads to them, with a final dot.
+    `ours`, `theirs`: the nested fields of this party and of the peer. `prefix`: the dotted path of
+    the mapping that has them, with a final dot; "" at the top.
     """
     for key, mine in ours.items():
         their_value = theirs.get(key)

@@ -41,36 +41,39 @@ _ROOM_S = 10.0  # that a call waits until its frame is taken
 
 
 class Calls:
-    """A party's connections to all its peers, over remote calls.
+    """A party's connections to all its peers; every frame is one remote call.
 
-    Of two parties, the one whose name sorts later dials.
+    Of two parties, the one whose name sorts later dials, so that exactly one of them does.
     """
 
     def __init__(self, me: LocalEnd, carry: Carry) -> None:
         """Prepare connections to all peers.
 
-        `me`: this party's keys and its peers' names. `carry`: makes a remote call at a peer.
+        `me`: this party's keys and its peers' names. `carry`: delivers one frame to a peer by a
+        remote call.
         """
         self._me = me
         self._carry = carry
         dialling = tuple(name for name in me.known if name > me.name)
         self._acceptor = PeerAcceptor(me, dialling, absent="its party did not begin")
         self._lock = threading.Lock()
-        self._connections: dict[str, _CallConnection] = {}  # of each peer, the one in use
+        self._connections: dict[str, _CallConnection] = {}  # by peer: the one in use
         # By dialling peer, its connections that have not proved an identity, by their names.
         self._incoming: dict[str, dict[bytes, _CallConnection]] = {name: {} for name in dialling}
         self._failing: set[str] = set()  # peers at whom the last call failed
-        self._stop_reasons: dict[str, str] = {}
-        self._ended = ""  # why all connections have ended
+        self._stop_reasons: dict[str, str] = {}  # by peer: why its party has ended
+        self._ended = ""  # why all connections have ended; "" while they have not
 
     def make_connectors(self) -> Mapping[str, Callable[[], Connection]]:
         """Return, by peer, a function that makes a connection to it; see `LinkTransport`."""
         return {name: partial(self._connect_peer, name) for name in self._me.known}
 
     def _connect_peer(self, peer: str) -> Connection:
-        """Return a proven connection to this peer: accept one if the peer dials, else make one.
+        """Return an authenticated connection to this peer: accept one if the peer dials, else dial.
 
-        Raises RemoteProtocolError: the peer, or the whole job, has ended.
+        Raises:
+            RemoteProtocolError: the peer, or the whole job, has ended; or another party answered.
+            OSError, EOFError: the peer did not dial yet, or the connection broke.
         """
         if (reason := self._stop_reasons.get(peer)) is not None:
             raise RemoteProtocolError(f"{peer} stopped: {reason}")
@@ -81,21 +84,23 @@ class Calls:
         connection = self._make_connection(peer, fresh_key())
         self._replace_connection(peer, connection)
         try:
-            return prove_identity(connection, self._me, peer)[1]
+            _, encrypted_connection = prove_identity(connection, self._me, peer)
+            return encrypted_connection
         except BaseException:
             connection.close()
             raise
 
     def take_frame(self, caller: str, name: bytes, number: int, frame: bytes) -> bool:
-        """Accept one frame from a peer, and wait if too many wait already.
+        """Accept one frame from a peer, and block while too many accepted frames are unread.
 
-        Returns False if the frame is not accepted, as on a connection that is over.
+        Returns whether the frame was accepted; no frame is on a connection that is over.
 
         Args:
-            caller: the caller's name, by the carrier; the peer proves its identity afterwards.
-            name: name of the connection, 32 random bytes from the dialling end.
-            number: number of the frame, from 0; -1 - n: the connection ends after its first n
-                frames.
+            caller: the peer's name as the carrier of the calls states it; the peer proves its
+                identity by the frames themselves.
+            name: name of the connection, 32 random bytes that the dialling end chose.
+            number: number of the frame, from 0. A negative number, -1 - n, has no frame: it
+                announces that the connection ends after its first n frames.
             frame: the frame's bytes; empty where the number is negative.
         """
         if type(name) is not bytes or type(number) is not int or type(frame) is not bytes:
@@ -109,12 +114,14 @@ class Calls:
         return connection.take_frame(number, frame)
 
     def _find_connection(self, caller: str, name: bytes, number: int) -> "_CallConnection | None":
-        """Return the connection of this name; None if there is none.
+        """Return the peer's connection of this name; None if there is none.
 
-        A new one is made if the peer may dial and this is the connection's first frame.
+        A new connection is made if the peer may dial and this is the connection's first frame. A
+        thread then verifies the peer's identity. If too many connections are not verified, the
+        oldest of them is closed.
 
-        `caller`: the caller's name. `name`: the connection's name, 32 bytes. `number`: number of
-        the frame, from 0.
+        `caller`: the peer's name. `name`: the connection's name, 32 bytes. `number`: number of the
+        frame, from 0.
         """
         with self._lock:
             current = self._connections.get(caller)
@@ -128,15 +135,22 @@ class Calls:
                 return None
             fresh = self._make_connection(caller, name)
             incoming[name] = fresh
-            oldest = incoming.pop(next(iter(incoming))) if len(incoming) > _MAX_INCOMING else None
+            oldest = None
+            if len(incoming) > _MAX_INCOMING:
+                oldest_name = next(iter(incoming))
+                oldest = incoming.pop(oldest_name)
         if oldest is not None:
             oldest.close()
         threading.Thread(target=self._admit_peer, args=(caller, fresh), daemon=True).start()
         return fresh
 
     def _admit_peer(self, peer: str, fresh: "_CallConnection") -> None:
-        """Verify a dialling peer's identity; only then does `fresh` replace its connection."""
-        self._acceptor.admit_stranger(fresh, b"")
+        """Verify a dialling peer's identity on a new connection.
+
+        If it is verified, the connection `fresh` replaces the peer's former one; else it was closed
+        and is forgotten.
+        """
+        self._acceptor.admit_stranger(fresh, certificate=b"")  # calls have no TLS certificate
         if fresh.is_over:
             with self._lock:
                 self._incoming[peer].pop(fresh.name, None)
@@ -144,7 +158,10 @@ class Calls:
             self._replace_connection(peer, fresh)
 
     def _replace_connection(self, peer: str, fresh: "_CallConnection") -> None:
-        """Replace the peer's former connection, if any, by `fresh`; close the former one."""
+        """Replace the peer's former connection, if any, by `fresh`, and close the former one.
+
+        If all connections have ended meanwhile, `fresh` is closed, too.
+        """
         with self._lock:
             self._incoming.get(peer, {}).pop(fresh.name, None)
             former = self._connections.get(peer)
@@ -159,15 +176,15 @@ class Calls:
         return _CallConnection(name, partial(self._carry_frame, peer, name))
 
     def _carry_frame(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
-        """Send one frame by a call, and remember whether calls at this peer fail.
+        """Send one frame by a call, and record in `_failing` whether calls at this peer fail.
 
-        Returns whether the peer accepted it.
+        Returns whether the peer accepted the frame.
 
-        `name`: the connection's name, 32 bytes. `number`: number of the frame, from 0; -1 - n: the
-        connection ends after its first n frames. `frame`: its bytes.
+        `name`: the connection's name, 32 bytes. `number`: number of the frame, from 0; -1 - n, with
+        an empty frame: the connection ends after its first n frames.
         """
         try:
-            is_taken = self._carry(peer, name, number, frame)
+            is_accepted = self._carry(peer, name, number, frame)
         except ConnectionAbortedError:  # by the end of the job, which is no fault of the peer
             raise
         except OSError:
@@ -176,10 +193,13 @@ class Calls:
             raise
         with self._lock:
             self._failing.discard(peer)
-        return is_taken
+        return is_accepted
 
     def end_connections(self, reason: str) -> None:
-        """End all connections with this reason, and name the peers whose calls failed before."""
+        """End all connections, and let later attempts to connect fail with this reason.
+
+        The reason also names the peers at whom the last call failed.
+        """
         with self._lock:
             failing = " and ".join(sorted(self._failing))
             self._ended = self._ended or (
@@ -192,19 +212,25 @@ class Calls:
             connection.close()
 
     def note_stop(self, peer: str, reason: str) -> None:
-        """Record that a known peer's party has ended and will not connect again."""
+        """Record that a known peer's party has ended and will not connect again.
+
+        `reason`: the peer's own words, which errors quote as untrusted text.
+        """
         if peer in self._me.known:
             self._stop_reasons[peer] = quote_reason(reason.encode("utf-8", "replace"))
 
 
 class _CallConnection(Pipe):
-    """A connection of numbered calls, a few of them under way at once."""
+    """A connection to one peer, each of whose frames is a numbered remote call.
+
+    A few calls are under way at once and may arrive in any order; the numbers restore the order.
+    """
 
     def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
-        """Make a connection that is carried by calls, with the frame limit of an unproven peer.
+        """Make a connection that takes only short frames until the peer has proved its identity.
 
-        `name`: 32 random bytes. `carry`: sends a frame by its number and bytes; returns whether it
-        was accepted.
+        `name`: 32 random bytes. `carry`: sends a frame, given its number and bytes, by a remote
+        call; returns whether the peer accepted it.
         """
         super().__init__()
         self.name = name
@@ -215,26 +241,31 @@ class _CallConnection(Pipe):
         self._sent_frames = 0
         self._received_frames = 0
         self._max_bytes = MAX_UNPROVED
-        self._announced_frames: int | None = None  # in all, once the other end has closed
+        # How many frames the other end has sent in all; known once it has closed the connection.
+        self._announced_frames: int | None = None
 
     def trust_peer(self) -> None:
         """Allow larger frames, after the peer proved its identity."""
         self._max_bytes = MAX_SEALED
 
     def take_frame(self, number: int, frame: bytes) -> bool:
-        """Accept a frame, and wait until all before it have come and there is room.
+        """Accept a frame; block until all frames before it have come and few are unread.
 
-        Returns False if the frame is repeated, too long or too far ahead: only the next `_AT_ONCE`
-        frames are accepted, fewer while too many wait to be read.
+        The caller is the other end's remote call, so blocking it slows a fast sender down.
+
+        Returns False if the frame is repeated, too long or too far ahead: at most the next
+        `_AT_ONCE` frames are accepted, and fewer while too many are unread. Also False if the
+        frame could not be queued in time.
 
         `number`: number of the frame on this connection, from 0.
         """
         with self._changed:
             if self._ended is not None or len(frame) > self._max_bytes:
                 return False
-            excess = max(0, len(self._frames) - MAX_QUEUED)
-            end = self._received_frames + _AT_ONCE - excess
-            if number in self._early_frames or not self._received_frames <= number < end:
+            unread_excess = max(0, len(self._frames) - MAX_QUEUED)
+            next_number = self._received_frames
+            number_limit = next_number + _AT_ONCE - unread_excess
+            if number in self._early_frames or not next_number <= number < number_limit:
                 return False
             self._early_frames[number] = frame
             while self._received_frames in self._early_frames:
@@ -269,7 +300,7 @@ class _CallConnection(Pipe):
     def send_bytes(self, buf: bytes, /) -> None:
         """Send a frame by a call in the background; wait while `_AT_ONCE` calls are under way.
 
-        `buf`: the frame.
+        A call that fails ends the connection. `buf`: the frame's bytes.
 
         Raises BrokenPipeError: the connection has ended.
         """
@@ -296,14 +327,13 @@ class _CallConnection(Pipe):
             self._call_slots.release()
 
     def close(self) -> None:
-        """End the connection here, and at the other end once all frames have arrived there."""
+        """End the connection here at once, and at the other end once all sent frames arrived."""
         self._fail_connection("the connection was closed", sent_frames=self._sent_frames)
 
     def _fail_connection(self, reason: str, *, sent_frames: int = 0) -> None:
-        """End the connection with this reason, and have the other end stop after `sent_frames`
-        frames.
+        """End the connection here with this reason, and tell the other end to end it, too.
 
-        With 0, the default, it ends there at once.
+        `sent_frames`: after how many frames in all the other end ends it; 0: at once.
         """
         with self._changed:
             if self._ended is None:
@@ -311,12 +341,15 @@ class _CallConnection(Pipe):
             self.end(reason)
 
     def _announce_end(self, sent_frames: int) -> None:
-        """Tell the other end after how many frames to end, by a call with a negative number."""
-        with contextlib.suppress(OSError):  # it will notice by the silence
+        """Tell the other end after how many frames to end the connection.
+
+        A negative frame number marks such a call, so that 0 frames have a number, too.
+        """
+        with contextlib.suppress(OSError):  # the other end will notice by the silence
             self._carry(-1 - sent_frames, b"")
 
     def end(self, reason: str = "") -> None:
-        """End the connection, and let no further call begin."""
+        """End the connection with this reason, and let no further call begin."""
         with self._changed:
             if self._ended is None:
                 self._calling.shutdown(wait=False)

@@ -46,7 +46,7 @@ def hash_certificate(certificate: x509.Certificate) -> str:
 
 
 def list_dns_names(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Return the DNS names of a certificate, among them its party's name; () if it has none."""
+    """Return a certificate's DNS names, one of which is the party's name; () if it has none."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (x509.ExtensionNotFound, ValueError):
@@ -55,19 +55,23 @@ def list_dns_names(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def _quote_names(names: Sequence[str]) -> str:
-    """Return the names of a peer's certificate, quoted as untrusted text."""
+    """Return the names in a peer's certificate for an error text, quoted as untrusted text."""
     return ", ".join(map(quote_text, names[:_MAX_NAMES])) or "nobody"
 
 
 def _make_revocation_entries(certificate: x509.Certificate) -> set[str]:
-    """Return the entries, in hex, by which a list may revoke this certificate: SHA-256 or serial
-    number.
+    """Return the two entries of a revocation list that would revoke this certificate.
+
+    They are its SHA-256 and its serial number, in hex.
     """
     return {hash_certificate(certificate), f"{certificate.serial_number:x}"}
 
 
 def make_revocation_entries(pem: bytes) -> set[str]:
-    """Return the entries by which a list may revoke a certificate in PEM; empty if it is none."""
+    """Return the entries of a revocation list that would revoke a certificate in PEM.
+
+    They are its SHA-256 and its serial number, in hex; none if `pem` is not a certificate.
+    """
     try:
         return _make_revocation_entries(x509.load_pem_x509_certificate(pem))
     except ValueError:
@@ -78,7 +82,8 @@ def load_revocations(path: Path | None) -> frozenset[str]:
     """Return the revoked certificates and identities in a file; empty if `path` is None.
 
     Each line has, in hex, a certificate's SHA-256 or serial number, or an identity (a public key).
-    Text after a `#` is a comment.
+    Text after a `#` is a comment. Colons are ignored; leading zeros too, in serial numbers, since
+    `make_revocation_entries` writes none.
 
     Raises ConfigError: the file cannot be read, or a line has something else.
     """
@@ -93,7 +98,7 @@ def load_revocations(path: Path | None) -> frozenset[str]:
                 f"{path}, line {number}: expected a certificate's SHA-256 or serial number, or "
                 f"an identity, in hex, got {entry[:80]!r}"
             )
-        is_serial_number = len(entry) < 64
+        is_serial_number = len(entry) < 64  # a digest or a public key has 64 digits
         entries.add(entry.lstrip("0") if is_serial_number else entry)
     return frozenset(entries - {""})
 
@@ -108,21 +113,25 @@ class RevokedList:
     def __init__(self, path: Path | None) -> None:
         """Remember the file; it is read at the first use and again whenever it changes."""
         self._path = path
-        self._stamp: tuple[int, int, int] | None = None
+        # Time of change, size and inode of the file as it was read last.
+        self._file_version: tuple[int, int, int] | None = None
         self._revoked: frozenset[str] = frozenset()
 
     def load_entries(self) -> frozenset[str]:
-        """Return the current entries. Raises ConfigError: the file is missing or unreadable."""
+        """Return the current entries; read the file again if it has changed.
+
+        Raises ConfigError: the file is missing or unreadable.
+        """
         if self._path is None:
             return self._revoked
         try:
             status = self._path.stat()
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be read ({error.strerror})") from error
-        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-        if stamp != self._stamp:
+        file_version = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if file_version != self._file_version:
             self._revoked = load_revocations(self._path)
-            self._stamp = stamp
+            self._file_version = file_version
         return self._revoked
 
 
@@ -150,51 +159,58 @@ class Credentials:
         name: str | None,
         revoked: frozenset[str] = frozenset(),
     ) -> "Credentials":
-        """Load certificates and key, and check them as the peers will.
+        """Load certificates and key, and check them as the peers will check them in TLS.
 
         Args:
-            ca, certificate, key: PEM files; see the class.
+            ca: PEM file with the certificates of the authorities that the party trusts.
+            certificate: PEM file with the party's certificate, then those that signed it, if any.
+            key: PEM file with the private key of the party's certificate, without a password.
             name: the party's name, which the certificate must have; None: any.
-            revoked: entries of a revocation list.
+            revoked: entries of a revocation list, see `load_revocations`.
 
-        Raises ConfigError: names the file and the fault.
+        Raises ConfigError: a file cannot be read, or the peers would refuse the certificate; names
+            the file and the fault.
         """
         loaded = cls(
             _load_file(ca, "ca"), _load_file(certificate, "certificate"), _load_file(key, "key")
         )
         try:
-            leaf, *chain = x509.load_pem_x509_certificates(loaded.certificate)
-            secret = serialization.load_pem_private_key(loaded.key, password=None)
+            own_certificate, *chain = x509.load_pem_x509_certificates(loaded.certificate)
+            private_key = serialization.load_pem_private_key(loaded.key, password=None)
             authorities = x509.load_pem_x509_certificates(loaded.ca)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ConfigError(
                 f"tls: {ca}, {certificate} or {key} is not what it should be in PEM ({error}); a "
                 "key has no password, and a certificate comes before those that signed it"
             ) from error
-        names = list_dns_names(leaf)
+        names = list_dns_names(own_certificate)
         now = dt.datetime.now(dt.UTC)
-        wrong = ""
-        if secret.public_key() != leaf.public_key():
+        # TLS itself checks each certificate of a chain between this one and its authority.
+        is_trusted = bool(chain) or any(
+            _has_issuer(own_certificate, authority) for authority in authorities
+        )
+        fault = ""
+        if private_key.public_key() != own_certificate.public_key():
             raise ConfigError(f"tls.key: {key} is not the key of {certificate}; name its own")
-        if now > leaf.not_valid_after_utc:
-            wrong = f"has expired at {leaf.not_valid_after_utc:%Y-%m-%d}; {RENEWAL}"
-        elif now < leaf.not_valid_before_utc:
-            wrong = f"is valid from {leaf.not_valid_before_utc} on; set the clock, or wait"
-        # TLS itself checks each certificate between this one and its authority.
-        elif not chain and not any(_has_issuer(leaf, authority) for authority in authorities):
-            wrong = (
+        if now > own_certificate.not_valid_after_utc:
+            fault = f"has expired at {own_certificate.not_valid_after_utc:%Y-%m-%d}; {RENEWAL}"
+        elif now < own_certificate.not_valid_before_utc:
+            start = own_certificate.not_valid_before_utc
+            fault = f"is valid from {start} on; set the clock, or wait"
+        elif not is_trusted:
+            fault = (
                 f"is of another authority than those in {ca}; have one made by the authority that "
                 "all parties believe"
             )
         elif name is not None and name not in names:
-            wrong = (
+            fault = (
                 f"is for {_quote_names(names)}, not for {name}; a party's certificate has "
                 "the party's name as a DNS name"
             )
-        elif _make_revocation_entries(leaf) & revoked:
-            wrong = "is revoked; have another one made"
-        if wrong:
-            raise ConfigError(f"tls.certificate: {certificate} {wrong}")
+        elif _make_revocation_entries(own_certificate) & revoked:
+            fault = "is revoked; have another one made"
+        if fault:
+            raise ConfigError(f"tls.certificate: {certificate} {fault}")
         return loaded
 
     @property
@@ -213,9 +229,12 @@ def _has_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> b
 
 
 def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
-    """Raise RemoteProtocolError if a caller's certificate is not the named party's, or is revoked.
+    """Check the TLS certificate of a caller that claims to be the party `name`.
 
-    `pem`: the certificate, whose signature TLS has verified. `revoked`: a list's entries.
+    `pem`: the certificate in PEM, whose signature TLS has verified. `revoked`: entries of a
+    revocation list, see `load_revocations`.
+
+    Raises RemoteProtocolError: the certificate has another name, is revoked, or is not readable.
     """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
@@ -247,20 +266,27 @@ class Authority:
     key: bytes = field(repr=False)
 
     def issue_certificate(self, name: str, *, days: float = 365) -> Credentials:
-        """Create a key and a certificate for this party, valid as a server and as a client."""
+        """Create a key and a certificate for this party, valid as a server and as a client.
+
+        `name`: the party's name. `days`: how long the certificate is valid.
+        """
         request, key = make_request(name)
         certificate = self.sign_request(request, name, days=days)
         return Credentials(self.certificate, certificate, key)
 
     def sign_request(self, request: bytes, name: str, *, days: float = 365) -> bytes:
-        """Return a certificate in PEM for the key of a signing request; the rest of it is ignored.
+        """Return a certificate, in PEM, for the key in a certificate signing request.
+
+        Everything else in the request is ignored, so that a party cannot choose another name.
 
         Args:
-            request: a certificate signing request in PEM.
+            request: the signing request in PEM, untrusted.
             name: the party's name, which the certificate gets.
             days: how long the certificate is valid.
 
-        Raises RemoteProtocolError: not a request, or not signed by its own key.
+        Raises:
+            RemoteProtocolError: not a request, or not signed by its own key.
+            ConfigError: the authority's own key is not of elliptic curves.
         """
         try:
             csr = x509.load_pem_x509_csr(request)
@@ -291,49 +317,53 @@ class Authority:
 def make_request(name: str, key: bytes | None = None) -> tuple[bytes, bytes]:
     """Return a certificate signing request for this party's name, and its private key, in PEM.
 
-    `key`: a private key that an earlier call returned; None: create one.
+    `key`: a private key that an earlier call returned, in PEM; None: create one.
 
-    Raises ConfigError: `key` is of another kind.
+    Raises ConfigError: `key` is not of elliptic curves.
     """
-    secret = ec.generate_private_key(ec.SECP256R1())
+    private_key = ec.generate_private_key(ec.SECP256R1())
     if key is not None:
         loaded_key = serialization.load_pem_private_key(key, password=None)
         if not isinstance(loaded_key, ec.EllipticCurvePrivateKey):
             raise ConfigError(f"the key of {name} is of another kind than is made here")
-        secret = loaded_key
+        private_key = loaded_key
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
-    request = builder.sign(secret, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    return request, _encode_private_key(secret)
+    request = builder.sign(private_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    return request, _encode_private_key(private_key)
 
 
 def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) -> Authority:
     """Create a self-signed authority, which can issue certificates to parties only.
 
-    `days`: how long the certificate is valid.
+    `name`: the authority's name. `days`: how long its certificate is valid.
     """
-    secret = ec.generate_private_key(ec.SECP256R1())
+    private_key = ec.generate_private_key(ec.SECP256R1())
+    public_key = private_key.public_key()
     certificate = (
-        _make_builder(name, secret.public_key(), days)
+        _make_builder(name, public_key, days)
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        # A path length of 0: what it signs cannot be an authority itself.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(
             x509.KeyUsage(key_cert_sign=True, crl_sign=True, **dict.fromkeys(_OTHER_USES, False)),
             critical=True,
         )
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), False)
-        .sign(secret, hashes.SHA256())
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+        .sign(private_key, hashes.SHA256())
     )
-    return Authority(_encode_pem(certificate), _encode_private_key(secret))
+    return Authority(_encode_pem(certificate), _encode_private_key(private_key))
 
 
 def _make_builder(
     name: str, public: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
-    """Return a certificate under construction: subject, key, serial number, period of validity.
+    """Return an unsigned certificate with subject, key, serial number and period of validity.
+
+    It is valid from a few minutes ago, since the parties' clocks may differ.
 
     `name`: name of the subject. `public`: the subject's public key. `days`: how long it is valid;
-    negative for one that has expired.
+    negative for a certificate that has expired already.
     """
     now = dt.datetime.now(dt.UTC)
     return (
@@ -350,17 +380,19 @@ def _encode_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _encode_private_key(secret: ec.EllipticCurvePrivateKey) -> bytes:
+def _encode_private_key(private_key: ec.EllipticCurvePrivateKey) -> bytes:
     """Encode a private key in PEM, without a password."""
-    return secret.private_bytes(
+    return private_key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def _load_file(path: Path, setting: str) -> bytes:
-    """Return the content of a file. Raises ConfigError: an unreadable or too large file.
+    """Return the content of a file that a setting below `tls` names.
 
-    `setting`: the key below `tls` that names the file, for the error.
+    `setting`: the setting, such as "ca", for the error.
+
+    Raises ConfigError: the file is unreadable or too large.
     """
     try:
         with path.open("rb") as file:

@@ -33,32 +33,34 @@ _MALFORMED = (
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The dtype that the receiver accepts, and a shape in which None is any size."""
+    """The dtype and shape that a received tensor must have; None in the shape is any size."""
 
     dtype: torch.dtype
     shape: tuple[int | None, ...]
 
     def fits(self, tensor: Tensor) -> bool:
         """Return whether a tensor has this dtype and shape."""
-        if (tensor.dtype, tensor.dim()) != (self.dtype, len(self.shape)):
+        if tensor.dtype != self.dtype or tensor.dim() != len(self.shape):
             return False
         sizes = zip(self.shape, tensor.shape, strict=True)
-        return all(want in (None, have) for want, have in sizes)
+        return all(accepted is None or accepted == size for accepted, size in sizes)
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> bytes:
-    """Return named tensors and metadata of plain msgpack types as bytes.
+    """Encode named tensors and metadata as bytes; `unpack_tensors` reads them.
 
     Tensors on a GPU are copied to the CPU together, with one wait for all.
+
+    `meta`: metadata by name, of types that msgpack has (numbers, text, bytes, lists, mappings).
     """
-    packed: bytes = msgpack.packb(dict(meta or {}))
+    packed_meta: bytes = msgpack.packb(dict(meta or {}))
     copies = zip(tensors, fetch_tensors(*tensors.values()), strict=True)
-    body = save({name: tensor.contiguous() for name, tensor in copies})
-    return len(packed).to_bytes(_LENGTH_BYTES, "big") + packed + body
+    packed_tensors = save({name: tensor.contiguous() for name, tensor in copies})
+    return len(packed_meta).to_bytes(_LENGTH_BYTES, "big") + packed_meta + packed_tensors
 
 
 def unpack_own_tensors(payload: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a payload that this party packed itself; nothing is checked."""
+    """Return the tensors, by name, of a payload that this party packed itself, without checks."""
     meta_bytes = int.from_bytes(payload[:_LENGTH_BYTES], "big")
     return load(payload[_LENGTH_BYTES + meta_bytes :])
 
@@ -76,14 +78,14 @@ def unpack_tensors(
     Raises RemoteProtocolError: malformed bytes, missing or extra tensors, wrong dtype or shape.
     """
     try:
-        length = int.from_bytes(payload[:_LENGTH_BYTES], "big")
-        start = _LENGTH_BYTES + length
-        if len(payload) < start or length > _META_LIMIT:
+        meta_bytes = int.from_bytes(payload[:_LENGTH_BYTES], "big")
+        tensors_start = _LENGTH_BYTES + meta_bytes
+        if len(payload) < tensors_start or meta_bytes > _META_LIMIT:
             raise ValueError("metadata is longer than allowed or than the payload")
-        meta = msgpack.unpackb(payload[_LENGTH_BYTES:start])
+        meta = msgpack.unpackb(payload[_LENGTH_BYTES:tensors_start])
         if not isinstance(meta, dict):
             raise TypeError("metadata is not a mapping")
-        tensors = load(payload[start:])
+        tensors = load(payload[tensors_start:])
     except _MALFORMED as error:
         raise RemoteProtocolError(f"{sender} sent a payload that cannot be parsed") from error
     if tensors.keys() != expected.keys():

@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class BrokenLink:
-    """The state of a link whose connection broke, and which tries to reconnect.
+    """The state of a link to a peer whose connection broke and is being restored.
 
     Attributes:
-        since_s: an age: for how many seconds it has been broken.
-        patience_s: the age at which its peer counts as having left.
-        why: what broke it, or the last attempt to connect again.
+        since_s: for how many seconds the connection has been broken.
+        patience_s: after how many seconds of a break the peer counts as having left.
+        why: the error that broke the connection, or the last attempt to restore it.
     """
 
     since_s: float
@@ -37,33 +37,36 @@ class Transport(Protocol):
     """A carrier of one party's frames to and from its peers, each link in order."""
 
     def send_frame(self, receiver: str, frame: bytes) -> None:
-        """Send a frame, without waiting for its arrival."""
+        """Send an encrypted message to a peer, without waiting for its arrival."""
 
     def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
-        """Wait for a frame from one of the awaited senders, at most `timeout_s` seconds.
+        """Wait at most `timeout_s` seconds for a frame from one of the awaited senders.
 
-        Raises PartyLeftError: fewer of them than `awaited.least` remain, or nothing came in time.
+        Returns the sender's name and the frame.
+
+        Raises PartyLeftError: fewer awaited senders than `awaited.least` are still connected, or
+            nothing came in time.
         """
 
     def find_rejoining(self, names: Collection[str]) -> Collection[str]:
-        """Return which of these peers, who left, wait for a new session.
+        """Return which of these peers, which left the session, are ready for a new one.
 
-        They cannot take part in the present one. Some transports look for them in the background,
-        from the first call on.
+        They cannot take part in the present session. Some transports look for them in the
+        background, from the first call on.
         """
 
     def list_broken_links(self) -> Mapping[str, BrokenLink]:
-        """Return by peer the links that are broken and may be restored."""
+        """Return, by peer, the state of each link that is broken and may be restored."""
 
     def close(self) -> None:
         """Deliver all sent frames, then end."""
 
 
 class WaitObserver(Protocol):
-    """An observer of what one role waits for, and of who is known to have left."""
+    """An observer of the messages that one role waits for, and of the peers that left."""
 
     def observe_wait(self, awaited: Awaited, timeout_s: float) -> None:
-        """Note that the role starts to wait, for at most this many seconds."""
+        """Note that the role starts to wait for a message, for at most `timeout_s` seconds."""
 
     def observe_departure(self, names: Iterable[str]) -> None:
         """Note which peers left, or were silent for too long."""
@@ -79,14 +82,15 @@ def run_role(
 ) -> T:
     """Run one role's script to its end, return its result, and close the transport.
 
-    If the script fails, the peers are notified that it stops.
+    If the script fails, the peers are notified that it stops, and its error is raised.
 
     Args:
-        script: the role.
+        script: the role's coroutine, which yields the message that it waits for.
         links: the role's links, over which peers are notified if the script fails.
-        transport: carries its frames.
-        timeout_s: seconds of one unit of patience, unless the contract says otherwise.
-        observer: notified of waits and departures; None: nobody.
+        transport: carries the role's messages.
+        timeout_s: seconds of one unit of patience (see `Awaited`) where the contract of all parties
+            sets none.
+        observer: notified of waits and departures of peers; None: nobody is.
     """
     try:
         return run_script(script, transport, timeout_s=timeout_s, observer=observer)
@@ -105,16 +109,19 @@ def run_script(
     timeout_s: float,
     observer: WaitObserver | None = None,
 ) -> T:
-    """Run a script to its end, over a transport that stays open, and return its result.
+    """Run a role's script to its end, over a transport that stays open, and return its result.
 
-    `script`: the role. `transport`: carries its frames. `timeout_s`: seconds of one unit of
-    patience, unless the contract says otherwise. `observer`: notified of waits and departures;
-    None: nobody.
+    Args:
+        script: the role's coroutine, which yields the message that it waits for.
+        transport: carries the role's messages.
+        timeout_s: seconds of one unit of patience (see `Awaited`) where the contract of all parties
+            sets none.
+        observer: notified of waits and departures of peers; None: nobody is.
     """
     role = _RunningScript(script)
-    event: Frame | PartyLeftError | None = None
+    event: Frame | PartyLeftError
     try:
-        role.advance(event)
+        role.start()
         while role.awaited is not None:
             patience_s = (role.awaited.unit_s or timeout_s) * role.awaited.patience
             if observer:
@@ -137,12 +144,13 @@ class InMemoryNetwork:
     clock.
 
     Every link is a FIFO queue. If all roles wait and no frame is under way, a party has fallen
-    silent: the role with the least patience gets a PartyLeftError first, as it would between
+    silent. Then the role with the least patience gets a PartyLeftError first, as it would between
     machines.
 
     Args:
         names: names of all parties.
-        record: called with every envelope that is sent and its bytes on the wire.
+        record: called with every envelope that is sent, and its size in bytes with header and
+            encryption.
 
     Attributes:
         links: each party's links, by its name.
@@ -155,7 +163,8 @@ class InMemoryNetwork:
     ) -> None:
         """Create a queue and links for every party."""
         self._inboxes: defaultdict[str, deque[Frame]] = defaultdict(deque)
-        # Names of parties for which a frame may have come, in the order of sending.
+        # Names of parties that may have a deliverable frame, in the order of sending; a name may
+        # occur several times.
         self._receivers: deque[str] = deque()
         self._roles: dict[str, _RunningScript] = {}
         all_names = tuple(names)
@@ -175,9 +184,11 @@ class InMemoryNetwork:
         self._receivers.append(receiver)
 
     def start_script(self, name: str, script: Script[Any]) -> "_RunningScript":
-        """Run a party's script up to its first wait; it goes on when messages for it are delivered.
+        """Run a party's script up to its first wait, and return it.
 
-        Raises LocalProtocolError: the party runs another script.
+        It continues when `run_script` or `run_scripts` delivers messages.
+
+        Raises LocalProtocolError: the party runs another script, which has not ended.
         """
         current = self._roles.get(name)
         if current is not None and not current.ended:
@@ -186,28 +197,32 @@ class InMemoryNetwork:
         role = _RunningScript(script)
         self._roles[name] = role
         with self._end_scripts_on_error():
-            role.advance(None)
+            role.start()
         self._receivers.append(name)  # a frame may have come for it before
         return role
 
     def replace_script(self, name: str, script: Script[Any]) -> None:
-        """Stop this party's script where it waits, and let it run another one."""
+        """Stop a party's script where it waits, and start another script for the party."""
         if name in self._roles:
             self._roles[name].close()
         self.start_script(name, script)
 
     def run_script(self, name: str, script: Script[T]) -> T:
-        """Run a party's script to its end, and the others until no frame can be delivered.
+        """Run a party's script to its end, and return its result.
 
-        Returns the script's result. An error of any script ends all of them, and is raised.
+        Scripts of other parties that were started before run, too, until no message can be
+        delivered. An error of any script ends all of them, and is raised.
 
-        Raises LocalProtocolError: the party runs another script.
+        Raises LocalProtocolError: the party runs another script, which has not ended.
         """
         result: T = self.run_scripts({name: script})[name]
         return result
 
     def run_scripts(self, scripts: Mapping[str, Script[Any]]) -> dict[str, Any]:
-        """Run all these scripts to their ends; return their results by party."""
+        """Run the scripts of several parties, by name, to their ends; return their results by name.
+
+        An error of any script ends all of them, and is raised.
+        """
         unstarted = dict(scripts)
         try:
             for name in scripts:
@@ -241,14 +256,14 @@ class InMemoryNetwork:
     def _deliver_frame(self) -> bool:
         """Deliver the oldest frame that a script awaits, and run that script up to its next wait.
 
-        Returns False if there is none.
+        Returns whether there was such a frame.
         """
         while self._receivers:
             name = self._receivers.popleft()
             role = self._roles.get(name)
             inbox = self._inboxes[name]
             if role is None or role.awaited is None:
-                continue
+                continue  # its frames stay in the inbox until its next wait
             for index, (sender, _) in enumerate(inbox):
                 if sender in role.awaited.senders:
                     frame = inbox[index]
@@ -259,26 +274,31 @@ class InMemoryNetwork:
         return False
 
     def _raise_timeout(self) -> None:
-        """Raise PartyLeftError in the waiting script that would notice first between machines.
+        """Raise PartyLeftError in the waiting script that would time out first between machines.
 
-        Called when all scripts wait and no frame is under way. First is a script whose awaited
-        senders have ended, else the one with the least patience.
+        Called when all scripts wait and no frame is under way. A script too many of whose awaited
+        senders have ended is first, else the script with the least patience.
         """
         ended = {name for name, role in self._roles.items() if role.ended}
 
         def list_gone_senders(awaited: Awaited) -> tuple[str, ...]:
-            """Return the awaited senders that left, if too few remain; else none."""
+            """Return the awaited senders that have ended, if too few remain; else ()."""
             departed = tuple(name for name in awaited.senders if name in ended)
-            return departed if len(awaited.senders) - len(departed) < awaited.least else ()
+            remaining = len(awaited.senders) - len(departed)
+            return departed if remaining < awaited.least else ()
 
-        waiting = {name: role.awaited for name, role in self._roles.items() if role.awaited}
-        if not waiting:
+        def rank_patience(name: str) -> int:
+            """Return the patience of a waiting party's script; 0 if its senders have ended."""
+            awaited = awaited_by_party[name]
+            return 0 if list_gone_senders(awaited) else awaited.patience
+
+        awaited_by_party = {
+            name: role.awaited for name, role in self._roles.items() if role.awaited
+        }
+        if not awaited_by_party:
             raise LocalProtocolError("no role waits for anything, and not all have ended")
-        name = min(
-            waiting,
-            key=lambda name: 0 if list_gone_senders(waiting[name]) else waiting[name].patience,
-        )
-        awaited = waiting[name]
+        name = min(awaited_by_party, key=rank_patience)
+        awaited = awaited_by_party[name]
         self._receivers.append(name)  # what it awaits after this error may have come before
         error = PartyLeftError(
             f"{awaited}; nothing came", left=list_gone_senders(awaited) or awaited.senders
@@ -287,32 +307,40 @@ class InMemoryNetwork:
 
 
 class _RunningScript:
-    """A script under way.
+    """A role's script (a coroutine) under way.
 
     Attributes:
-        awaited: the message that it waits for; None: it is not waiting.
-        ended: whether it has returned, failed or been closed.
-        result: what it returned; None before.
+        awaited: the message that the script waits for; None: it is not waiting.
+        ended: whether the script has returned, failed or been closed.
+        result: what the script returned; None before.
     """
 
     def __init__(self, script: Script[Any]) -> None:
-        """Take the script, which has not run yet."""
+        """Wrap a script that has not run yet; `start` runs it."""
         self._script = script
         self.awaited: Awaited | None = None
         self.ended = False
         self.result: Any = None
 
-    def advance(self, event: Frame | PartyLeftError | None) -> None:
-        """Run the script up to the next message that it awaits, or to its end.
+    def start(self) -> None:
+        """Run the script up to the first message that it awaits, or to its end."""
+        self._resume(None)
 
-        `event`: the message or departure that it awaited; None: start.
+    def advance(self, event: Frame | PartyLeftError) -> None:
+        """Run the waiting script up to the next message that it awaits, or to its end.
+
+        `event`: the frame that the script awaited, or an error to raise in it since none came.
         """
+        self._resume(event)
+
+    def _resume(self, event: Frame | PartyLeftError | None) -> None:
+        """Resume the coroutine with an event, or start it with None; update the attributes."""
         self.awaited = None
         try:
             if isinstance(event, PartyLeftError):
                 self.awaited = self._script.throw(event)
             else:
-                # None starts the coroutine.
+                # A coroutine is started by sending None.
                 self.awaited = self._script.send(event)  # type: ignore[arg-type]
         except StopIteration as end:
             self.ended = True

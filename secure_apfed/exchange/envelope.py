@@ -24,7 +24,7 @@ _FIELD_TYPES = [int, str, int, str, str, str, int]
 
 
 class Kind(StrEnum):
-    """The kind of a payload; also the table of all messages that exist."""
+    """The kind of a message between parties; the table of all messages that exist."""
 
     GREETING = "greeting"
     SESSION = "session"
@@ -58,7 +58,10 @@ class Kind(StrEnum):
 
     @property
     def phase(self) -> str:
-        """The phase of a session to which such a message belongs, as shown to users."""
+        """The phase of a session to which such a message belongs, such as "alignment", for users.
+
+        A kind that `_PHASES` does not list belongs to training.
+        """
         return _PHASES.get(self, "training")
 
 
@@ -85,12 +88,15 @@ _PHASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """A message from one party to another: its session, step, kind and number, and its payload.
+    """A message from one party to another.
 
     Attributes:
+        session: name of the session.
         step: step of training, from 0; -1 before training.
+        kind: kind of the message, which says how its payload is parsed.
+        sender, receiver: names of the two parties.
         sequence: number of this message on its link, from 0.
-        payload: absent from `repr`.
+        payload: the message's content; absent from `repr`, since it may be private.
     """
 
     session: str
@@ -102,7 +108,7 @@ class Envelope:
     payload: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Check names and numbers. Raises LocalProtocolError."""
+        """Raise LocalProtocolError if a name has a wrong length or a number is out of range."""
         for name in (self.sender, self.receiver):
             if not 0 < len(name) <= _NAME_LIMIT:
                 raise LocalProtocolError(
@@ -122,16 +128,20 @@ class Envelope:
 
     @property
     def header(self) -> bytes:
-        """The canonical header bytes, which the link authenticates."""
+        """The header in bytes: all fields except the payload.
+
+        The encoding is canonical, since the encryption of the payload authenticates these bytes.
+        """
         fields = (SCHEMA_VERSION, self.session, int(self.step), self.kind.value)
         packed: bytes = msgpack.packb((*fields, self.sender, self.receiver, int(self.sequence)))
         return packed
 
     @classmethod
     def parse_header(cls, header: bytes) -> "Envelope":
-        """Return the envelope of a received header, with an empty payload.
+        """Parse a received header; return its envelope, with an empty payload.
 
-        Raises RemoteProtocolError: not a canonical header of this schema version.
+        Raises RemoteProtocolError: `header` is no header, is of another schema version, or is not
+            the canonical encoding of its fields.
         """
         try:
             if len(header) > _HEADER_LIMIT:
@@ -163,8 +173,9 @@ class Envelope:
 
 
 def clean_text(text: bytes, maximum: int = 400) -> str:
-    """Return a peer's text as one line, with control characters escaped; at most `maximum` bytes of
-    it are read.
+    """Return a peer's text as one line, with control characters escaped.
+
+    `maximum`: how many bytes of the text are read; the rest is dropped.
     """
     return escape_text(text[:maximum].decode("utf-8", "replace"))
 
@@ -172,6 +183,7 @@ def clean_text(text: bytes, maximum: int = 400) -> str:
 def quote_reason(text: bytes, maximum: int = 400) -> str:
     """Return a peer's text in quotes, so that readers do not take it for this party's words.
 
-    `maximum`: largest number of its bytes that are read.
+    Control characters are escaped. `maximum`: how many bytes of the text are read; the rest is
+    dropped.
     """
     return quote_text(text[:maximum].decode("utf-8", "replace"), maximum=maximum)

@@ -80,10 +80,16 @@ def require_grpc() -> None:
 
 
 class GrpcConnection(Pipe):
-    """A gRPC stream as a `Carrier`."""
+    """A connection that carries frames over one bidirectional gRPC stream.
+
+    Frames from the other end wait in this pipe, frames to it in `_outgoing`.
+    """
 
     def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
-        """Prepare a stream; `cancel` ends the gRPC call some time after the stream is closed."""
+        """Make a connection that takes one short frame at a time, until `trust_peer` is called.
+
+        `cancel`: ends the gRPC call; called some time after the connection was closed.
+        """
         super().__init__(room=1)
         self._outgoing = Pipe()
         self._cancel = cancel
@@ -97,7 +103,9 @@ class GrpcConnection(Pipe):
     def receive_pieces(self, pieces: Iterator[bytes]) -> None:
         """Join incoming pieces to frames, which `recv_bytes` returns, until the stream ends.
 
-        A frame that is too long is refused, and ends it.
+        A frame that is too long is refused and ends the stream, also for the other end.
+
+        `pieces`: parts of frames, each after one byte that says whether more of its frame follows.
         """
         reason = ""
         frame = bytearray()
@@ -110,9 +118,9 @@ class GrpcConnection(Pipe):
                     break
                 if piece[:1] == _MORE:
                     continue
-                with contextlib.suppress(
-                    BrokenPipeError
-                ):  # closed here; queued frames still go out
+                # Once this end is closed, incoming frames are dropped, but the stream must still be
+                # read so that queued outgoing frames are sent.
+                with contextlib.suppress(BrokenPipeError):
                     self.push_frame(bytes(frame))
                 frame.clear()
         except grpc.RpcError as error:
@@ -120,7 +128,11 @@ class GrpcConnection(Pipe):
         self.end_streams(reason)
 
     def iter_pieces(self) -> Iterator[bytes]:
-        """Yield the outgoing frames in pieces, each after `_MORE` or `_LAST`, until the end."""
+        """Yield the outgoing frames in pieces, until the connection ends.
+
+        gRPC limits the length of its messages. Each piece begins with a byte that says whether more
+        of its frame follows.
+        """
         with contextlib.suppress(EOFError):
             while True:
                 frame = self._outgoing.recv_bytes()
@@ -129,15 +141,16 @@ class GrpcConnection(Pipe):
                     yield (_MORE if end < len(frame) else _LAST) + frame[start:end]
 
     def end_streams(self, reason: str = "") -> None:
-        """End both directions, for this reason."""
+        """End both directions; the reason is in the errors of later sending and receiving."""
         self.end(reason)
         self._outgoing.end(reason)
 
     def send_bytes(self, buf: bytes, /) -> None:
+        """Queue a frame; wait while the queue is full. Raises BrokenPipeError: it was closed."""
         self._outgoing.push_frame(buf)
 
     def close(self) -> None:
-        """Accept no more frames, and cancel the call once queued ones had `_FLUSH_S` to go out."""
+        """Accept no more frames; cancel the gRPC call later, so that queued frames go out."""
         self.end_streams()
         timer = threading.Timer(_FLUSH_S, self._cancel)
         timer.daemon = True
@@ -147,15 +160,20 @@ class GrpcConnection(Pipe):
 def dial(
     address: Address, credentials: Credentials | None, *, name: str | None, proxy: str | None = None
 ) -> GrpcConnection:
-    """Open a stream to this address; whether a server answers shows at the first read.
+    """Open a connection to this address; whether a server answers shows at the first read.
+
+    A background thread reads the connection until it ends.
 
     Args:
         address: host and port.
         credentials: TLS credentials; None: plaintext, which `warn_of_plaintext` allows on loopback
             only.
-        name: the name that the server's certificate must have; None: the host's, as behind a proxy.
-        proxy: "http://host:port" of a proxy that is asked to CONNECT; None: as the environment
-            says, for addresses of other machines.
+        name: the name that the server's certificate must have; None: the host's name, as for a
+            proxy that terminates TLS for the server.
+        proxy: "http://host:port" of an HTTP proxy that is asked to CONNECT; None: for another
+            machine the proxy in the environment variables, for this machine none.
+
+    Raises ConfigError: the extra `grpc` is not installed.
     """
     require_grpc()
     host, _ = address
@@ -163,7 +181,7 @@ def dial(
     if proxy is not None:
         options.append(("grpc.http_proxy", proxy))
     elif is_loopback(host):
-        options.append(("grpc.enable_http_proxy", 0))
+        options.append(("grpc.enable_http_proxy", 0))  # a proxy would reach its own loopback
     if name is not None and credentials is not None:
         options.append(("grpc.ssl_target_name_override", name))
     target = spell_address(address)
@@ -185,10 +203,10 @@ def dial(
 
 
 class Port:
-    """A server that others dial.
+    """A gRPC server at which peers open connections.
 
     Attributes:
-        port: the number of its port.
+        port: the number of the TCP port.
     """
 
     def __init__(
@@ -201,11 +219,11 @@ class Port:
 
         Args:
             address: host and port.
-            credentials: TLS credentials; None: unencrypted, on loopback alone.
-            welcome: called with each new stream and the caller's certificate in PEM (b"" without
-                TLS), in a thread of its own.
+            credentials: TLS credentials; None: unencrypted, for loopback addresses only.
+            welcome: called in a thread of its own with each new connection and the caller's
+                certificate in PEM (b"" without TLS).
 
-        Raises ConfigError: the address is in use.
+        Raises ConfigError: the address is in use, or the extra `grpc` is not installed.
         """
         require_grpc()
         self._welcome = welcome
@@ -224,8 +242,10 @@ class Port:
             if credentials is None:
                 self.port = int(self._server.add_insecure_port(place))
             else:
-                pairs = [(credentials.key, credentials.certificate)]
-                tls = grpc.ssl_server_credentials(pairs, credentials.ca, require_client_auth=True)
+                own_pairs = [(credentials.key, credentials.certificate)]
+                tls = grpc.ssl_server_credentials(
+                    own_pairs, credentials.ca, require_client_auth=True
+                )
                 self.port = int(self._server.add_secure_port(place, tls))
         except RuntimeError as error:
             raise ConfigError(
@@ -234,21 +254,23 @@ class Port:
             ) from error
         self._server.start()
 
-    def _carry_stream(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Yield the outgoing messages of one call, and have its incoming ones read, until it ends.
+    def _carry_stream(self, pieces: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Serve one gRPC call: yield its outgoing messages until it ends.
 
-        Runs in a thread of the server.
+        gRPC runs this in a thread of the server. Two more threads read the incoming messages and
+        call `welcome` with the new connection.
 
-        `frames`: the incoming messages. `context`: gRPC's, of this call.
+        `pieces`: the incoming messages, see `receive_pieces`. `context`: gRPC's object for the
+        call.
         """
         connection = GrpcConnection(context.cancel)
         with self._lock:
             self._open_streams.add(connection)
         if not context.add_callback(connection.end_streams):
-            connection.end_streams()
+            connection.end_streams()  # the call has ended before the callback was registered
         certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
         for task in (
-            lambda: connection.receive_pieces(frames),
+            lambda: connection.receive_pieces(pieces),
             lambda: self._welcome(connection, certificate),
         ):
             threading.Thread(target=task, daemon=True).start()
@@ -276,14 +298,15 @@ def is_loopback(host: str) -> bool:
 
 
 def warn_of_plaintext(*hosts: str) -> None:
-    """Warn that connections to these hosts are in plaintext.
+    """Warn with UnsafeChoiceWarning that connections to these hosts are in plaintext.
 
-    Raises ConfigError: a host is not on loopback.
+    Raises ConfigError: a host is another machine, to which plaintext is not allowed.
     """
-    beyond = [host for host in hosts if not is_loopback(host)]
-    if beyond:
+    remote_hosts = [host for host in hosts if not is_loopback(host)]
+    if remote_hosts:
+        listed = ", ".join(remote_hosts)
         raise ConfigError(
-            f"insecure_plaintext_on_loopback is for loopback alone, not for {', '.join(beyond)}; "
+            f"insecure_plaintext_on_loopback is for loopback alone, not for {listed}; "
             "give `tls` with ca, certificate and key (secure-apfed project makes them)"
         )
     warnings.warn(
@@ -316,8 +339,13 @@ _CAUSES = {
 
 
 def _describe_error(error: Exception) -> str:
-    """Return in words why a call ended."""
+    """Return in words why a gRPC call ended, with gRPC's status code and the end of its details.
+
+    Only some of gRPC's errors have a code and details; known phrases in the details are explained.
+    """
     details = getattr(error, "details", lambda: "")() or ""
-    code = getattr(getattr(error, "code", lambda: None)(), "name", "")
-    cause = next((explanation for phrase, explanation in _CAUSES.items() if phrase in details), "")
-    return f"{cause or 'the connection broke'} ({code}: {clean_text(details.encode())[-160:]})"
+    status_code = getattr(error, "code", lambda: None)()
+    code_name = getattr(status_code, "name", "")
+    explanations = [text for phrase, text in _CAUSES.items() if phrase in details]
+    cause = explanations[0] if explanations else "the connection broke"
+    return f"{cause} ({code_name}: {clean_text(details.encode())[-160:]})"

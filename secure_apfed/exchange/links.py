@@ -60,9 +60,12 @@ _DONE_IDS = struct.Struct(">Q")  # a heartbeat: the number of IDs processed so f
 
 @dataclass(frozen=True, kw_only=True)
 class Awaited:
-    """The next message that a role waits for: from any of `senders`, of one of these kinds.
+    """The next message that a role waits for.
 
     Attributes:
+        me: name of the waiting party.
+        senders: the message may come from any of these peers.
+        kinds: the message's kind is one of these.
         step: the step that the message must have; None: any.
         least: how many of the senders must still be connected; with fewer the wait fails.
         patience: how long a silence is accepted, in units of `unit_s`. A party that waits for a
@@ -85,15 +88,17 @@ class Awaited:
     predicts: bool = False
 
     def __await__(self) -> Generator["Awaited", Frame, Frame]:
+        """Suspend the role's script here; its driver resumes it with a frame from a sender."""
         return (yield self)
 
     @property
     def phase(self) -> str:
-        """The phase of the session in which the awaited message is sent."""
+        """The phase of the session in which the awaited message is sent, such as "training"."""
         phase = self.kinds[0].phase
         return "prediction" if self.predicts and phase == "training" else phase
 
     def __str__(self) -> str:
+        """Return in words which message is expected, for errors."""
         kinds = " or ".join(self.kinds)
         step = "" if self.step is None else f" of step {self.step}"
         return f"{self.me} expected {kinds}{step} from {' or '.join(self.senders)}"
@@ -120,14 +125,18 @@ class LinkObserver(Protocol):
 
 
 def count_overhead(envelope: Envelope, *, sealed: bool) -> int:
-    """Return the bytes of an envelope's frame besides its payload: header and seal."""
+    """Return how many bytes an envelope's frame has in addition to its payload.
+
+    They are the header's length, the header, and the authentication tag, if the frame is encrypted
+    (`sealed`).
+    """
     return _LENGTH_BYTES + len(envelope.header) + (_TAG_BYTES if sealed else 0)
 
 
 def _log_envelope(action: str, envelope: Envelope, size: int) -> None:
-    """Log who exchanges what with whom, and how many bytes on the wire; nothing of the content.
+    """Log a message's kind, step, parties and size; its content is not logged.
 
-    `action`: "sent" or "received". `size`: bytes on the wire.
+    `action`: "sends" or "receives". `size`: bytes of the message with header and encryption.
     """
     _LOGGER.debug(
         "%s %s: step %d, from %s to %s, %d bytes",
@@ -141,19 +150,22 @@ def _log_envelope(action: str, envelope: Envelope, size: int) -> None:
 
 
 class Links:
-    """The links of party `me` to its peers in a session; frames, encrypts and numbers its messages.
+    """The links of party `me` to its peers in a session; it encrypts and numbers the messages.
 
     Args:
         me: this party's name.
         peers: names of the other parties.
-        post: sends a frame to a peer.
-        record: called with every envelope that is sent and its bytes on the wire.
+        post: sends a frame (an encrypted message with its header) to a peer.
+        record: called with every envelope that is sent, and the bytes of its frame.
         observers: notified of every frame.
 
     Attributes:
-        heartbeats: the heartbeats that this party sends in long computations, and accepts.
-        unit_s: seconds of one unit of patience, from the contract; None: the driver's default.
-        needed, predicts: see `Awaited`; no peer is needed before there is a contract.
+        heartbeats: the progress reports that this party sends in long computations, and those that
+            it accepts from its peers.
+        unit_s: seconds of one unit of patience (see `Awaited`), from the contract; None: the
+            driver's default.
+        needed: peers without whom the session cannot continue; none before there is a contract.
+        predicts: whether the session makes joint predictions instead of training.
     """
 
     unit_s: float | None = None
@@ -168,30 +180,29 @@ class Links:
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
         observers: Sequence[LinkObserver] = (),
     ) -> None:
-        """Prepare links without encryption, on which greetings are exchanged."""
+        """Prepare links without encryption, on which the parties agree on a contract."""
         self.me = me
         self._peers = tuple(peers)
         self._observers = tuple(observers)
         self._post = post
         self._record = record
         self._session = UNNAMED_SESSION
-        self._seals = dict[str, SealedLink]()
+        self._seals = dict[str, SealedLink]()  # by peer: encryption keys; empty before `seal`
         self._sent_envelopes: Counter[str] = Counter()  # by receiver, since the links were sealed
         self._messages_in_parts: Counter[str] = Counter()  # by receiver: how many were sent
         self._assemblers = {peer: MessageAssembler(me, peer) for peer in self._peers}
+        # By sender: a READY that came while a protocol before training still ran.
         self._early_messages: dict[str, Envelope] = {}
-        self._interrupted_receivers = set[str]()
-        self.heartbeats = Heartbeats(
-            me, peers, lambda peer, sign: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, sign)
-        )
+        self._interrupted_receivers = set[str]()  # peers to whom sending began and did not end
+        self.heartbeats = Heartbeats(me, peers, self._send_heartbeat)
 
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
-        """Encrypt every message from now on, and accept only encrypted ones of this session.
+        """Encrypt every message from now on, and accept only encrypted messages of this session.
 
-        `session`: the session's name in the contract. `seals`: peer -> the keys that encrypt and
-        authenticate messages to and from it.
+        `session`: the session's name in the contract. `seals`: for each peer, the keys that encrypt
+        and authenticate messages to and from it.
 
-        Raises LocalProtocolError: the links are sealed already, or a peer has no seal.
+        Raises LocalProtocolError: the links are encrypted already, or a peer has no keys.
         """
         if self._seals or set(seals) != set(self._peers):
             raise LocalProtocolError(
@@ -202,7 +213,7 @@ class Links:
         self._sent_envelopes.clear()
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
-        """Encrypt and send one message, in parts if its kind may be long.
+        """Encrypt and send one message; a kind that may be long travels in several envelopes.
 
         Args:
             receiver: a peer.
@@ -226,28 +237,41 @@ class Links:
                 sequence=self._sent_envelopes[receiver],
                 payload=body,
             )
+            # An error from here on leaves the receiver in this set; see `abort`.
             self._interrupted_receivers.add(receiver)
-            header = envelope.header
-            sealed = body
-            if self._seals:
-                seal = self._seals[receiver]
-                sealed = seal.seal(body, sequence=envelope.sequence, associated=header)
-            self._sent_envelopes[receiver] += 1
-            frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + sealed
-            self._record(envelope, len(frame))
-            _log_envelope("sends", envelope, len(frame))
-            for observer in self._observers:
-                observer.observe_outgoing(envelope, frame)
-            self._post(receiver, frame)
+            self._send_envelope(envelope)
             self._interrupted_receivers.discard(receiver)
         if kind in IN_PARTS:
             self._messages_in_parts[receiver] += 1
 
+    def _send_envelope(self, envelope: Envelope) -> None:
+        """Encrypt an envelope, if the links are sealed, notify the observers, and post its frame.
+
+        A frame is the header's length (2 bytes), the header, and the payload.
+        """
+        receiver = envelope.receiver
+        header = envelope.header
+        body = envelope.payload
+        if self._seals:
+            seal = self._seals[receiver]
+            body = seal.seal(body, sequence=envelope.sequence, associated=header)
+        self._sent_envelopes[receiver] += 1
+        frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + body
+        self._record(envelope, len(frame))
+        _log_envelope("sends", envelope, len(frame))
+        for observer in self._observers:
+            observer.observe_outgoing(envelope, frame)
+        self._post(receiver, frame)
+
+    def _send_heartbeat(self, peer: str, heartbeat: bytes) -> None:
+        """Send a peer how many IDs this party has processed so far, 8 bytes."""
+        self.send(peer, Kind.ALIVE, BEFORE_TRAINING, heartbeat)
+
     def abort(self, error: BaseException) -> None:
         """Tell all peers that this party stops, and why.
 
-        A `PartyLeftError` is sent in full; of other errors only the type, since their texts may
-        contain values that are private to two parties.
+        The text of a `PartyLeftError` is sent in full. Of any other error only the type is sent,
+        since its text may contain values that are private to two parties.
         """
         is_departure = isinstance(error, PartyLeftError)
         reason = str(error) if is_departure else f"{type(error).__name__}{_LOG_SAYS_MORE}"
@@ -270,19 +294,20 @@ class Links:
         patience: int = 1,
         maximum: int = MAX_BYTES,
     ) -> Envelope:
-        """Return the next message from one of these senders.
+        """Wait for the next message from one of these senders, and return it with all its parts.
 
         Args:
-            senders: the awaited peers, of whom at least `minimum` must still be connected.
+            senders: the awaited peer or peers.
             kinds: the message's kind is one of these.
-            step: the step that it must have; None: any.
-            minimum: smallest number of `senders` that must still be connected.
+            step: the step that the message must have; None: any.
+            minimum: how many of the senders must still be connected; with fewer the wait fails.
             patience: how long to wait, in multiples of `unit_s`; see `Awaited`.
-            maximum: the most bytes of the message, over all parts.
+            maximum: the largest number of bytes of the message, over all parts.
 
         Raises:
-            PartyLeftError: no message arrived within the patience.
-            RunStoppedError: the sender reports that it stops.
+            LocalProtocolError: no link leads to one of the senders.
+            PartyLeftError: no message arrived within the patience, or too few senders are left.
+            RunStoppedError: a sender reports that it stops.
             RemoteProtocolError: an unexpected message arrived.
         """
         awaited = Awaited(
@@ -298,13 +323,14 @@ class Links:
         )
         self._require_links(awaited.senders)
         message = None
-        early_senders = self._early_messages.keys() & set(awaited.senders)
+        early_senders = [name for name in awaited.senders if name in self._early_messages]
         if early_senders:
-            message = self._early_messages.pop(min(early_senders, key=awaited.senders.index))
+            message = self._early_messages.pop(early_senders[0])
         while message is None:
             try:
                 sender, frame = await awaited
             except PartyLeftError as error:
+                # A sender may have stopped in the middle of a message: then the error says so.
                 unfinished = [self._assemblers[name].midway for name in awaited.senders]
                 if not any(unfinished):
                     raise
@@ -317,14 +343,18 @@ class Links:
     def _assemble_message(
         self, awaited: Awaited, envelope: Envelope, maximum: int
     ) -> Envelope | None:
-        """Return the message that this envelope completes; None if parts are missing, or after a
-        heartbeat.
+        """Process a received envelope; return the message that it completes.
 
-        `maximum`: the most bytes of the message, over all parts.
+        Returns None for a heartbeat, and for a part of a message that is not complete.
+
+        Args:
+            awaited: what this party waits for.
+            envelope: the decrypted envelope.
+            maximum: the largest number of bytes of the message, over all parts.
 
         Raises:
-            RunStoppedError: the envelope is an ABORT.
-            RemoteProtocolError: it is not what is awaited.
+            RunStoppedError: the envelope says that its sender stops.
+            RemoteProtocolError: the envelope is not what is awaited.
         """
         sender = envelope.sender
         kind = envelope.kind
@@ -357,14 +387,14 @@ class Links:
     ) -> None:
         """Run one end of an interactive protocol with these peers, before training.
 
-        A peer that is done may report READY while messages of others are still under way; it is
-        stored for the next `receive`.
+        A peer whose end is finished reports READY, maybe while others still exchange messages. Its
+        READY is stored, and the next `receive` from this peer returns it.
 
         Args:
-            kind: kind of the protocol's messages.
-            role: this party's end of the protocol.
+            kind: kind of the protocol's messages, such as a set intersection's.
+            role: this party's end of the protocol, which returns the messages to send.
             peers: the other parties that take part.
-            maximum: the most bytes of a message.
+            maximum: the largest number of bytes of a message.
 
         Raises:
             LocalProtocolError: the role writes to a party that takes no part.
@@ -416,11 +446,11 @@ class Links:
     def _open_frame(self, sender: str, frame: bytes) -> Envelope:
         """Decrypt a frame; return its envelope, and notify the observers of success or refusal.
 
-        A frame is the header's length (2 bytes), the header, and the payload, encrypted once links
-        are sealed.
+        A frame is the header's length (2 bytes), the header, and the payload. The payload is
+        encrypted once `seal` was called.
 
         Raises:
-            RunStoppedError: the sender stopped before its links were sealed.
+            RunStoppedError: the sender stopped before it could encrypt its messages.
             RemoteProtocolError: the frame is malformed, altered, or of another session or peer.
         """
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
@@ -432,6 +462,7 @@ class Links:
             except RemoteProtocolError as error:
                 reason = f"{self.me}, on the link from {sender}: {error}"
                 raise RemoteProtocolError(reason) from error
+            # A peer that fails before it has the keys can only report this unencrypted.
             if self._seals and claimed.kind is Kind.ABORT and claimed.session == UNNAMED_SESSION:
                 raise RunStoppedError(
                     f"agreement: {sender} stopped the run before its links were sealed, and says "
@@ -461,9 +492,11 @@ class Links:
 
 
 def is_final_stop(error: PartyLeftError) -> bool:
-    """Return whether a party stopped for a reason that a new session cannot remove.
+    """Return whether a party stopped for a reason that a new session would meet again.
 
-    Such reasons are settings, tables, folders or an exhausted privacy budget.
+    Such reasons are errors in settings, tables, models or checkpoints, too few common people, and
+    an exhausted privacy budget. The error's text has the peer's error type, as `Links.abort` sends
+    it.
     """
     return any(kind in str(error) for kind in _FINAL_REASONS)
 
@@ -478,7 +511,9 @@ def is_final_stop(error: PartyLeftError) -> bool:
 
 
 def split_into_parts(number: int, message: bytes, size: int | None = None) -> Iterator[bytes]:
-    """Yield a message in parts, each after a header; an empty message has one part.
+    """Yield a message in parts, which `MessageAssembler` joins; an empty message has one part.
+
+    The header of each part has the message's number and length, and the part's offset in it.
 
     Args:
         number: number of the message on its link, from 0.
@@ -491,28 +526,28 @@ def split_into_parts(number: int, message: bytes, size: int | None = None) -> It
 
 
 class MessageAssembler:
-    """A joiner of the parts that one peer sends, one message after another.
+    """A joiner of the parts in which one peer sends its messages, one message after another.
 
     Attributes:
-        kind: kind of the message that is being received; "" between messages.
+        kind: kind of the message whose parts are being received; "" between messages.
     """
 
     def __init__(self, me: str, peer: str, size: int | None = None) -> None:
-        """Await the peer's first message; `me` and `peer` are names for errors.
+        """Expect the first part of the peer's first message.
 
-        `size`: bytes of a part, without header; None: `PART_BYTES`.
+        `me`, `peer`: names for errors. `size`: bytes of a part, without header; None: `PART_BYTES`.
         """
         self._me = me
         self._peer = peer
         self._size = size or PART_BYTES
-        self._number = 0
-        self._total = 0
+        self._number = 0  # number of the present or the next message
+        self._total = 0  # bytes of the present message, as announced
         self.kind = ""
         self._received_bytes = bytearray()
 
     @property
     def midway(self) -> str:
-        """The progress of an unfinished message, in words; empty between messages."""
+        """The sentence that says how much of an unfinished message came; "" between messages."""
         if not self.kind:
             return ""
         return (
@@ -521,14 +556,16 @@ class MessageAssembler:
         )
 
     def add_part(self, part: bytes, kind: str, *, maximum: int = MAX_BYTES) -> bytes | None:
-        """Add the next part; return the message once it is complete, else None.
+        """Add the next part; return the message if it is complete now, else None.
 
         Args:
-            part: a header, then bytes of the message.
-            kind: what the message is, for errors.
-            maximum: the most bytes of the whole message.
+            part: a header (number of the message, its length, offset of the part), then bytes of
+                the message.
+            kind: kind of the message, for errors.
+            maximum: the largest number of bytes of the whole message.
 
-        Raises RemoteProtocolError: the part is out of order, or the message is too long.
+        Raises RemoteProtocolError: the part is out of order or of another size than expected, or
+            the message is too long.
         """
         if len(part) < PART_HEADER_BYTES:
             raise RemoteProtocolError(
@@ -560,15 +597,15 @@ class MessageAssembler:
         return message
 
     def _start_message(self, kind: str, number: int, total: int, maximum: int) -> None:
-        """Begin a message; refuse a number out of order, or a length above `maximum` bytes.
+        """Begin to receive a message, before any memory is taken for it.
 
         Args:
-            kind: what the message is.
+            kind: kind of the message.
             number: number of the message on its link.
             total: bytes of the whole message, as announced.
-            maximum: the most bytes that are accepted.
+            maximum: the largest number of bytes that is accepted.
 
-        Raises RemoteProtocolError.
+        Raises RemoteProtocolError: the number is out of order, or `total` is above `maximum`.
         """
         if number != self._number:
             raise RemoteProtocolError(
@@ -595,76 +632,81 @@ class MessageAssembler:
 def count_allowed_heartbeats(work: int) -> int:
     """Return how many heartbeats a party may send for its work on this many IDs.
 
-    A heartbeat is a message that reports progress in a long computation. The limit is twice what
-    the work makes, as the party also relays the heartbeats of those it waits for (see
-    `Heartbeats.relays`).
+    A heartbeat is a message that reports progress in a long computation. The limit keeps a peer
+    from making others wait for ever. It is twice the number that the work itself makes, as the
+    party also relays heartbeats of peers that it waits for, and a few more.
     """
     return 2 * (work // IDS_PER_HEARTBEAT) + _SPARE_HEARTBEATS
 
 
 class Heartbeats:
-    """The heartbeats of one party's work, and the limits of those that it accepts from its peers.
+    """The progress reports ("heartbeats") that a party sends during long work, and accepts.
+
+    A heartbeat has the number of IDs that its sender has processed so far. It renews the patience
+    of those that wait for the sender.
 
     Attributes:
-        relays: whether a peer's heartbeat is passed on to the other peers, as this party's own.
+        relays: whether a peer's heartbeat is passed on to the other peers, as this party's own;
+            so for a party that waits for one peer while others wait for it.
     """
 
     def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
-        """Prepare heartbeats of the party `me`; none are accepted until limits are set.
+        """Prepare heartbeats of the party `me`; none are accepted until `set_limits`.
 
         `peers`: names of the other parties. `send`: sends a heartbeat's bytes to a peer.
         """
         self._me = me
         self._peers = tuple(peers)
         self._send = send
-        self._done_ids = 0
-        self._reported_ids = 0
-        self._allowed: dict[str, int] = {}  # by peer, how many more heartbeats are accepted
-        self._last_ids_by_peer: dict[str, int] = {}  # by peer, the IDs of its last heartbeat
+        self._done_ids = 0  # processed by this party
+        self._reported_ids = 0  # of these, as the last heartbeat said
+        self._remaining_by_peer: dict[str, int] = {}  # how many more heartbeats are accepted
+        self._last_ids_by_peer: dict[str, int] = {}  # the number in its last heartbeat
         self.relays = False
 
     def count_work(self, ids: int) -> None:
-        """Add work on a number of IDs; after each `IDS_PER_HEARTBEAT` send a heartbeat."""
+        """Count processed IDs; send all peers a heartbeat after each `IDS_PER_HEARTBEAT`."""
         self._done_ids += ids
         if self._done_ids - self._reported_ids >= IDS_PER_HEARTBEAT:
             self._send_heartbeats(self._peers)
 
     def _send_heartbeats(self, peers: Sequence[str]) -> None:
-        """Send these peers the number of IDs done so far."""
+        """Send these peers a heartbeat: the number of IDs that this party has processed so far."""
         self._reported_ids = self._done_ids
         for peer in peers:
             self._send(peer, _DONE_IDS.pack(self._done_ids))
 
     def set_limits(self, counts: Mapping[str, int]) -> None:
-        """Set how many more heartbeats are accepted from these peers."""
-        self._allowed |= counts
+        """Set how many more heartbeats are accepted from each of these peers."""
+        self._remaining_by_peer |= counts
 
     @contextmanager
     def tighten_limits(self, counts: Mapping[str, int]) -> Iterator[None]:
-        """Accept no more heartbeats than these, by peer, within the `with` block.
+        """Lower the limits of some peers within the `with` block.
 
         The former limits hold as well, and heartbeats within the block count towards them.
 
-        `counts`: name of a peer -> the largest number of heartbeats.
+        `counts`: name of a peer -> the largest number of heartbeats within the block.
         """
-        allowed_before = {peer: self._allowed.get(peer, 0) for peer in counts}
-        limits = {peer: min(count, allowed_before[peer]) for peer, count in counts.items()}
-        self._allowed |= limits
+        outer_limits = {peer: self._remaining_by_peer.get(peer, 0) for peer in counts}
+        inner_limits = {peer: min(count, outer_limits[peer]) for peer, count in counts.items()}
+        self._remaining_by_peer |= inner_limits
         try:
             yield
         finally:
-            used = {peer: limits[peer] - self._allowed[peer] for peer in counts}
-            self._allowed |= {peer: allowed_before[peer] - used[peer] for peer in counts}
+            for peer in counts:
+                used = inner_limits[peer] - self._remaining_by_peer[peer]
+                self._remaining_by_peer[peer] = outer_limits[peer] - used
 
     def accept_heartbeat(self, sender: str, heartbeat: bytes) -> None:
-        """Check a peer's heartbeat, and pass it on if this party relays.
+        """Check and count a peer's heartbeat, and pass it on if this party relays.
 
         `heartbeat`: the number of IDs that the peer has processed in all, 8 bytes.
 
-        Raises RemoteProtocolError: malformed; or it reports less than `IDS_PER_HEARTBEAT` IDs more
-            than the peer's last one, or exceeds the peer's limit.
+        Raises RemoteProtocolError: the heartbeat is malformed, exceeds the peer's limit, or reports
+            less than `IDS_PER_HEARTBEAT` more IDs than the peer's last one.
         """
-        allowed = self._allowed.get(sender, 0)
+        remaining = self._remaining_by_peer.get(sender, 0)
         ids_before = self._last_ids_by_peer.get(sender, 0)
         if len(heartbeat) != _DONE_IDS.size:
             raise RemoteProtocolError(f"{sender} sent {self._me} a malformed heartbeat")
@@ -674,12 +716,12 @@ class Heartbeats:
                 f"{sender} sent {self._me} a heartbeat without progress: {done_ids} IDs done, "
                 f"after {ids_before}; each stands for {IDS_PER_HEARTBEAT} more"
             )
-        if allowed <= 0:
+        if remaining <= 0:
             raise RemoteProtocolError(
                 f"{sender} sent {self._me} more heartbeats than its work can take, and nothing "
                 "else; it keeps others waiting. Look at its log, then start all parties again"
             )
-        self._allowed[sender] = allowed - 1
+        self._remaining_by_peer[sender] = remaining - 1
         self._last_ids_by_peer[sender] = done_ids
         if self.relays:
             # A relayed heartbeat must show progress, so it counts as work of this party.

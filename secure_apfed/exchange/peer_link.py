@@ -29,12 +29,12 @@ _LAST_S = 5.0
 
 
 class PeerLink(ResumableLink):
-    """A link that knows its ends.
+    """A link between two parties that knows their names.
 
     Attributes:
         me, peer: the names of this party and the other.
-        hub: the one of the two that listens; both ends know it, so that protocols can give the two
-            parties different roles.
+        hub: the name of the party that listens. It is the same at both ends, so a protocol can give
+            the two parties different roles.
     """
 
     def __init__(
@@ -42,9 +42,8 @@ class PeerLink(ResumableLink):
     ) -> None:
         """Open the link of `me` to `peer`.
 
-        `connect`: makes a new connection; called again after each break. `patience_s`: seconds that
-        the peer may be away, at first and after each break. `hub`: name of the one of the two that
-        listens.
+        `hub`: name of the party that listens. `connect`: makes a new connection; called again after
+        each break. `patience_s`: seconds that the peer may be away, at first and after each break.
         """
         self.me = me
         self.peer = peer
@@ -66,15 +65,16 @@ def open_link(
     """Open one party's end of an authenticated and encrypted link over TCP, for a `with` block.
 
     The link exists at once; sending and receiving wait for the peer. A broken connection is
-    restored without loss, but the link ends with its process. At the end of the block it waits
-    until the peer has received everything.
+    restored without loss, but the link ends with its process. At its end the block waits until the
+    peer has received everything.
 
     Args:
         me, peer: the names of this party and the other.
-        listen: "host:port" at which this party waits for the peer; dial: at which the peer does.
-            One of the two.
-        secret: random, at least 16 bytes, known to these two only; or `identities`: this party's
-            own, and the 32 bytes `public` of the peer's.
+        listen: "host:port" at which this party listens for the peer; None: it dials.
+        dial: "host:port" at which the peer listens; None: this party listens.
+        secret: random text or bytes, at least 16, known to these two only; None: see `identities`.
+        identities: instead of a secret: this party's key pair, and the peer's public key (32
+            bytes).
         patience_s: seconds that the peer may be away, at first and after each break.
 
     Raises:
@@ -108,7 +108,7 @@ def open_link(
     place = str(dial or listen)
     address = parse_address(place)
     keys = _make_local_keys(me, peer, secret, identities)
-    stack = contextlib.ExitStack()
+    stack = contextlib.ExitStack()  # closes the port, if this party listens
     connect: Callable[[], Connection] = partial(_connect_peer, keys, peer, address)
     if listen is not None:
         acceptor = PeerAcceptor(
@@ -136,13 +136,16 @@ def open_link(
 def _make_local_keys(
     me: str, peer: str, secret: str | bytes | None, identities: tuple[Identity, bytes] | None
 ) -> LocalEnd:
-    """Return this end's keys: the given identities, or both derived from the shared secret.
+    """Return this party's key pair and the peer's public key, given or derived from a secret.
+
+    From a secret each end derives the key pairs of both ends, and uses only the public key of the
+    other.
 
     Args:
         me, peer: the names of this party and the other.
-        secret: the shared secret, from which scrypt derives the key of both identities; None:
-            `identities` is given.
-        identities: this party's own, and the public key of the peer's, 32 bytes.
+        secret: the shared secret; None: `identities` is given.
+        identities: this party's key pair, and the peer's public key, 32 bytes; None: `secret` is
+            given.
 
     Raises LocalProtocolError: neither or both are given, or they are too short or of wrong types.
     """
@@ -152,35 +155,35 @@ def _make_local_keys(
             f"identities=(identity of {me}, public bytes of that of {peer})"
         )
     if identities is not None:
-        pair: object = identities
+        pair: object = identities  # untyped, since a caller may pass something else than a pair
         kinds = list(map(type, pair)) if isinstance(pair, tuple) else [type(pair)]
         if kinds != [Identity, bytes] or len(identities[1]) != _KEY_BYTES:
             raise LocalProtocolError(
                 f"{me}: identities= takes a fresh_identity() of {me} and the {_KEY_BYTES} bytes "
                 f"`public` of that of {peer}; got {', '.join(kind.__name__ for kind in kinds)}"
             )
-        return LocalEnd(name=me, identity=identities[0], known={peer: identities[1]})
+        own_identity, peer_key = identities
+        return LocalEnd(name=me, identity=own_identity, known={peer: peer_key})
     material = secret.encode() if isinstance(secret, str) else secret
     if not isinstance(material, bytes) or len(material) < _SECRET_BYTES:
         raise LocalProtocolError(
             f"{me}: secret= is random text or bytes, at least {_SECRET_BYTES}, the same at both "
             "ends; secrets.token_urlsafe() makes one, to be told in private"
         )
-    # Each guess at a weak secret takes scrypt 128 n r bytes = 32 MiB of memory.
+    # Scrypt (RFC 7914) makes each guess at a weak secret cost 128 n r bytes = 32 MiB of memory.
     salt = b"secure-apfed link v1"
     root_key = hashlib.scrypt(
         material, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=_KEY_BYTES
     )
-    mine, theirs = (
-        Identity.from_secret_bytes(derive_key(root_key, name.encode())) for name in (me, peer)
-    )
-    return LocalEnd(name=me, identity=mine, known={peer: theirs.public})
+    own_identity = Identity.from_secret_bytes(derive_key(root_key, me.encode()))
+    peer_identity = Identity.from_secret_bytes(derive_key(root_key, peer.encode()))
+    return LocalEnd(name=me, identity=own_identity, known={peer: peer_identity.public})
 
 
 def _connect_peer(me: LocalEnd, peer: str, address: Address) -> Connection:
-    """Return a connection to the peer, encrypted after both ends proved their identities.
+    """Dial the peer; return an encrypted connection, once both ends proved their identities.
 
-    `me`: this party's keys. Errors say which argument of `open_link` to compare.
+    `me`: this party's keys. Errors say which argument of `open_link` to correct.
 
     Raises:
         OSError, EOFError: nobody listens there, or the connection broke.
@@ -193,7 +196,8 @@ def _connect_peer(me: LocalEnd, peer: str, address: Address) -> Connection:
         message = f"{me.name} reached nobody at {place} ({error}); start {peer}, or correct dial="
         raise ConnectionError(message) from error
     try:
-        return prove_identity(connection, me, peer)[1]
+        _, encrypted_connection = prove_identity(connection, me, peer)
+        return encrypted_connection
     except RemoteProtocolError as error:
         connection.close()
         raise RemoteProtocolError(f"{error}; compare what both ends gave open_link") from error

@@ -10,21 +10,21 @@ MAX_QUEUED = 4
 
 
 class Pipe:
-    """A bounded pipe of frames from one thread to another, read like a `Carrier`.
+    """A bounded queue of frames from one thread to another, with the reading half of a connection.
 
     Attributes:
-        room: how many frames may wait in it.
+        room: how many unread frames it may contain; `push_frame` waits above that.
     """
 
     def __init__(self, room: int = MAX_QUEUED) -> None:
-        """Create an empty pipe in which at most `room` frames may wait."""
+        """Create an empty pipe that may contain at most `room` unread frames."""
         self.room = room
         self._changed = threading.Condition()
         self._frames: deque[bytes] = deque()
-        self._ended: str | None = None
+        self._ended: str | None = None  # why the pipe has ended, maybe ""; None: it has not
 
     def push_frame(self, frame: bytes) -> None:
-        """Append a frame; wait while the pipe is full. Raises BrokenPipeError: it was closed."""
+        """Append a frame; wait while the pipe is full. Raises BrokenPipeError: the pipe ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended is not None or len(self._frames) < self.room)
             if self._ended is not None:
@@ -33,14 +33,14 @@ class Pipe:
             self._changed.notify_all()
 
     def poll(self, timeout: float, /) -> bool:
-        """Wait until `recv_bytes` would return or raise at once; False after `timeout` seconds."""
+        """Wait up to `timeout` seconds; return whether `recv_bytes` would not have to wait now."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: bool(self._frames) or self._ended is not None, timeout
             )
 
     def recv_bytes(self) -> bytes:
-        """Wait for the next frame, and return it. Raises EOFError: the pipe is empty and ended."""
+        """Wait for the next frame, and return it. Raises EOFError: the pipe ended and is empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._ended is not None)
             if not self._frames:
@@ -49,7 +49,7 @@ class Pipe:
             return self._frames.popleft()
 
     def end(self, reason: str = "") -> None:
-        """Accept no more frames, for this reason; those that wait may still be read."""
+        """Accept no more frames; unread frames may still be read. Only the first reason is kept."""
         with self._changed:
             if self._ended is None:
                 self._ended = reason

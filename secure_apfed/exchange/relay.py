@@ -52,22 +52,29 @@ _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
 
 
 def name_room(identities: list[bytes]) -> bytes:
-    """Return the name of a session's room: a digest of its parties' public identities."""
+    """Return the name of a session's room at a relay: a digest of its parties' public keys.
+
+    `identities`: the parties' public Ed25519 keys, in any order.
+    """
     return hashlib.sha256(b"secure-apfed room v1" + b"".join(sorted(identities))).digest()
 
 
 def enter_room(
     connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = PARTNER_S
 ) -> None:
-    """Enter the session's room at a relay, and wait there for a peer.
+    """Prove this party's identity to a relay, and wait there for a peer.
+
+    Afterwards the relay forwards all frames between the two. A room is the set of a session's
+    parties, which the relay knows by a digest of their identities.
 
     Args:
         connection: connection to the relay.
-        me: this party's keys and all peers' identities, whose digest names the room.
+        me: this party's keys and all peers' identities.
         peer: the peer to be connected to.
         wait_s: seconds to wait for the peer.
 
-    Raises OSError: the relay is not reached or refuses this party, or the peer did not come.
+    Raises OSError: the relay is not reached or refuses this party, or the peer did not come. It is
+        RelayAbsentError if the relay does not answer.
     """
     try:
         challenge = receive_before(connection, time.monotonic() + _PROOF_S)
@@ -77,11 +84,11 @@ def enter_room(
         raise RelayAbsentError(
             f"the relay is not reached ({error}); start secure-apfed relay, or correct `relay`"
         ) from error
-    parties = sorted((*me.known.values(), me.identity.public))
     own_key = me.identity.public
     peer_key = me.known[peer]
-    signature = me.identity.sign(_PURPOSE, challenge, name_room(parties), own_key, peer_key)
-    connection.send_bytes(msgpack.packb([parties, own_key, peer_key, signature]))
+    identities = sorted((*me.known.values(), own_key))
+    signature = me.identity.sign(_PURPOSE, challenge, name_room(identities), own_key, peer_key)
+    connection.send_bytes(msgpack.packb([identities, own_key, peer_key, signature]))
     try:
         if receive_before(connection, time.monotonic() + wait_s) != _READY:
             raise ConnectionError("the relay sent something else than that the peer is there")
@@ -90,11 +97,11 @@ def enter_room(
 
 
 class _Entry(NamedTuple):
-    """A verified registration in a room: messages from one of its parties to another.
+    """A verified request of one party to be connected to another party of its session.
 
     Attributes:
-        room: the room's name, from `name_room`.
-        own: the public identity of the party that entered.
+        room: digest of the identities of all parties of the session, from `name_room`.
+        own: public identity of the party that sent the request.
         other: public identity of the peer that the party wants to be connected to.
     """
 
@@ -104,13 +111,15 @@ class _Entry(NamedTuple):
 
     @classmethod
     def parse(cls, message: bytes, challenge: bytes) -> "_Entry":
-        """Parse and verify a hello: the room's identities, the sender's, its peer's, and a
-        signature.
+        """Parse and verify a party's first message to the relay, which is untrusted.
 
-        `challenge`: random bytes that the hello must sign.
+        It has the identities of all parties of the session, those of the sender and its peer, and
+        the sender's signature.
 
-        Raises RemoteProtocolError: malformed, from no party of the room, or not signed by its
-        sender.
+        `challenge`: random bytes of the relay, which the signature must cover.
+
+        Raises RemoteProtocolError: the message is malformed, from no party of the session, or not
+            signed by its sender.
         """
         try:
             if len(message) > _HELLO_BYTES:
@@ -136,9 +145,10 @@ class _Stream:
     """A connection to the relay whose party proved its identity.
 
     Attributes:
-        entry: the party's place in its room.
-        revocation_entries: the entries by which a list may revoke the party.
-        partner: the stream of the peer it is joined to; None: the peer has not come yet.
+        entry: which two parties of which session the connection is for.
+        revocation_entries: the entries of a revocation list that would revoke the party: its
+            identity, and digest and serial number of its certificate, hex.
+        partner: the other party's connection for the same two; None: it has not come yet.
     """
 
     connection: GrpcConnection
@@ -148,19 +158,19 @@ class _Stream:
 
 
 class Relay:
-    """A relay that joins streams by room, sender and receiver.
+    """A relay that forwards encrypted frames between parties that can only dial out.
 
     Args:
-        address: where it listens.
+        address: host and port where it listens.
         credentials: TLS credentials; None: unencrypted.
-        allowed: public identities that may enter; None: any.
-        revoked: file of the certificates and identities that may not enter, read again whenever it
-            changes; while it cannot be read, nobody may enter. None: there is none.
+        allowed: public identities that may connect; None: any.
+        revoked: file of the certificates and identities that may not connect, read again whenever
+            it changes; while it cannot be read, nobody may connect. None: there is no such file.
 
     Attributes:
-        port: the number of its port.
+        port: the number of the TCP port.
 
-    Raises ConfigError: the address cannot be used, or the list cannot be read.
+    Raises ConfigError: the address cannot be used, or the file cannot be read.
     """
 
     def __init__(
@@ -171,27 +181,29 @@ class Relay:
         *,
         revoked: Path | None = None,
     ) -> None:
-        """Read the revocation list, and listen; for the arguments see the class."""
+        """Read the revocation list, and listen; the class describes the arguments."""
         self._allowed = allowed
-        self._strangers = StrangerQueue()
+        self._strangers = StrangerQueue()  # connections that have not proved an identity
         self._revoked_list = RevokedList(revoked)
         # Called for its errors: a list that cannot be read must stop the relay at once.
         self._revoked_list.load_entries()
         self._changed = threading.Condition()
-        self._rooms: dict[bytes, dict[_Entry, _Stream]] = {}
+        self._rooms: dict[bytes, dict[_Entry, _Stream]] = {}  # by a session's digest
         self._port = Port(address, credentials, self._serve_stranger)
         self.port = self._port.port
 
     def close(self) -> None:
+        """Stop listening, and end all connections."""
         self._port.close()
 
     def _serve_stranger(self, stranger: GrpcConnection, certificate: bytes) -> None:
         """Verify the identity behind a new connection, then forward its peer's frames to it.
 
-        Runs in a thread of its own until the connection ends.
+        Runs in a thread of its own until the connection ends. A caller that is not admitted gets
+        the reason, and its connection is closed.
 
-        `certificate`: the caller's certificate, in PEM, as verified by TLS; empty without TLS.
-        `stranger`: the connection, before its identity is proven.
+        `stranger`: the connection, whose other end has not proved an identity. `certificate`: the
+        caller's certificate, in PEM, as verified by TLS; empty without TLS.
         """
         self._strangers.add(stranger)
         try:
@@ -219,9 +231,11 @@ class Relay:
                 self._remove_stream(stream)
 
     def _require_not_revoked(self, revocation_entries: frozenset[str]) -> None:
-        """Raise RemoteProtocolError if the list names one of these, or cannot be read.
+        """Raise RemoteProtocolError if the revocation list has one of these entries.
 
-        `revocation_entries`: digests and keys (hex) of the party that enters.
+        The error is also raised if the list cannot be read: then nobody may connect.
+
+        `revocation_entries`: digests, serial numbers and keys (hex) of a connecting party.
         """
         try:
             revoked = self._revoked_list.load_entries()
@@ -236,10 +250,12 @@ class Relay:
             )
 
     def _admit_stream(self, stream: _Stream) -> None:
-        """Register a stream, and join it to its partner if that is there.
+        """Register a party's connection, and join it to its peer's connection, if there is one.
 
-        A former stream of the same entry is disconnected, and its partner. Raises
-        RemoteProtocolError: the room or the relay is full.
+        A former connection of the same party to the same peer is closed, and the peer's end of it,
+        too: the party's former connection may hang.
+
+        Raises RemoteProtocolError: too many connections are in the room, or too many rooms exist.
         """
         entry = stream.entry
         with self._changed:
@@ -259,7 +275,7 @@ class Relay:
             self._changed.notify_all()
 
     def _remove_stream(self, stream: _Stream) -> None:
-        """Close a stream, and forget its room if it was the last."""
+        """Close and forget a connection, and forget its room if it was the last one there."""
         stream.connection.close()
         room = self._rooms.get(stream.entry.room, {})
         if room.get(stream.entry) is stream:
@@ -268,9 +284,9 @@ class Relay:
             self._rooms.pop(stream.entry.room, None)
 
     def _forward_frames(self, stream: _Stream) -> None:
-        """Wait for the stream's partner, and forward all frames of the partner to this stream.
+        """Wait for the partner (the peer's connection), and forward its frames to this connection.
 
-        Returns once one of the two ends or is revoked, or no partner comes.
+        Returns once one of the two connections ends or is revoked, or if no partner comes.
         """
         deadline = time.monotonic() + PARTNER_S
         with self._changed:
@@ -289,4 +305,4 @@ class Relay:
                 stream.connection.send_bytes(frame)
         except (OSError, EOFError, RemoteProtocolError):
             pass
-        partner.close()  # nothing is left of a pair when one is gone
+        partner.close()  # each end of a pair is useless without the other

@@ -20,7 +20,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
 
@@ -72,8 +72,9 @@ class RelayAbsentError(ConnectionError):
 
 
 class Refusal(str):
-    """The reason, as text, why one end refuses the other; it stays until an operator changes
-    something.
+    """The text of a reason why one end refuses the other.
+
+    New attempts to connect do not help; an operator has to change something.
     """
 
     __slots__ = ()
@@ -85,15 +86,22 @@ Missed: TypeAlias = Callable[[Mapping[str, str]], None]
 
 
 class Connection(Protocol):
-    """The used part of `multiprocessing.connection`; OSError or EOFError: it is broken."""
+    """A connection that keeps messages whole, as `multiprocessing.connection.Connection` does.
 
-    def send_bytes(self, buf: bytes, /) -> None: ...
+    All methods raise OSError or EOFError if the connection is broken.
+    """
 
-    def recv_bytes(self) -> bytes: ...
+    def send_bytes(self, buf: bytes, /) -> None:
+        """Send one message."""
 
-    def poll(self, timeout: float, /) -> bool: ...
+    def recv_bytes(self) -> bytes:
+        """Wait for the next message, and return it."""
 
-    def close(self) -> None: ...
+    def poll(self, timeout: float, /) -> bool:
+        """Wait at most `timeout` seconds; return whether a message can be received."""
+
+    def close(self) -> None:
+        """Close the connection."""
 
 
 @dataclass(eq=False)
@@ -111,20 +119,24 @@ class _Wire:
 class ResumableLink:
     """A link that carries messages to and from one peer, in order, each exactly once.
 
+    A message travels in parts. Each part is stored until the peer confirms it, and is sent again
+    after a broken connection.
+
     Args:
         peer: the peer's name, for errors.
         connect: makes a new connection, or raises OSError; called again after each break.
         patience_s: seconds for which the peer may send nothing, not even heartbeats, before it
             counts as gone; `close` waits as long.
         first_s: seconds to wait for the first connection; None: `patience_s`.
-        on_change: called, under a lock of the link, when a frame arrived or the link ended.
+        on_change: called, under a lock of the link, when a message arrived or the link ended.
 
     Attributes:
-        meets: whether the session has not begun, as other peers are still awaited; until then a
-            peer may leave and come again, if nothing was sent either way.
+        meets: whether parties still come together: the session has not begun, since other peers
+            have not connected yet. Until then the peer's process may be restarted, if nothing was
+            sent either way.
         refusal: why one end refused the other last; empty once there is a connection.
-        without_relay: why the last attempt did not reach the relay; empty where it did, or where
-            there is none.
+        without_relay: why the last attempt did not reach the relay; empty if it did, or if no relay
+            is used.
     """
 
     meets = False
@@ -138,15 +150,16 @@ class ResumableLink:
         first_s: float | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread that connects and reads; for the arguments see the class."""
+        """Start the thread that connects and reads; the class describes the arguments."""
         self._peer = peer
         self._connect = connect
         self._patience_s = patience_s
         self._first_s = patience_s if first_s is None else first_s
         self._on_change = on_change
-        self._fork_check = ForkCheck(f"the link to {peer}")  # whose threads no copy has
-        self._id = fresh_key()
-        self._peer_id = b""
+        # A forked process would lack the link's threads, so using the link there raises an error.
+        self._fork_check = ForkCheck(f"the link to {peer}")
+        self._id = fresh_key()  # identifies this link object, so that a restart shows at the peer
+        self._peer_id = b""  # the identifier of the peer's link object; empty before it connected
         # Unread messages, with their arrival (monotonic clock) and their cost in memory.
         self._inbox: deque[tuple[bytes, float, int]] = deque()
         self._assembler = MessageAssembler("this party", peer, _PART_BYTES)
@@ -155,6 +168,7 @@ class ResumableLink:
         self._incomplete_bytes = 0
         self._sent_messages = 0
         self._changed = threading.Condition()
+        # Kind (part or goodbye) and bytes of the parts that the peer has not confirmed.
         self._unconfirmed: deque[tuple[int, bytes]] = deque()
         self._unconfirmed_bytes = 0
         # Numbers of parts: confirmed by the peer, written to the wire, received, reported to it.
@@ -162,9 +176,9 @@ class ResumableLink:
         self._written_parts = 0
         self._received = 0
         self._reported_parts = 0
-        self._wire: _Wire | None = None
-        self._failure = ""
-        self._last_error = ""
+        self._wire: _Wire | None = None  # the connection in use
+        self._failure = ""  # why the link has failed for good; "" while it works
+        self._last_error = ""  # why the last connection broke or was not made
         self.refusal = ""
         self.without_relay = ""
         self._closing = False
@@ -180,12 +194,12 @@ class ResumableLink:
 
     @property
     def failure(self) -> str:
-        """The reason why nothing can arrive any more; empty while something may."""
+        """The reason why no message can arrive any more; empty while one may or is unread."""
         return "" if self._inbox else self._failure
 
     @property
     def state(self) -> str:
-        """The reason in words why there is no connection now: the last break or attempt."""
+        """The reason in words why there is no connection now: the last break or failed attempt."""
         return self._failure or self._last_error or f"{self._peer} did not come"
 
     @property
@@ -195,8 +209,9 @@ class ResumableLink:
 
     @property
     def current_break(self) -> BrokenLink | None:
-        """Since when the connection is broken, and why; None: it works, has ended, or never
-        existed.
+        """The state of a broken connection that may be restored.
+
+        None if the connection works or never existed, or if the link ends or has ended.
         """
         broken_at = self._broken_at
         if broken_at is None or self._closing or self._heard_goodbye or self._is_over():
@@ -206,21 +221,23 @@ class ResumableLink:
 
     @property
     def waiting_since(self) -> float | None:
-        """The arrival time of the oldest message not yet received, on the monotonic clock, in
-        seconds.
+        """The arrival time of the oldest unread message, in seconds of the monotonic clock.
+
+        None if all messages are read.
         """
         return self._inbox[0][1] if self._inbox else None
 
     def send(self, body: bytes) -> None:
         """Queue one message for the peer, and store it until the peer confirms it.
 
-        If much is queued already, wait until the peer has confirmed some.
+        If much is unconfirmed already, wait until the peer has confirmed some.
 
         `body`: the message's bytes.
 
         Raises:
-            RemoteProtocolError: the link has failed for good, or the peer takes nothing.
-            LocalProtocolError: it was closed, the message is too long, or this is a forked process.
+            RemoteProtocolError: the link has failed for good, or the peer confirms nothing.
+            LocalProtocolError: the link was closed, the message is too long, or this is a forked
+                process.
         """
         self._fork_check.require_own_process()
         if len(body) > MAX_BYTES:
@@ -241,8 +258,9 @@ class ResumableLink:
             self._changed.notify_all()
 
     def _await_room(self) -> None:
-        """Wait until the peer confirms some parts; fail the link if it does not within
-        `_STALLED_S`. Raises RemoteProtocolError: the link has failed.
+        """Wait until the peer confirms some parts; fail the link if it confirms none for long.
+
+        Raises RemoteProtocolError: the link has failed.
         """
         confirmed_before = self._confirmed
         has_changed = self._changed.wait_for(
@@ -255,10 +273,12 @@ class ResumableLink:
         self._require_working()
 
     def receive(self, timeout_s: float) -> bytes:
-        """Return the peer's next message.
+        """Wait for the peer's next message, and return it.
 
-        Raises TimeoutError: no message came in time; RemoteProtocolError: the link has failed for
-        good, or the peer closed it; LocalProtocolError: in a forked process.
+        Raises:
+            TimeoutError: no message came within `timeout_s` seconds.
+            RemoteProtocolError: the link has failed for good, or the peer closed it.
+            LocalProtocolError: this is a forked process.
         """
         self._fork_check.require_own_process()
         with self._changed:
@@ -268,15 +288,18 @@ class ResumableLink:
                 self._require_working()
             body, _, cost = self._inbox.popleft()
             self._inbox_bytes -= cost
-            self._changed.notify_all()  # perhaps a receipt is due now
+            # While too much was unread, nothing was confirmed: a receipt may be due now.
+            self._changed.notify_all()
             return body
 
     def close(self, timeout_s: float | None = None, *, linger_s: float | None = None) -> None:
-        """Wait until both ends have received everything, then end.
+        """Wait until both ends have received everything, then end the link.
+
+        A closed link sends the peer a last frame, a goodbye.
 
         Args:
-            timeout_s: how long to wait for the peer's confirmation; default: the link's patience.
-            linger_s: how long to wait then until the peer closes, too; default: as `timeout_s`.
+            timeout_s: how long to wait for the peer's confirmation; None: the link's patience.
+            linger_s: how long to wait then for the peer's goodbye; None: `timeout_s`.
 
         Raises RemoteProtocolError: the peer did not confirm the last messages in time.
         """
@@ -293,19 +316,21 @@ class ResumableLink:
                     timeout_s if linger_s is None else linger_s,
                 )
             self._ended = True
-            missing = sum(kind != _GOODBYE for kind, _ in self._unconfirmed)
+            lost_parts = sum(kind != _GOODBYE for kind, _ in self._unconfirmed)
             self._changed.notify_all()
-        if missing:
+        if lost_parts:
             raise RemoteProtocolError(
-                f"{self._peer} did not confirm the last {missing} part(s) of what it was sent; "
+                f"{self._peer} did not confirm the last {lost_parts} part(s) of what it was sent; "
                 f"it may lack the result{': ' + self._failure if self._failure else ''}"
             )
 
     def _has_delivered_all(self) -> bool:
-        """Return whether the peer confirmed everything; a peer that never connected needs no
-        goodbye.
+        """Return whether the peer confirmed everything, including this end's goodbye.
+
+        A peer that never connected need not confirm the goodbye.
         """
-        return not self._unconfirmed or (len(self._unconfirmed) == 1 and not self.has_met_peer)
+        has_only_goodbye = len(self._unconfirmed) == 1
+        return not self._unconfirmed or (has_only_goodbye and not self.has_met_peer)
 
     def _require_working(self) -> None:
         """Raise RemoteProtocolError if the link has failed for good."""
@@ -323,8 +348,9 @@ class ResumableLink:
     def _connect_repeatedly(self) -> None:
         """Connect, read until the connection breaks, and connect again, until the link is over.
 
-        Attempts end `first_s` after the start, or `patience_s` after the peer was last heard. While
-        a restarted peer is still welcome, the later of the two times holds.
+        It gives up `first_s` after the start if the peer never connected, and else `patience_s`
+        after the peer's last frame. While the peer may still restart (`_accepts_restart`), the
+        later of the two times counts.
         """
         meeting_ends_at = time.monotonic() + self._first_s
         gives_up_at = meeting_ends_at
@@ -357,13 +383,14 @@ class ResumableLink:
                 self._release_wire(wire)
 
     def _accepts_restart(self) -> bool:
-        """Return whether the peer may restart now: all still meet, and no message went either way.
+        """Return whether the peer's process may restart now without harm to the session.
 
-        If it may, and said goodbye, its former connection is forgotten, so that it is met anew.
+        It may while parties still come together and no message was sent either way. If the peer
+        closed its end, that connection is then forgotten, so that the peer can connect again.
         """
         with self._changed:
-            received_messages = self._received - self._heard_goodbye  # a goodbye counts as a part
-            is_unused = not (self._sent_messages or self._closing or received_messages > 0)
+            received_parts = self._received - self._heard_goodbye  # a goodbye counts as a part
+            is_unused = not (self._sent_messages or self._closing or received_parts > 0)
             accepts = self.meets and is_unused
             if accepts and self._heard_goodbye:
                 self._received = 0
@@ -373,10 +400,13 @@ class ResumableLink:
             return accepts
 
     def _handle_break(self, error: Exception, *, gives_up: bool) -> None:
-        """Record why a connection broke or was not made; a refusal's reason takes precedence.
+        """Record why a connection broke or was not made; fail the link if it cannot be restored.
 
-        The link fails for good if the peer said goodbye, or if `gives_up`: the time for
-        reconnecting is over.
+        A refusal's reason is kept when later attempts fail for other reasons, since it says more.
+
+        Args:
+            error: what broke the connection, or the attempt to make one.
+            gives_up: whether the time for connecting is over, so that the link fails.
         """
         reason = str(error) or "the connection ended"
         level = logging.DEBUG if self._wire is None else logging.WARNING
@@ -400,12 +430,13 @@ class ResumableLink:
     def _exchange_greetings(self, wire: _Wire) -> None:
         """Exchange greetings on a new connection, and start the thread that writes to it.
 
-        A greeting has the number of parts that an end has received, its identifier, and that of the
-        peer it was connected to. The writer then begins with the first part that the peer lacks.
+        A greeting has three values: how many parts an end has received, its identifier, and the
+        identifier of the peer to which it was connected before. The writing thread begins with the
+        first part that the peer lacks.
 
         Raises:
             OSError: the peer was silent or restarted, so that another attempt may succeed.
-            RemoteProtocolError: this link cannot go on.
+            RemoteProtocolError: the peer's state is lost, so this link cannot be restored.
         """
         hello = (
             _FRAME.pack(_HELLO, 0, self._count_reportable_parts())
@@ -420,6 +451,7 @@ class ResumableLink:
             raise RemoteProtocolError(f"{self._peer} began a connection without a greeting")
         peer_id = body[:_ID_BYTES]
         former_peer_of_peer = body[_ID_BYTES:]
+        # A link object has a random identifier: another one means another process or session.
         has_restarted = self._peer_id not in (b"", peer_id)
         if has_restarted and self._accepts_restart():
             self._peer_id = b""
@@ -437,7 +469,7 @@ class ResumableLink:
             self.refusal = ""
             self.without_relay = ""
             self._drop_confirmed_parts(confirmed)
-            self._written_parts = confirmed
+            self._written_parts = confirmed  # so all unconfirmed parts are written again
             self._reported_parts = self._count_reportable_parts()
             self._wire = wire
             self._broken_at = None
@@ -447,9 +479,11 @@ class ResumableLink:
         threading.Thread(target=self._run_writer, args=(wire,), daemon=True).start()
 
     def _handle_frame(self, frame: bytes) -> None:
-        """Process one frame: a confirmation, the next part, or a goodbye.
+        """Process one frame: the next part, a goodbye, or a receipt, which only confirms parts.
 
-        Raises RemoteProtocolError: a malformed frame, or one out of order.
+        A part that was received before is ignored; the peer repeats some after a break.
+
+        Raises RemoteProtocolError: the frame is malformed or out of order.
         """
         kind, number, confirmed, body = self._parse_frame(frame)
         with self._changed:
@@ -467,9 +501,10 @@ class ResumableLink:
             self._changed.notify_all()
 
     def _add_part(self, part: bytes) -> None:
-        """Store a part of a message, and queue the message once it is complete.
+        """Store a part of a message, and add the message to the inbox once it is complete.
 
-        Raises RemoteProtocolError: the peer sends more than may wait here.
+        Raises RemoteProtocolError: more bytes are unread than a peer that waits for confirmations
+            can send.
         """
         self._incomplete_bytes += len(part) + _PART_COST
         self._inbox_bytes += len(part) + _PART_COST
@@ -482,7 +517,10 @@ class ResumableLink:
             self._on_change()
 
     def _parse_frame(self, frame: bytes) -> tuple[int, int, int, bytes]:
-        """Return kind, number, confirmed parts and body of a frame. Raises RemoteProtocolError."""
+        """Return kind and number of a frame, how many parts it confirms, and its body.
+
+        Raises RemoteProtocolError: the frame has a wrong size or an unknown kind.
+        """
         if not _FRAME.size <= len(frame) <= MAX_FRAME:
             raise RemoteProtocolError(f"{self._peer} sent a frame of {len(frame)} bytes")
         kind, number, confirmed = _FRAME.unpack_from(frame)
@@ -491,9 +529,11 @@ class ResumableLink:
         return kind, number, confirmed, frame[_FRAME.size :]
 
     def _drop_confirmed_parts(self, confirmed: int) -> None:
-        """Forget the parts that the peer confirms; `confirmed`: the number of all it has received.
+        """Forget the stored parts that the peer confirms.
 
-        Raises RemoteProtocolError: the peer confirms parts that were never sent.
+        `confirmed`: how many parts the peer has received in all, as it states.
+
+        Raises RemoteProtocolError: the number falls, or counts parts that were never sent.
         """
         if not self._confirmed <= confirmed <= self._confirmed + len(self._unconfirmed):
             raise RemoteProtocolError(
@@ -508,7 +548,7 @@ class ResumableLink:
     def _run_writer(self, wire: _Wire) -> None:
         """Write parts, receipts and heartbeats to a connection until it is no longer in use.
 
-        Runs in a thread of its own, one for each connection (`wire`).
+        Runs in a thread of its own, one for each connection.
         """
         try:
             while (frame := self._next_frame(wire)) is not None:
@@ -519,10 +559,13 @@ class ResumableLink:
             self._release_wire(wire)
 
     def _next_frame(self, wire: _Wire) -> bytes | None:
-        """Wait for a frame to write to this connection; None once it is no longer in use.
+        """Wait until a frame is due on this connection, and return it.
 
-        It is the next unwritten part, or else a receipt: as soon as enough received parts are
-        unreported, soon if there are any, and otherwise as a heartbeat.
+        The frame is the next unwritten part. If there is none, it is a receipt, which reports how
+        many parts this end has received: at once if many are unreported, after a short pause if
+        some are, and else after a longer pause, as a sign of life.
+
+        Returns None once the connection is no longer in use.
         """
         with self._changed:
             heartbeat_at = time.monotonic() + min(_HEARTBEAT_S, self._patience_s / 3)
@@ -538,21 +581,24 @@ class ResumableLink:
             number = self._written_parts
             part = b""
             if self._has_unwritten_parts():
+                # `_unconfirmed` begins with part number `_confirmed`.
                 kind, part = self._unconfirmed[number - self._confirmed]
                 self._written_parts += 1
             self._reported_parts = self._count_reportable_parts()
             return _FRAME.pack(kind, number, self._reported_parts) + part
 
     def _is_in_use(self, wire: _Wire) -> bool:
-        """Return whether the link goes on, and over this connection."""
+        """Return whether the link has not ended and uses this connection."""
         return not self._is_over() and self._wire is wire
 
     def _has_frame_due(self) -> bool:
-        """Return whether a part is unwritten, or enough received parts are unreported: one is
-        enough after the peer's goodbye.
+        """Return whether a part is unwritten, or so many received parts that a receipt is due.
+
+        After the peer's goodbye one received part is enough, since the peer waits for its receipt.
         """
-        enough = 1 if self._heard_goodbye else _MAX_UNREPORTED
-        return self._has_unwritten_parts() or self._count_unreported_parts() >= enough
+        receipt_threshold = 1 if self._heard_goodbye else _MAX_UNREPORTED
+        is_receipt_due = self._count_unreported_parts() >= receipt_threshold
+        return self._has_unwritten_parts() or is_receipt_due
 
     def _has_unwritten_parts(self) -> bool:
         """Return whether some parts were not yet written to this connection."""
@@ -563,19 +609,22 @@ class ResumableLink:
         return self._count_reportable_parts() - self._reported_parts
 
     def _count_reportable_parts(self) -> int:
-        """Return how many parts may be confirmed: all received, unless too much waits here."""
+        """Return how many received parts may be confirmed to the peer.
+
+        They are all; but while too many bytes are unread, no further ones, so that the peer waits.
+        """
         return self._received if self._inbox_bytes <= _MAX_UNREAD_BYTES else self._reported_parts
 
     def _release_wire(self, wire: _Wire) -> None:
-        """Stop using a connection; the last of its threads closes it."""
+        """Stop using a connection; the last of the threads that use it closes it."""
         with self._changed:
             if self._wire is wire:
                 self._wire = None
                 self._broken_at = time.monotonic()
             wire.users -= 1
-            last = not wire.users
+            is_unused = not wire.users
             self._changed.notify_all()
-        if last:
+        if is_unused:
             wire.connection.close()
 
     def _is_over(self) -> bool:
@@ -583,7 +632,10 @@ class ResumableLink:
         return self._ended or bool(self._failure)
 
     def _record_failure(self, cause: str) -> None:
-        """Fail the link for good with this reason, and wake all who wait."""
+        """Fail the link for good with this reason, and wake all waiting threads.
+
+        An earlier reason stays.
+        """
         _LOGGER.info("the link to %s is over: %s", self._peer, cause)
         with self._changed:
             self._failure = self._failure or cause
@@ -592,14 +644,14 @@ class ResumableLink:
 
 
 class LinkTransport:
-    """The links of a party, `me`, to all peers; see `secure_apfed.exchange.drivers.Transport`.
+    """A `Transport` that carries a party's frames over one `ResumableLink` to each peer.
 
     Args:
         me: the party's name.
-        connect: peer -> a function that returns an authenticated connection to it, or raises
+        connect: by peer, a function that returns an authenticated connection to it, or raises
             OSError.
-        patience_s: how long a peer may send nothing, not even heartbeats.
-        meet_s: how long to wait for its first connection.
+        patience_s: how many seconds a peer may send nothing, not even heartbeats.
+        meet_s: how many seconds to wait for a peer's first connection.
         end: called by `close`, to close what the connections need, such as a port.
     """
 
@@ -616,8 +668,8 @@ class LinkTransport:
         self._me = me
         self._connect = connect
         self._end = end
-        self._lookouts: dict[str, _Lookout] = {}
-        self._event = threading.Event()
+        self._rejoin_watchers: dict[str, _RejoinWatcher] = {}  # by peer that left the session
+        self._event = threading.Event()  # set when any link has changed
         self._links = {
             peer: ResumableLink(
                 peer, dial, patience_s=patience_s, first_s=meet_s, on_change=self._event.set
@@ -640,10 +692,13 @@ class LinkTransport:
     ) -> Self:
         """Return a transport once all peers have connected.
 
-        For the other arguments see the class.
-
         Args:
-            meet_s: seconds to wait for all peers.
+            me: the party's name.
+            connect: by peer, a function that returns an authenticated connection to it, or raises
+                OSError.
+            patience_s: how many seconds a peer may send nothing, not even heartbeats.
+            meet_s: how many seconds to wait for all peers.
+            end: called when the transport is closed.
             on_missing: called repeatedly with the missing peers and the reason for each.
 
         Raises PartyLeftError: names the peers that did not connect.
@@ -653,19 +708,10 @@ class LinkTransport:
             deadline = time.monotonic() + meet_s
             for link in transport._links.values():
                 link.meets = True
-            while missing := [
-                peer for peer, link in transport._links.items() if not link.has_met_peer
-            ]:
+            while missing := transport._list_missing():
                 transport._event.clear()
                 on_missing({peer: transport._links[peer].absence for peer in missing})
-                failed = [peer for peer, link in transport._links.items() if link.failure]
-                if failed or time.monotonic() > deadline:
-                    blamed = failed or missing
-                    reasons = "; ".join(transport._links[peer].state for peer in blamed)
-                    raise PartyLeftError(
-                        f"agreement: {me} has no link to {' and '.join(blamed)}: {reasons}",
-                        left=tuple(blamed),
-                    )
+                transport._require_meeting(missing, is_late=time.monotonic() > deadline)
                 transport._event.wait(max(0.0, min(1.0, deadline - time.monotonic())))
             for link in transport._links.values():
                 link.meets = False
@@ -674,22 +720,42 @@ class LinkTransport:
             raise
         return transport
 
+    def _list_missing(self) -> list[str]:
+        """Return the names of the peers that have not connected yet."""
+        return [peer for peer, link in self._links.items() if not link.has_met_peer]
+
+    def _require_meeting(self, missing: Sequence[str], *, is_late: bool) -> None:
+        """Raise PartyLeftError if a link has failed, or if peers are missing and time is up.
+
+        `missing`: peers that have not connected yet. `is_late`: whether the time for connecting is
+        over.
+        """
+        failed = [peer for peer, link in self._links.items() if link.failure]
+        if failed or is_late:
+            blamed = failed or missing
+            reasons = "; ".join(self._links[peer].state for peer in blamed)
+            raise PartyLeftError(
+                f"agreement: {self._me} has no link to {' and '.join(blamed)}: {reasons}",
+                left=tuple(blamed),
+            )
+
     def send_frame(self, receiver: str, frame: bytes) -> None:
-        """Queue a frame for a peer; a failure shows when frames are received."""
-        if receiver in self._lookouts:
-            return  # its link is over
+        """Queue a frame for a peer; drop it if the peer has left.
+
+        A failure of the link is not raised here, but by `receive_frame` when the peer is awaited.
+        """
+        if receiver in self._rejoin_watchers:
+            return  # its link has ended
         try:
             self._links[receiver].send(frame)
         except RemoteProtocolError:
             self._event.set()  # a script that waits for this peer gets the reason
 
     def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
-        """Return the name of an awaited sender and the oldest frame from any of them.
+        """Wait for a frame; return its sender and the oldest frame of any awaited sender.
 
-        Waits for one at most `timeout_s` seconds.
-
-        Raises PartyLeftError: too few awaited peers are left, or none sent in time
-        (`_compute_wait`).
+        Raises PartyLeftError: too few awaited peers are left, or none sent a frame within
+            `timeout_s` seconds.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -706,116 +772,130 @@ class LinkTransport:
 
         Args:
             awaited: the message that has not arrived yet.
-            timeout_s: how long it is awaited in all, for the error.
+            timeout_s: how long the message is awaited in all, for the error.
             deadline: the end of this wait, on the monotonic clock.
 
-        Raises PartyLeftError: too few awaited peers remain, nothing came in time, or a needed party
-        left more than `_LAST_WORDS_S` ago.
+        Raises PartyLeftError: too few awaited peers remain, nothing came in time, or a peer without
+            whom the session cannot continue left a few seconds ago.
         """
-
-        def find_failures(names: tuple[str, ...]) -> dict[str, str]:
-            """Return why the links to these peers have failed, by peer; others are left out."""
-            return {name: cause for name in names if (cause := self._links[name].failure)}
-
-        def make_error(
-            message: str, names: Collection[str], *, gone: bool = False
-        ) -> PartyLeftError:
-            """Return the error with phase and awaited message; it names the peers that left.
-
-            `gone`: whether they left for good.
-            """
-            message = f"{awaited.phase}: {awaited}; {message}"
-            if awaited.predicts:
-                message = message.replace(ALL_AGAIN, "ask again once secure-apfed serve runs there")
-            return PartyLeftError(message, left=tuple(names), gone=gone)
-
-        failures = find_failures(awaited.senders)
-        if len(awaited.senders) - len(failures) < awaited.least:
-            raise make_error("; ".join(dict.fromkeys(failures.values())), failures, gone=True)
+        reason_by_failed = self._find_failures(awaited.senders)
+        if len(awaited.senders) - len(reason_by_failed) < awaited.least:
+            reasons = "; ".join(dict.fromkeys(reason_by_failed.values()))
+            raise _make_departure(awaited, reasons, reason_by_failed, gone=True)
         now = time.monotonic()
         if now >= deadline:
-            raise make_error(f"nothing came for {timeout_s:g} s", awaited.senders)
-        missing = find_failures(awaited.needed)
-        missing_since = [self._absent_since.setdefault(name, now) for name in missing]
-        # The awaited peers will stop as well; for a while they may still say why.
-        grace_s = min(missing_since, default=math.inf) + _LAST_WORDS_S - now
+            raise _make_departure(awaited, f"nothing came for {timeout_s:g} s", awaited.senders)
+        reason_by_absent = self._find_failures(awaited.needed)
+        absent_since = [self._absent_since.setdefault(name, now) for name in reason_by_absent]
+        # Without a needed peer the awaited peers will stop, too; for a while they may say why.
+        grace_s = min(absent_since, default=math.inf) + _LAST_WORDS_S - now
         if grace_s <= 0:
-            raise make_error(
-                f"nothing came, and {'; '.join(dict.fromkeys(missing.values()))}", missing
-            )
+            reasons = "; ".join(dict.fromkeys(reason_by_absent.values()))
+            raise _make_departure(awaited, f"nothing came, and {reasons}", reason_by_absent)
         return min(deadline - now, grace_s, _LONGEST_WAIT_S)
 
-    def find_rejoining(self, names: Collection[str]) -> list[str]:
-        """Return which of these peers, who left the session, wait for a new one.
+    def _find_failures(self, names: Iterable[str]) -> dict[str, str]:
+        """Return, for each of these peers whose link has failed, the reason by its name."""
+        return {name: reason for name in names if (reason := self._links[name].failure)}
 
-        The first call with a peer's name ends its link, and starts to look for it in the
-        background.
+    def find_rejoining(self, names: Collection[str]) -> list[str]:
+        """Return which of these peers, which left the session, are ready for a new one.
+
+        The first call with a peer's name ends the link to it, and starts a background thread that
+        checks whether the peer is back.
         """
-        for name in set(names) - set(self._lookouts):
-            self._lookouts[name] = _Lookout(self._connect[name], self._links[name])
-        return [name for name in names if self._lookouts[name].is_back]
+        for name in set(names) - set(self._rejoin_watchers):
+            self._rejoin_watchers[name] = _RejoinWatcher(self._connect[name], self._links[name])
+        return [name for name in names if self._rejoin_watchers[name].is_back]
+
+    def _list_open_links(self) -> dict[str, ResumableLink]:
+        """Return, by peer, the links that this party did not end since the peer left."""
+        return {
+            name: link for name, link in self._links.items() if name not in self._rejoin_watchers
+        }
 
     def list_broken_links(self) -> dict[str, BrokenLink]:
-        """Return each broken link by its peer, with since when and why it is broken."""
-        links = {name: link for name, link in self._links.items() if name not in self._lookouts}
-        breaks = {name: link.current_break for name, link in links.items()}
+        """Return, by peer, the state of each link that is broken and may be restored."""
+        breaks = {name: link.current_break for name, link in self._list_open_links().items()}
         return {name: broken for name, broken in breaks.items() if broken is not None}
 
     def close(self) -> None:
-        """Deliver all sent messages, and end; waits a few seconds at most."""
-        closing = [
+        """Deliver all sent messages, and end all links; wait a few seconds at most."""
+        closing_threads = [
             threading.Thread(target=_close_link, args=(link,))
-            for name, link in self._links.items()
-            if name not in self._lookouts
+            for link in self._list_open_links().values()
         ]
-        for lookout in self._lookouts.values():
-            lookout.stop_looking()
-        for thread in closing:
+        for watcher in self._rejoin_watchers.values():
+            watcher.stop_watching()
+        for thread in closing_threads:
             thread.start()
-        for thread in closing:
+        for thread in closing_threads:
             thread.join()
         self._end()
 
 
+def _make_departure(
+    awaited: Awaited, message: str, names: Collection[str], *, gone: bool = False
+) -> PartyLeftError:
+    """Return the error that a wait for a message failed since peers left.
+
+    Args:
+        awaited: the message, which the error's text names with its phase.
+        message: what happened.
+        names: the peers that left.
+        gone: whether they left for good.
+    """
+    text = f"{awaited.phase}: {awaited}; {message}"
+    if awaited.predicts:  # a service of joint predictions needs no new session of training
+        text = text.replace(ALL_AGAIN, "ask again once secure-apfed serve runs there")
+    return PartyLeftError(text, left=tuple(names), gone=gone)
+
+
 def _close_link(link: ResumableLink) -> None:
+    """Close a link after a few seconds at most, whether or not the peer received everything."""
     with contextlib.suppress(RemoteProtocolError):  # a peer that lacks parts had time to take them
         link.close(_FLUSH_S, linger_s=_LINGER_S)
 
 
-class _Lookout:
-    """A background thread that checks whether a peer that left the session is back, while the
-    session continues without it.
+class _RejoinWatcher:
+    """A background thread that checks whether a peer that left the session is ready for a new one.
 
-    The peer connects as to any session, proves its identity and sends its greeting. That connection
-    is then closed; the next session makes its own.
+    The session continues without the peer meanwhile. A peer that is back connects as to any
+    session, proves its identity and sends its greeting. This connection is then closed; the next
+    session makes its own.
     """
 
     def __init__(self, connect: Callable[[], Connection], link: ResumableLink) -> None:
-        """Start to look for the peer in a thread."""
+        """Start the thread.
+
+        `connect`: makes a new connection to the peer. `link`: the peer's link in the present
+        session, which the thread closes first.
+        """
         self._connect = connect
         self._link = link
         self._ended = threading.Event()
-        self._greeted = -math.inf
+        self._last_greeting_at = -math.inf  # on the monotonic clock
         threading.Thread(target=self._reconnect, daemon=True).start()
 
     @property
     def is_back(self) -> bool:
-        """Return whether the peer greeted recently."""
-        return time.monotonic() < self._greeted + _PRESENT_S
+        """Return whether the peer sent a greeting recently."""
+        return time.monotonic() < self._last_greeting_at + _PRESENT_S
 
-    def stop_looking(self) -> None:
+    def stop_watching(self) -> None:
+        """Let the thread end soon."""
         self._ended.set()
 
     def _reconnect(self) -> None:
-        """Close the old link, then try again and again whether the peer greets."""
+        """Close the old link, then check again and again whether the peer sends a greeting."""
         _close_link(self._link)  # the peer learns that it was left out, if its process lives
         while not self._ended.is_set():
-            if self._try_greeting():
-                self._greeted = time.monotonic()
+            if self._receives_greeting():
+                self._last_greeting_at = time.monotonic()
             self._ended.wait(_GREET_AGAIN_S)
 
-    def _try_greeting(self) -> bool:
-        """Return whether the peer connects now, greets, and then is silent until an answer."""
+    def _receives_greeting(self) -> bool:
+        """Connect to the peer; return whether it sends a greeting and then waits for an answer."""
         try:
             with contextlib.closing(self._connect()) as connection:
                 if not connection.poll(_GREETING_S):

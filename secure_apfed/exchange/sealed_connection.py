@@ -49,12 +49,10 @@ _POLL_S = 1.0
 
 
 class Carrier(Connection, Protocol):
-    """A connection below the seal: it takes only short frames until `trust_peer` is called."""
+    """A connection that is not encrypted; it takes short frames only until `trust_peer`."""
 
     def trust_peer(self) -> None:
-        """Accept frames of `MAX_SEALED` bytes and let a few wait, since the other end proved its
-        identity.
-        """
+        """Accept long frames, and buffer a few, now that the other end has proved its identity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +60,11 @@ class LocalEnd:
     """This end of every connection: the party's own keys, and the public keys of its peers.
 
     Attributes:
-        name: the party's name; identity: its long-term key pair.
+        name: the party's name.
+        identity: its long-term key pair.
         known: public identities of its peers, by name.
         certificate: SHA-256 of its own TLS certificate, hex; empty without TLS.
-        revoked: the certificate digests and keys (hex) that are currently refused.
+        revoked: returns the certificate digests and public keys (hex) that are revoked now.
     """
 
     name: str
@@ -76,11 +75,13 @@ class LocalEnd:
 
 
 class _Hello(NamedTuple):
-    """The first message of each end of a connection; it is not authenticated by itself.
+    """The first message of each end of a connection, which starts a key exchange.
+
+    It is not authenticated by itself: the next message of each end signs both hellos.
 
     Attributes:
         sender, receiver: the names of the two parties, as the sender knows them.
-        public: the sender's fresh key of this connection, 32 bytes.
+        public: the sender's fresh public key (X25519) of this connection, 32 bytes.
         certificate: SHA-256 of the sender's TLS certificate, hex; empty without TLS.
     """
 
@@ -90,13 +91,16 @@ class _Hello(NamedTuple):
     certificate: str
 
     def to_bytes(self) -> bytes:
+        """Encode the hello with msgpack, after the protocol's version."""
         packed: bytes = msgpack.packb((_VERSION, *self))
         return packed
 
     @classmethod
     def from_bytes(cls, message: bytes) -> "_Hello":
-        """Parse a hello. Raises RemoteProtocolError: malformed, not canonical, or of another
-        version.
+        """Parse a peer's hello.
+
+        Raises RemoteProtocolError: the message is no hello, is of another version, or is not the
+            canonical encoding.
         """
         try:
             if len(message) > _HELLO_BYTES:
@@ -133,9 +137,10 @@ def prove_identity(
     Args:
         connection: the new connection, unencrypted.
         me: this party's keys.
-        peer: the expected peer; None: any peer that `me` knows, which then sends its name first.
-        check_name: called with the claimed name; raises RemoteProtocolError if something other than
-            the identity (a TLS certificate) contradicts it.
+        peer: the expected peer, at the dialling end; None, at the listening end: any peer that `me`
+            knows, which sends its name first.
+        check_name: called with the name that the other end claims; raises RemoteProtocolError if
+            something else than the identity contradicts the name, such as a TLS certificate.
 
     Raises:
         RemoteProtocolError: another party than expected answers; the other end was notified.
@@ -145,17 +150,19 @@ def prove_identity(
         return _exchange_proofs(connection, me, peer, check_name)
     except RemoteProtocolError as error:
         refuse_connection(connection, f"{me.name} refuses this connection: {error}")
+        # Closing at once could lose the refusal; the other end closes when it has read it.
         with contextlib.suppress(ConnectionRefusedError):
-            _read_until_closed(connection)  # until it has read why, and closes
+            _read_until_closed(connection)
         raise
     except (OSError, EOFError) as error:
         if not isinstance(error, ConnectionRefusedError):
-            _read_until_closed(connection)  # raises the peer's refusal, if any
+            # Raises the other end's refusal, if one is unread: it says more than this error.
+            _read_until_closed(connection)
         raise
 
 
 def _read_until_closed(connection: Connection) -> None:
-    """Discard what the other end sends, until it closes or `_PROOF_S` are over.
+    """Discard what the other end sends, until it closes the connection or some seconds are over.
 
     Raises ConnectionRefusedError: the other end sent a refusal.
     """
@@ -172,14 +179,19 @@ def _read_until_closed(connection: Connection) -> None:
 def _exchange_proofs(
     connection: Carrier, me: LocalEnd, peer: str | None, check_name: Callable[[str], None]
 ) -> tuple[str, Connection]:
-    """Exchange hellos, then signatures over both hellos.
+    """Exchange hellos (names and fresh keys), then signatures over both hellos.
 
-    Returns the peer's name and the encrypted connection.
+    Returns the peer's name and the encrypted connection, whose keys follow from both hellos.
 
-    `me`: this party's keys. `peer`: the expected peer; None: any known peer, which then sends its
-    hello first. `check_name`: raises RemoteProtocolError if a TLS certificate contradicts the name.
+    Args:
+        connection: the new connection, unencrypted.
+        me: this party's keys.
+        peer: the expected peer; None: any known peer, which sends its hello first.
+        check_name: raises RemoteProtocolError if a TLS certificate contradicts the claimed name.
 
-    Raises RemoteProtocolError: a hello or signature is wrong; OSError, EOFError: none came.
+    Raises:
+        RemoteProtocolError: a hello or a signature is wrong.
+        OSError, EOFError: none came in time.
     """
     deadline = time.monotonic() + _PROOF_S
     run_key = fresh_run_key()
@@ -199,24 +211,26 @@ def _exchange_proofs(
     _require_not_revoked(me, name, theirs)
     own_hello = own_hello or send_hello(name)
     both_hellos = sorted((own_hello, peer_hello))  # in the same order at both ends
-    hellos = b"".join(hashlib.sha256(packed).digest() for packed in both_hellos)
-    ends = (me.name.encode(), name.encode())
-    digest = hashlib.sha256(hellos).digest()
+    hello_digests = b"".join(hashlib.sha256(packed).digest() for packed in both_hellos)
+    digest = hashlib.sha256(hello_digests).digest()
     link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=digest)
-    connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, *ends, digest))
+    own_end = me.name.encode()
+    peer_end = name.encode()
+    # The link has a hello of its own, 32 random bytes, which travels with the signature.
+    connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, own_end, peer_end, digest))
     answer = receive_before(connection, deadline)
-    packed = answer[: len(link.hello)]
+    peer_link_hello = answer[: len(link.hello)]
     signature = answer[len(link.hello) :]
-    verify_signature(me.known[name], signature, _PURPOSE, *reversed(ends), digest, signer=name)
-    link.agree(theirs.public, packed)
+    verify_signature(me.known[name], signature, _PURPOSE, peer_end, own_end, digest, signer=name)
+    link.agree(theirs.public, peer_link_hello)
     connection.trust_peer()
     return name, _SealedConnection(connection, link)
 
 
 def _require_expected_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
-    """Raise RemoteProtocolError unless a hello is from the party `name` to this one.
+    """Raise RemoteProtocolError unless a hello is from the party `name` to this party.
 
-    Checked before this party signs anything. `theirs`: the peer's hello.
+    Called before this party signs anything. `me`: this party. `theirs`: the peer's hello.
     """
     if name not in me.known or theirs.receiver != me.name:
         raise RemoteProtocolError(
@@ -232,10 +246,9 @@ def _require_expected_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
 
 
 def _require_not_revoked(me: LocalEnd, name: str, theirs: _Hello) -> None:
-    """Raise RemoteProtocolError if the identity of the peer `name`, or the certificate in its
-    hello, is revoked.
+    """Raise RemoteProtocolError if a peer's identity, or the certificate in its hello, is revoked.
 
-    `theirs`: the peer's hello, with identity and certificate digest.
+    `me`: this party, with its revocation list. `name`: the peer's name. `theirs`: the peer's hello.
     """
     revoked = me.revoked()
     if me.known[name].hex() in revoked:
@@ -248,9 +261,11 @@ def _require_not_revoked(me: LocalEnd, name: str, theirs: _Hello) -> None:
 
 
 def receive_before(connection: Connection, deadline: float) -> bytes:
-    """Return the next message, before `deadline` on the monotonic clock.
+    """Wait for the next message until `deadline` on the monotonic clock, and return it.
 
-    Raises OSError, EOFError: none came in time, or the other end refuses.
+    Raises:
+        ConnectionRefusedError: the message is a refusal, whose reason is quoted.
+        OSError, EOFError: no message came in time, or the connection broke.
     """
     if not connection.poll(max(0.0, deadline - time.monotonic())):
         raise TimeoutError("the other end is silent")
@@ -261,18 +276,18 @@ def receive_before(connection: Connection, deadline: float) -> bytes:
 
 
 def refuse_long_frame(connection: Connection, most_bytes: int) -> str:
-    """Tell the other end that its frame has more than `most_bytes`; return this as a reason.
+    """Tell the other end that its frame is too long; return the reason, for this end's error.
 
-    The connection cannot be used afterwards.
+    The connection cannot be used afterwards. `most_bytes`: the limit that the frame exceeds.
     """
-    proved = "" if most_bytes > MAX_UNPROVED else " before it proved who it is"
-    reason = f"the other end sent a frame above {most_bytes} bytes{proved}"
+    when = "" if most_bytes > MAX_UNPROVED else " before it proved who it is"
+    reason = f"the other end sent a frame above {most_bytes} bytes{when}"
     refuse_connection(connection, reason)
     return reason
 
 
 def refuse_connection(connection: Connection, reason: str) -> None:
-    """Tell the other end the reason why this party refuses the connection."""
+    """Tell the other end why this party refuses the connection; a broken connection is ignored."""
     with contextlib.suppress(OSError):
         connection.send_bytes(_REFUSED + reason[:_REFUSED_LETTERS].encode())
 
@@ -287,20 +302,23 @@ class _SealedConnection:
         self._received_frames = 0
 
     def send_bytes(self, buf: bytes, /) -> None:
+        """Encrypt and send one frame."""
         number = self._link.next_sequence
         self._connection.send_bytes(self._link.seal(buf, sequence=number, associated=b""))
 
     def recv_bytes(self) -> bytes:
         """Return the next frame, decrypted.
 
-        Raises ConnectionRefusedError: the other end refuses this party; ConnectionAbortedError: the
-        frame was altered, lost or repeated on the way.
+        Raises:
+            ConnectionRefusedError: the other end refuses this party.
+            ConnectionAbortedError: the frame was altered, lost or repeated on the way.
         """
         frame = self._connection.recv_bytes()
         try:
             plain_frame = self._link.open(frame, sequence=self._received_frames, associated=b"")
         except RemoteProtocolError as error:
-            if frame.startswith(_REFUSED):  # the other end has read the proof by now
+            # The other end sends a refusal unencrypted, as it did not accept this party's proof.
+            if frame.startswith(_REFUSED):
                 raise ConnectionRefusedError(quote_reason(frame.removeprefix(_REFUSED))) from None
             # An intermediary altered it, not the peer: another connection may work.
             raise ConnectionAbortedError(
@@ -318,36 +336,43 @@ class _SealedConnection:
 
 
 class StrangerQueue:
-    """The newest `_MAX_STRANGERS` connections whose other end has not proved its identity."""
+    """A queue of the connections whose other end has not proved its identity.
+
+    Its length is bounded, so that strangers cannot exhaust this party's memory and threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._strangers: dict[Connection, None] = {}
 
     def add(self, stranger: Connection) -> None:
-        """Add a connection that is not proven yet; above the limit, close the oldest one."""
+        """Add a connection; if there are too many, close the oldest one."""
         with self._lock:
             self._strangers[stranger] = None
-            first = next(iter(self._strangers))
             if len(self._strangers) <= _MAX_STRANGERS:
                 return
-            del self._strangers[first]
-        first.close()
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+        oldest.close()
 
     def remove(self, stranger: Connection) -> None:
+        """Remove a connection that has proved its identity, or has ended."""
         with self._lock:
             self._strangers.pop(stranger, None)
 
 
 class PeerAcceptor:
-    """An acceptor of the connections of peers that dial a party.
+    """An acceptor of the connections of peers that dial this party.
+
+    A server passes each new connection to `admit_stranger`; the link to a peer calls
+    `take_connection`.
 
     Args:
-        me: the party's keys.
+        me: this party's keys.
         awaited: names of the peers that dial.
         require_certificate: called with a peer's name and its TLS certificate in PEM; raises
             RemoteProtocolError if the certificate is not the peer's.
-        absent: the likely reason, for the error message, if a peer does not connect.
+        absent: the likely reason, for the error, if a peer does not connect.
     """
 
     def __init__(
@@ -357,7 +382,7 @@ class PeerAcceptor:
         require_certificate: Callable[[str, bytes], None] = lambda name, certificate: None,
         absent: str = "it did not dial, or came without a certificate that TLS takes",
     ) -> None:
-        """Await connections; for the arguments see the class."""
+        """Prepare to accept connections; the class describes the arguments."""
         self._me = me
         self._require_certificate = require_certificate
         self._absent = absent
@@ -374,28 +399,23 @@ class PeerAcceptor:
 
         A connection that fails is closed, and the reason stored for `take_connection`.
 
-        `certificate`: the caller's certificate, in PEM, as verified by TLS; empty without TLS.
-        `stranger`: the connection, before its identity is proven.
+        `stranger`: the connection, whose other end has not proved an identity. `certificate`: the
+        caller's certificate, in PEM, as verified by TLS; empty without TLS.
         """
-        claimed: list[str] = []  # the claimed name, once the hello has come
+        claimed_names: list[str] = []  # the claimed name, once the hello has come
 
         def check_claim(name: str) -> None:
             """Remember the claimed name, and check it against the TLS certificate."""
             if name in self._awaited:
-                claimed.append(name)
+                claimed_names.append(name)
             self._require_certificate(name, certificate)
 
         self._unproven.add(stranger)
         try:
             name, connection = prove_identity(stranger, self._me, check_name=check_claim)
         except (OSError, EOFError, RemoteProtocolError) as error:
-            is_refusal = isinstance(error, ConnectionRefusedError | RemoteProtocolError)
-            kind = ConnectionRefusedError if is_refusal else TimeoutError
-            failures = dict.fromkeys(claimed, (kind, f"somebody came in its name: {error}"))
-            if is_refusal:
-                self._failures_by_peer = self._failures_by_peer | failures
-            else:  # an earlier reason stays, since a refusal says more than a break after it
-                self._failures_by_peer = failures | self._failures_by_peer
+            for claimed_name in claimed_names:
+                self._record_failure(claimed_name, error)
             stranger.close()
             return
         finally:
@@ -416,10 +436,20 @@ class PeerAcceptor:
         if former is not None:
             former.close()
 
-    def take_connection(self, name: str) -> Connection:
-        """Return the peer's newest connection, after at most `_POLL_S`.
+    def _record_failure(self, name: str, error: Exception) -> None:
+        """Record why an attempt to connect in the name of a peer failed, for `take_connection`.
 
-        Raises OSError: no connection came; its text is the reason of the last failed attempt.
+        An earlier reason stays unless this one is a refusal, which says more than a break after it.
+        """
+        is_refusal = isinstance(error, ConnectionRefusedError | RemoteProtocolError)
+        kind = ConnectionRefusedError if is_refusal else TimeoutError
+        if is_refusal or name not in self._failures_by_peer:
+            self._failures_by_peer[name] = (kind, f"somebody came in its name: {error}")
+
+    def take_connection(self, name: str) -> Connection:
+        """Return the newest connection of a peer, each only once; wait for it a short time.
+
+        Raises OSError: no connection came; the text is the reason of the last failed attempt.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._unused_connections, _POLL_S):

@@ -7,9 +7,9 @@ from secure_apfed.settings.training import SumSettings
 
 
 def find_sum_class(settings: SumSettings) -> type[SecureSum]:
-    """Return the class of the configured sum, with its facts.
+    """Return the secure-sum class that has the configured scheme and masks.
 
-    Raises ConfigError: no class has this scheme and masks; names the nearest.
+    Raises ConfigError: there is no such class; names the nearest and all.
     """
     name = format_sum_name(settings.scheme, settings.masks)
     if name not in SECURE_SUMS:
@@ -26,8 +26,9 @@ def find_sum_class(settings: SumSettings) -> type[SecureSum]:
 
 
 def explain_unreadable(kind: type[SecureSum]) -> str:
-    """Return why the aggregator cannot read a contribution to this sum: it is a ciphertext.
+    """Return why an attack by the aggregator on single contributions does not apply to this sum.
 
-    "" for the plain scheme, whose masked values an attack has to test.
+    The reason is that they are ciphertexts. "" for the plain scheme: it sends plain or masked
+    values, so the attack applies.
     """
     return "" if kind.scheme == "plain" else f"nothing to read: ciphertexts ({kind.name})"

@@ -33,10 +33,10 @@ _BACKLOG = 64
 
 
 class SocketConnection:
-    """A socket as a `Carrier`."""
+    """A connection that carries frames over a TCP socket, each after its length in 4 bytes."""
 
     def __init__(self, wire: socket.socket) -> None:
-        """Take a connected socket, with the frame limit of an unproven peer."""
+        """Use a connected socket; only short frames are taken until `trust_peer` is called."""
         wire.settimeout(_STUCK_S)
         with contextlib.suppress(OSError):  # already disconnected, which reading will show
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -52,10 +52,16 @@ class SocketConnection:
         self._max_bytes = MAX_SEALED
 
     def send_bytes(self, buf: bytes, /) -> None:
+        """Send a frame after its length. Raises OSError: the connection broke."""
         self._wire.sendall(_LENGTH.pack(len(buf)) + buf)
 
     def recv_bytes(self) -> bytes:
-        """Return the next frame. Raises EOFError: a frame is too long, or the other end closed."""
+        """Return the next frame.
+
+        A frame that is too long is refused, and ends the connection.
+
+        Raises EOFError: the frame is too long, or the other end closed the connection.
+        """
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         if size > self._max_bytes:
             reason = refuse_long_frame(self, self._max_bytes)
@@ -64,11 +70,12 @@ class SocketConnection:
         return self._receive_exactly(size)
 
     def _close_after_refusal(self, unread: int) -> None:
-        """Read and discard what the peer still sends, then close.
+        """Read and discard what the peer still sends, for a short time, then close.
 
-        Otherwise the peer's system would drop the refusal together with the broken connection.
+        Closing a socket with unread bytes resets the connection, and the peer could lose the
+        refusal that it was just sent.
 
-        `unread`: bytes that may still come.
+        `unread`: how many bytes of the refused frame may still come.
         """
         deadline = time.monotonic() + _DISCARD_S
         with contextlib.suppress(OSError):
@@ -82,7 +89,7 @@ class SocketConnection:
         self.close()
 
     def _receive_exactly(self, size: int) -> bytes:
-        """Return the next `size` bytes. Raises EOFError: the other end closed before."""
+        """Return the next `size` bytes. Raises EOFError: the other end closed the connection."""
         received = bytearray()
         while len(received) < size:
             chunk = self._wire.recv(min(size - len(received), _CHUNK))
@@ -92,9 +99,11 @@ class SocketConnection:
         return bytes(received)
 
     def poll(self, timeout: float, /) -> bool:
+        """Wait at most `timeout` seconds; return whether something can be read."""
         return bool(self._readable.select(timeout))
 
     def close(self) -> None:
+        """Shut down both directions; the socket is closed once this object is no longer used."""
         with contextlib.suppress(OSError):
             self._wire.shutdown(socket.SHUT_RDWR)
 
@@ -108,15 +117,15 @@ def dial(address: Address) -> SocketConnection:
     """Connect to a listening party. Raises ConnectionError: nobody listens, or there is no host."""
     try:
         return SocketConnection(socket.create_connection(address, timeout=_DIAL_S))
-    except (OSError, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is no valid name
         raise ConnectionError(getattr(error, "strerror", None) or str(error)) from error
 
 
 class Port:
-    """A server that others dial.
+    """A TCP server at which peers open connections.
 
     Attributes:
-        port: the number of the port, also where the address has 0 for any free one.
+        port: the number of the TCP port; the chosen one if the address has 0, for any free port.
     """
 
     def __init__(
@@ -124,8 +133,8 @@ class Port:
     ) -> None:
         """Listen at this address. Raises OSError: the address cannot be used.
 
-        `welcome`: called with each new connection and b"" (in place of a TLS certificate), in a
-        thread of its own.
+        `welcome`: called in a thread of its own with each new connection and b"", in place of the
+        TLS certificate that a gRPC connection has.
         """
         host, port = address
         families = {info[0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
@@ -143,7 +152,7 @@ class Port:
         self._thread.start()
 
     def _accept_connections(self) -> None:
-        """Accept connections until the port is closed."""
+        """Accept connections, each in a new thread, until the port is closed."""
         with self._listener:
             while not self._closed.is_set():
                 try:
@@ -157,6 +166,7 @@ class Port:
                 threading.Thread(target=self._welcome, args=arguments, daemon=True).start()
 
     def close(self) -> None:
+        """Stop listening; connections that were accepted stay open."""
         self._closed.set()
         self._thread.join()
 
@@ -167,32 +177,34 @@ def parse_address(text: str) -> Address:
     Raises LocalProtocolError: the text has another form.
     """
     host, colon, port = text.rpartition(":")
-    bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
+    has_brackets = host.startswith("[") and host.endswith("]")
+    bare_host = host[1:-1] if has_brackets else host
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 2**16
-    if not colon or not bare or not is_port:
+    if not colon or not bare_host or not is_port:
         raise LocalProtocolError(
             "an address is host:port, such as 127.0.0.1:47001 or [::1]:47001, got "
             f"{quote_text(text)}"
         )
-    if bare != host or ":" in host:
-        _check_ipv6(bare if bare != host else "", text)
+    if has_brackets or ":" in host:
+        _check_ipv6(bare_host if has_brackets else "", text)
     else:
         try:
             check_host(host)
         except ValueError as error:
             raise LocalProtocolError(f"an address is host:port; {error}") from None
-    return bare, int(port)
+    return bare_host, int(port)
 
 
-def _check_ipv6(bare: str, text: str) -> None:
+def _check_ipv6(bare_host: str, text: str) -> None:
     """Raise LocalProtocolError unless a host is an IPv6 address in brackets, maybe with a zone.
 
-    `bare`: the host without brackets; "" if it had none. `text`: the whole address, for the error.
+    `bare_host`: the host without brackets; "" if it had none, which is refused. `text`: the whole
+    address with its port, for the error.
     """
-    _, _, zone = bare.partition("%")
+    _, _, zone = bare_host.partition("%")
     try:
         # Called for its ValueError: not an IPv6 address.
-        IPv6Address(bare)
+        IPv6Address(bare_host)
         if zone:
             check_host(zone)
     except ValueError:
@@ -203,5 +215,6 @@ def _check_ipv6(bare: str, text: str) -> None:
 
 
 def spell_address(address: Address) -> str:
+    """Return host and port as "host:port", an IPv6 host in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

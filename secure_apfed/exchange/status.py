@@ -28,16 +28,18 @@ _BEFORE = Promise(figure="epsilon_x", epsilon=None, why="no session began yet")
 
 
 class _Frozen(BaseModel):
+    """A model whose fields cannot change, and which refuses unknown fields."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LinkBreak(_Frozen):
-    """A broken link that tries to reconnect.
+    """The state of a link whose connection broke and is being restored.
 
     Attributes:
-        since_s: an age: for how many seconds it has been broken.
-        patience_s: the age at which its peer counts as having left.
-        why: what broke it, or the last attempt to connect again.
+        since_s: for how many seconds the connection has been broken.
+        patience_s: after how many seconds of a break the peer counts as having left.
+        why: the error that broke the connection, or the last attempt to restore it.
     """
 
     since_s: float
@@ -51,12 +53,13 @@ class PeerStatus(_Frozen):
     Attributes:
         state: expected (it has not connected yet), connected, awaited, silent (awaited, and nothing
             came from it for half of the patience), or left.
-        silent_s: seconds for which it is awaited and has sent nothing; null if it is not awaited.
-        sign_s: seconds since its last sign, or since this session began.
-        sent_bytes, received_bytes: to it and from it, in all sessions of a run.
-        refusal: the reason why one end refused the other before it connected.
-        broken: the state of its link, if that is broken; null: the link works, or the session has
-            none.
+        silent_s: for how many seconds it is awaited and has sent nothing; null if it is not
+            awaited.
+        sign_s: seconds since its last message, or since this session began.
+        sent_bytes, received_bytes: bytes sent to it and received from it, in all sessions of a run.
+        refusal: why it has not connected yet, such as a refusal of one end; else "".
+        broken: the state of its link, if the connection is broken; null: it works, or the peer has
+            left, or all run in one process.
     """
 
     state: PeerState
@@ -72,10 +75,10 @@ class Waiting(_Frozen):
     """The message that a party waits for.
 
     Attributes:
-        senders: the peers one of which should send it.
-        kinds: the kinds that it may have.
-        step: step that it must have; null: any.
-        since_s: an age: for how many seconds the party has waited.
+        senders: the message comes from one of these peers.
+        kinds: the message has one of these kinds.
+        step: the step that the message must have; null: any.
+        since_s: for how many seconds the party has waited.
         patience_s: after how many seconds the wait fails.
     """
 
@@ -87,10 +90,10 @@ class Waiting(_Frozen):
 
 
 class Meeting(_Frozen):
-    """A party's wait for the others to connect.
+    """A party's wait for the others to connect, before a session.
 
     Attributes:
-        since_s: an age: for how many seconds it has waited.
+        since_s: for how many seconds it has waited.
         patience_s: after how many seconds the wait fails.
     """
 
@@ -102,17 +105,21 @@ class Status(_Frozen):
     """The state of one party at one moment, for the live view and `/status`.
 
     Attributes:
+        party: name of the party.
         phase: connecting; agreement, alignment, set-up, training, prediction or checkpoint; ended
             or failed.
-        step: step of the last envelope, null before training.
-        waits: null while it computes; meets: null but while it waits for peers to connect.
-        session: 1 of the first that this process began, 2 of the one after a restart.
-        figure, epsilon, promise: the privacy guarantee for all its messages over all sessions.
-            `figure` is a key of `secure_apfed.settings.promises.FIGURES`, such as epsilon_x;
-            `promise` is "bounded" by a finite epsilon, "no guarantee" (infinite), or "nothing is
-            sent" (null).
-        less_protected: a sentence of each setting that protects less than by default, and of each
-            organisation that reads or alters more because it runs several parties.
+        step: step of the last message, null before training.
+        waits: the message that the party waits for; null while it computes.
+        meets: its wait for peers to connect; null at all other times.
+        peers: state and traffic of each peer, by name.
+        session: number of the session in this process: 1 for the first, 2 after one restart.
+        figure: the kind of epsilon that bounds what the party's messages reveal, such as epsilon_x,
+            a key of `secure_apfed.settings.promises.FIGURES`.
+        epsilon: its value for all messages over all sessions; infinite or null: see `promise`.
+        promise: "bounded" by a finite epsilon, "no guarantee" (epsilon is infinite), or "nothing is
+            sent" (epsilon is null).
+        less_protected: one sentence for each setting that protects less than by default, and for
+            each organisation that can read or alter more because it runs several parties.
     """
 
     party: str
@@ -129,18 +136,21 @@ class Status(_Frozen):
 
     @property
     def sent_bytes(self) -> int:
+        """The bytes sent to all peers, in all sessions of a run."""
         return sum(peer.sent_bytes for peer in self.peers.values())
 
     @property
     def received_bytes(self) -> int:
+        """The bytes received from all peers, in all sessions of a run."""
         return sum(peer.received_bytes for peer in self.peers.values())
 
     @property
     def promise_text(self) -> str:
-        """The name of the party's epsilon and its guarantee, as text for one line."""
+        """The name and value of the party's epsilon, or that there is none, in one line."""
         return describe_epsilon(self.figure, self.epsilon)
 
     def list_peers(self, state: PeerState) -> list[str]:
+        """Return the names of the peers in this state, such as "silent"."""
         return [name for name, peer in self.peers.items() if peer.state == state]
 
 
@@ -149,30 +159,34 @@ class Meter(Protocol):
 
     @property
     def charges(self) -> int:
-        """Number of releases whose privacy cost is recorded; it grows with every batch."""
+        """The number of releases whose privacy cost is recorded; it grows with every batch."""
 
     @property
     def promise(self) -> Promise:
-        """The privacy guarantee that covers all of them."""
+        """The privacy guarantee that covers all these releases."""
 
 
 class StatusTracker:
-    """A record of its party's status; a `LinkObserver` and a `WaitObserver`."""
+    """A record of the present status of one party, for a display in another thread.
+
+    The party's links and the driver of its script report to it what happens: it is a `LinkObserver`
+    and a `WaitObserver`.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make a tracker of all links' states, before any session; `clock` returns seconds."""
+        """Make a tracker before any session; `clock` returns the time in seconds."""
         self._clock = clock
         self._lock = Lock()
         self._party = ""
         self._phase = "connecting"
         self._step: int | None = None
-        self._awaited: Awaited | None = None
-        self._waits_since = 0.0
+        self._awaited: Awaited | None = None  # the message that the party waits for
+        self._waits_since = 0.0  # on the clock
         self._patience_s = 0.0
         self._meter: Meter | None = None
-        self._promise = _BEFORE
-        self._missing: Mapping[str, str] = {}
-        self._meets_since = 0.0
+        self._promise = _BEFORE  # the guarantee at the last sent message
+        self._missing: Mapping[str, str] = {}  # by peer that has not connected: the reason, or ""
+        self._meets_since = 0.0  # on the clock: when the party began to wait for connections
         self._meet_s = 0.0
         self._bytes: dict[str, list[int]] = {}  # by peer: sent, received
         self._unheard_since: dict[str, float] = {}  # by awaited peer: when the wait for it began
@@ -180,6 +194,7 @@ class StatusTracker:
         self._session = 0
         self._less_protected: tuple[str, ...] = ()
         self._departed: set[str] = set()
+        # Returns the broken links by peer; `dict` returns none.
         self._read_broken: Callable[[], Mapping[str, BrokenLink]] = dict
 
     def start_session(
@@ -192,16 +207,16 @@ class StatusTracker:
         less_protected: Iterable[str] = (),
         past: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
-        """Start a party's session, before any peer is connected; a later call starts the next one.
+        """Record that a session starts, before any peer is connected; each session calls it once.
 
         Args:
             party: name of the party.
             peers: the other parties' names.
-            meter: computes the privacy cost of what it sends; None: it sends nothing that is
-                counted.
-            meet_s: how long it waits until all peers are connected; 0: not known.
+            meter: states the privacy cost of what the party sends; None: it sends nothing that has
+                a cost.
+            meet_s: how many seconds it waits until all peers are connected; 0: not known.
             less_protected: sentences on settings that protect less; see `Status`.
-            past: peer -> the bytes sent and received in earlier sessions, to which this one adds.
+            past: by peer, the bytes sent and received in earlier sessions, to which this one adds.
         """
         with self._lock:
             self._party = party
@@ -220,32 +235,38 @@ class StatusTracker:
             self._read_broken = dict
 
     def observe_missing(self, missing: Mapping[str, str]) -> None:
-        """Note which peers have not connected yet, and why; see `Missed`."""
+        """Note the peers that have not connected yet, each with the reason, or "" if unknown."""
         with self._lock:
             self._missing = missing
 
     def observe_connection(
         self, read_broken: Callable[[], Mapping[str, BrokenLink]] = dict
     ) -> None:
-        """Note that all peers are connected; `read_broken` returns the links that are broken."""
+        """Note that all peers are connected.
+
+        `read_broken`: returns, by peer, the links that are broken at the moment of the call.
+        """
         with self._lock:
             self._missing = {}
             self._phase = "agreement"
             self._read_broken = read_broken
 
     def __enter__(self) -> Self:
-        """Return this tracker of all sessions; leaving the block ends them."""
+        """Return this tracker; leaving the `with` block sets the final phase."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Set the final phase: ended or failed."""
+        """Set the final phase: failed after an error of this type, else ended.
+
+        SystemExit is how a command ends with an exit code, so it counts as ended.
+        """
         with self._lock:
             self._awaited = None
             self._read_broken = dict
             self._phase = "ended" if kind in (None, SystemExit) else "failed"
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
-        """Count a sent frame, and update step and privacy guarantee."""
+        """Count the bytes of a sent message, and update step and privacy guarantee."""
         promise = self._meter.promise if self._meter else _BEFORE
         with self._lock:
             self._bytes[envelope.receiver][0] += len(frame)
@@ -254,7 +275,9 @@ class StatusTracker:
                 self._step = envelope.step
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
-        """Count a received frame, and update the step; an ABORT means that its sender left."""
+        """Count the bytes of a received message, and update the step; after an ABORT its sender has
+        left.
+        """
         with self._lock:
             self._count_incoming(envelope.sender, frame)
             if envelope.step >= 0:
@@ -263,6 +286,7 @@ class StatusTracker:
                 self._departed.add(envelope.sender)
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
+        """Count the bytes of a message that could not be decrypted."""
         with self._lock:
             self._count_incoming(sender, frame)
 
@@ -273,15 +297,16 @@ class StatusTracker:
         """
         with self._lock:
             now = self._clock()
-            before = self._unheard_since
+            earlier_waits = self._unheard_since
             self._awaited = awaited
             self._waits_since = now
             self._patience_s = timeout_s
-            self._unheard_since = {name: before.get(name, now) for name in awaited.senders}
+            # A sender that was awaited already, and has sent nothing since, keeps its time.
+            self._unheard_since = {name: earlier_waits.get(name, now) for name in awaited.senders}
             self._phase = awaited.phase
 
     def observe_departure(self, names: Iterable[str]) -> None:
-        """Note that these peers left."""
+        """Note that these peers left the session, or were silent for too long."""
         with self._lock:
             self._departed |= set(names)
             self._awaited = None
@@ -291,7 +316,7 @@ class StatusTracker:
         with self._lock:
             now = self._clock()
             awaited = self._awaited
-            broken = self._read_broken()
+            broken_links = self._read_broken()
             waits = None
             if awaited is not None:
                 waits = Waiting(
@@ -312,7 +337,7 @@ class StatusTracker:
                 waits=waits,
                 meets=meets,
                 peers={
-                    name: self._build_peer_status(name, now, broken.get(name))
+                    name: self._build_peer_status(name, now, broken_links.get(name))
                     for name in self._bytes
                 },
                 figure=self._promise.figure,
@@ -323,10 +348,10 @@ class StatusTracker:
             )
 
     def _build_peer_status(self, name: str, now: float, broken: BrokenLink | None) -> PeerStatus:
-        """Return one peer's state: expected, connected, awaited, silent or left, and its counts.
+        """Return one peer's status: connected, awaited, silent or gone, and the bytes exchanged.
 
-        `now`: the clock's time, in seconds. `broken`: the state of the link to the peer; None: it
-        is not broken.
+        `now`: the clock's time, in seconds. `broken`: the state of a broken link to the peer; None:
+        the link is not broken.
         """
         silent_s: float | None = None
         state: PeerState = "expected" if name in self._missing else "connected"
@@ -347,7 +372,7 @@ class StatusTracker:
         )
 
     def _count_incoming(self, sender: str, frame: bytes) -> None:
-        """Count the frame's bytes; its sender is alive and no longer awaited."""
+        """Count the frame's bytes, and record that its sender is alive and no longer awaited."""
         self._bytes[sender][1] += len(frame)
         self._last_frame_at[sender] = self._clock()
         self._unheard_since.pop(sender, None)

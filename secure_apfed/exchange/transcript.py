@@ -51,20 +51,24 @@ _FlowKey = tuple[str, str, Kind]
 
 
 def count_free_megabytes(folder: Path | None = None) -> float:
-    """Return the free megabytes on the disk where a run's payloads are stored.
+    """Return the free megabytes on the disk where a run's messages are stored.
 
-    `folder`: folder of the run; None: the system's temporary folder, as for runs without one.
+    `folder`: folder of the run; None: the run has no folder and uses the system's temporary folder.
     """
     return shutil.disk_usage(folder or tempfile.gettempdir()).free / 1e6
 
 
 @dataclass(frozen=True)
 class Flow:
-    """All messages of one kind from one party to another.
+    """The number and size of all messages of one kind from one party to another.
 
     Attributes:
-        messages: number of messages; first_step, last_step: when (-1: before training).
-        payload_bytes: what the receiver read; wire_bytes: with headers and seals.
+        sender, receiver: names of the two parties.
+        kind: kind of the messages.
+        messages: number of messages.
+        payload_bytes: bytes of their contents.
+        wire_bytes: bytes as sent, with headers and encryption.
+        first_step, last_step: the steps of training of the first and the last; -1: before training.
     """
 
     sender: str
@@ -78,7 +82,7 @@ class Flow:
 
 
 class _Folder:
-    """A folder of payloads, permanent or temporary."""
+    """A folder in which message contents are stored, permanent or temporary."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Use the folder at `path`; None: create one that is deleted together with this object."""
@@ -88,27 +92,34 @@ class _Folder:
 
 
 def _remove_folder(folder: Path, creator: int) -> None:
-    """Delete a temporary folder, in the process with this ID, which created it, only."""
-    if os.getpid() == creator:  # a forked child has the object, too
+    """Delete a temporary folder, unless this is a forked child of the process that created it.
+
+    `creator`: ID of the process that created the folder.
+    """
+    if os.getpid() == creator:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Epoch:
-    """The stored messages of one epoch.
+    """The stored messages of one epoch of training.
 
-    Equal payloads (the same representations to each passive) are written once, and read on request.
+    Their payloads (contents) are in one file. Equal payloads, such as the same representations to
+    each passive, are written once. A payload is read again when it is needed.
 
     Attributes:
         path: the file of all payloads.
-        places: digest of a payload -> its first byte in the file and the one after its last.
-        envelopes: each without its payload, with the payload's digest.
-        sums: step -> the digest of the stored sum that the active decoded.
-        contributed: bytes of the stored contributions.
-        synced: whether all payloads are on the disk.
+        places: by the digest of a payload, where its bytes begin and end in the file.
+        envelopes: each message without its payload, and the payload's digest.
+        sums: by step, the digest of the stored secure sum that the active decoded.
+        contributed: how many bytes of passives' contributions to sums are stored.
+        synced: whether all payloads are surely on the disk (fsync).
     """
 
     def __init__(self, number: int, folder: _Folder) -> None:
-        """Name the payload file of epoch `number`; it is created with the first payload."""
+        """Start without messages; the payload file in `folder` is created with the first payload.
+
+        `number`: number of the epoch, from 0, which is in the file's name.
+        """
         self.path = folder.path / PAYLOADS.replace("*", str(int(number)))
         self._folder = folder
         self.places: dict[bytes, list[int]] = {}
@@ -118,7 +129,11 @@ class _Epoch:
         self.synced = True
 
     def keep_envelope(self, envelope: Envelope) -> None:
-        """Store an envelope; of contributions only those that fit into `MAX_CONTRIBUTED` bytes."""
+        """Store a message.
+
+        A passive's contribution to a sum is stored only while all stored contributions of the epoch
+        fit into `MAX_CONTRIBUTED` bytes: ciphertexts are large, and a few of them are enough.
+        """
         if envelope.kind is Kind.CONTRIBUTION:
             if self.contributed + len(envelope.payload) > MAX_CONTRIBUTED:
                 return
@@ -129,12 +144,11 @@ class _Epoch:
     def store_payload(self, payload: bytes) -> bytes:
         """Append a payload to the file unless it is there; return its digest.
 
-        Raises CheckpointError: the disk is full.
+        Raises CheckpointError: the file cannot be written, such as on a full disk.
         """
         digest = _digest_payload(payload)
         if digest not in self.places:
-            last_place = next(reversed(self.places.values()), [0, 0])
-            size = last_place[1]
+            _, size = next(reversed(self.places.values()), [0, 0])  # the end of the last payload
             try:
                 with os.fdopen(open_regular(self.path, create=True), "ab") as file:
                     file.truncate(size)  # a session that was interrupted may have written more
@@ -148,20 +162,55 @@ class _Epoch:
             self.synced = False
         return digest
 
+    def load_entries(
+        self,
+        places: Mapping[bytes, Sequence[int]],
+        entries: Sequence[tuple[Mapping[str, Any], bytes]],
+        sums: Mapping[int, bytes],
+    ) -> None:
+        """Restore the epoch from a checkpoint, and check that its payload file is complete.
+
+        Args:
+            places: by the digest of a payload, where its bytes begin and end in the file.
+            entries: fields of each message without its payload, and the payload's digest.
+            sums: by step, the digest of the decoded sum.
+
+        Raises:
+            KeyError, TypeError, ValueError: malformed; such as a digest that has no place.
+            CheckpointError: the last payload is missing or was altered.
+        """
+        self.places = {digest: [int(start), int(end)] for digest, (start, end) in places.items()}
+        self.sums = dict(sums)
+        self.envelopes = [
+            (Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=b""), digest)
+            for fields, digest in entries
+        ]
+        for envelope, digest in self.envelopes:
+            if envelope.kind is Kind.CONTRIBUTION:
+                start, end = self.places[digest]
+                self.contributed += end - start
+        for digest in (*sums.values(), *(digest for _, digest in entries)):
+            self.places[digest]  # raises KeyError if it has no place
+        for last_digest in [*places][-1:]:  # no payload, if the epoch has none
+            self.load_payload(last_digest)
+
     def move_payloads(self, folder: _Folder) -> None:
-        """Move the payload file into another folder."""
+        """Move the payload file, if there is one, into another folder."""
         if self.places:
             self.path = Path(shutil.move(self.path, folder.path))
         self._folder = folder
 
     def load_payload(self, digest: bytes) -> bytes:
-        """Return the payload of this digest. Raises CheckpointError: the file was altered or is
-        missing.
+        """Return the payload of this digest.
+
+        Raises CheckpointError: the file was altered or is missing.
         """
         start, end = self.places[digest]
         payload = b""
         with open_plain(self.path) as file:
-            if 0 <= start <= end <= min(os.fstat(file.fileno()).st_size, start + MAX_BYTES):
+            file_bytes = os.fstat(file.fileno()).st_size
+            # `places` may come from an altered checkpoint.
+            if 0 <= start <= end <= min(file_bytes, start + MAX_BYTES):
                 file.seek(start)
                 payload = file.read(end - start)
         if _digest_payload(payload) != digest:
@@ -173,14 +222,20 @@ class _Epoch:
 
 
 class _StoredEnvelope(Envelope):
-    """An envelope whose payload is stored on disk and is read at each access."""
+    """An envelope whose payload is stored on disk and is read at each access.
+
+    So a transcript of many gigabytes fits into memory.
+    """
 
     @classmethod
     def from_epoch(cls, epoch: _Epoch, envelope: Envelope, digest: bytes) -> "_StoredEnvelope":
-        """Return an envelope without payload that reads it from the epoch's file when asked."""
+        """Return a copy of `envelope` that reads the payload from the epoch's file at each access.
+
+        `digest`: the payload's digest, by which the epoch finds it.
+        """
         stored = cls.__new__(cls)
         vars(stored).update(vars(envelope), _place=(epoch, digest))
-        del vars(stored)["payload"]
+        del vars(stored)["payload"]  # so that an access calls `__getattr__`
         return stored
 
     def __getattr__(self, name: str) -> bytes:
@@ -193,14 +248,17 @@ class _StoredEnvelope(Envelope):
 
 
 class Transcript:
-    """A record of every sent envelope: all are counted, and some stored, by epoch.
+    """A record of every message of a simulated run: all are counted, and some stored, by epoch.
 
     Attributes:
-        wire_bytes: bytes of all sent envelopes, with headers and seals.
+        wire_bytes: bytes of all sent messages, with headers and encryption.
     """
 
     def __init__(self, settings: TranscriptSettings) -> None:
-        """Make an empty record of messages; nothing is stored before `begin_epoch`."""
+        """Make an empty record; messages are stored from the first `begin_epoch` on.
+
+        `settings`: the epochs whose messages are stored.
+        """
         self._settings = settings
         self._flows: dict[_FlowKey, list[int]] = {}  # the numbers of a `Flow`, in its order
         self._epochs: dict[int, _Epoch] = {}
@@ -213,14 +271,15 @@ class Transcript:
     @property
     def flows(self) -> tuple[Flow, ...]:
         """The number and size of sent messages, by sender, receiver and kind."""
-        return tuple(Flow(*key, *numbers) for key, numbers in [*self._flows.items()])
+        counts_by_key = list(self._flows.items())  # copied first, as another thread may add flows
+        return tuple(Flow(*key, *counts) for key, counts in counts_by_key)
 
     @property
     def envelopes_by_epoch(self) -> Mapping[int, tuple[Envelope, ...]]:
-        """The stored envelopes by epoch, in sending order; payloads are read on access.
+        """The stored messages by epoch, in sending order; each payload is read on access.
 
-        The access raises CheckpointError if the payload's file was altered, or is missing, as it
-        is for an epoch that is no longer stored.
+        Such an access raises CheckpointError if the payload's file was altered or is missing, since
+        an epoch that is no longer stored has none.
         """
         return {
             number: tuple(
@@ -232,7 +291,10 @@ class Transcript:
 
     @property
     def sums_by_step(self) -> dict[int, Tensor]:
-        """By step, the sum that the active decoded, (B, D); for the stored epochs."""
+        """By step, the secure sum that the active decoded: B rows, D numbers each.
+
+        Contains the steps of the stored epochs only.
+        """
         return {
             step: safetensors.torch.load(epoch.load_payload(digest))[_SUM]
             for epoch in self._epochs.values()
@@ -240,22 +302,24 @@ class Transcript:
         }
 
     def keep_in(self, folder: PathLike) -> None:
-        """Store payloads in this folder permanently; the first `begin_epoch` deletes those of an
-        earlier run.
+        """Store payloads in this folder, which stays.
+
+        The first `begin_epoch` deletes the payloads of an earlier run in it.
         """
         self._folder = _Folder(Path(folder).absolute())
 
     def take_along(self) -> None:
-        """Move the payloads out of a folder that will be deleted."""
+        """Move the payloads to a temporary folder, since their present folder will be deleted."""
         if self._epochs:
             self._folder = folder = _Folder()
             for epoch in self._epochs.values():
                 epoch.move_payloads(folder)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Assign the following envelopes to `epoch` (from 0); drop what need not be kept.
+        """Assign the following messages to `epoch` (from 0), and forget epochs no longer needed.
 
-        With `keep: first_and_last`, epochs other than 0 and this one are forgotten.
+        Which are needed is a setting, `keep`: all, none, or first_and_last (0 and the present one).
+        Payload files that neither a stored epoch nor a checkpoint uses are deleted.
         """
         self._epoch = None
         if self._settings.keep == "first_and_last":
@@ -269,7 +333,7 @@ class Transcript:
             self._epoch = self._epochs.setdefault(epoch, _Epoch(epoch, self._folder))
 
     def _remove_stale_files(self) -> None:
-        """Delete payload files that neither this record nor one of the checkpoints uses."""
+        """Delete payload files that neither this record nor the newest two checkpoints use."""
         if self._folder:
             used = self._paths.union(*self._files_by_step.values())
             for file in {*self._folder.path.glob(PAYLOADS)} - used:
@@ -278,35 +342,41 @@ class Transcript:
 
     @property
     def _paths(self) -> frozenset[Path]:
+        """The payload files of the stored epochs."""
         return frozenset(epoch.path for epoch in self._epochs.values())
 
     def record_envelope(self, envelope: Envelope, wire_bytes: int) -> None:
-        """Count a sent envelope, and store it if its kind and epoch are to be kept.
+        """Count a sent message, and store it if attacks read its kind and its epoch is stored.
 
-        `wire_bytes`: size with header and seal, in bytes.
+        `wire_bytes`: size with header and encryption, in bytes.
         """
         self._count_messages(
             (envelope.sender, envelope.receiver, envelope.kind),
             (1, len(envelope.payload), wire_bytes),
-            envelope.step,
-            envelope.step,
+            first=envelope.step,
+            last=envelope.step,
         )
         if self._epoch is not None and envelope.kind in KEPT_KINDS:
             self._epoch.keep_envelope(envelope)
 
     def record_sum(self, step: int, sum_BD: Tensor) -> None:
-        """Store the sum (B, D) that the active decoded in `step`; only the experimenter sees it."""
+        """Store the secure sum that the active decoded in a step, for attacks on simulated runs.
+
+        No message has this sum, so it would be missing from the record otherwise.
+
+        `sum_BD`: B rows of D numbers each.
+        """
         if self._epoch is not None:
             body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
             self._epoch.sums[step] = self._epoch.store_payload(body)
 
     def resume_record(self, state: Mapping[str, Any], sent: Sequence[Flow] = ()) -> None:
-        """Continue from an earlier record; what this session sent so far is added.
+        """Continue an earlier session's record; what this session sent so far is added to it.
 
         Args:
             state: what `state_dict` returned at the checkpoint.
-            sent: the flows up to the end of the last session, which may be later than the
-                checkpoint; they count if they have more bytes.
+            sent: the flows up to the end of the earlier session, which may have sent more after
+                the checkpoint; they replace the checkpoint's flows if they have more bytes.
         """
         current = self.flows
         self.load_state_dict(state)
@@ -317,18 +387,18 @@ class Transcript:
         self.add_flows(current)
 
     def add_flows(self, flows: Iterable[Flow]) -> None:
-        """Add messages that were sent in an earlier session, or elsewhere in this run."""
+        """Count messages that were sent in an earlier session, or elsewhere in this run."""
         for flow in flows:
             counts = (flow.messages, flow.payload_bytes, flow.wire_bytes)
             key = (flow.sender, flow.receiver, flow.kind)
             self._count_messages(key, counts, flow.first_step, flow.last_step)
 
     def _count_messages(self, key: _FlowKey, counts: Sequence[int], first: int, last: int) -> None:
-        """Add messages to one flow.
+        """Add messages to the counts of one flow, and to the bytes of all.
 
         Args:
-            key: the flow.
-            counts: messages, payload bytes, wire bytes.
+            key: sender, receiver and kind of the messages.
+            counts: number of messages, their payload bytes, their wire bytes.
             first, last: the first and the last step of these messages.
         """
         _, _, wire_bytes = counts
@@ -339,20 +409,21 @@ class Transcript:
         totals[-1] = max(totals[-1], last)
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Return the whole record as plain msgpack types; payloads stay in their files.
+        """Return the record, without payloads, as plain msgpack types; `load_state_dict` reads it.
 
-        Files that this state names are kept as long as it is one of the newest two.
+        The payloads are flushed to the disk. Their files, which the state names, are not deleted
+        while the state belongs to one of the newest two checkpoints.
 
         `step`: step of the checkpoint that the state belongs to; None: it is the last state of the
-        run, and all other files are deleted.
+        run, so payload files of other epochs are deleted.
         """
         if step is None:
             self._files_by_step = {}
             self._remove_stale_files()
         else:
             earlier_steps = [saved for saved in self._files_by_step if saved < step]
-            newest_steps = earlier_steps[-1:]
-            self._files_by_step = {saved: self._files_by_step[saved] for saved in newest_steps}
+            last_steps = earlier_steps[-1:]  # none at the first checkpoint, else one
+            self._files_by_step = {saved: self._files_by_step[saved] for saved in last_steps}
             self._files_by_step[step] = self._paths
         for epoch in self._epochs.values():
             if not epoch.synced:
@@ -375,11 +446,11 @@ class Transcript:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; the payloads lie in the folder given to `keep_in`.
+        """Restore a record that `state_dict` returned; `keep_in` has named the payloads' folder.
 
         Raises:
             KeyError, TypeError, ValueError: the state is malformed.
-            CheckpointError: the last payload of an epoch is missing.
+            CheckpointError: the last payload of an epoch is missing or was altered.
         """
         flows = [Flow(**{**flow, "kind": Kind(flow["kind"])}) for flow in state["flows"]]
         self._flows = {}
@@ -391,29 +462,16 @@ class Transcript:
         for number, places, entries, sums in state["epochs"]:
             epoch = _Epoch(number, self._folder)
             self._epochs[number] = epoch
-            epoch.places = {
-                digest: [int(start), int(end)] for digest, (start, end) in places.items()
-            }
-            epoch.sums = dict(sums)
-            epoch.envelopes = [
-                (Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=b""), digest)
-                for fields, digest in entries
-            ]
-            for envelope, digest in epoch.envelopes:
-                if envelope.kind is Kind.CONTRIBUTION:
-                    start, end = epoch.places[digest]
-                    epoch.contributed += end - start
-            for digest in (*sums.values(), *(digest for _, digest in entries)):
-                places[digest]  # raises KeyError if it has no place
-            for last_digest in [*places][-1:]:
-                epoch.load_payload(last_digest)  # so the file is complete
+            epoch.load_entries(places, entries, sums)
         if state["step"] is not None:
-            # Files that this state does not name may belong to the checkpoint before it.
+            # Files that this state does not name may belong to the checkpoint before it, whose step
+            # is not known: -1 is before any step.
             files = frozenset(self._folder.path.glob(PAYLOADS))
             self._files_by_step = {-1: files, int(state["step"]): self._paths}
 
 
 def _digest_payload(payload: bytes) -> bytes:
+    """Return the 16 bytes of BLAKE2b by which a payload is stored."""
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
