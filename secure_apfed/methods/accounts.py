@@ -28,11 +28,12 @@ from secure_apfed.settings.training import BlackBoxSettings, NoiseSettings, OwnL
 
 
 def plan_updates(config: RunSettings, settings: DpSgdSettings, guard: RepresentationGuard) -> float:
-    """Return the noise multiplier of the active's DP-SGD updates, as given or from their epsilon.
+    """Return the noise multiplier of the active's DP-SGD updates.
 
-    Each row takes part in one update an epoch. `settings`: the DP-SGD settings of `config`.
-    `guard`: the active's guard of its representations, whose releases share the privacy budget.
-    Raises ConfigError: the releases alone exceed dp_sgd.epsilon.
+    The settings give it, or an epsilon that it is calibrated to. Each row takes part in one update
+    an epoch. `settings`: the DP-SGD settings of `config`. `guard`: clips the active's
+    representations and adds noise to them; their releases share the same epsilon. Raises
+    ConfigError: the releases alone exceed dp_sgd.epsilon.
     """
     if settings.noise_multiplier is not None:
         return settings.noise_multiplier
@@ -55,8 +56,8 @@ class NoisePlan:
     Attributes:
         steps: standard deviation of one passive's noise on each number, in fixed-point steps; the
             contract states it under this name.
-        honest: number of passives whose noise counts towards epsilon: the smallest number that a
-            sum needs, less the assumed colluders.
+        honest: number of passives whose noise counts towards epsilon. It is the smallest number of
+            passives that a sum needs, minus the assumed colluders, who know their own noise.
     """
 
     steps: int
@@ -75,8 +76,8 @@ def sum_and_noise(
     Raises ConfigError: settings that do not fit, no clip bound, no honest passive, or more noise
     than a sum can carry; LocalProtocolError: parameters that do not fit, or a single passive.
     """
-    parts = config, session, active, passives
-    noiseless_sum = make_sum(*parts)
+    sum_arguments = config, session, active, passives
+    noiseless_sum = make_sum(*sum_arguments)
     noise = config.method.find_noise(config)
     if noise is None:
         return noiseless_sum, None
@@ -93,13 +94,13 @@ def sum_and_noise(
             "needs leave no honest one whose noise would count"
         )
     steps = _calibrate_steps(config, noise, passives, shape, honest)
-    return make_sum(*parts, noise=steps), NoisePlan(steps=steps, honest=honest)
+    return make_sum(*sum_arguments, noise=steps), NoisePlan(steps=steps, honest=honest)
 
 
 def make_sum_release(
     config: RunSettings, passive: str, shape: Shape, plan: NoisePlan
 ) -> SummedRelease:
-    """Return the mechanism that accounts for one noisy sum: what it costs a person at `passive`.
+    """Return the privacy mechanism of one noisy sum: its cost for a person at `passive`.
 
     `shape`: shape of one row of a contribution, without the batch axis. `plan`: the noise that all
     passives agreed on.
@@ -119,11 +120,12 @@ def _calibrate_steps(
     shape: Shape,
     honest: int,
 ) -> int:
-    """Return the standard deviation of each passive's noise, in fixed-point steps.
+    """Return the standard deviation of each passive's noise, in steps of the fixed-point encoding.
 
-    The settings `noise` give it by an epsilon, or as sigma in units of the contributions. `shape`:
-    shape of one row of a contribution, without the batch axis. `honest`: number of passives whose
-    noise is counted. Raises ConfigError: more noise than a sum can carry.
+    It is calibrated to the epsilon of the settings `noise`, or converted from their sigma, which is
+    in units of the contributions. `shape`: shape of one row of a contribution, without the batch
+    axis. `honest`: number of passives whose noise counts towards epsilon. Raises ConfigError: more
+    noise than a sum can carry.
     """
     if noise.epsilon is not None:
         return calibrate_noise(
@@ -137,7 +139,7 @@ def _calibrate_steps(
         )
     assert noise.sigma is not None
     quantiser = _make_quantiser(config)
-    # Sigma is in units of the contributions; rounded up in steps.
+    # Rounded up, so that the noise is never below sigma.
     steps = math.ceil(noise.sigma / quantiser.clip_norm * quantiser.levels)
     if steps > MAX_DEVIATION:
         raise ConfigError(
@@ -150,19 +152,20 @@ def _calibrate_steps(
 def _count_numbers(config: RunSettings, shape: Shape) -> int:
     """Return the largest number of values in one contribution that a person's features may change.
 
-    Where passives get one request for the whole run, that is one row of values, otherwise a whole
-    batch. `shape`: shape of one row of a contribution.
+    `shape`: shape of one row of a contribution, without the batch axis.
     """
+    # With one request in the whole run a person changes its own row only. Otherwise a batch may
+    # have changed as a whole.
     rows = 1 if config.method.asks_once else config.train.batch_size
     return rows * math.prod(shape)
 
 
 def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
-    """Return the L2 sensitivity of this passive's contribution to one person's features.
+    """Return how far one person's features can move this passive's contribution, in L2 norm.
 
-    It is in fixed-point steps. A person changes one row of votes or representations, with the
-    trained model fixed; one row of gradients if neither the objective nor a defence mixes rows,
-    otherwise all rows of the batch.
+    The unit is a step of the fixed-point encoding; networks are held fixed. In votes and
+    representations a person moves one row. In gradients a person moves one row if neither the
+    objective nor a defence mixes rows, otherwise all rows of the batch.
 
     `shape`: shape of one row of a contribution, without the batch axis.
     """
@@ -189,9 +192,9 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
 
 
 def _make_quantiser(config: RunSettings) -> FixedPoint:
-    """Return the fixed-point encoding of one passive's contribution; the sum must have a clip.
+    """Return the fixed-point encoding of one passive's contribution, for sums with a clip bound.
 
-    It rounds with the configured bits; `clip_norm` is the largest L2 norm of a row.
+    It rounds to the configured bits; its `clip_norm` is the largest L2 norm of a row.
     """
     clip = find_clip(config)
     assert clip is not None

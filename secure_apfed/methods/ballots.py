@@ -36,14 +36,16 @@ from secure_apfed.learning.release import check_rows
 from secure_apfed.methods.method import FOR_THE_ACTIVE
 
 ASK = 0
-"""The step number of the active's request for votes, which is a method's first step."""
+"""The step number of the active's request for votes, the first step of a run with votes."""
 
 _DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ballot:
-    """A request for votes: the rows, and which of them are labelled.
+    """A request for votes: the rows to vote on, and the labels of some of them.
+
+    A vote on a row is one row of class scores; passives learn from the labels how to vote.
 
     Attributes:
         rows: alignment positions (indices into the common list of people) to vote on, (U,), each
@@ -71,14 +73,14 @@ class Ballot:
         size: int,
         shows_labels: bool = True,
     ) -> "Ballot":
-        """Return the ballot with its message.
+        """Return the ballot of these rows, with its encoded message.
 
         Args:
             rows_U: alignment positions (indices into the common list of people) to vote on, (U,).
             labelled_n: indices into `rows_U` of rows whose labels are known.
-            labels_n: the labels of those rows, in 0..K-1.
-            size: the largest number of rows in a block.
-            shows_labels: False: the message names the labelled rows without their labels.
+            labels_n: the labels of those rows, classes from 0.
+            size: the largest number of rows in a block of votes.
+            shows_labels: whether the message has the labels; False: only which rows are labelled.
         """
         tensors = {"rows": rows_U, "labelled": labelled_n}
         if shows_labels:
@@ -101,11 +103,13 @@ class Ballot:
         classes: int,
         shows_labels: bool = True,
     ) -> "Ballot":
-        """Parse the active's request for votes.
+        """Parse and check the active's request for votes; run by a passive.
 
         Args:
+            envelope: the active's message.
+            contract: the session's contract, which has the smallest batch and the block size.
             aligned: number of alignment positions.
-            classes: K, one more than the largest label.
+            classes: number of classes; labels are below it.
             shows_labels: whether the message must contain the labels of labelled rows.
 
         Raises RemoteProtocolError: rows, indices or labels are missing, repeated or out of range.
@@ -139,9 +143,7 @@ class Ballot:
 
     @property
     def blocks(self) -> list[slice]:
-        """Slices of at most `size` rows that cover the ballot; votes are sent one block a
-        message.
-        """
+        """Slices of at most `size` rows that cover the ballot; each block of votes is a message."""
         row_count = len(self.rows)
         starts = range(0, row_count, self.size)
         return [slice(start, min(start + self.size, row_count)) for start in starts]
@@ -149,7 +151,10 @@ class Ballot:
 
 @dataclass(frozen=True, kw_only=True)
 class BallotSize:
-    """The public size of a ballot, known to all parties before votes are cast.
+    """The public size of a ballot (a request for votes), known to all parties before they vote.
+
+    Some protocols must know before how many votes they will add. The digest binds their sums to one
+    ballot.
 
     Attributes:
         people: U, how many rows are voted on.
@@ -174,10 +179,10 @@ class BallotSize:
 
     @classmethod
     async def receive_size(cls, links: Links, contract: Contract, *, maximum: int) -> "BallotSize":
-        """Receive the ballot's size from the active; run by all others.
+        """Receive the ballot's size from the active, and check it; run by all other parties.
 
-        `maximum`: the largest number of people: those this party knows, or what the settings allow.
-        Raises RemoteProtocolError: the message has no size, or a larger one.
+        `maximum`: the largest number of people that may be voted on. Raises RemoteProtocolError:
+        the message has no size, or a size outside its limits.
         """
         active = contract.active
         message = await links.receive(
@@ -204,9 +209,7 @@ class BallotSize:
         return size
 
     def require_same_ballot(self, ballot: Ballot, *, sender: str) -> None:
-        """Raise RemoteProtocolError if `ballot`, sent by `sender`, differs from the announced
-        one.
-        """
+        """Raise RemoteProtocolError if `ballot`, sent by `sender`, is not the announced one."""
         if BallotSize.from_ballot(ballot) != self:
             raise RemoteProtocolError(
                 f"{sender} asks for votes on another ballot than it told all parties of"

@@ -24,11 +24,11 @@ from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 _MAX_BYTES = 4096
 """Bytes of packed accounts at most."""
 _PURPOSE = b"charged v1"
-"""What signatures are for, so that they serve nothing else."""
+"""Domain separation: a signature with this prefix cannot pass for one on something else."""
 
 
 class ChargedAccount(BaseModel):
-    """The privacy cost that one party's ledger has recorded so far, for one kind of epsilon.
+    """A privacy account: the cost that one party's ledger has recorded, for one kind of epsilon.
 
     Attributes:
         figure: the kind of epsilon, as in `secure_apfed.settings.promises.FIGURES`.
@@ -47,14 +47,17 @@ class ChargedAccount(BaseModel):
     mu: Annotated[float, Field(ge=0)] = math.inf
 
     def to_account(self, party: str) -> dict[str, Any]:
-        """Return the account in the form of `PrivacyLedger.summarise_cost`, with a sentence on
-        `party`, which reported it.
+        """Return the account as a dictionary like that of `PrivacyLedger.summarise_cost`.
+
+        Its "trace" is a sentence that says that `party` reported these numbers.
         """
         return {**self.model_dump(exclude={"mu"}), "trace": [self._describe_report(party)]}
 
     def to_privacy_cost(self, party: str) -> PrivacySpent:
-        """Return the account in the form of `PrivacyLedger.get_privacy_spent`, with a sentence on
-        `party`, which reported it.
+        """Return the account as a `PrivacySpent`, like `PrivacyLedger.get_privacy_spent`.
+
+        Its trace is a sentence that says that `party` reported these numbers. `epsilon_x` has the
+        epsilon of any kind.
         """
         return PrivacySpent(
             epsilon_x=self.epsilon,
@@ -72,13 +75,13 @@ class ChargedAccount(BaseModel):
         )
 
 
-_ALL: TypeAdapter[tuple[ChargedAccount, ...]] = TypeAdapter(
+_ACCOUNTS: TypeAdapter[tuple[ChargedAccount, ...]] = TypeAdapter(
     Annotated[tuple[ChargedAccount, ...], Field(strict=False, max_length=2)]
 )
 
 
 def pack_accounts(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
-    """Return a party's report as bytes: the privacy cost that each of its ledgers has recorded.
+    """Return a party's privacy accounts as bytes: the cost that each of its ledgers has recorded.
 
     `ledgers`: pairs of a ledger's name and the ledger. Ledgers of DP-SGD updates are left out,
     since updates leave no party.
@@ -106,21 +109,22 @@ def collect_accounts(
     among: Iterable[str],
     silent: Mapping[str, int],
 ) -> dict[str, dict[str, Any]]:
-    """Return for each passive the reported privacy cost of its votes or contributions.
+    """Return the reported privacy cost of each passive's votes or contributions, by passive name.
 
-    If others reported and one did not, its epsilon is infinite. A passive that fell silent gets a
-    remark.
+    If some passives reported and another did not, the latter gets an infinite epsilon. The account
+    of a passive that stopped answering gets a remark in its "trace".
 
     Args:
-        charged: mapping from passive name to the accounts in the report that it signed last.
+        charged: mapping from passive name to the accounts that it signed last.
         among: the names of all passives.
-        silent: mapping from the name of a passive that fell silent to the step in which it did.
+        silent: mapping from the name of a passive that stopped answering to the step in which it
+            did.
     """
     accounts = {
         name: account.to_account(name)
         for name, reported in charged.items()
         for account in reported
-        if account.figure != "epsilon_x"
+        if account.figure != "epsilon_x"  # epsilon_x is the cost of representations
     }
     if accounts:
         # Kind of epsilon and delta are expected to be the same at all passives.
@@ -136,15 +140,15 @@ def collect_accounts(
 
 
 def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
-    """Decode a report that `pack_accounts` made.
+    """Decode the privacy accounts that `pack_accounts` packed.
 
-    `payload`: the report's bytes. `sender`: name of the party that sent it, for the error. Raises
-    RemoteProtocolError: the report is malformed.
+    `payload`: the packed accounts. `sender`: name of the party that sent them, for the error.
+    Raises RemoteProtocolError: they are malformed.
     """
     try:
         if len(payload) > _MAX_BYTES:
             raise ValueError("too long")
-        return _ALL.validate_python(msgpack.unpackb(payload))
+        return _ACCOUNTS.validate_python(msgpack.unpackb(payload))
     except (ValueError, TypeError, msgpack.UnpackException, ValidationError) as error:
         raise RemoteProtocolError(
             f"checkpoint: {sender} sent no accounts where it says that it has saved; it runs "
@@ -153,12 +157,12 @@ def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
 
 
 class Statement(BaseModel):
-    """A party's signed report of its privacy cost before a step; anybody can verify the signature.
+    """A party's signed privacy accounts before a step; anybody can verify the signature.
 
     Attributes:
         identity: the party's long-term public key, hex.
         contract: SHA-256 of the session's contract, hex.
-        step: the training step before which this was the cost.
+        step: the training step before which the party had these costs.
         signed: the accounts as the party packed them, hex.
         signature: the party's signature over contract, step and accounts, hex.
     """
@@ -194,7 +198,10 @@ class Statement(BaseModel):
         return parse_accounts(bytes.fromhex(self.signed), sender=party)
 
     def as_json(self, party: str) -> dict[str, Any]:
-        """Return the statement with its accounts in readable form; only `signed` is verified."""
+        """Return the statement for a JSON file, with its accounts in readable form, too.
+
+        The signature covers only the packed form in `signed`. `party`: name of its signer.
+        """
         accounts = [account.model_dump() for account in self.verify_accounts(party)]
         return {STATEMENT.key: STATEMENT.number, **self.model_dump(), "accounts": accounts}
 
@@ -202,11 +209,10 @@ class Statement(BaseModel):
 def sign_accounts(
     ledgers: Iterable[tuple[str, PrivacyLedger]], identity: Identity, contract: bytes, step: int
 ) -> bytes:
-    """Return a party's packed accounts with its signature, as bytes.
+    """Return a party's packed privacy accounts with its signature, as bytes.
 
     `ledgers`: pairs of a ledger's name and the ledger. `identity`: the party's long-term key pair.
-    `contract`: the digest of the session's contract. `step`: the step before which this is the
-    cost.
+    `contract`: the digest of the session's contract. `step`: the step that runs next.
     """
     accounts = pack_accounts(ledgers)
     signature = identity.sign(_PURPOSE, *_encode_parts(contract, step, accounts))
@@ -219,12 +225,14 @@ def parse_statement(
 ) -> Statement:
     """Decode and verify a statement that `sign_accounts` made for this contract and step.
 
-    `payload`: the statement's bytes. `sender`: name of the party that sent it, for errors.
-    `identity`: the sender's public key, hex. `contract`: the digest of the session's contract.
+    `payload`: the packed accounts with their signature. `sender`: name of the party that sent it,
+    for errors. `identity`: the sender's long-term public key, hex. `contract`: the digest of the
+    session's contract. `step`: the step that runs next.
 
     Raises RemoteProtocolError: the statement is malformed, or not signed by this identity.
     """
-    # Too long a payload is not decoded: the empty signature then fails the pattern of `Statement`.
+    # A payload that is too long is not decoded. Its empty signature fails the pattern of
+    # `Statement`, which raises the error below.
     accounts = signature = b""
     try:
         if len(payload) <= 2 * _MAX_BYTES:

@@ -18,8 +18,9 @@ from secure_apfed.settings.run import RunSettings, ThresholdChoice
 
 
 def check_method(config: RunSettings) -> None:
-    """Refuse settings that the method cannot use. Raises ValueError: names the setting and a
-    remedy.
+    """Refuse settings that the method cannot use.
+
+    Raises ValueError: its text names the setting and a remedy.
     """
     check_defences(config.defences, config.method)
     config.method.check_run(config)
@@ -36,19 +37,22 @@ def check_method(config: RunSettings) -> None:
         _check_labels,
         _check_private_training,
     ):
-        # Only the first fault is raised; the checks are generators, so later ones do not run.
+        # A check is a generator of error texts. The first text ends all checks.
         for fault in check(config):
             raise ValueError(fault)
 
 
 def list_methods(accepts: Callable[[MethodSettings], bool]) -> str:
-    """Return the names of the methods whose public facts `accepts` accepts, as "a, b or c"."""
+    """Return the names of the methods that a predicate accepts, for an error text: "a, b or c".
+
+    `accepts`: a predicate on a method's settings class, whose attributes say what it can do.
+    """
     *others, last = (name for name, method in METHODS.items() if accepts(method.public_facts))
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def _check_task(config: RunSettings) -> Iterator[str]:
-    """Yield a fault if the method cannot learn the task."""
+    """Yield an error text if the method cannot learn the task."""
     method = config.method
     named_by_task = TASKS[config.task].learnt_by
     if config.task not in method.tasks and method.name not in named_by_task:
@@ -61,8 +65,9 @@ def _check_task(config: RunSettings) -> Iterator[str]:
 
 
 def _check_noise(config: RunSettings) -> Iterator[str]:
-    """Yield faults of noise settings (of secure sums and guards) that have nothing to protect in
-    this method.
+    """Yield an error text for each noise setting that has nothing to protect in this method.
+
+    Noise is set for secure sums, or for representations (`guard`).
     """
     method = config.method
     if config.secure_sum.noise is not None and method.sender_of("contributions") is None:
@@ -88,7 +93,10 @@ def _check_noise(config: RunSettings) -> Iterator[str]:
 
 
 def _check_colluders(config: RunSettings) -> Iterator[str]:
-    """Yield a fault if colluders are assumed where no noise is split among the passives."""
+    """Yield an error text if colluders are assumed although passives share no noise.
+
+    Colluders are passives whose share of the noise does not count.
+    """
     method = config.method
     # Randomised response protects each vote by itself, so no noise of others counts.
     shares_noise = method.find_noise(config) is not None and method.opens_votes != "randomised"
@@ -100,8 +108,9 @@ def _check_colluders(config: RunSettings) -> Iterator[str]:
 
 
 def _check_early_end(config: RunSettings) -> Iterator[str]:
-    """Yield faults of early stopping: a method without validation loss, or a privacy promise that
-    the stopping time would break.
+    """Yield an error text for each reason against early stopping (`train.patience`).
+
+    A method may have no validation loss, and the time of the stop may break a privacy guarantee.
     """
     method = config.method
     if config.train.patience is None:
@@ -130,10 +139,10 @@ def _check_early_end(config: RunSettings) -> Iterator[str]:
 
 
 def _check_imbalance(config: RunSettings) -> Iterator[str]:
-    """Yield faults of class weights, decision threshold and calibration.
+    """Yield an error text for each misuse of class weights, decision threshold and calibration.
 
-    All three depend on label counts, so they do not go with promises about labels, nor with methods
-    whose active has no model of its own.
+    All three reveal label counts, which a label-privacy guarantee excludes. They also need an
+    active that predicts alone, or learns from its own labels.
     """
     method = config.method
     weighs_classes = config.train.class_weights != "none"
@@ -171,7 +180,7 @@ def _check_imbalance(config: RunSettings) -> Iterator[str]:
 
 
 def _check_parties(config: RunSettings) -> Iterator[str]:
-    """Yield faults of the data partition, and of which parties hold labels."""
+    """Yield an error text if the method cannot use the data partition, or labels at passives."""
     method = config.method
     data = config.data
     if not method.has_passives:
@@ -200,7 +209,7 @@ def _check_parties(config: RunSettings) -> Iterator[str]:
 
 
 def _check_spreading(config: RunSettings) -> Iterator[str]:
-    """Yield faults of spreading labels over similar representations."""
+    """Yield an error text for each reason against spreading labels over similar representations."""
     if not config.train.spread_labels:
         return
     if not config.method.predicts_throughout:
@@ -217,7 +226,10 @@ def _check_spreading(config: RunSettings) -> Iterator[str]:
 
 
 def _check_labels_after(config: RunSettings) -> Iterator[str]:
-    """Yield faults of settings in which labels are learnt after the exchange (`train.labels`)."""
+    """Yield an error text for each reason against learning the labels after the exchange.
+
+    The setting is `train.labels: after`.
+    """
     train = config.train
     method = config.method
     if not train.meets_labels_after:
@@ -249,7 +261,10 @@ def _check_labels_after(config: RunSettings) -> Iterator[str]:
 
 
 def _check_pairwise(config: RunSettings) -> Iterator[str]:
-    """Yield faults of pairwise alignment, which leaves rows that some passives do not know."""
+    """Yield an error text for each reason against pairwise alignment.
+
+    It leaves rows that some passives do not know.
+    """
     method = config.method
     if config.alignment.mode == "all" or not method.has_passives:
         return
@@ -268,7 +283,10 @@ def _check_pairwise(config: RunSettings) -> Iterator[str]:
 
 
 def _check_labels(config: RunSettings) -> Iterator[str]:
-    """Yield faults of label privacy in stages, which needs a local model at every epoch."""
+    """Yield an error text if the method cannot use label privacy in stages.
+
+    A later stage reads the predictions of an active's model that predicts alone at every epoch.
+    """
     method = config.method
     mechanism = config.labels.mechanism
     if mechanism != MultiStageResponse.name:
@@ -286,7 +304,10 @@ def _check_labels(config: RunSettings) -> Iterator[str]:
 
 
 def _check_private_training(config: RunSettings) -> Iterator[str]:
-    """Yield faults of DP-SGD: messages other than the private updates need noise as well."""
+    """Yield an error text for each reason against DP-SGD.
+
+    DP-SGD protects the active's updates; all other messages need noise as well.
+    """
     method = config.method
     if config.dp_sgd is None:
         return

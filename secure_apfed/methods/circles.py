@@ -40,16 +40,18 @@ from secure_apfed.methods.party import PartyContext
 __all__ = ["RunCircles", "merge_answered_steps", "warn_of_steps_without"]
 
 _STEP = "step "
-"""Prefix of the mark that is a step's number."""
+"""Prefix of the mark that is a step's number, as in "step 17"."""
 
 
 class RunCircles(AnsweredCircles):
-    """A passive's record of the steps that it answered and of each step's circle: the passives that
-    answered it together. It covers all sessions of a run.
+    """A passive's record of the steps that it answered, in all sessions of a run.
+
+    It has each step's circle: the passives that answered the step together. No step may be answered
+    in two circles, since the difference of two sums reveals one passive's contribution.
     """
 
     def __init__(self, log: Path, *, is_durable: bool = True) -> None:
-        """Read this passive's record of answered steps, which stays binding in all later sessions.
+        """Read the steps that this passive answered in earlier sessions of the run.
 
         `log`: path of the record's file. `is_durable`: whether a line must be on the disk, not only
         in the operating system's buffers, before an answer leaves. Raises CheckpointError: a line
@@ -68,25 +70,25 @@ class RunCircles(AnsweredCircles):
         logs = party.secrets.logs
         if logs is None:
             return None
-        return cls(
-            log_file(logs, "circles", party.name, "jsonl"), is_durable=party.secrets.sends_out
-        )
+        log = log_file(logs, "circles", party.name, "jsonl")
+        # In a simulation no answer leaves this process, so buffered lines are enough.
+        return cls(log, is_durable=party.secrets.sends_out)
 
     def make_marks(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-        """Return the marks by which an answered step is recognised: its number, the digest of the
-        request, the digest of the answer.
+        """Return the marks that identify an answered step.
 
-        `values_BD`: the answer, this passive's contribution to a sum. `binding`: the step and
-        request that it answers.
+        They are its number, the digest of the request and the digest of the answer.
+
+        `values_BD`: the answer, this passive's contribution to a sum: D numbers for each of B rows.
+        `binding`: the step and request that it answers.
         """
         return f"{_STEP}{binding.step}", *super().make_marks(values_BD, binding)
 
     def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
-        """Return what to do when other passives take part in a step than when it was first
-        answered; for an error message.
+        """Return advice for the error that a step would be answered by other passives than before.
 
-        `earlier`: names of the passives that answered it together then. `circle`: names of those
-        that take part now.
+        `earlier`: names of the passives that answered the step together at first. `circle`: names
+        of the passives that take part now.
         """
         missing = [name for name in earlier if name not in circle]
         if missing:
@@ -100,31 +102,29 @@ class RunCircles(AnsweredCircles):
         )
 
     def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
-        """Record who answers a step together; when this returns, the log line is written and the
-        answer may leave.
+        """Record a step's circle, in memory and in the log file; afterwards the answer may leave.
 
         `marks`: what `make_marks` returned for the step. `circle`: names of the passives that
         answer it together.
         """
-        first, *other_marks = marks
-        step = int(first.removeprefix(_STEP))
+        step_mark, *other_marks = marks
+        step = int(step_mark.removeprefix(_STEP))
         fields = {"step": step, "circle": list(circle), "marks": other_marks}
         add_line(self._log, fields, is_durable=self._is_durable)
         self._record_step(step, circle, other_marks)
 
     def _record_step(self, step: int, circle: Sequence[str], marks: Sequence[str]) -> None:
-        """Store who answered a step together (`circle`), in memory.
+        """Store in memory who answered a step together; the first circle of a step stays.
 
-        `marks`: the digests by which its request and answer are recognised. The first circle of a
-        step is kept.
+        `circle`: names of these passives. `marks`: the digests of request and answer.
         """
         self._circle_of_step.setdefault(step, tuple(circle))
         super().add_marks((f"{_STEP}{step}", *marks), circle)
 
     def list_steps(self, since: int) -> tuple[AnsweredSteps, ...]:
-        """Return the answered steps from `since` on.
+        """Return the answered steps from `since` on, as ranges in ascending order.
 
-        Consecutive steps that the same passives answered are one range.
+        A range has consecutive steps that the same passives answered together.
         """
         ranges: list[AnsweredSteps] = []
         for step, circle in sorted(self._circle_of_step.items()):
@@ -140,11 +140,10 @@ class RunCircles(AnsweredCircles):
 
 
 def _parse_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str]]]:
-    """Yield from each log line its step, the passives that answered it together, and the digests
-    (marks) of request and answer.
+    """Yield each log line's step, its passives, and the digests (marks) of request and answer.
 
-    A line without its closing brace is skipped: a crash cut it off before the answer left. Raises
-    CheckpointError: a line is malformed.
+    The passives are those that answered the step together. A line without its closing brace is
+    skipped: a crash cut it off before the answer left. Raises CheckpointError: a line is malformed.
     """
     if not log.exists():
         return
@@ -166,18 +165,17 @@ def _parse_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str
 def merge_answered_steps(
     answers: Mapping[str, Sequence[AnsweredSteps]], *, passives: Sequence[str], since: int
 ) -> tuple[AnsweredSteps, ...]:
-    """Merge what passives reported into ranges of steps with the passives that answered them
-    together (the circle), ascending and disjoint.
+    """Merge the answered steps that passives reported into ascending, disjoint ranges.
 
-    Ranges of one circle with nothing between them become one: the steps in between were not
-    requested.
+    All steps of a range have one circle (the passives that answered them together). Neighbouring
+    ranges of one circle become one range, even if steps lie between them: nobody answered these.
 
     Args:
         answers: mapping from passive name to the ranges of steps that it reports to have answered.
         passives: names of the contract's passives, in its order.
-        since: earlier steps are left out.
+        since: the first step of the result; earlier steps are left out.
 
-    Raises RemoteProtocolError: a circle names others than the passives, or not the passive that
+    Raises RemoteProtocolError: a circle has a name that is no passive's, or lacks the passive that
     reported it, or two passives report different circles for one step.
     """
     reports = [(reporter, steps) for reporter in answers for steps in answers[reporter]]
@@ -216,20 +214,20 @@ def merge_answered_steps(
 
 
 def warn_of_steps_without(party: PartyContext, contract: Contract) -> None:
-    """Warn (LeftOutWarning) of steps that some passive did not answer in an earlier session, and
-    that run without it again.
+    """Warn (LeftOutWarning) of steps that an earlier session ran without some passive.
 
-    The active is warned if the method lets it repeat these steps alone, otherwise the passive that
-    was left out.
+    The resumed session repeats them without this passive, too: with it, the two sums would differ
+    by its contribution. If the method lets the active train alone in these steps, the active is
+    warned, otherwise the passive that was left out.
     """
     answered = contract.resumes.answered if contract.resumes else ()
     first_step_without: dict[str, int] = {}
-    for steps in answered:  # in rising order
+    for steps in answered:  # ascending, so the first range without a passive has its first step
         for name in contract.passives:
             if name not in steps.passives:
                 first_step_without.setdefault(name, steps.first)
-    plays_alone = party.config.method.plays_steps_alone
-    if plays_alone and first_step_without and party.name == contract.active:
+    active_repeats_alone = party.config.method.plays_steps_alone
+    if active_repeats_alone and first_step_without and party.name == contract.active:
         first = min(first_step_without.values())
         warnings.warn(
             f"nothing to do: before this session, steps from {first} on were answered without "
@@ -238,7 +236,7 @@ def warn_of_steps_without(party: PartyContext, contract: Contract) -> None:
             LeftOutWarning,
             stacklevel=2,
         )
-    elif not plays_alone and party.name in first_step_without:
+    elif not active_repeats_alone and party.name in first_step_without:
         exception = "" if contract.restarts else ", where rules.restarts allows a new session"
         warnings.warn(
             f"nothing to do: {party.name} is left out from step "

@@ -62,11 +62,11 @@ from secure_apfed.solo.interface import FloatArray, cache_fits, sample_rows
 
 Combine: TypeAlias = Literal["mean", "mean_of_three", "best"]
 _NOT_USED = -1
-"""Stands for the row index at alignment positions from which no local model learns."""
+"""The row index at alignment positions from which no local model learns."""
 _MAX_MODELS: Mapping[Combine, int | None] = MappingProxyType(
     {"mean": None, "mean_of_three": 3, "best": 1}
 )
-"""Largest number of averaged models by combination, the best on held-out labels; None: all."""
+"""How many models each combination averages, the best on held-out labels first; None: all."""
 Input: TypeAlias = Literal["x", "h", "x and h"]
 """What a local model reads: the features, the representation of them, or both."""
 
@@ -76,7 +76,7 @@ class LocalModels:
     """The model that was made of local models after the exchange.
 
     Attributes:
-        networks: map the features alone to K log-probabilities a row, in float64.
+        networks: the model; it maps the active's features to K log-probabilities a row, in float64.
         used: the names of the averaged models, or of the single chosen one, such as "mixmatch of x
             and h".
         left_out: the names of models that collapsed or could not be fitted.
@@ -89,7 +89,7 @@ class LocalModels:
     reads_help: bool = True
 
     def score_rows_of(self, table: PartyTable) -> Callable[[Tensor], Tensor]:
-        """Return a function that maps rows of this table (B,) to log-probabilities (B, K)."""
+        """Return a function from row numbers of this table, (B,), to log-probabilities (B, K)."""
 
         @torch.no_grad()
         def score_rows(rows_B: Tensor) -> Tensor:
@@ -122,12 +122,17 @@ class _Candidate(LocalModel):
         return f"{self.baseline.name} of {self.input}"
 
     def build_network(self) -> FittedModel:
-        """Return the fitted model as a network, which can be stored."""
+        """Fit the model, and return it as a network, which can be stored in a file.
+
+        Raises ModelError: the model cannot be stored as a network.
+        """
         return convert_predictor(self.fit())
 
     def has_collapsed(self) -> bool:
         """Return whether the model predicts nearly the same for all rows."""
-        self.build_network()  # a model that cannot be stored is omitted here, before it is averaged
+        # It raises ModelError for a model that cannot be stored, so that such a model is left out
+        # before any are averaged.
+        self.build_network()
         return super().has_collapsed()
 
 
@@ -139,7 +144,7 @@ class _PupilCandidate(_Candidate):
 
     @property
     def name(self) -> str:
-        """The name for reports, with that of its teacher."""
+        """The name for reports, which names the pupil's teacher."""
         return f"pupil of x taught by {self.pupil.taught_by}"
 
     def fit(self) -> Predictor:
@@ -156,11 +161,12 @@ class _PupilCandidate(_Candidate):
 
 
 class ReceivedSums:
-    """The passives' sums that the active received, added up over steps for the rows that local
-    models learn from.
+    """The passives' sums that the active received, added up over all steps, by row.
+
+    They are stored only for the U rows that local models learn from.
 
     Args:
-        positions_U: the position of each of these rows in the alignment; -1 outside it.
+        positions_U: the alignment position of each of these rows; -1: the row is not aligned.
         people: N, number of alignment positions.
     """
 
@@ -173,8 +179,8 @@ class ReceivedSums:
         self._row_by_position_N[positions_U[is_aligned_U]] = is_aligned_U.nonzero().flatten()
 
     def add_sums(self, positions_A: Tensor, sum_AD: Tensor) -> None:
-        """Add the received sums (A, D) of these positions (A,), which are distinct."""
-        if not self._sum_UD.shape[1]:
+        """Add the sums received in one step: D numbers for each of A distinct positions."""
+        if not self._sum_UD.shape[1]:  # the first sums show how many numbers they have
             self._sum_UD = self._sum_UD.new_zeros((len(self._sum_UD), sum_AD.shape[1]))
         rows_A = self._row_by_position_N[positions_A]
         is_used_A = rows_A != _NOT_USED
@@ -183,7 +189,7 @@ class ReceivedSums:
         self._count_U[rows] += 1
 
     def average_sums(self) -> NDArray[np.float64]:
-        """Return the mean received sum of each row, (U, D); NaN where none was received."""
+        """Return the mean of the sums received for each row, (U, D); NaN where there was none."""
         count_U1 = self._count_U[:, None]
         average_UD = torch.where(count_U1 > 0, self._sum_UD / count_U1, torch.nan)
         return average_UD.numpy()
@@ -197,26 +203,25 @@ class ReceivedSums:
 
 
 class LocalEnding:
-    """The end of a run in which the labels come after the exchange: local models learn them.
+    """The end of a run whose exchange used no labels: local models learn the labels now.
 
-    Run by: the active. It stores the sums that it receives, and fits after the exchange.
-
-    Args:
-        party: the active. people: the row of its table at each alignment position, (N,).
+    Run by: the active. It stores the sums that it receives during the exchange, and fits local
+    models after it (`train.labels: after`).
 
     Attributes:
-        received: the sums that the exchange has returned so far.
+        received: the sums that the active has received so far.
         fitted: the fitted local models; None before training ends.
     """
 
     def __init__(self, party: PartyContext, people: Tensor) -> None:
-        """Prepare local models that train at the end, with sums that are collected until then.
+        """Choose the rows that local models learn from, and prepare to collect their sums.
 
-        `people`: the row of the active's table at each alignment position, (N,).
+        `party`: the active. `people`: the row of its table at each of the N alignment positions.
         """
         self.fitted: LocalModels | None = None
         self._party = party
-        self._family = party.fresh_networks  # as they are before the exchange trains them
+        # Copies of the party's own networks, taken before the exchange trains them.
+        self._family = party.fresh_networks
         self._rows_U = _sample_training_rows(party, people)
         position_by_row = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
         position_by_row[people] = torch.arange(len(people))
@@ -224,7 +229,7 @@ class LocalEnding:
 
     @property
     def networks(self) -> ActiveNetworks | None:
-        """The fitted networks; None before."""
+        """The networks of the fitted local models; None before they are fitted."""
         return None if self.fitted is None else self.fitted.networks
 
     def make_task(self, labels_N: Tensor) -> SoloTask:
@@ -237,10 +242,10 @@ class LocalEnding:
         return replace(task, family=self._family)
 
     def fit_models(self, encoder: nn.Module, labels_N: Tensor) -> LocalModels:
-        """Fit local models to the labels, by the configured inputs and combination.
+        """Fit local models to the labels, with the configured inputs and combination; store them.
 
-        `encoder`: the active's encoder after the exchange, which computes h. `labels_N`: the labels
-        of all rows of the table.
+        `encoder`: the active's encoder after the exchange, which computes the representation h.
+        `labels_N`: the labels of all N rows of the active's table.
         """
         with working_on("local models", "learning the labels"):
             self.fitted = self._fit(encoder, self.make_task(labels_N))
@@ -251,8 +256,10 @@ class LocalEnding:
     ) -> ActiveNetworks | None:
         """Return networks fitted without the labels of these rows; None: nothing is fitted yet.
 
-        The encoder stays as it is, since no label was used to train it. `rows`: rows of the table.
-        `encoder`: computes h. `labels_N`: the labels of all rows of the table.
+        The encoder is not trained again, since no label was used to train it.
+
+        `rows`: row numbers of the active's table. `encoder`: computes the representation h.
+        `labels_N`: the labels of all N rows of the table.
         """
         if self.fitted is None:
             return None
@@ -262,7 +269,7 @@ class LocalEnding:
         return self._fit(encoder, task.drop_labels(excluded.numpy())).networks
 
     def _fit(self, encoder: nn.Module, task: SoloTask) -> LocalModels:
-        """Fit local models to this task and to the sums received in the exchange."""
+        """Fit local models to this task and to the received sums, as the settings combine them."""
         train = self._party.config.train
         return fit_local_models(
             encoder,
@@ -275,7 +282,7 @@ class LocalEnding:
     def score_rows(self, rows: Tensor, labels_N: Tensor) -> Scored:
         """Return the fitted model's scores of these rows of the active's table, with their labels.
 
-        `labels_N`: the labels of all rows of the table.
+        `labels_N`: the labels of all N rows of the table.
         """
         assert self.fitted is not None
         return score_model(self.fitted.score_rows_of(self._party.data.table), rows, labels_N.cpu())
@@ -285,21 +292,23 @@ class LocalEnding:
         return {} if self.fitted is None else self.fitted.networks.state_dict()
 
     def restore(self, state: Mapping[str, Tensor], template: ActiveNetworks) -> None:
-        """Restore the state that `tensors` returned; `template`: the run's networks, for their
-        architecture.
+        """Restore the state that `tensors` returned; an empty state restores nothing.
+
+        `template`: the run's networks, which show the architecture.
         """
         if state:
             self.fitted = LocalModels(networks=restore_networks(state, template), used=())
 
 
 def _sample_training_rows(party: PartyContext, people: Tensor) -> Tensor:
-    """Return the training rows that local models learn from: of very many a sample, with all
-    labelled ones.
+    """Return the training rows that local models learn from.
 
-    `people`: the active's row at each position of the alignment, (N,).
+    Very many rows are sampled, to save time; all labelled rows remain. `people`: the row of the
+    active's table at each of the N alignment positions.
     """
     config = party.config
     data = party.data
+    # With `use_unaligned` rows that no other party knows are used, too.
     rows_U = intersect_rows(data.train_rows, None if config.train.use_unaligned else people)
     labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
     sample = sample_rows(len(rows_U), labelled.numpy(), seed=config.seed)
@@ -316,15 +325,18 @@ def fit_local_models(
 ) -> LocalModels:
     """Fit local models and pupils after an exchange, and combine them to one model.
 
+    A pupil is a model of the features x that learns from a model which also reads received sums.
+
     Args:
-        encoder: maps features (B, *shape) to h (B, *any shape); it is copied, and not trained.
+        encoder: maps features (B, *shape) to the representation h (B, *any shape); it is copied,
+            and not trained.
         task: the active's training rows and labels.
         combine: "mean" of the probabilities of all models, "mean_of_three" of the best three on
             validation rows, or the "best" one.
-        inputs: what local models read, and whether pupils are among them. Without "x" no model of
-            own features can replace the models that use the exchange.
-        received_UD: the mean received sum for each row of the task, (U, D); NaN where there is
-            none. None: for no row.
+        inputs: what local models read ("x", "h", "x_and_h"), and "pupils" to fit pupils, too.
+            Without "x" no model of x alone can replace the models that use the exchange.
+        received_UD: the mean received sum, D numbers for each of the task's U rows; NaN for a row
+            without a sum. None: no row has one.
 
     Raises ModelError: no local model can be fitted to these rows.
     """
@@ -333,13 +345,12 @@ def fit_local_models(
     task = task.with_few_rows
     max_models = _MAX_MODELS[combine]
     with one_thread(), cache_fits():
+        # `helped` use what the exchange gave; `local` read the active's features x alone.
         helped = _list_candidates(encoder, task, [name for name in inputs if name != "x"])
         if received_UD is not None and "pupils" in inputs:
             helped += _list_pupils(task, received_UD[sampled_rows])
         needs_local = "x" in inputs or not helped
         local = _list_candidates(encoder, task, ["x"] if needs_local else [])
-        # Models of x alone replace the others only if they are significantly better on validation
-        # rows.
         used, left_out, reads_help = _pick_helped_or_alone(helped, local, maximum=max_models)
         fitted = [(candidate.view, candidate.build_network()) for candidate in used]
     average = average_of(fitted)
@@ -358,12 +369,15 @@ def fit_local_models(
 def _pick_helped_or_alone(
     helped: Sequence[_Candidate], local: Sequence[_Candidate], *, maximum: int | None
 ) -> tuple[list[_Candidate], list[str], bool]:
-    """Pick the models that use the exchange, unless models of x alone are significantly better on
-    validation rows.
+    """Pick the models that use the exchange, unless others are significantly better.
+
+    The others read the active's features x alone; validation rows decide.
 
     `helped`: candidates that use the exchange. `local`: candidates of x alone. `maximum`: how many
-    models are averaged at most; None: all. Returns the models to average, the names of those left
-    out, and whether the models to average use the exchange.
+    models are averaged at most; None: all.
+
+    Returns the models to average, the names of models that collapsed or cannot be fitted, and
+    whether the models to average use the exchange.
     """
     if not helped:
         return (*pick_models(local, maximum=maximum), False)
@@ -380,11 +394,12 @@ def _pick_helped_or_alone(
 
 
 def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> LocalModels:
-    """Fit the best local model of h if it is significantly better than the best of x, otherwise the
-    best of x.
+    """Fit the best local model of h if validation finds it significantly better, otherwise of x.
+
+    x are the active's features, h is their representation after the exchange.
 
     Args:
-        encoder: maps features (B, *shape) to h (B, *any shape); it is copied, and not trained.
+        encoder: maps x (B, *shape) to h (B, *any shape); it is copied, and not trained.
         task: the active's training rows and labels.
         reads: the encoder's output in words, for the name of the model: "h", or "x and h".
     """
@@ -406,17 +421,16 @@ def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> L
 
 
 def choose_reader(task: SoloTask) -> LocalModel:
-    """Return the local model that scores best on validation rows, for a task whose rows are a
-    representation or contain other parties' numbers.
+    """Return the local model that validates best, for rows that are not the active's features.
 
-    The run's own network is not a candidate, since its settings are chosen for the features.
+    The rows are a representation, or contain other parties' numbers. The run's own network is not a
+    candidate, since its settings are chosen for the features.
     """
     return LocalModel.choose_best(task, candidates=TEACHERS)
 
 
 def is_surely_better(with_help: Scored | None, local: LocalModel) -> bool:
-    """Return whether a model that uses the exchange is better than the best local model, by more
-    than chance explains.
+    """Return whether a model that uses the exchange is significantly better than the local model.
 
     Args:
         with_help: validation scores of the model that uses the exchange; None: there are none.
@@ -429,8 +443,8 @@ def is_surely_better(with_help: Scored | None, local: LocalModel) -> bool:
 def wrap_as_networks(model: nn.Module) -> ActiveNetworks:
     """Return a fitted local model as an encoder with a head, frozen.
 
-    A network of encoder and head is taken apart. Any other fitted model is the encoder, with a head
-    that is the identity until calibration changes it.
+    A neural network already has the two as its children. Any other fitted model becomes the
+    encoder, with a head that is the identity until calibration changes it.
     """
     encoder: nn.Module = model
     if isinstance(model, FittedModel):
@@ -443,10 +457,13 @@ def wrap_as_networks(model: nn.Module) -> ActiveNetworks:
 def restore_networks(state: Mapping[str, Tensor], template: ActiveNetworks) -> ActiveNetworks:
     """Return networks with this state, on the CPU, frozen.
 
-    `template`: networks with their architecture; not used if the state is of a fitted local model.
+    `template`: networks with the architecture of the state. It is not used if the state belongs to
+    a fitted local model, which the state itself describes.
     """
-    networks = copy.deepcopy(template).cpu().to(next(iter(state.values())).dtype)
-    restored = ActiveNetworks(*modules_in(state, lambda _: (networks.encoder, networks.head)))
+    first_tensor = next(iter(state.values()))
+    networks = copy.deepcopy(template).cpu().to(first_tensor.dtype)
+    encoder, head = modules_in(state, lambda _: (networks.encoder, networks.head))
+    restored = ActiveNetworks(encoder, head)
     restored.load_state_dict(state)
     return restored.requires_grad_(False).eval()
 
@@ -457,10 +474,10 @@ def _copy_encoder(encoder: nn.Module) -> nn.Module:
 
 
 def _list_pupils(task: SoloTask, received_UD: FloatArray) -> list[_Candidate]:
-    """Return the pupils of a task as candidates: models of x whose teachers also read the received
-    sums (`secure_apfed.methods.pupils`).
+    """Fit pupils, and return them as candidates (`secure_apfed.methods.pupils`).
 
-    `received_UD`: the mean received sum of each row; NaN where there is none.
+    A pupil is a model of the features x; its teacher reads the received sums, too. `received_UD`:
+    the mean received sum, D numbers for each of the task's U rows; NaN where there is none.
     """
     view = View.for_whole_row(task.features.shape[1])
     ridge = find_baseline("ridge")
@@ -473,9 +490,10 @@ def _list_pupils(task: SoloTask, received_UD: FloatArray) -> list[_Candidate]:
 def _list_candidates(
     encoder: nn.Module, task: SoloTask, inputs: Collection[LastInput]
 ) -> list[_Candidate]:
-    """Return every local model for each of these inputs, not yet fitted.
+    """Return every kind of local model for each of these inputs, not yet fitted.
 
-    `encoder`: computes h. `inputs`: "pupils" among them is ignored; see `_list_pupils`.
+    `encoder`: computes the representation h of a row's features x. `inputs`: any of "x", "h" and
+    "x_and_h"; "pupils" is ignored, since `_list_pupils` lists them.
     """
     views: list[tuple[Input, View, SoloTask]] = []
     if "x" in inputs:
@@ -498,9 +516,10 @@ def _list_candidates(
 
 
 def compute_representations(encoder: nn.Module, task: SoloTask) -> FloatArray:
-    """Return h of a task's rows, flattened, (U, D), float64, which the encoder computes in blocks.
+    """Return the encoder's output h for a task's U rows, flattened, (U, D), float64.
 
-    Raises ModelError: h is not finite.
+    Blocks of rows are encoded one after another, to save memory. Raises ModelError: h is not
+    finite.
     """
     rows_U = torch.from_numpy(task.features).reshape(len(task.features), *task.shape)
     with torch.no_grad():
@@ -517,6 +536,9 @@ def compute_representations(encoder: nn.Module, task: SoloTask) -> FloatArray:
 
 
 def _apply_view(view: View, rows_UC: FloatArray, task: SoloTask) -> SoloTask:
-    """Return the task with the columns of `rows_UC` that a view reads as features, standardised."""
+    """Return the task with other features: the columns of `rows_UC` that a view reads.
+
+    They are standardised. `rows_UC`: the features x beside the representation h.
+    """
     features_UF = view.standardise_columns(rows_UC)
     return replace(task, features=features_UF, shape=features_UF.shape[1:])

@@ -32,7 +32,7 @@ from secure_apfed.solo.interface import MIN_CLASSES, FloatArray, IntArray, split
 BoolArray: TypeAlias = NDArray[np.bool_]
 
 TEACHERS = ("mixmatch", "label_spreading_ridge", "extra_trees")
-"""The local models that serve as teachers, chosen on seven data sets, three seeds each
+"""Names of the local models that serve as teachers, chosen on seven data sets, three seeds each
 (apfed-without-labels.md). The mean of their labels is one more teacher."""
 
 
@@ -40,11 +40,14 @@ TEACHERS = ("mixmatch", "label_spreading_ridge", "extra_trees")
 class Pupil:
     """A model of the active's features that learnt the labels of a teacher.
 
+    A teacher is a local model that reads the received sums beside the features. New rows have no
+    sums, so only its pupil can predict them.
+
     Attributes:
         taught_by: the name of the teacher.
         predictor: maps features (B, F) to scores (B, K).
-        held_out: the scores of validation rows by pupils that were trained without these; None:
-            there are no validation rows.
+        held_out: the scores of validation rows by pupils that were trained without these rows;
+            None: there are no validation rows.
     """
 
     taught_by: str
@@ -54,12 +57,13 @@ class Pupil:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _TeacherInputs:
-    """The inputs of a teacher: own features and the received sum, for the rows with a sum.
+    """The inputs of a teacher: the active's features and the received sums, for rows with a sum.
 
     Attributes:
-        task: the rows with a sum, (T, F + D), and the labels of some of them.
+        task: the T rows with a sum, F features and D numbers of the sum each, and the labels of
+            some of these rows.
         answered: the indices of the rows with a sum among all U training rows, (T,).
-        is_answered_n: whether a labelled row has a sum, (n,).
+        is_answered_n: whether a labelled row has a sum, for all n labelled rows.
         rows: U, number of all training rows.
     """
 
@@ -70,15 +74,15 @@ class _TeacherInputs:
 
     @classmethod
     def from_sums(cls, task: SoloTask, received_UD: FloatArray, answered: IntArray) -> Self:
-        """Concatenate standardised features and sums of the rows with a sum.
+        """Concatenate the standardised features and sums of the T rows with a sum.
 
-        `task`: all training rows with their features and labels. `received_UD`: the received sums.
-        `answered`: indices of the rows that have one, (T,).
+        `task`: all U training rows with their features and labels. `received_UD`: the received
+        sums, D numbers each. `answered`: indices of the rows with a sum, (T,).
         """
         task_of_answered = task.select_rows(answered)
-        inputs_TC = np.hstack(
-            [_standardise_rows(task_of_answered.features), _standardise_rows(received_UD[answered])]
-        )
+        features_TF = _standardise_rows(task_of_answered.features)
+        sums_TD = _standardise_rows(received_UD[answered])
+        inputs_TC = np.hstack([features_TF, sums_TD])
         return cls(
             task=replace(task_of_answered, features=inputs_TC, shape=inputs_TC.shape[1:]),
             answered=answered,
@@ -87,15 +91,17 @@ class _TeacherInputs:
         )
 
     def find_labels(self, fold: IntArray) -> IntArray:
-        """Return indices among the labelled rows with a sum, for a fold given as indices among all
-        labelled rows; rows without a sum are left out.
+        """Translate a fold to indices among the labelled rows with a sum.
+
+        `fold`: indices among all n labelled rows. Those without a sum are left out.
         """
         index_among_answered_n = np.cumsum(self.is_answered_n) - 1
         return index_among_answered_n[fold[self.is_answered_n[fold]]]
 
     def label_all_rows(self, teacher: Predictor) -> FloatArray:
-        """Return a teacher's class probabilities for all rows, (U, K); zeros for rows without a
-        sum.
+        """Return a teacher's probabilities of K classes for all rows, (U, K).
+
+        Rows without a sum, which a teacher cannot read, are zeros.
         """
         likely_UK = np.zeros((self.rows, self.task.classes))
         likely_UK[self.answered] = label_rows(teacher, self.task)
@@ -108,9 +114,9 @@ class _Teaching:
 
     Attributes:
         name: the teacher's name.
-        by_fold: class probabilities (U, K), one array for each fold of the labelled rows, by the
-            teacher that was fitted without the labels of that fold; and last by the teacher fitted
-            to all labels. Rows without a sum are zeros.
+        by_fold: class probabilities (U, K) of all U rows, one array for each fold of the labelled
+            rows, by the teacher that was fitted without the labels of that fold. The last array is
+            by the teacher fitted to all labels. Rows without a sum are zeros.
     """
 
     name: str
@@ -120,10 +126,10 @@ class _Teaching:
     def from_baseline(
         cls, baseline: Baseline, inputs: "_TeacherInputs", folds: Sequence[IntArray]
     ) -> Self:
-        """Fit a teacher of this kind (`baseline`) to the `inputs`, once without the labels of each
-        fold, and once with all.
+        """Fit a teacher of one kind, once without the labels of each fold, and once with all.
 
-        `folds`: indices of labelled rows among all labelled ones.
+        `baseline`: the kind of teacher. `inputs`: the rows that it reads. `folds`: for each fold,
+        the indices of its rows among all labelled rows.
         """
         tasks = [inputs.task.drop_labels(inputs.find_labels(fold)) for fold in folds]
         teachers = baseline.fit_together([*tasks, inputs.task])
@@ -132,7 +138,7 @@ class _Teaching:
 
     @classmethod
     def from_average(cls, teachings: Sequence[Self]) -> Self:
-        """Return the mean of several teachers' labels as those of one more teacher."""
+        """Return the mean of several teachers' labels, as the labels of one more teacher."""
         labels_by_fold = zip(*(teaching.by_fold for teaching in teachings), strict=True)
         return cls(
             name="their mean",
@@ -141,24 +147,28 @@ class _Teaching:
 
 
 def label_rows(predictor: Predictor, task: SoloTask) -> FloatArray:
-    """Return a model's class probabilities for each row of a task, (U, K); zeros where the model
-    abstains.
+    """Return a model's probabilities of K classes for each of a task's rows, (U, K).
+
+    A row of zeros means that the model makes no prediction for it.
     """
     scores_UK = predictor.compute_scores(task.features)
     return np.where(scores_UK.any(axis=1, keepdims=True), probabilities_of(scores_UK), 0.0)
 
 
 def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
-    """Fit a teacher of each kind in `TEACHERS`, and a pupil of each and of their mean.
+    """Fit a teacher of each kind in `TEACHERS`, and return a pupil of each and of their mean.
+
+    A teacher reads features and received sums. Its pupil learns its labels from features alone.
 
     Args:
         task: the active's training rows and labels.
-        received_UD: the mean received sum for each row, (U, D); NaN where there is none.
+        received_UD: the mean received sum, D numbers for each of U rows; NaN where there is none.
 
-    Returns no pupil if the labelled rows with a sum have fewer than two classes.
+    Returns an empty list if the labelled rows with a sum have fewer than two classes, or if no
+    teacher can be fitted.
     """
-    # No sum was received in the whole run.
-    if not received_UD.shape[1]:
+    no_sum_received = received_UD.shape[1] == 0
+    if no_sum_received:
         return []
     answered = np.flatnonzero(np.isfinite(received_UD).all(axis=1))
     answered_labels = task.labels[np.isin(task.labelled, answered)]
@@ -170,7 +180,8 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
     for baseline in list_local_models():
         if baseline.name not in TEACHERS:
             continue
-        with suppress(ModelError, DataError):  # without a fold, too few classes may be left
+        # A teacher that cannot be fitted is skipped: without a fold, a class may have no label.
+        with suppress(ModelError, DataError):
             teachings.append(_Teaching.from_baseline(baseline, inputs, folds))
     if len(teachings) > 1:
         teachings.append(_Teaching.from_average(teachings))
@@ -180,19 +191,22 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
 def _fit_pupils(
     task: SoloTask, teachings: Sequence[_Teaching], folds: Sequence[IntArray]
 ) -> list[Pupil]:
-    """Fit a pupil of each teacher to all rows, with its scores on validation rows.
+    """Fit a pupil of each teacher to all rows, and measure it on validation rows.
 
-    For these scores pupils are fitted without each fold of the labelled rows. `teachings`: the
-    labels that each teacher gives. `folds`: indices of labelled rows among all labelled ones.
+    The measurement is a cross-validation: other pupils are fitted without each fold.
+
+    `teachings`: the labels that each teacher gives. `folds`: for each fold, the indices of its rows
+    among all labelled rows.
     """
     fold_scores: list[list[FloatArray]] = [[] for _ in teachings]
     for fold_number, fold in enumerate(folds):
         fold_pupils = _fit_without(task, teachings, fold, fold_number)
         for scores, pupil in zip(fold_scores, fold_pupils, strict=True):
             scores.append(pupil.compute_scores(task.labelled_rows[fold]))
-    # The pupils that predict are fitted to all rows, by teachers that saw all labels.
+    # The pupils that predict are fitted to all rows. Their teachers were fitted to all labels, and
+    # stand last in `by_fold`.
     nothing_left_out = np.arange(0)
-    predictors = _fit_without(task, teachings, nothing_left_out, len(folds))
+    predictors = _fit_without(task, teachings, nothing_left_out, fold_number=len(folds))
     truth_n = task.labels[np.concatenate(folds)] if folds else None
     pupils = []
     for teaching, predictor, scores in zip(teachings, predictors, fold_scores, strict=True):
@@ -206,17 +220,22 @@ def _fit_pupils(
 def _fit_without(
     task: SoloTask, teachings: Sequence[_Teaching], left_out: IntArray, fold_number: int
 ) -> list[Predictor]:
-    """Fit a pupil of each teacher to all rows that have a label by all teachers or the true one,
-    except some labelled rows.
+    """Fit a pupil of each teacher without some labelled rows.
 
-    `teachings`: the labels that each teacher gives. `left_out`: indices of these among the labelled
-    rows. `fold_number`: the index in `by_fold` of the teachers' labels that were made without them.
+    A pupil learns the true label of a labelled row, and its teacher's label of any other row. All
+    pupils learn the same rows: those that have a label from every teacher, or a true one.
+
+    Args:
+        task: the active's training rows and labels.
+        teachings: the labels that each teacher gives.
+        left_out: the rows to leave out, as indices among the labelled rows.
+        fold_number: index in `by_fold` of the labels by teachers that did not see these rows.
     """
     targets = []
     for teaching in teachings:
         likely_UK = teaching.by_fold[fold_number].copy()
         likely_UK[task.labelled] = task.indicators
-        likely_UK[task.labelled[left_out]] = 0
+        likely_UK[task.labelled[left_out]] = 0  # zeros: no target
         targets.append(likely_UK)
     has_target_U = np.all([likely_UK.any(axis=1) for likely_UK in targets], axis=0)
     rows = np.flatnonzero(has_target_U)

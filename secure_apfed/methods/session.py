@@ -73,11 +73,12 @@ from secure_apfed.settings.run import RunSettings
 
 T = TypeVar("T")
 _LONGER_THAN_ANY_RUN = 1_000_000
-"""Patience in units of `rules.patience_s`."""
+"""How long a dealer waits for the end of the session, in units of `rules.patience_s`."""
 _UNLIMITED_ANSWERS = 2**31
-"""Answers about a person in sessions that predict, where passives have limits of their own."""
+"""The contract's limit of answers about a person in sessions that only predict: there each passive
+enforces a limit of its own."""
 PartyTensors = Mapping[str, Mapping[str, Tensor]]
-"""Tensors of roles, by party and name."""
+"""Tensors of roles, by party name and tensor name."""
 
 
 def new_session() -> str:
@@ -94,7 +95,7 @@ class PartySession:
         contract: the session's contract.
         signatures: the parties' signatures of the contract, by name.
         rows: the row of its table at each alignment position, (N,); empty: it has no table.
-        role: the party's role, which carries its private state through the session.
+        role: the party's role, which has its private state of the session.
         common: number of its people that are aligned, with details; None: nothing was aligned.
     """
 
@@ -108,7 +109,7 @@ class PartySession:
     def save_checkpoint(self, step: int, *, tensors: Mapping[str, Tensor], **notes: Any) -> None:
         """Save this party's state before `step`; do nothing without a checkpoint store.
 
-        `tensors`, `notes`: state to store besides that of the role.
+        The state is the role's tensors and ledgers, and besides them `tensors` and `notes`.
         """
         if self.party.secrets.checkpoints is None:
             return
@@ -124,8 +125,9 @@ class PartySession:
         self.party.secrets.checkpoints.save(state)
 
     def finish_part(self) -> None:
-        """Mark this party's part of the run as finished in its store, which then deletes the
-        secrets that only a resumption would need.
+        """Mark this party's share of the run as finished; do nothing without a checkpoint store.
+
+        The store then deletes the secrets that only a resumption would need.
         """
         if self.party.secrets.checkpoints is not None:
             self.party.secrets.checkpoints.finish_part(self.contract, self.role)
@@ -134,8 +136,9 @@ class PartySession:
 def assign_roles(
     method: Method, config: RunSettings, active: str, passives: Sequence[str]
 ) -> dict[str, PartyRole]:
-    """Return the role of every party by name; aggregator and dealer only where the method needs
-    them.
+    """Return the role of every party by name.
+
+    Passives, aggregator and dealer are listed only if the method needs them.
     """
     roles: dict[str, PartyRole] = {active: "active"}
     if method.settings.has_passives:
@@ -154,7 +157,9 @@ async def enter_session(
 ) -> SignedContract:
     """Exchange greetings, sign a common contract, and encrypt the links under it.
 
-    `session`: name of this session, given at the active, which chooses it; None at other parties.
+    It also sets how long `links` wait, and for which peers, and stores the contract if the party
+    keeps checkpoints. `session`: name of this session, given at the active, which chooses it; None
+    at other parties.
     """
     links.predicts = party.predicts is not None
     agreement = await agree_on_contract(
@@ -172,7 +177,7 @@ async def enter_session(
         make_contract=lambda name, greetings: _build_contract(party, method, name, greetings),
     )
     links.unit_s = agreement.contract.patience_s
-    # If one of these falls silent, the session ends.
+    # If one of these peers falls silent, the session ends.
     links.needed = _list_needed_peers(party, agreement.contract)
     if party.secrets.checkpoints is not None:
         party.secrets.checkpoints.save_contract(agreement.contract, agreement.signatures)
@@ -183,8 +188,9 @@ async def enter_session(
 def _list_needed_peers(party: PartyContext, contract: Contract) -> tuple[str, ...]:
     """Return the names of the peers whose silence ends the session.
 
-    The dealer is none of them: it leaves after its part.
+    The dealer is not among them, since it leaves once it has dealt.
     """
+    # A run that recovers continues without a silent passive.
     recovers = contract.silent_passive == "recover"
     roles = ("active", "aggregator") if recovers else ("active", "aggregator", "passive")
     needed = [name for role in roles for name in contract.list_names(role)]
@@ -192,10 +198,11 @@ def _list_needed_peers(party: PartyContext, contract: Contract) -> tuple[str, ..
 
 
 def _describe_checkpoints(party: PartyContext) -> dict[str, Any]:
-    """Return the fields of this party's greeting on its checkpoints: the steps it can resume from.
+    """Return the fields of this party's greeting that say from which steps it can resume.
 
-    The active adds the step that it wants to resume from; a passive adds which later steps it
-    answered, and together with which other passives (the steps' circles).
+    The active adds the step that it wants to resume from. A passive adds the later steps that it
+    answered, each with its circle (the passives that answered it together). A party without a
+    checkpoint store or a table returns no fields.
     """
     store = party.secrets.checkpoints
     if store is None or party.data_or_none is None:
@@ -214,9 +221,9 @@ def _build_contract(
 ) -> Contract:
     """Build the contract from public settings and all greetings; every party builds the same.
 
-    `session`: name of this session. `greetings`: mapping from party name to its first message with
-    keys, offered terms and stored checkpoints. Raises RemoteProtocolError: a party offers no terms
-    (bounds on its rows) where the method needs them, or the reverse.
+    `session`: name of this session. `greetings`: mapping from party name to its first message,
+    which has its keys, offered terms (bounds on the rows that it sends) and stored checkpoints.
+    Raises RemoteProtocolError: a party offers no terms where the method needs them, or the reverse.
     """
     config = party.config
     offers = {
@@ -233,7 +240,7 @@ def _build_contract(
     agreed = method.derive_terms(party, offers, session)
     limits = derive_limits(config)
     roles = assign_roles(method, config, party.active, party.passives)
-    # A session that only predicts: limits are the passives' own, and nothing is dealt.
+    # A session that only predicts needs no dealer, and its passives enforce limits of their own.
     if party.predicts is not None:
         roles.pop(DEALER, None)
         return Contract(
@@ -285,14 +292,17 @@ def _list_participants(
 
 
 def _pick_silence_rule(party: PartyContext, agreed: SessionTerms) -> SilentPassive:
-    """Return the rule for a passive that stops answering: the configured one, or by default
-    "recover" where sums may lack passives, and "stop" otherwise.
+    """Return the rule for a passive that stops answering.
 
-    `agreed`: the method's terms for the contract. Raises ConfigError: the settings ask to continue
-    without a passive, and the sum or the method needs every one; or to restart a run that stops.
+    It is the configured rule, or by default "recover" if sums may lack passives, and "stop"
+    otherwise. `agreed`: the method's terms for the contract.
+
+    Raises ConfigError: the settings ask to continue without a silent passive, but the sum or the
+    method needs every passive; or they ask to restart a run that stops.
     """
     configured = party.config.rules.silent_passive
     passives = len(agreed.passives)
+    # The fewest contributions that a sum needs; without recoverable masks it needs all.
     threshold = agreed.secure_sum.get("threshold", passives)
     can_recover = may_lack_passives(party.config) and threshold < passives
     if configured != "recover" or can_recover:
@@ -319,23 +329,23 @@ def _pick_silence_rule(party: PartyContext, agreed: SessionTerms) -> SilentPassi
 def _find_resumption(
     party: PartyContext, greetings: Mapping[str, Greeting], silence_rule: SilentPassive
 ) -> Resumption | None:
-    """Return where all parties resume: at the newest step that every checkpoint folder has.
+    """Return the run and step at which all parties resume; None: the run begins now.
 
-    A run that may continue without a passive resumes at the active's newest step; a passive that
-    was absent then returns with an older state. Steps that passives answered after it keep their
-    circle, the passives that answered together.
+    The step is the newest one that every checkpoint folder has. A run that may continue without a
+    passive resumes at the active's newest step instead, and a passive that was absent then returns
+    with an older state. Later steps that were already answered keep their circle (the passives that
+    answered a step together), so that no difference of two sums reveals one passive's contribution.
 
     `greetings`: mapping from party name to its first message, which lists its stored checkpoints.
     `silence_rule`: "stop", "wait" or "recover", the rule for a passive that stops answering.
-    Returns None if the run begins now.
     """
     newest = greetings[party.active].resumes
     if newest is None:
         return None
     if silence_rule == "recover":
         answers = {name: greetings[name].answered for name in party.passives}
-        # Replaces whatever list of answered steps the active may have sent.
         answered = merge_answered_steps(answers, passives=party.passives, since=newest.step)
+        # The passives' reports replace any list of answered steps that the active sent.
         return newest.model_copy(update={"answered": answered})
     with_checkpoints = [party.active, *(name for name in party.passives if name in greetings)]
     stored_steps = [set(greetings[name].holds) for name in with_checkpoints]
@@ -348,12 +358,13 @@ def _find_resumption(
 def _load_checkpoint(
     party: PartyContext, contract: Contract
 ) -> tuple[PartyCheckpoint | None, Tensor | None]:
-    """Return the checkpoint that this party resumes from, and the row of its table at each
-    alignment position.
+    """Return the checkpoint that this party resumes from, and its table's row at each position.
 
-    The checkpoint is None at the start of a run; the rows are None if the tables are to be aligned
-    now. Raises CheckpointError: the session resumes a run or step that this party has not stored,
-    or starts a run where this party's folder has another one.
+    Positions are those of the alignment. The checkpoint is None at the start of a run. The rows are
+    None if the tables still have to be aligned.
+
+    Raises CheckpointError: the session resumes a run or step that this party has not stored, or
+    starts a run although this party's folder has another one.
     """
     resumes = contract.resumes
     store = party.secrets.checkpoints
@@ -366,6 +377,8 @@ def _load_checkpoint(
                 f"{state.step} of a run"
             )
         if party.name != party.active:
+            # Logs count releases by alignment position; a new alignment would put other people
+            # there.
             party.require_no_releases()
         return None, party.aligned
     if party.data_or_none is None:
@@ -390,11 +403,16 @@ async def start_active(
     party: PartyContext, links: Links, method: Method, *, session: str
 ) -> tuple[PartySession, ActiveRole]:
     """Run the active's script up to the first step: agree, align, set up, and restore its state.
-    `session`: name of this session.
 
-    Raises ConfigError, DataError, ModelError: settings, table or networks that do not fit, or
-    common people whose labels are all of one class; CheckpointError: the active refused more sums
-    of this run than it may continue after; IntersectionTooSmallError: fewer common IDs than agreed.
+    `session`: name of this session, the same at all parties. Returns the active in this session,
+    and its role.
+
+    Raises:
+        ConfigError, DataError, ModelError: settings, table or networks do not fit, or all common
+            people have labels of one class.
+        CheckpointError: this party's checkpoints do not fit the session, or the active refused more
+            sums of this run than it may continue after.
+        IntersectionTooSmallError: there are fewer common IDs than agreed.
     """
     begin_phase("agree")
     agreement = await enter_session(party, links, method, session=session)
@@ -402,14 +420,15 @@ async def start_active(
     helpers = [*contract.passives, *contract.list_names("aggregator")]
     state, rows = _load_checkpoint(party, contract)
     if contract.passives and rows is None:
-        rows = torch.arange(len(party.data.table.ids))  # every row, unless tables are aligned
+        rows = torch.arange(len(party.data.table.ids))  # all rows, if the method aligns no tables
         if method.public_facts.aligns:
             begin_phase("align")
             rows = await align_as_active(party, links, contract.session)
             begin_phase("agree")
+    # Wait until all parties have aligned their tables; in a resumed run they are aligned already.
     if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
-    # An active without passives aligns nothing: it has no positions.
+    # An active without passives aligns nothing, so there are no positions.
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
     common = None
     if contract.passives and method.public_facts.aligns:
@@ -441,8 +460,11 @@ async def run_helper(
 ) -> None:
     """Run the whole script of a passive, aggregator or dealer, until the active ends the session.
 
-    `entered`: called with the party's session once its role is set up; not for a dealer. Raises the
-    errors of `start_active`, for this party's settings, table and checkpoint.
+    A dealer's script ends earlier, once it has dealt.
+
+    `entered`: called with the party's session once its role is set up; not for a dealer. Raises
+    ConfigError, DataError, ModelError, CheckpointError, IntersectionTooSmallError: this party's
+    settings, table or checkpoint do not fit.
     """
     agreement = await enter_session(party, links, method)
     contract = agreement.contract
@@ -451,7 +473,9 @@ async def run_helper(
         if rows is None and needs_dealer(party.config.alignment):
             await deal_randomness(party, links, contract.session)
         await method.run_dealer(party, links, contract)
-        if contract.restarts:  # a session interrupted before its first checkpoint repeats requests
+        # A session that is interrupted before its first checkpoint needs the dealer again, so a
+        # dealer of a run with restarts stays until the end.
+        if contract.restarts:
             await links.receive(party.active, Kind.END, patience=_LONGER_THAN_ANY_RUN)
         return
     if rows is None:
@@ -495,9 +519,10 @@ async def run_helper(
 async def _align_rows(
     role: PartyRole, party: PartyContext, links: Links, method: Method, contract: Contract
 ) -> Tensor:
-    """Align a helper's table; return its row at each alignment position, (N,), -1 for none.
+    """Align a helper's table; return its row at each of the N alignment positions, -1 for none.
 
-    Every row if the method aligns nothing; empty if the helper is no passive.
+    If the method aligns no tables, all rows are returned in order. A helper other than a passive
+    has no table, so its result is empty.
     """
     if role != "passive":
         return torch.empty(0, dtype=torch.int64)
@@ -507,8 +532,9 @@ async def _align_rows(
 
 
 def _restore_role(role: Role, state: PartyCheckpoint | None) -> None:
-    """Load a checkpoint's tensors and privacy ledgers into a role that is set up; None: do
-    nothing.
+    """Load a checkpoint's tensors and privacy ledgers into a role that is set up.
+
+    `state`: the checkpoint; None: the run begins now, and nothing is loaded.
     """
     if state is None:
         return
@@ -518,39 +544,35 @@ def _restore_role(role: Role, state: PartyCheckpoint | None) -> None:
 
 
 class TrainingLoop(StepCounter, Protocol):
-    """The training loop of a run: its epochs and steps, and the measurements and checkpoints
-    between them.
-    """
+    """The training loop of a run: epochs and steps, with measurements and checkpoints between."""
 
     def iterate_epochs(self) -> Iterator[int]:
-        """Yield the numbers of the epochs that remain."""
+        """Yield the numbers of the epochs that have not run yet."""
 
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the number of each step of an epoch with its batch of rows, a function of seed and
-        epoch.
+        """Yield the number of each step of an epoch with its batch of rows.
+
+        The batches depend on seed and epoch only, so that a resumed run repeats them.
         """
 
     async def note_held_out_loss(self) -> None:
-        """Record the loss on the validation rows, by which training may stop early
-        (`train.patience`).
-        """
+        """Record the loss on the validation rows, by which training may stop early."""
 
     def is_last(self, epoch: int) -> bool:
         """Return whether this epoch is the last one."""
 
     async def finish_epoch(self, *, last: bool) -> None:
-        """Evaluate if an evaluation is due, record the scores, and let all parties save a
-        checkpoint.
+        """Evaluate if it is time to, record the scores, and let all parties save a checkpoint.
 
         `last`: whether training is over.
         """
 
 
 async def train_epochs(learner: ActiveRole, links: Links, loop: TrainingLoop) -> None:
-    """Run the active's training in this loop: every epoch with its steps, then the closing exchange
-    and evaluation.
+    """Run the active's training: every epoch with its steps, then the last exchange and evaluation.
 
-    An epoch that the learner begins without steps is the last one.
+    `learner`: the active's role. `loop`: numbers epochs and steps, and evaluates between them. If
+    the learner has no steps in an epoch (its model is fitted already), this epoch is the last one.
     """
     for epoch in loop.iterate_epochs():
         has_steps = await learner.begin_epoch(links, loop)
@@ -567,7 +589,7 @@ async def train_epochs(learner: ActiveRole, links: Links, loop: TrainingLoop) ->
 
 
 class Session:
-    """A running session in the active's process, which in a simulation runs all parties.
+    """A running session in the active's process; in a simulation this process runs all parties.
 
     Attributes:
         party_session: the active in this session.
@@ -584,7 +606,7 @@ class Session:
         helpers: the roles of the other parties in this process, by name.
         charged: mapping from the name of each party in another process to the privacy costs that it
             reported last.
-        statements: these reports with their signatures, by party name.
+        statements: the same reports as signed, by party name.
     """
 
     def __init__(
@@ -596,8 +618,14 @@ class Session:
         *,
         headline: str,
     ) -> None:
-        """Make the active's record of a session from what `start_active` returned; `headline` is
-        the variant reported first.
+        """Make the active's record of a session.
+
+        Args:
+            party_session: the active in this session, as `start_active` returned it.
+            learner: the active's role, as `start_active` returned it.
+            links: the active's connections to the other parties.
+            transcript: records the messages that parties in this process send.
+            headline: the inference variant (key of `evaluate`'s result) that a run reports first.
         """
         self.party_session = party_session
         self.learner = learner
@@ -623,7 +651,7 @@ class Session:
 
     @property
     def present(self) -> list[str]:
-        """The passives and the aggregator, without passives that stopped answering."""
+        """The names of the passives and the aggregator, without those that stopped answering."""
         helpers = (*self.contract.passives, *self.contract.list_names("aggregator"))
         return [name for name in helpers if name not in self.learner.left]
 
@@ -647,10 +675,10 @@ class Session:
 
     @property
     def passive_accounts(self) -> dict[str, dict[str, Any]]:
-        """The privacy cost of each passive that adds noise to what it sends.
+        """The privacy cost of each passive that adds noise to what it sends, by passive name.
 
-        It is read from the passive's ledger where that is in this process, else from its last
-        report.
+        It comes from the passive's ledger if the ledger is in this process, otherwise from the
+        passive's last report.
         """
         passives = self.contract.passives
         accounts = {
@@ -661,9 +689,9 @@ class Session:
 
     @property
     def charge_reports(self) -> dict[str, dict[str, Any]]:
-        """The last signed report of its privacy costs, for each passive in another process.
+        """The privacy costs that each passive in another process reported last, by passive name.
 
-        Empty where helpers run in this process.
+        It is empty in a simulation, where all parties run in this process.
         """
         if self.helpers:
             return {}
@@ -677,8 +705,9 @@ class Session:
 
     @property
     def secure_sum(self) -> dict[str, object]:
-        """The public parameters of the secure sum, its rounding error, and in words what is decoded
-        of a person; empty where there is no sum.
+        """The public parameters of the secure sum, for the run's result; empty without a sum.
+
+        "rounding" is its rounding error; "opened" says in words what it reveals about a person.
         """
         agreed = dict(self.contract.secure_sum)
         if not agreed:
@@ -695,14 +724,17 @@ class Session:
         return secure_sum
 
     def list_column_counts(self) -> Sequence[int] | None:
-        """Return the number of distinct columns of each party whose columns enter the decoded sum;
-        None: this process does not know it.
+        """Return None: the active does not know how many columns the other parties have.
+
+        A simulation, which has all tables, returns the number of distinct columns of each party
+        whose columns enter the decoded sum.
         """
         return None
 
     def describe_attendance(self) -> dict[str, object]:
-        """Return which passives stopped answering in this session ("left", with the step), and how
-        many steps lacked one; empty if there is no sum.
+        """Return which passives stopped answering in this session; empty if there is no sum.
+
+        "left" maps such a passive to the step; "steps_without_all" counts steps that lacked one.
         """
         if not self.contract.secure_sum:
             return {}
@@ -710,23 +742,25 @@ class Session:
         return {"left": dict(learner.left), "steps_without_all": learner.steps_without_all}
 
     def collect_networks(self) -> dict[str, nn.Module]:
-        """Return the networks whose outputs passives in this process send, by passive name."""
+        """Return the networks whose outputs leave passives of this process, by passive name."""
         networks = {name: helper.get_sent_network() for name, helper in self.helpers.items()}
         return {name: network for name, network in networks.items() if network is not None}
 
     def tensors(self) -> PartyTensors:
-        """Return the state of every role in this process but the aggregator's, by party."""
+        """Return the state of every role in this process except the aggregator's, by party name."""
         return {role.name: role.tensors() for role in self._list_roles() if role.name != AGGREGATOR}
 
     def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
-        """Restore the state of every role in this process that `tensors` has, before step
-        `next_step`.
+        """Restore the state of the roles in this process that `tensors` has, by party name.
+
+        `next_step`: the step that runs next.
         """
         for role in self._list_roles():
             if role.name in tensors:
                 role.load_tensors(tensors[role.name], next_step=next_step)
 
     def _list_roles(self) -> tuple[ActiveRole | HelperRole, ...]:
+        """Return the roles of all parties in this process, the active's first."""
         return (self.learner, *self.helpers.values())
 
 
@@ -756,9 +790,10 @@ class SimulationInputs:
     def build_context(
         self, name: str, secrets: PartySecrets, known: Mapping[str, bytes]
     ) -> PartyContext:
-        """Return the context of the party of this name, with its own data and nobody else's.
+        """Return the context of the party `name`, which has its own data and nobody else's.
 
-        `secrets`: the party's. `known`: the public identities of all parties, by name.
+        `secrets`: the party's keys, seed and folders. `known`: the public identity of every party,
+        by name.
         """
         aligned = None
         if self.alignment is not None:
@@ -788,8 +823,10 @@ class Simulation(Session):
     """
 
     def __init__(self, method: Method, inputs: SimulationInputs) -> None:
-        """Build all parties, and run their scripts up to the first step. Raises the errors of
-        `start_active`.
+        """Build all parties, and run their scripts up to the first step.
+
+        Raises ConfigError, DataError, ModelError, CheckpointError, IntersectionTooSmallError: the
+        settings, tables or checkpoints do not fit; see `start_active`.
         """
         data = inputs.data
         config = inputs.config
@@ -825,16 +862,18 @@ class Simulation(Session):
                 self.common[name] = helper_session.common
 
     def list_column_counts(self) -> Sequence[int]:
-        """Return the number of distinct columns of every table whose columns enter the
-        decoded sum.
+        """Return the number of distinct columns of each table whose columns enter the decoded sum.
+
+        In a singular value decomposition these are all tables, otherwise the passives' only.
         """
-        data = self._data
-        tables = data.tables if self.party_session.party.config.method.decomposes else data.passives
+        method = self.party_session.party.config.method
+        tables = self._data.tables if method.decomposes else self._data.passives
         return [count_columns(table.features) for table in tables]
 
     def run_script(self, script: Script[T]) -> T:
-        """Run a script of the active to its end, and the helpers' scripts as far as it waits for
-        them; return its result.
+        """Run a script of the active to its end, and return its result.
+
+        The other parties' scripts run meanwhile, as far as the active waits for their messages.
         """
         return self.network.run_script(self.active, script)
 
@@ -843,15 +882,20 @@ class Simulation(Session):
         return float(self.run_step_script(step, self.learner.train_step(self.links, step, rows_B)))
 
     def run_step_script(self, step: int, script: Script[T]) -> T:
-        """Run a script of the active as this step, and record the sum that it decodes; return the
-        script's result.
+        """Run a script of the active as this step, and return its result.
+
+        The sum that the active decodes meanwhile is added to the transcript.
         """
         result = self.run_script(script)
         self.record_sum(step)
         return result
 
     def evaluate(self, *, next_step: int, is_final: bool) -> dict[str, float]:
-        """Return the test score by inference variant, as a number; see `ActiveRole.evaluate`."""
+        """Return the accuracy on the test rows by inference variant.
+
+        `next_step`: an unused step number, for a joint prediction. `is_final`: whether training is
+        over.
+        """
         scored_by_variant = self.run_script(
             self.learner.evaluate(self.links, next_step=next_step, is_final=is_final)
         )
