@@ -22,8 +22,7 @@ from pydantic import (
 
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from secure_apfed.base.names import Name, check_parties
-from secure_apfed.settings import Settings, SilentPassive
-from secure_apfed.settings.protection import NOBODY, FollowsFrom
+from secure_apfed.settings import FollowsFrom, Settings, SilentPassive, protects
 from secure_apfed.settings.training import ObjectiveSettings
 
 AGGREGATOR = "aggregator"
@@ -40,10 +39,10 @@ class Participant(Settings):
         public_key: the X25519 public key of its links in this session, hex.
     """
 
-    name: Annotated[Name, NOBODY]
-    role: Annotated[PartyRole, NOBODY]
-    identity: Annotated[str, NOBODY] = Field(pattern="^[0-9a-f]{64}$")
-    public_key: Annotated[str, NOBODY] = Field(pattern="^[0-9a-f]{64}$")
+    name: Annotated[Name, protects("nobody")]
+    role: Annotated[PartyRole, protects("nobody")]
+    identity: Annotated[str, protects("nobody")] = Field(pattern="^[0-9a-f]{64}$")
+    public_key: Annotated[str, protects("nobody")] = Field(pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
@@ -80,8 +79,8 @@ class RepresentationTerms(Settings):
     minimum_spread: Annotated[float, FollowsFrom(("rules.minimum_spread",))] = Field(
         0.0, ge=0, lt=1
     )
-    rows: Annotated[int | None, NOBODY] = Field(None, ge=1, le=2**40)
-    features: Annotated[str | None, NOBODY] = Field(None, pattern="^[0-9a-f]{64}$")
+    rows: Annotated[int | None, protects("nobody")] = Field(None, ge=1, le=2**40)
+    features: Annotated[str | None, protects("nobody")] = Field(None, pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -113,9 +112,9 @@ class AnsweredSteps(Settings):
         passives: in whose circle they were answered, in the contract's order.
     """
 
-    first: Annotated[int, NOBODY] = Field(ge=0, lt=2**63, strict=True)
-    last: Annotated[int, NOBODY] = Field(ge=0, lt=2**63, strict=True)
-    passives: Annotated[tuple[Name, ...], NOBODY] = Field(min_length=1)
+    first: Annotated[int, protects("nobody")] = Field(ge=0, lt=2**63, strict=True)
+    last: Annotated[int, protects("nobody")] = Field(ge=0, lt=2**63, strict=True)
+    passives: Annotated[tuple[Name, ...], protects("nobody")] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _check_step_order(self) -> Self:
@@ -135,9 +134,9 @@ class Resumption(Settings):
             answered again among the same passives only (`secure_apfed.methods.circles`).
     """
 
-    run: Annotated[str, NOBODY] = Field(pattern="^[0-9a-f]{64}$")
-    step: Annotated[int, NOBODY] = Field(ge=0, strict=True)
-    answered: Annotated[tuple[AnsweredSteps, ...], NOBODY] = ()
+    run: Annotated[str, protects("nobody")] = Field(pattern="^[0-9a-f]{64}$")
+    step: Annotated[int, protects("nobody")] = Field(ge=0, strict=True)
+    answered: Annotated[tuple[AnsweredSteps, ...], protects("nobody")] = ()
 
     @model_serializer(mode="wrap")
     def _omit_empty_answered(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -176,7 +175,7 @@ class Contract(Settings):
     """
 
     schema_version: Literal[2] = 2
-    session: Annotated[str, NOBODY] = Field(min_length=1, max_length=256)
+    session: Annotated[str, protects("nobody")] = Field(min_length=1, max_length=256)
     participants: tuple[Participant, ...]
     passives: dict[str, PassiveTerms]
     settings: Annotated[dict[str, Any], FollowsFrom(("*",))]
@@ -193,7 +192,7 @@ class Contract(Settings):
     )
     restarts: Annotated[int, FollowsFrom(("rules.restarts",))] = Field(0, ge=0)
     resumes: Resumption | None = None
-    predicts: Annotated[str | None, NOBODY] = Field(None, pattern="^[0-9a-f]{64}$")
+    predicts: Annotated[str | None, protects("nobody")] = Field(None, pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
     def _check_parties(self) -> Self:

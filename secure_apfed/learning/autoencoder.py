@@ -22,8 +22,7 @@ from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import Compute, make_eager_class
 from secure_apfed.networks.models import Enriched, Shape, family_for, output_shape
-from secure_apfed.settings import THE_ACTIVE, Settings
-from secure_apfed.settings.protection import NOBODY
+from secure_apfed.settings import THE_ACTIVE, Settings, protects
 from secure_apfed.settings.training import ModelSettings
 
 _ADAM = make_eager_class(torch.optim.Adam)
@@ -52,12 +51,14 @@ class DistillationSettings(Settings):
         batch_size: the number of rows in one step.
     """
 
-    loss: Annotated[Literal["mse", "mae"], THE_ACTIVE, NOBODY] = "mse"
-    weight: Annotated[float, Field(ge=0), THE_ACTIVE, NOBODY] = 1.0
-    classifier: Annotated[Literal["logistic", "strongest"], THE_ACTIVE, NOBODY] = "logistic"
-    epochs: Annotated[int, NOBODY] = Field(200, ge=1)
-    learning_rate: Annotated[float, NOBODY] = Field(1e-3, gt=0)
-    batch_size: Annotated[int, NOBODY] = Field(128, ge=1)
+    loss: Annotated[Literal["mse", "mae"], THE_ACTIVE, protects("nobody")] = "mse"
+    weight: Annotated[float, Field(ge=0), THE_ACTIVE, protects("nobody")] = 1.0
+    classifier: Annotated[Literal["logistic", "strongest"], THE_ACTIVE, protects("nobody")] = (
+        "logistic"
+    )
+    epochs: Annotated[int, protects("nobody")] = Field(200, ge=1)
+    learning_rate: Annotated[float, protects("nobody")] = Field(1e-3, gt=0)
+    batch_size: Annotated[int, protects("nobody")] = Field(128, ge=1)
 
     patience: ClassVar[int] = 10
     held_out: ClassVar[float] = 0.1

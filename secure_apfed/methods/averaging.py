@@ -61,7 +61,7 @@ from secure_apfed.methods.sum_end import (
     SumHelper,
     SumMethod,
 )
-from secure_apfed.settings.protection import NOBODY
+from secure_apfed.settings import protects
 from secure_apfed.settings.run import RunSettings
 
 _COUNTED_POSITION = torch.zeros(1, dtype=torch.int64)
@@ -78,7 +78,9 @@ class AveragingSettings(RecurrentSettings):
             above 0.
     """
 
-    views: Annotated[dict[str, dict[_Weight, Annotated[float, Field(gt=0)]]], NOBODY] = {}
+    views: Annotated[
+        dict[str, dict[_Weight, Annotated[float, Field(gt=0)]]], protects("nobody")
+    ] = {}
 
     averages = "weights"
 

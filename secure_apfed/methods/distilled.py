@@ -100,9 +100,8 @@ from secure_apfed.methods.student import StudentActive, warn_of_no_help
 from secure_apfed.methods.sum_end import AnswerLimits, blame_active_too
 from secure_apfed.networks.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.privacy.guard import joint_releases_statement
-from secure_apfed.settings import THE_ACTIVE
+from secure_apfed.settings import THE_ACTIVE, protects
 from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.protection import EVERYBODY, NOBODY, lower_is_less
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import MAX_PARAMETERS, ModelSettings, Width
 from secure_apfed.solo import SoloTask
@@ -138,7 +137,9 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
         network="selu", hidden=(64,), representation=128
     )
     passive: ModelSettings = ModelSettings(network="selu", hidden=(128,), representation=256)
-    joint: Annotated[tuple[Width, ...], Field(max_length=64), THE_ACTIVE, NOBODY] = (256,)
+    joint: Annotated[tuple[Width, ...], Field(max_length=64), THE_ACTIVE, protects("nobody")] = (
+        256,
+    )
 
     @field_validator("joint")
     @classmethod
@@ -192,7 +193,7 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
 
     name: Literal["vfedtrans"]
     mask_rows: Annotated[
-        int, lower_is_less(EVERYBODY, "smaller blocks of rows are hidden apart from each other")
+        int, protects("everybody", lower="smaller blocks of rows are hidden apart from each other")
     ] = Field(1024, ge=2, le=MAX_MASK_ROWS)
 
     title = "VFedTrans"

@@ -59,9 +59,9 @@ from secure_apfed.methods.student import (
 from secure_apfed.methods.sum_end import ActiveSum
 from secure_apfed.privacy.measured import check_row_wise
 from secure_apfed.privacy.randomised_response import VoteResponse
+from secure_apfed.settings import protects
 from secure_apfed.settings.method import FormSettings
 from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
-from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
 
@@ -229,9 +229,9 @@ class TeacherSettings(FormSettings):
 
     name: Literal["joint_teacher_sum"]
     model: ModelSettings = ModelSettings(network="linear", representation=16)
-    labels: Annotated[str, NOBODY] = HEAD
+    labels: Annotated[str, protects("nobody")] = HEAD
     epsilon: Annotated[
-        float | None, higher_is_less(PASSIVES, "the finished model tells more of them")
+        float | None, protects("the passives", higher="the finished model tells more of them")
     ] = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
 
     title = "joint teacher, summed"

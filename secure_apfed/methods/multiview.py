@@ -69,8 +69,8 @@ from secure_apfed.methods.sum_end import (
     SumMethod,
 )
 from secure_apfed.networks.models import make_encoder_and_head
+from secure_apfed.settings import protects
 from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
 
@@ -103,9 +103,9 @@ class MultiviewSettings(MethodSettings):
             False: on the common ones.
     """
 
-    beta: Annotated[float, NOBODY] = Field(ge=0)
-    zeta: Annotated[float, NOBODY] = Field(gt=0)
-    eta: Annotated[float, NOBODY] = Field(gt=0)
+    beta: Annotated[float, protects("nobody")] = Field(ge=0)
+    zeta: Annotated[float, protects("nobody")] = Field(gt=0)
+    eta: Annotated[float, protects("nobody")] = Field(gt=0)
 
     predicts_alone = True
     networks: ClassVar[tuple[str, ...]] = ("identity",)
@@ -150,7 +150,9 @@ class OneViewSettings(MultiviewSettings):
             too). They are above 0. All parties sign them, since Z is weighted by every zeta.
     """
 
-    parties: Annotated[dict[PartyName, dict[_Weight, Annotated[float, Field(gt=0)]]], NOBODY] = {}
+    parties: Annotated[
+        dict[PartyName, dict[_Weight, Annotated[float, Field(gt=0)]]], protects("nobody")
+    ] = {}
 
     averages = "pseudo-labels"
 
@@ -202,9 +204,9 @@ class MmvflSettings(OneViewSettings):
     """
 
     name: Literal["mmvfl"]
-    beta: Annotated[float, NOBODY] = Field(1.0, ge=0)
-    zeta: Annotated[float, NOBODY] = Field(1000.0, gt=0)
-    eta: Annotated[float, NOBODY] = Field(1000.0, gt=0)
+    beta: Annotated[float, protects("nobody")] = Field(1.0, ge=0)
+    zeta: Annotated[float, protects("nobody")] = Field(1000.0, gt=0)
+    eta: Annotated[float, protects("nobody")] = Field(1000.0, gt=0)
 
     title = "MMVFL"
     takes_labels_of_passives = True
@@ -214,9 +216,9 @@ class MmvflSettings(OneViewSettings):
 class FedMvSettings(MultiviewSettings):
     """The settings of FedMV in its three forms: the labels act on the common pseudo-labels."""
 
-    beta: Annotated[float, NOBODY] = Field(4.0, ge=0)
-    zeta: Annotated[float, NOBODY] = Field(8.0, gt=0)
-    eta: Annotated[float, NOBODY] = Field(8.0, gt=0)
+    beta: Annotated[float, protects("nobody")] = Field(4.0, ge=0)
+    zeta: Annotated[float, protects("nobody")] = Field(8.0, gt=0)
+    eta: Annotated[float, protects("nobody")] = Field(8.0, gt=0)
 
 
 class RecurrentSettings(FedMvSettings):
@@ -230,10 +232,10 @@ class RecurrentSettings(FedMvSettings):
         dropout: dropout of the GRUs' last states in training; FedMV tries 0.1 and 0.3.
     """
 
-    rounds: Annotated[int, NOBODY] = Field(20, ge=1)
-    local_epochs: Annotated[int, NOBODY] = Field(1, ge=1)
-    learning_rate: Annotated[float, NOBODY] = Field(5e-3, gt=0)
-    dropout: Annotated[float, NOBODY] = Field(0.1, ge=0, lt=1)
+    rounds: Annotated[int, protects("nobody")] = Field(20, ge=1)
+    local_epochs: Annotated[int, protects("nobody")] = Field(1, ge=1)
+    learning_rate: Annotated[float, protects("nobody")] = Field(5e-3, gt=0)
+    dropout: Annotated[float, protects("nobody")] = Field(0.1, ge=0, lt=1)
 
     networks: ClassVar[tuple[str, ...]] = ("identity", "gru")
 

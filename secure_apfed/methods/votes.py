@@ -50,9 +50,8 @@ from secure_apfed.methods.student import (
     learn_from_votes,
 )
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumLearner, SumMethod
-from secure_apfed.settings import THE_ACTIVE, unknown_name
+from secure_apfed.settings import THE_ACTIVE, protects, unknown_name
 from secure_apfed.settings.method import FormSettings, MethodSettings
-from secure_apfed.settings.protection import ACTIVE, NOBODY, PASSIVES, higher_is_less
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
 
@@ -80,14 +79,16 @@ class VoteSettings(MethodSettings):
             of any other labeller that adds noise to its weights.
     """
 
-    labeller: Annotated[str, NOBODY] = "spreading"
-    prior: Annotated[str, THE_ACTIVE, NOBODY] = BEST_SOLO
-    help: Annotated[Literal["averaged", "judged", "always"], THE_ACTIVE, NOBODY] = "averaged"
-    epsilon: Annotated[float | None, higher_is_less(PASSIVES, "less noise is in a vote")] = Field(
-        None, gt=0
+    labeller: Annotated[str, protects("nobody")] = "spreading"
+    prior: Annotated[str, THE_ACTIVE, protects("nobody")] = BEST_SOLO
+    help: Annotated[Literal["averaged", "judged", "always"], THE_ACTIVE, protects("nobody")] = (
+        "averaged"
+    )
+    epsilon: Annotated[float | None, protects("the passives", higher="less noise is in a vote")] = (
+        Field(None, gt=0)
     )
     weights_epsilon: Annotated[
-        float | None, higher_is_less(ACTIVE, "less noise is in the weights that labels move")
+        float | None, protects("the active", higher="less noise is in the weights that labels move")
     ] = Field(None, gt=0)
 
     predicts_alone = True

@@ -43,7 +43,7 @@ from secure_apfed.methods.sum_end import DurableLog, RefusedSums, blame_active_t
 from secure_apfed.methods.votes import VotesActive, VoteSettings, VotesMethod
 from secure_apfed.methods.votes_counted import BallotAggregator, CountingPassive, VoteTerms
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.settings.protection import PASSIVES, lower_is_less
+from secure_apfed.settings import protects
 from secure_apfed.settings.run import RunSettings
 
 _MAX_LABELLED = 4096
@@ -66,7 +66,7 @@ class EncryptedVotesSettings(VoteSettings):
 
     name: Literal["votes_encrypted"]
     candidates: Annotated[
-        int | None, lower_is_less(PASSIVES, "an active that cheats is found out less often")
+        int | None, protects("the passives", lower="an active that cheats is found out less often")
     ] = Field(None, ge=2, le=1024)
 
     title = "votes on encrypted labels"

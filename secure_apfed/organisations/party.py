@@ -59,17 +59,10 @@ from secure_apfed.runs.keeper import PartyCheckpointStore
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.past_sessions import NONE_BEFORE, PastSessions, load_logged_sessions
 from secure_apfed.runs.training_labels import load_training_labels
-from secure_apfed.settings import Settings
+from secure_apfed.settings import FollowsFrom, Protection, Settings, Unprotective
 from secure_apfed.settings.data import TableShape
 from secure_apfed.settings.plugins import import_code
-from secure_apfed.settings.protection import (
-    FollowsFrom,
-    Limit,
-    Protection,
-    Unprotective,
-    find_key_types,
-    require_limits,
-)
+from secure_apfed.settings.protection import Limit, find_key_types, require_limits
 
 if TYPE_CHECKING:
     from secure_apfed.exchange.certificates import Credentials

@@ -6,15 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from secure_apfed.settings import EACH_ALONE, Settings
-from secure_apfed.settings.protection import (
-    EVERYBODY,
-    NOBODY,
-    PASSIVES,
-    higher_is_less,
-    lower_is_less,
-    other_is_less,
-)
+from secure_apfed.settings import EACH_ALONE, Settings, protects
 
 __all__ = ["ID_RULES", "AlignmentSettings", "IdRule"]
 
@@ -62,45 +54,50 @@ class AlignmentSettings(Settings):
 
     protocol: Annotated[
         str,
-        other_is_less(
-            PASSIVES,
-            "the active learns its overlap with each of them",
-            ("opprf", "opprf_ot", "circuit", "circuit_ot", "circuit_crypten"),
-            ("vole", "ot", "ecdh"),
+        protects(
+            "the passives",
+            other="the active learns its overlap with each of them",
+            order=(
+                ("opprf", "opprf_ot", "circuit", "circuit_ot", "circuit_crypten"),
+                ("vole", "ot", "ecdh"),
+            ),
             read=attrgetter("backend"),
         ),
     ] = "auto"
     dealer: Annotated[
         bool,
         EACH_ALONE,
-        other_is_less(
-            EVERYBODY, "the dealer and any one party together can read the others' IDs", False, True
+        protects(
+            "everybody",
+            other="the dealer and any one party together can read the others' IDs",
+            order=(False, True),
         ),
     ] = False
     pairwise_overlaps: Annotated[
         Literal["shown", "hidden"],
         EACH_ALONE,
-        other_is_less(
-            PASSIVES, "the active learns its overlap with each of them", "hidden", "shown"
+        protects(
+            "the passives",
+            other="the active learns its overlap with each of them",
+            order=("hidden", "shown"),
         ),
     ] = "shown"
     mode: Annotated[
         Literal["all", "pairwise"],
-        other_is_less(
-            PASSIVES,
-            "the sum of a person whom only one passive knows is that passive's part",
-            "all",
-            "pairwise",
+        protects(
+            "the passives",
+            other="the sum of a person whom only one passive knows is that passive's part",
+            order=("all", "pairwise"),
         ),
     ] = "all"
-    minimum_rows: Annotated[int, lower_is_less(EVERYBODY, "a small overlap is revealed, too")] = (
-        Field(default=2, ge=1)
-    )
-    maximum_ids: Annotated[int, higher_is_less(EVERYBODY, "a peer can test more IDs")] = Field(
+    minimum_rows: Annotated[
+        int, protects("everybody", lower="a small overlap is revealed, too")
+    ] = Field(default=2, ge=1)
+    maximum_ids: Annotated[int, protects("everybody", higher="a peer can test more IDs")] = Field(
         default=10_000_000, ge=1, lt=2**32
     )
-    normalisation: Annotated[tuple[IdRule, ...], NOBODY] = ("unicode_nfc", "strip")
-    date_formats: Annotated[tuple[str, ...], NOBODY] = ()
+    normalisation: Annotated[tuple[IdRule, ...], protects("nobody")] = ("unicode_nfc", "strip")
+    date_formats: Annotated[tuple[str, ...], protects("nobody")] = ()
     threads: Annotated[int | None, Field(ge=1), EACH_ALONE] = None
     history: Annotated[Path | None, EACH_ALONE] = None
     runs_with_a_peer: Annotated[int | None, Field(ge=1), EACH_ALONE] = None

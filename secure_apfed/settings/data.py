@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.base.names import ByParty, ColumnName, DateFormat, Name, PartyName
-from secure_apfed.settings import Settings
+from secure_apfed.settings import Settings, protects
 from secure_apfed.settings.plugins import CODE_NAME, note_code
-from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
 
 TABLES = "tables"
 """Value of `dataset` for the parties' own tables."""
@@ -331,39 +330,42 @@ class DataSettings(Settings):
             `split` is at_random, which reads no label; otherwise the last of the listed classes.
     """
 
-    dataset: Annotated[str, NOBODY] = "digits"
-    partition: Annotated[Literal["vertical", "horizontal"], NOBODY] = "vertical"
-    clients: Annotated[int | None, NOBODY] = Field(None, ge=2, le=MAX_PARTIES)
+    dataset: Annotated[str, protects("nobody")] = "digits"
+    partition: Annotated[Literal["vertical", "horizontal"], protects("nobody")] = "vertical"
+    clients: Annotated[int | None, protects("nobody")] = Field(None, ge=2, le=MAX_PARTIES)
     labels_at: Annotated[
         tuple[PartyName, ...],
-        higher_is_less(PASSIVES, "labels that they hold are read out of sums or updates"),
+        protects("the passives", higher="labels that they hold are read out of sums or updates"),
     ] = ()
-    views: Annotated[_Views | None, NOBODY] = None
-    active_view: Annotated[int, NOBODY] = Field(1, ge=1)
-    rows: Annotated[int | None, NOBODY] = Field(None, ge=2)
-    rows_per_class: Annotated[int | None, NOBODY] = Field(None, ge=2)
-    overlap: Annotated[float, NOBODY] = Field(1.0, gt=0, le=1)
-    aligned: Annotated[int | None, NOBODY] = Field(None, ge=1)
-    test_fraction: Annotated[float, NOBODY] = Field(0.25, gt=0, lt=1)
-    split: Annotated[Literal["by_class", "at_random"], NOBODY] = "by_class"
-    limit: Annotated[int | None, NOBODY] = Field(None, ge=1)
-    labelled: Annotated[Annotated[int, Field(ge=2)] | _Share | None, NOBODY] = None
-    memory_map: Annotated[Literal["auto", "always", "never"], NOBODY] = "auto"
-    folder: Annotated[Path | None, NOBODY] = None
-    columns: Annotated[ByParty[tuple[int | str, ...]] | None, NOBODY] = None
-    view_columns: Annotated[dict[Name, ViewColumns] | None, NOBODY] = Field(None, min_length=1)
+    views: Annotated[_Views | None, protects("nobody")] = None
+    active_view: Annotated[int, protects("nobody")] = Field(1, ge=1)
+    rows: Annotated[int | None, protects("nobody")] = Field(None, ge=2)
+    rows_per_class: Annotated[int | None, protects("nobody")] = Field(None, ge=2)
+    overlap: Annotated[float, protects("nobody")] = Field(1.0, gt=0, le=1)
+    aligned: Annotated[int | None, protects("nobody")] = Field(None, ge=1)
+    test_fraction: Annotated[float, protects("nobody")] = Field(0.25, gt=0, lt=1)
+    split: Annotated[Literal["by_class", "at_random"], protects("nobody")] = "by_class"
+    limit: Annotated[int | None, protects("nobody")] = Field(None, ge=1)
+    labelled: Annotated[Annotated[int, Field(ge=2)] | _Share | None, protects("nobody")] = None
+    memory_map: Annotated[Literal["auto", "always", "never"], protects("nobody")] = "auto"
+    folder: Annotated[Path | None, protects("nobody")] = None
+    columns: Annotated[ByParty[tuple[int | str, ...]] | None, protects("nobody")] = None
+    view_columns: Annotated[dict[Name, ViewColumns] | None, protects("nobody")] = Field(
+        None, min_length=1
+    )
     parties: Annotated[
-        Annotated[ByParty[PartySettings], Field(max_length=MAX_PARTIES)] | None, NOBODY
+        Annotated[ByParty[PartySettings], Field(max_length=MAX_PARTIES)] | None, protects("nobody")
     ] = None
-    missing: Annotated[Missing, NOBODY] = "error"
-    date_formats: Annotated[tuple[DateFormat, ...], NOBODY] = ()
-    active: Annotated[PartyName, NOBODY] = "active"
-    id_column: Annotated[ColumnName | tuple[ColumnName, ...], NOBODY] = "id"
-    label_column: Annotated[ColumnName, NOBODY] = "label"
+    missing: Annotated[Missing, protects("nobody")] = "error"
+    date_formats: Annotated[tuple[DateFormat, ...], protects("nobody")] = ()
+    active: Annotated[PartyName, protects("nobody")] = "active"
+    id_column: Annotated[ColumnName | tuple[ColumnName, ...], protects("nobody")] = "id"
+    label_column: Annotated[ColumnName, protects("nobody")] = "label"
     classes: Annotated[
-        Annotated[tuple[str, ...], Field(min_length=2)] | Literal["numbers"] | None, NOBODY
+        Annotated[tuple[str, ...], Field(min_length=2)] | Literal["numbers"] | None,
+        protects("nobody"),
     ] = None
-    positive: Annotated[str | None, NOBODY] = None
+    positive: Annotated[str | None, protects("nobody")] = None
 
     def collect_terms(self) -> dict[str, Any]:
         """Return the settings that all parties sign: which have labels and, if several do, the

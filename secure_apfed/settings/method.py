@@ -11,8 +11,7 @@ from abc import ABC
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
 from secure_apfed.base.names import ReleaseFigure
-from secure_apfed.settings import Settings
-from secure_apfed.settings.protection import NOBODY, PASSIVES, other_is_less
+from secure_apfed.settings import Settings, protects
 from secure_apfed.settings.training import NoiseSettings, ObjectiveSettings
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class MethodSettings(Settings, ABC):
         own_objective: the objective of every contributing passive; None: each names its own.
     """
 
-    name: Annotated[str, NOBODY]
+    name: Annotated[str, protects("nobody")]
 
     code: ClassVar[str] = ""
     title: ClassVar[str]
@@ -297,5 +296,7 @@ class FormSettings(MethodSettings):
 
     form: Annotated[
         Literal["soft", "hard"],
-        other_is_less(PASSIVES, "a vote reveals a share for every class", "hard", "soft"),
+        protects(
+            "the passives", other="a vote reveals a share for every class", order=("hard", "soft")
+        ),
     ] = "soft"

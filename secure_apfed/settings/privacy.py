@@ -7,15 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from secure_apfed.settings import Settings, did_you_mean, unknown_name
+from secure_apfed.settings import Settings, did_you_mean, protects, unknown_name
 from secure_apfed.settings.plugins import CODE_NAME, CodeName, expand_name, list_declared
-from secure_apfed.settings.protection import (
-    ACTIVE,
-    NOBODY,
-    higher_is_less,
-    lower_is_less,
-    other_is_less,
-)
 
 # Bounds outside which float32 cannot hold a clipped row and its noise side by side.
 SMALLEST_CLIP = 1e-6
@@ -44,29 +37,27 @@ class GuardSettings(Settings):
 
     mechanism: Annotated[
         Literal["none", "gaussian", "frozen_gaussian"] | CodeName,
-        other_is_less(
-            ACTIVE,
-            "representations, if any, are sent without noise",
-            ("gaussian", "frozen_gaussian"),
-            "none",
+        protects(
+            "the active",
+            other="representations, if any, are sent without noise",
+            order=(("gaussian", "frozen_gaussian"), "none"),
         ),
     ]
-    clip: Annotated[float, higher_is_less(ACTIVE, "rows may be longer for the same noise")] = Field(
-        1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP
-    )
-    sigma: Annotated[float | None, lower_is_less(ACTIVE, "less noise is in what leaves")] = Field(
-        None, gt=0
-    )
-    epsilon: Annotated[float | None, higher_is_less(ACTIVE, "less noise is in what leaves")] = (
+    clip: Annotated[
+        float, protects("the active", higher="rows may be longer for the same noise")
+    ] = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
+    sigma: Annotated[float | None, protects("the active", lower="less noise is in what leaves")] = (
         Field(None, gt=0)
     )
+    epsilon: Annotated[
+        float | None, protects("the active", higher="less noise is in what leaves")
+    ] = Field(None, gt=0)
     noise: Annotated[
         Literal["secret", "reproducible_insecure"],
-        other_is_less(
-            ACTIVE,
-            "anybody who knows the seed can remove the noise",
-            "secret",
-            "reproducible_insecure",
+        protects(
+            "the active",
+            other="anybody who knows the seed can remove the noise",
+            order=("secret", "reproducible_insecure"),
         ),
     ] = "secret"
 
@@ -117,15 +108,15 @@ class DpSgdSettings(Settings):
             the noise is calibrated to it, together with the cost of the guard's releases.
     """
 
-    clip: Annotated[float, higher_is_less(ACTIVE, "one record may move an update further")] = Field(
-        1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP
-    )
+    clip: Annotated[
+        float, protects("the active", higher="one record may move an update further")
+    ] = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
     noise_multiplier: Annotated[
-        float | None, lower_is_less(ACTIVE, "less noise is in what is learnt")
+        float | None, protects("the active", lower="less noise is in what is learnt")
     ] = Field(None, gt=0)
-    epsilon: Annotated[float | None, higher_is_less(ACTIVE, "less noise is in what is learnt")] = (
-        Field(None, gt=0)
-    )
+    epsilon: Annotated[
+        float | None, protects("the active", higher="less noise is in what is learnt")
+    ] = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _check_one_strength(self) -> Self:
@@ -154,13 +145,15 @@ class LabelSettings(Settings):
 
     mechanism: Annotated[
         Literal["none", "randomised_response", "lp_mst"],
-        other_is_less(
-            ACTIVE, "training reads true labels", ("randomised_response", "lp_mst"), "none"
+        protects(
+            "the active",
+            other="training reads true labels",
+            order=(("randomised_response", "lp_mst"), "none"),
         ),
     ] = "none"
-    epsilon: Annotated[float | None, higher_is_less(ACTIVE, "fewer labels are randomised")] = Field(
-        None, gt=0, le=LARGEST_LABEL_EPSILON
-    )
+    epsilon: Annotated[
+        float | None, protects("the active", higher="fewer labels are randomised")
+    ] = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
 
     @model_validator(mode="after")
     def _check_one_strength(self) -> Self:
@@ -185,7 +178,7 @@ class CompressionSettings(Settings):
     """
 
     kind: Literal["compression"] = "compression"
-    keep: Annotated[float, higher_is_less(ACTIVE, "more of a gradient is sent")] = Field(
+    keep: Annotated[float, protects("the active", higher="more of a gradient is sent")] = Field(
         0.1, gt=0, le=1
     )
 
@@ -199,9 +192,9 @@ class MarvellSettings(Settings):
     """
 
     kind: Literal["marvell"] = "marvell"
-    strength: Annotated[float, lower_is_less(ACTIVE, "gradients tell labels more surely")] = Field(
-        4.0, gt=0, le=1e6
-    )
+    strength: Annotated[
+        float, protects("the active", lower="gradients tell labels more surely")
+    ] = Field(4.0, gt=0, le=1e6)
 
 
 class DefenceOfOthers(Settings):
@@ -209,8 +202,8 @@ class DefenceOfOthers(Settings):
     `options`.
     """
 
-    kind: Annotated[CodeName, NOBODY]
-    options: Annotated[dict[str, Any], NOBODY] = {}
+    kind: Annotated[CodeName, protects("nobody")]
+    options: Annotated[dict[str, Any], protects("nobody")] = {}
 
     @model_validator(mode="before")
     @classmethod

@@ -1,145 +1,48 @@
-"""Marks on settings keys: whom a key protects, and which values protect less.
+"""Departures of settings towards less protection, from the marks on their keys (`protects`).
 
 Read by: the screens before a run (`project join`, `project new`, `project check`, `plan`), which
 list every departure towards less from the default, and whoever holds a proposal against a party's
 own limits. Every key that all parties sign, or that a proposal carries, has one of these marks
 among its metadata; a test walks all keys. A key without a mark counts as one whose every change is
 less.
-
-Examples:
-    >>> mark = lower_is_less(PASSIVES, "fewer rows hide each other")
-    >>> mark.compute_strength(2) < mark.compute_strength(20)
-    True
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.settings import EACH_ALONE, Settings, did_you_mean
+from secure_apfed.settings import (
+    EACH_ALONE,
+    FollowsFrom,
+    Protection,
+    Settings,
+    Unprotective,
+    did_you_mean,
+    protects,
+)
 
 __all__ = [
-    "ACTIVE",
-    "EVERYBODY",
-    "NOBODY",
     "NO_DEFAULT",
-    "PASSIVES",
     "Departure",
-    "FollowsFrom",
     "Key",
     "Limit",
-    "Protection",
-    "Unprotective",
     "find_departures",
     "find_key_types",
     "find_keys",
-    "higher_is_less",
     "list_keys",
-    "lower_is_less",
-    "other_is_less",
     "require_limits",
 ]
 
-Whom: TypeAlias = Literal["the passives", "the active", "everybody"]
 Limit: TypeAlias = bool | int | float | str
-PASSIVES: Whom = "the passives"
-ACTIVE: Whom = "the active"
-EVERYBODY: Whom = "everybody"
 NO_DEFAULT = object()
 """Placeholder for the default of a key that must be set."""
 _UNKNOWN = "nobody said whom this setting protects; ask who wrote the method"
 # Settings of one party that all parties learn: they choose the intersection.
 _SHARED_ALL_THE_SAME = frozenset({"dealer", "pairwise_overlaps"})
 _MAX_SHOWN = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class Protection:
-    """A mark of a settings key whose value decides how well some party's data is protected.
-
-    Attributes:
-        whom: the parties that it protects.
-        less: which values protect less: a lower or a higher number, or another name
-            (`order`).
-        means: the consequence of less protection, in half a sentence.
-        order: names from the most to the least protective; equally protective ones form a group.
-        null: how null counts among departures: as this number, as the least or as the most.
-        numbers: names of choices -> the number that each counts as.
-        read: makes the value of the settings that hold the key; None: the key's own value.
-    """
-
-    whom: Whom
-    less: Literal["lower", "higher", "other"]
-    means: str
-    order: tuple[tuple[Any, ...], ...] = ()
-    null: float | Literal["least", "most"] = "least"
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    read: Callable[[Any], Any] | None = None
-
-    def compute_strength(self, value: Any) -> float:
-        """Return how much a value protects, as a number that is higher for more protection.
-
-        Unknown values protect least.
-        """
-        if self.less == "other":
-            ranks = (-rank for rank, group in enumerate(self.order) if value in group)
-            return next(ranks, -math.inf)
-        if value is None and isinstance(self.null, str):
-            return math.inf if self.null == "most" else -math.inf
-        number = self._convert_to_number(self.null if value is None else value)
-        return number if self.less == "lower" else -number
-
-    def _convert_to_number(self, value: Any) -> float:
-        """Return a value as a number; a list or mapping by its length."""
-        if isinstance(value, str):
-            return self.numbers.get(value, math.nan)
-        if isinstance(value, Mapping | tuple | list):
-            return float(len(value))
-        return float(value)
-
-    def is_less(self, value: Any, reference: Any) -> bool:
-        """Return whether a value protects less than the reference; True if they
-        cannot be compared.
-        """
-        return not self.compute_strength(value) >= self.compute_strength(reference)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unprotective:
-    """A mark of a settings key whose value has no influence on protection."""
-
-
-@dataclass(frozen=True)
-class FollowsFrom:
-    """A mark of a key of the contract that follows from settings, which have marks of their own."""
-
-    settings: tuple[str, ...]
-
-
-NOBODY = Unprotective()
-
-
-def lower_is_less(whom: Whom, means: str, **how: Any) -> Protection:
-    """Return the mark of a number for which a lower value protects less."""
-    return Protection(whom=whom, less="lower", means=means, **how)
-
-
-def higher_is_less(whom: Whom, means: str, **how: Any) -> Protection:
-    """Return the mark of a number for which a higher value protects less."""
-    return Protection(whom=whom, less="higher", means=means, **how)
-
-
-def other_is_less(whom: Whom, means: str, *order: Any, **how: Any) -> Protection:
-    """Return the mark of a choice.
-
-    `order`: values, the most protective first, equally protective ones as a tuple.
-    """
-    groups = tuple(group if isinstance(group, tuple) else (group,) for group in order)
-    return Protection(whom=whom, less="other", means=means, order=groups, **how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,14 +300,14 @@ def _is_of_each_party(name: str, declared: FieldInfo) -> bool:
 def _get_protection_mark(declared: FieldInfo) -> Any:
     """Return the mark in a field's metadata that says whom it protects; None: there is none.
 
-    A field with a single possible value has the mark `NOBODY`.
+    A field with a single possible value has the mark `protects("nobody")`.
     """
     kinds = (Protection, Unprotective, FollowsFrom)
     marks = [mark for mark in declared.metadata if isinstance(mark, kinds)]
     if marks:
         return marks[0]
     values = get_args(declared.annotation) if get_origin(declared.annotation) is Literal else ()
-    return NOBODY if len(values) == 1 else None
+    return protects("nobody") if len(values) == 1 else None
 
 
 def _strip_annotations(annotation: Any) -> Any:

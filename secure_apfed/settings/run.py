@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from secure_apfed.base.names import RunName
-from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings
+from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings, protects
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.method import MethodSettings
@@ -20,15 +20,6 @@ from secure_apfed.settings.privacy import (
     DpSgdSettings,
     GuardSettings,
     LabelSettings,
-)
-from secure_apfed.settings.protection import (
-    ACTIVE,
-    EVERYBODY,
-    NOBODY,
-    PASSIVES,
-    higher_is_less,
-    lower_is_less,
-    other_is_less,
 )
 from secure_apfed.settings.training import (
     ModelSettings,
@@ -142,22 +133,25 @@ class RunSettings(Settings, ABC):
             base.
     """
 
-    name: Annotated[RunName, EACH_ALONE, NOBODY]
-    seed: Annotated[int, NOBODY] = Field(0, ge=0)
+    name: Annotated[RunName, EACH_ALONE, protects("nobody")]
+    seed: Annotated[int, protects("nobody")] = Field(0, ge=0)
     party_seeds: Annotated[
         Literal["secret", "shared_for_comparison"],
-        other_is_less(
-            EVERYBODY,
-            "everybody knows everybody's initial weights",
-            "secret",
-            "shared_for_comparison",
+        protects(
+            "everybody",
+            other="everybody knows everybody's initial weights",
+            order=("secret", "shared_for_comparison"),
         ),
     ] = "secret"
     method: SerializeAsAny[MethodSettings]
-    task: Annotated[str, THE_ACTIVE, NOBODY] = "classification"
-    measure: Annotated[str, THE_ACTIVE, NOBODY] = "accuracy"
-    threshold: Annotated[_Share | str | ThresholdChoice | None, THE_ACTIVE, NOBODY] = None
-    calibration: Annotated[Literal["auto", "none", "labels"] | _Share, THE_ACTIVE, NOBODY] = "auto"
+    task: Annotated[str, THE_ACTIVE, protects("nobody")] = "classification"
+    measure: Annotated[str, THE_ACTIVE, protects("nobody")] = "accuracy"
+    threshold: Annotated[_Share | str | ThresholdChoice | None, THE_ACTIVE, protects("nobody")] = (
+        None
+    )
+    calibration: Annotated[
+        Literal["auto", "none", "labels"] | _Share, THE_ACTIVE, protects("nobody")
+    ] = "auto"
     data: DataSettings
     model: ModelSettings = ModelSettings()
     passives: dict[str, PassiveSettings] = {"default": PassiveSettings()}
@@ -165,16 +159,16 @@ class RunSettings(Settings, ABC):
     alignment: AlignmentSettings = AlignmentSettings()
     secure_sum: SumSettings = SumSettings()
     guard: GuardSettings
-    delta: Annotated[float, higher_is_less(EVERYBODY, "every epsilon may fail more often")] = Field(
-        1e-5, gt=0, lt=0.5
+    delta: Annotated[float, protects("everybody", higher="every epsilon may fail more often")] = (
+        Field(1e-5, gt=0, lt=0.5)
     )
-    colluders: Annotated[int, lower_is_less(PASSIVES, "noise of colluding ones is counted on")] = (
-        Field(0, ge=0)
-    )
-    checkpoint_every: Annotated[int, Field(ge=1), THE_ACTIVE, NOBODY] = 1
+    colluders: Annotated[
+        int, protects("the passives", lower="noise of colluding ones is counted on")
+    ] = Field(0, ge=0)
+    checkpoint_every: Annotated[int, Field(ge=1), THE_ACTIVE, protects("nobody")] = 1
     dp_sgd: Annotated[DpSgdSettings | None, THE_ACTIVE] = None
     defences: Annotated[
-        tuple[DefenceSettings, ...], lower_is_less(ACTIVE, "gradients are sent as they are")
+        tuple[DefenceSettings, ...], protects("the active", lower="gradients are sent as they are")
     ] = ()
     labels: Annotated[LabelSettings, THE_ACTIVE] = LabelSettings()
     rules: RuleSettings = RuleSettings()

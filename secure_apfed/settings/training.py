@@ -8,22 +8,20 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings, SilentPassive, unknown_name
+from secure_apfed.settings import (
+    EACH_ALONE,
+    THE_ACTIVE,
+    Settings,
+    SilentPassive,
+    protects,
+    unknown_name,
+)
 from secure_apfed.settings.plugins import (
     CODE_NAME,
     CodeName,
     expand_name,
     list_declared,
     require_code_name,
-)
-from secure_apfed.settings.protection import (
-    ACTIVE,
-    EVERYBODY,
-    NOBODY,
-    PASSIVES,
-    higher_is_less,
-    lower_is_less,
-    other_is_less,
 )
 
 __all__ = [
@@ -125,33 +123,37 @@ class ModelSettings(Settings):
             "own",
         ]
         | CodeName,
-        other_is_less(
-            ACTIVE,
-            "a row can be computed from what is sent of it",
-            ("auto", "conv_mnist", "conv_cifar", "mlp", "selu", "gru"),
-            ("linear", "glm"),
-            ("random_features", "cross_view", "enriched", "identity", "own"),
+        protects(
+            "the active",
+            other="a row can be computed from what is sent of it",
+            order=(
+                ("auto", "conv_mnist", "conv_cifar", "mlp", "selu", "gru"),
+                ("linear", "glm"),
+                ("random_features", "cross_view", "enriched", "identity", "own"),
+            ),
             read=_comparable_network_name,
         ),
     ] = "auto"
-    hidden: Annotated[tuple[Width, ...], Field(max_length=64), NOBODY] = (64,)
+    hidden: Annotated[tuple[Width, ...], Field(max_length=64), protects("nobody")] = (64,)
     representation: Annotated[
         Width | Literal["auto"],
-        higher_is_less(
-            EVERYBODY,
-            "more numbers of each row are sent, or summed",
+        protects(
+            "everybody",
+            higher="more numbers of each row are sent, or summed",
             numbers={"auto": _AUTO_SIZE},
         ),
     ] = "auto"
     projection: Annotated[
         Width | Literal["auto", "none"],
-        higher_is_less(ACTIVE, "more numbers of each row are sent", numbers=_PROJECTIONS),
+        protects("the active", higher="more numbers of each row are sent", numbers=_PROJECTIONS),
     ] = "auto"
-    sequences: Annotated[tuple[tuple[Width, Width], ...], Field(max_length=64), NOBODY] = ()
-    random_features: Annotated[Width, NOBODY] = 300
-    dropout: Annotated[float, NOBODY] = Field(0.5, ge=0, lt=1)
-    head: Annotated[tuple[Width, ...], Field(max_length=64), NOBODY] = ()
-    head_network: Annotated[Literal["own"] | CodeName | None, NOBODY] = None
+    sequences: Annotated[
+        tuple[tuple[Width, Width], ...], Field(max_length=64), protects("nobody")
+    ] = ()
+    random_features: Annotated[Width, protects("nobody")] = 300
+    dropout: Annotated[float, protects("nobody")] = Field(0.5, ge=0, lt=1)
+    head: Annotated[tuple[Width, ...], Field(max_length=64), protects("nobody")] = ()
+    head_network: Annotated[Literal["own"] | CodeName | None, protects("nobody")] = None
 
     @field_validator("head_network", mode="before")
     @classmethod
@@ -234,8 +236,8 @@ class ContrastiveSettings(Settings):
     """
 
     name: Literal["contrastive"] = "contrastive"
-    anchors: Annotated[Literal["both", "active"], NOBODY] = "both"
-    temperature: Annotated[float, NOBODY] = Field(1.0, gt=0)
+    anchors: Annotated[Literal["both", "active"], protects("nobody")] = "both"
+    temperature: Annotated[float, protects("nobody")] = Field(1.0, gt=0)
 
 
 class ClusteringSettings(Settings):
@@ -248,7 +250,7 @@ class ClusteringSettings(Settings):
     """
 
     name: Literal["clustering"] = "clustering"
-    clusters: Annotated[int, NOBODY] = Field(10, ge=2, le=4096)
+    clusters: Annotated[int, protects("nobody")] = Field(10, ge=2, le=4096)
 
 
 class OwnLossSettings(Settings):
@@ -264,10 +266,10 @@ class OwnLossSettings(Settings):
     """
 
     name: Literal["own"] = "own"
-    code: Annotated[CodeName | None, NOBODY] = None
-    options: Annotated[dict[str, Any], NOBODY] = {}
+    code: Annotated[CodeName | None, protects("nobody")] = None
+    options: Annotated[dict[str, Any], protects("nobody")] = {}
     row_wise: Annotated[
-        bool, other_is_less(PASSIVES, "a person is charged for one row", False, True)
+        bool, protects("the passives", other="a person is charged for one row", order=(False, True))
     ] = False
 
 
@@ -284,7 +286,7 @@ class BlackBoxSettings(Settings):
     row_wise: ClassVar[bool] = False
 
     name: Literal["black_box"] = "black_box"
-    code: Annotated[CodeName | None, NOBODY] = None
+    code: Annotated[CodeName | None, protects("nobody")] = None
 
 
 ObjectiveSettings = Annotated[
@@ -353,37 +355,39 @@ class TrainSettings(Settings):
             float32.
     """
 
-    epochs: Annotated[int, higher_is_less(EVERYBODY, "each row is answered once more an epoch")] = (
-        Field(300, ge=1)
-    )
-    batch_size: Annotated[int, NOBODY] = Field(128, ge=2)
-    optimizer: Annotated[Literal["sgd", "adam", "adamw"], NOBODY] = "sgd"
-    learning_rate: Annotated[float, NOBODY] = Field(1e-3, gt=0)
-    momentum: Annotated[float, NOBODY] = Field(0.9, ge=0, lt=1)
-    weight_decay: Annotated[float, NOBODY] = Field(1e-4, ge=0)
-    schedule_steps: Annotated[int | None, NOBODY] = Field(None, ge=1)
-    warmup_steps: Annotated[int, NOBODY] = Field(0, ge=0)
-    max_gradient_norm: Annotated[float | None, NOBODY] = Field(None, gt=0)
-    use_unaligned: Annotated[bool, THE_ACTIVE, NOBODY] = True
+    epochs: Annotated[
+        int, protects("everybody", higher="each row is answered once more an epoch")
+    ] = Field(300, ge=1)
+    batch_size: Annotated[int, protects("nobody")] = Field(128, ge=2)
+    optimizer: Annotated[Literal["sgd", "adam", "adamw"], protects("nobody")] = "sgd"
+    learning_rate: Annotated[float, protects("nobody")] = Field(1e-3, gt=0)
+    momentum: Annotated[float, protects("nobody")] = Field(0.9, ge=0, lt=1)
+    weight_decay: Annotated[float, protects("nobody")] = Field(1e-4, ge=0)
+    schedule_steps: Annotated[int | None, protects("nobody")] = Field(None, ge=1)
+    warmup_steps: Annotated[int, protects("nobody")] = Field(0, ge=0)
+    max_gradient_norm: Annotated[float | None, protects("nobody")] = Field(None, gt=0)
+    use_unaligned: Annotated[bool, THE_ACTIVE, protects("nobody")] = True
     labels: Annotated[
         Literal["joint", "after"],
         THE_ACTIVE,
-        other_is_less(ACTIVE, "what is sent depends on labels", "after", "joint"),
+        protects("the active", other="what is sent depends on labels", order=("after", "joint")),
     ] = "joint"
     local_models: Annotated[
-        tuple[LastInput, ...], Field(min_length=1, max_length=4), THE_ACTIVE, NOBODY
+        tuple[LastInput, ...], Field(min_length=1, max_length=4), THE_ACTIVE, protects("nobody")
     ] = LAST_INPUTS
-    combine: Annotated[Literal["mean", "mean_of_three", "best"], THE_ACTIVE, NOBODY] = (
+    combine: Annotated[Literal["mean", "mean_of_three", "best"], THE_ACTIVE, protects("nobody")] = (
         "mean_of_three"
     )
-    spread_labels: Annotated[bool, THE_ACTIVE, NOBODY] = False
-    evaluate_every: Annotated[int, Field(ge=1), THE_ACTIVE, NOBODY] = 1
-    patience: Annotated[Annotated[int, Field(ge=1)] | None, THE_ACTIVE, NOBODY] = None
-    keep_best: Annotated[bool, THE_ACTIVE, NOBODY] = False
-    class_weights: Annotated[Literal["none", "balanced"], THE_ACTIVE, NOBODY] = "none"
-    loss: Annotated[Literal["squared", "absolute", "huber"], THE_ACTIVE, NOBODY] = "squared"
+    spread_labels: Annotated[bool, THE_ACTIVE, protects("nobody")] = False
+    evaluate_every: Annotated[int, Field(ge=1), THE_ACTIVE, protects("nobody")] = 1
+    patience: Annotated[Annotated[int, Field(ge=1)] | None, THE_ACTIVE, protects("nobody")] = None
+    keep_best: Annotated[bool, THE_ACTIVE, protects("nobody")] = False
+    class_weights: Annotated[Literal["none", "balanced"], THE_ACTIVE, protects("nobody")] = "none"
+    loss: Annotated[Literal["squared", "absolute", "huber"], THE_ACTIVE, protects("nobody")] = (
+        "squared"
+    )
     device: Annotated[str, EACH_ALONE] = "auto"
-    precision: Annotated[Literal["float32", "float64", "bfloat16"], NOBODY] = "float32"
+    precision: Annotated[Literal["float32", "float64", "bfloat16"], protects("nobody")] = "float32"
 
     @property
     def meets_labels_after(self) -> bool:
@@ -440,17 +444,19 @@ class PassiveSettings(Settings):
     objective: ObjectiveSettings | None = None
     weight: Annotated[
         float,
-        other_is_less(
-            PASSIVES,
-            "a passive that adds nothing hides nobody in the sum",
-            True,
-            False,
+        protects(
+            "the passives",
+            other="a passive that adds nothing hides nobody in the sum",
+            order=(True, False),
             read=_adds_to_sums,
         ),
     ] = Field(1.0, ge=0)
     model: ModelSettings | None = None
     allow_reading_all: Annotated[
-        bool, other_is_less(PASSIVES, "readers of a sum can read all their columns", False, True)
+        bool,
+        protects(
+            "the passives", other="readers of a sum can read all their columns", order=(False, True)
+        ),
     ] = False
 
     @field_validator("objective", mode="before")
@@ -492,12 +498,12 @@ class NoiseSettings(Settings):
             calibrated to it, and the run stops before it is exceeded.
     """
 
-    sigma: Annotated[float | None, lower_is_less(PASSIVES, "less noise is in what they add")] = (
-        Field(None, gt=0)
-    )
-    epsilon: Annotated[float | None, higher_is_less(PASSIVES, "less noise is in what they add")] = (
-        Field(None, gt=0)
-    )
+    sigma: Annotated[
+        float | None, protects("the passives", lower="less noise is in what they add")
+    ] = Field(None, gt=0)
+    epsilon: Annotated[
+        float | None, protects("the passives", higher="less noise is in what they add")
+    ] = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _check_one_strength(self) -> Self:
@@ -529,26 +535,30 @@ class SumSettings(Settings):
 
     scheme: Annotated[
         str,
-        other_is_less(
-            PASSIVES,
-            "fewer parties together, or one alone, can read single contributions",
-            *_SUMS,
+        protects(
+            "the passives",
+            other="fewer parties together, or one alone, can read single contributions",
+            order=(*_SUMS,),
             read=_sum_name,
         ),
     ] = Field("ckks", max_length=32)
-    masks: Annotated[str, NOBODY] = Field("none", max_length=32)
+    masks: Annotated[str, protects("nobody")] = Field("none", max_length=32)
     clip: Annotated[
-        float | None, higher_is_less(EVERYBODY, "one row, or one party, may move a sum further")
+        float | None, protects("everybody", higher="one row, or one party, may move a sum further")
     ] = Field(1.0, gt=0)
-    bits: Annotated[int | None, higher_is_less(PASSIVES, "sums are told more finely", null=16)] = (
-        Field(None, ge=2, le=24)
-    )
+    bits: Annotated[
+        int | None, protects("the passives", higher="sums are told more finely", null=16)
+    ] = Field(None, ge=2, le=24)
     allow_single_passive: Annotated[
         bool,
-        other_is_less(PASSIVES, "the active reads the only passive's contribution", False, True),
+        protects(
+            "the passives",
+            other="the active reads the only passive's contribution",
+            order=(False, True),
+        ),
     ] = False
     threshold: Annotated[
-        int | None, lower_is_less(PASSIVES, "fewer passives suffice for a sum", null="most")
+        int | None, protects("the passives", lower="fewer passives suffice for a sum", null="most")
     ] = Field(None, ge=1)
     noise: NoiseSettings | None = None
 
@@ -581,33 +591,40 @@ class RuleSettings(Settings):
             steps may count again (see `spare_answers`).
     """
 
-    minimum_batch: Annotated[int, lower_is_less(PASSIVES, "fewer rows hide each other")] = Field(
-        2, ge=2
+    minimum_batch: Annotated[int, protects("the passives", lower="fewer rows hide each other")] = (
+        Field(2, ge=2)
     )
     minimum_spread: Annotated[
         float | None,
-        lower_is_less(
-            PASSIVES, "an active that chooses its rows reads more of their sum", null=_SPREAD
+        protects(
+            "the passives",
+            lower="an active that chooses its rows reads more of their sum",
+            null=_SPREAD,
         ),
     ] = Field(None, ge=0, lt=1)
     spare_answers: Annotated[
-        int, higher_is_less(PASSIVES, "a row may be answered more often, to more questions")
+        int, protects("the passives", higher="a row may be answered more often, to more questions")
     ] = Field(2, ge=0)
     refused_sums: Annotated[
         int,
         Field(ge=0),
         THE_ACTIVE,
-        higher_is_less(PASSIVES, "who alters sums may learn more by refusals"),
+        protects("the passives", higher="who alters sums may learn more by refusals"),
     ] = 0
     silent_passive: Annotated[
         SilentPassive | None,
-        other_is_less(
-            PASSIVES, "sums of fewer passives are revealed", ("stop", "wait", None), "recover"
+        protects(
+            "the passives",
+            other="sums of fewer passives are revealed",
+            order=(("stop", "wait", None), "recover"),
         ),
     ] = None
-    patience_s: Annotated[float | None, NOBODY] = Field(None, gt=0, le=86_400)
+    patience_s: Annotated[float | None, protects("nobody")] = Field(None, gt=0, le=86_400)
     restarts: Annotated[
-        int, higher_is_less(PASSIVES, "more sessions may answer rows again, within spare_answers")
+        int,
+        protects(
+            "the passives", higher="more sessions may answer rows again, within spare_answers"
+        ),
     ] = Field(0, ge=0, le=10_000)
 
     @model_validator(mode="after")

@@ -12,15 +12,8 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ConfigError
 from secure_apfed.organisations.party import OwnLimits, list_protections
-from secure_apfed.settings import Settings
-from secure_apfed.settings.protection import (
-    FollowsFrom,
-    Protection,
-    find_departures,
-    find_key_types,
-    lower_is_less,
-    other_is_less,
-)
+from secure_apfed.settings import FollowsFrom, Protection, Settings, protects
+from secure_apfed.settings.protection import find_departures, find_key_types
 from secure_apfed.settings.training import ModelSettings
 
 SHOP = Path("shop/party.yaml")
@@ -69,11 +62,13 @@ def test_the_orders_of_sums_and_networks_are_whole(path: str, names: Any) -> Non
 
 
 def test_numbers_and_choices_are_compared() -> None:
-    number = lower_is_less("everybody", "", null=3.0)
+    number = protects("everybody", lower="little", null=3.0)
+    assert isinstance(number, Protection)
     assert number.is_less(2, 3)
     assert not number.is_less(None, 3)
     assert number.is_less(float("nan"), 3)
-    choice = other_is_less("everybody", "", ("a", "b"), "c")
+    choice = protects("everybody", other="little", order=(("a", "b"), "c"))
+    assert isinstance(choice, Protection)
     assert not choice.is_less("a", "b")
     assert choice.is_less("c", "b")
     assert choice.is_less("unheard of", "c")
