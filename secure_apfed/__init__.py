@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from secure_apfed.exchange.peer_link import open_link
     from secure_apfed.interfaces.estimator import VerticalClassifier, VerticalRegressor
     from secure_apfed.interfaces.frames import run_frames
-    from secure_apfed.interfaces.training import (
+    from secure_apfed.interfaces.parties import (
         Active,
         Contrastive,
         FrozenGaussian,
         Gaussian,
         Passive,
         Reconstruction,
-        TrainingResult,
-        train,
     )
+    from secure_apfed.interfaces.training import train
+    from secure_apfed.interfaces.training_result import TrainingResult
     from secure_apfed.networks.summed_layer import SummedLinear
     from secure_apfed.organisations.served import predict_jointly, serve_party
     from secure_apfed.privacy.release import PrivateContributions, PrivateLabels, PrivateRelease
@@ -185,16 +185,16 @@ if not TYPE_CHECKING:  # type checkers read the imports above
             "secure_apfed.exchange.peer_link": ("open_link",),
             "secure_apfed.interfaces.estimator": ("VerticalClassifier", "VerticalRegressor"),
             "secure_apfed.interfaces.frames": ("run_frames",),
-            "secure_apfed.interfaces.training": (
+            "secure_apfed.interfaces.parties": (
                 "Active",
                 "Contrastive",
                 "FrozenGaussian",
                 "Gaussian",
                 "Passive",
                 "Reconstruction",
-                "TrainingResult",
-                "train",
             ),
+            "secure_apfed.interfaces.training": ("train",),
+            "secure_apfed.interfaces.training_result": ("TrainingResult",),
             "secure_apfed.networks.summed_layer": ("SummedLinear",),
             "secure_apfed.organisations.served": ("predict_jointly", "serve_party"),
             "secure_apfed.privacy.release": (

@@ -13,7 +13,7 @@ import torch
 from apfed_protocols.psi import SET_INTERSECTIONS, IntersectionName
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.short import SumName, SumSession
-from secure_apfed.interfaces.training import SchemeName
+from secure_apfed.interfaces.training_settings import SchemeName
 from secure_apfed.runs.run import TRANSPORTS, RunTransport
 from tests import user_code
 

@@ -27,7 +27,9 @@ from secure_apfed.data.lazy_rows import LazyRows
 from secure_apfed.data.records import VerticalData
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange.secure_sums import find_sum_class
-from secure_apfed.interfaces.training import _SUMS, _make_data, train
+from secure_apfed.interfaces.training import train
+from secure_apfed.interfaces.training_data import make_data
+from secure_apfed.interfaces.training_settings import SUMS, DataChoice
 from secure_apfed.learning.own_code import (
     CodeSettings,
     OwnCode,
@@ -158,10 +160,10 @@ def test_own_modules_are_trained_and_returned(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-@pytest.mark.parametrize("name", _SUMS)
+@pytest.mark.parametrize("name", SUMS)
 def test_a_sum_has_one_meaning_by_its_name(name: Any) -> None:
     """`train(secure_sum=name)` adds as the function `secure_sum(name)` does."""
-    settings = SumSettings.model_validate(_SUMS[name])
+    settings = SumSettings.model_validate(SUMS[name])
     channel = secure_sum(name, ["a", "b"], to="clinic", by="notary", clip=1)
     assert type(channel.described) is find_sum_class(settings)
 
@@ -360,7 +362,9 @@ def test_a_run_by_names_equals_one_by_functions(beside: Path) -> None:
     passives = [make_passive(loss=loss), make_passive("registry", loss=loss)]
     shared = {**QUICK, "party_seeds": "shared_for_comparison"}
     called = train(active, passives, **shared)
-    data, _, _ = _make_data(active, passives, labelled=None, test_fraction=0.25, seed=0)
+    data, _, _ = make_data(
+        active, passives, DataChoice(), labelled=None, test_fraction=0.25, seed=0
+    )
     named = run_in_memory(Config.model_validate(settings_by_name()), None, data=data)
     assert named.own_networks is not None
     assert torch.equal(
@@ -507,7 +511,9 @@ def test_a_partys_own_file_names_its_code(beside: Path) -> None:
 def test_rows_arrive_as_they_are() -> None:
     table = np.asarray(ROWS.numpy(), dtype=np.float64) * 100
     active = make_active(rows=table[:, :4])
-    data, _, _ = _make_data(active, [make_passive()], labelled=None, test_fraction=0.25, seed=0)
+    data, _, _ = make_data(
+        active, [make_passive()], DataChoice(), labelled=None, test_fraction=0.25, seed=0
+    )
     assert isinstance(data, VerticalData)
     torch.testing.assert_close(data.active.features, torch.from_numpy(table[:, :4]).float())
 

@@ -31,7 +31,8 @@ from secure_apfed.errors import (
     SuspectColumnWarning,
 )
 from secure_apfed.interfaces.arguments import TRAIN_ARGUMENTS, translate_settings
-from secure_apfed.interfaces.training import TrainingResult, load_training_recording, train
+from secure_apfed.interfaces.training import load_training_recording, train
+from secure_apfed.interfaces.training_result import TrainingResult
 from secure_apfed.settings.data import DataSettings
 from tests.secure_apfed.test_training import (
     IDS,
@@ -319,7 +320,7 @@ PLACES: Mapping[str, tuple[dict[str, Any], str]] = {
     "a key beside": ({"weight_decays": 2}, r"did you mean train=\{'weight_decay': ...\}\?"),
     "a section beside": ({"trian": {}}, r"did you mean train=...\?"),
     "labels beside": ({"labels": "after"}, r"say train=\{'labels': 'after'\}"),
-    "a class of attacks": ({"attacks": [Reconstruction]}, r"attacks=\['secure_apfed.interfaces.tr"),
+    "a class of attacks": ({"attacks": [Reconstruction]}, r"attacks=\['secure_apfed.interfaces.pa"),
     "code of a file": ({"attacks": ["mine.py:Mine"]}, "named without .py: write mine:"),
     "a name of no module": ({"attacks": ["json:Decoder"]}, "has no 'Decoder'; it has .*loads"),
     "a method of one loss": (

@@ -17,7 +17,8 @@ from secure_apfed import Passive, load_model
 from secure_apfed.attacks import load_recording
 from secure_apfed.cli import execute
 from secure_apfed.errors import ConfigError, DataError, ModelError
-from secure_apfed.interfaces.training import TrainingResult, load_training_recording, train
+from secure_apfed.interfaces.training import load_training_recording, train
+from secure_apfed.interfaces.training_result import TrainingResult
 from secure_apfed.runs.run import run_in_memory
 from secure_apfed.settings.plugins import import_code
 from tests.secure_apfed.small_runs import small_config

@@ -1,0 +1,217 @@
+"""The arguments of `train`: the parties, their losses, and the guard of what the active sends.
+
+Letters: N rows, B batch, D numbers of a representation, K classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from secure_apfed.errors import ConfigError
+from secure_apfed.learning.black_box import GradientSource
+from secure_apfed.learning.descent import MakeOptimizer, MakeScheduler
+from secure_apfed.learning.own_code import LossSource, ModuleSource
+from secure_apfed.settings.data import Missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian:
+    """A guard that clips representations and draws fresh noise for every release of a row; see
+    `guard` of a run's YAML file.
+
+    Attributes:
+        epsilon, delta: of all releases of one row; or sigma, the deviation of the noise.
+        clip: L2 bound of a row before the noise.
+
+    Examples:
+        >>> from secure_apfed import Gaussian
+        >>> guard = Gaussian(epsilon=8, clip=2)  # train(..., guard=guard)
+        >>> guard.epsilon, guard.delta, guard.clip
+        (8, 1e-05, 2)
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    sigma: float | None = None
+    clip: float = 1.0
+
+    mechanism = "gaussian"
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return the settings of a run's guard."""
+        return {
+            "mechanism": self.mechanism,
+            "epsilon": self.epsilon,
+            "sigma": self.sigma,
+            "clip": self.clip,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenGaussian(Gaussian):
+    """A guard that clips representations and draws each row's noise once: many epochs show no more
+    than its first release.
+
+    Examples:
+        >>> from secure_apfed import FrozenGaussian
+        >>> guard = FrozenGaussian(epsilon=4)  # train(..., guard=guard, epochs=200)
+        >>> guard.as_settings()
+        {'mechanism': 'frozen_gaussian', 'epsilon': 4, 'sigma': None, 'clip': 1.0}
+    """
+
+    mechanism = "frozen_gaussian"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """The loss of APFed-R, Eq. (12): the passive reconstructs its own rows from z.
+
+    Attributes:
+        decoder: z (B, D) -> own rows; None: a perceptron.
+
+    Examples:
+        >>> from torch import nn, zeros
+        >>> from secure_apfed import Passive, Reconstruction
+        >>> loss = Reconstruction(decoder=nn.Linear(16, 3))  # from z of 16 numbers to 3 columns
+        >>> Passive("lab", ["ann", "bob"], zeros(2, 3), loss=loss).loss.decoder
+        Linear(in_features=16, out_features=3, bias=True)
+    """
+
+    decoder: ModuleSource | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrastive:
+    """The loss of APFed-C, Eqs. (14) to (16): own rows and z of one person agree.
+
+    Attributes:
+        encoder: own rows -> (B, any size); None: a perceptron, or convolutions for images.
+        temperature: tau > 0.
+
+    Examples:
+        >>> from torch import nn, zeros
+        >>> from secure_apfed import Contrastive, Passive
+        >>> loss = Contrastive(encoder=nn.Linear(3, 8), temperature=0.5)
+        >>> Passive("lab", ["ann", "bob"], zeros(2, 3), loss=loss).loss.temperature
+        0.5
+    """
+
+    encoder: ModuleSource | None = None
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class Passive:
+    """A party that helps during training only.
+
+    Attributes:
+        name: name of the party.
+        ids: IDs of its rows, N texts or numbers, distinct.
+        rows: array or tensor (N, *shape), a frame of N rows, a file of an array (.npy, .npz,
+            .safetensors), or a map-style data set of N items, as `ImageFiles`; a party with a
+            `gradient` may leave them out.
+        loss: `Reconstruction()`, `Contrastive()`, or any (z, own rows) -> scalar, as a module or a
+            function. Gradients through z are what it contributes.
+        weight: lambda of Eq. (8).
+        row_wise: with a loss of the user's: whether a row's gradient depends on that row alone.
+        encoder: own rows -> the representation that it sends, where a method sums or concatenates
+            representations (TVFL, split networks).
+        gradient: a black-box function of any framework that replaces a loss, (step, rows, z) ->
+            gradient (`secure_apfed.learning.black_box`). `rows` are positions in `ids`, (B,) int64;
+            z is an array (B, *shape); it returns an array or a tensor of that shape, of each row
+            the gradient of that row's own loss.
+        optimizer: function that makes it, such as `torch.optim.AdamW`; None: that of `train`.
+        scheduler: function that makes its optimizer's scheduler, in the form that `train` takes;
+            None: that of `train`.
+        workers: threads that read a data set.
+        missing: what to do with empty cells of a frame: "error" refuses them, "mean" replaces them
+            by the column's mean or by no category, "drop" leaves the row out.
+
+    Raises:
+        ConfigError: a `gradient` together with a loss, an encoder, an optimizer or a scheduler,
+            which it replaces; or neither rows nor a `gradient`.
+
+    Examples:
+        >>> from torch import zeros
+        >>> from secure_apfed import Contrastive, Passive
+        >>> lab = Passive("lab", ["ann", "bob"], zeros(2, 3), loss=Contrastive(), weight=0.5)
+        >>> registry = Passive("registry", ["ann"], gradient=lambda step, rows, z: 0 * z)
+        >>> Passive("shop", ["ann", "bob"])
+        Traceback (most recent call last):
+        secure_apfed.errors.ConfigError: shop: it has neither rows nor a gradient; ...
+    """
+
+    name: str
+    ids: Sequence[Any] = field(repr=False)
+    rows: Any = field(default=None, repr=False)
+    loss: "Reconstruction | Contrastive | LossSource" = field(default_factory=Reconstruction)
+    weight: float = 1.0
+    row_wise: bool = False
+    encoder: ModuleSource | None = field(default=None, kw_only=True)
+    gradient: GradientSource | None = field(default=None, kw_only=True)
+    optimizer: MakeOptimizer | None = field(default=None, kw_only=True)
+    scheduler: MakeScheduler | None = field(default=None, kw_only=True)
+    workers: int = field(default=4, kw_only=True)
+    missing: Missing = field(default="error", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError unless it has either rows, or a gradient function without other code.
+
+        A loss class is replaced by an object with its defaults.
+        """
+        if self.loss in (Reconstruction, Contrastive):
+            object.__setattr__(self, "loss", self.loss())
+        if self.gradient is None:
+            if self.rows is None:
+                raise ConfigError(
+                    f"{self.name}: it has neither rows nor a gradient; give rows=..., or "
+                    "gradient=... of a party that computes it out of sight"
+                )
+            return
+        replaced = {
+            "loss": self.loss != Reconstruction(),
+            "encoder": self.encoder is not None,
+            "optimizer": self.optimizer is not None,
+            "scheduler": self.scheduler is not None,
+        }
+        replaced_names = [name for name, is_given in replaced.items() if is_given]
+        if replaced_names:
+            raise ConfigError(
+                f"{self.name}: gradient is given beside {' and '.join(replaced_names)}; what "
+                "computes its own gradient trains itself: leave one of the two out"
+            )
+
+
+@dataclass(frozen=True)
+class Active:
+    """The party that has the labels, and the model afterwards.
+
+    Attributes:
+        name, ids, rows, optimizer, scheduler, workers, missing: as a `Passive`'s.
+        labels: N classes (numbers or texts); None or NaN where one is not known.
+        encoder: own rows -> representation, trained in place; None: a built-in network.
+        head: representation -> K class scores, trained in place; None: one linear layer.
+        projection: representation -> the `model={"projection": D}` numbers that are sent, trained
+            in place; None: one linear layer.
+
+    Examples:
+        >>> from torch import nn, zeros
+        >>> from secure_apfed import Active
+        >>> labels = ["ill", None, "well"]  # None: not known
+        >>> ids = ["ann", "bob", "eve"]
+        >>> clinic = Active("clinic", ids, zeros(3, 5), labels, encoder=nn.Linear(5, 8))
+        >>> clinic.encoder
+        Linear(in_features=5, out_features=8, bias=True)
+    """
+
+    name: str
+    ids: Sequence[Any] = field(repr=False)
+    rows: Any = field(repr=False)
+    labels: Any = field(repr=False)
+    encoder: ModuleSource | None = field(default=None, kw_only=True)
+    head: ModuleSource | None = field(default=None, kw_only=True)
+    projection: ModuleSource | None = field(default=None, kw_only=True)
+    optimizer: MakeOptimizer | None = field(default=None, kw_only=True)
+    scheduler: MakeScheduler | None = field(default=None, kw_only=True)
+    workers: int = field(default=4, kw_only=True)
+    missing: Missing = field(default="error", kw_only=True)

@@ -1,0 +1,239 @@
+"""A party's rows and IDs, as handed to `train`: checked, and encoded as features.
+
+Letters: N rows.
+"""
+
+from collections.abc import Sequence, Sized
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from datetime import date, time, timedelta
+from itertools import combinations
+from numbers import Number
+from pathlib import Path, PurePath
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apfed_protocols.ids import EMPTY, id_texts
+from secure_apfed.base.faults import Advice
+from secure_apfed.data.encoding import (
+    ArrayEncoding,
+    FeatureEncoding,
+    fit_columns,
+    refuse_empty_cells,
+)
+from secure_apfed.data.frames import BLANK, is_empty
+from secure_apfed.data.labels import UNLABELLED
+from secure_apfed.data.records import PartyTable
+from secure_apfed.data.row_sources import load_array, make_features
+from secure_apfed.data.tables import warn_of_labels
+from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.interfaces.parties import Active, Passive
+from secure_apfed.settings.data import Missing
+
+
+def find_kept_rows(party: Active | Passive) -> NDArray[np.int64]:
+    """Return the positions of a party's rows without those that `missing` drops.
+
+    Raises:
+        ConfigError: `missing` is no known way, or its rows have no columns that it is of.
+    """
+    ways = get_args(Missing)
+    if party.missing not in ways:
+        raise ConfigError(
+            f"{party.name}: missing={party.missing!r}: expected one of {', '.join(ways)}"
+        )
+    rows = party.rows
+    if not isinstance(rows, pd.DataFrame):
+        if party.missing != "error":
+            raise ConfigError(
+                f"{party.name}: missing={party.missing!r} is of a frame's columns, and its rows "
+                f"are a {type(rows).__name__}, taken as they are; fill them first, as "
+                "numpy.nan_to_num(rows), or leave these rows and their IDs out"
+            )
+        return np.arange(len(party.ids))
+    if party.missing != "drop":
+        return np.arange(len(rows))
+    words = _list_texts(rows)
+    is_kept_N = np.ones(len(rows), dtype=bool)
+    for name in rows.columns:
+        is_kept_N &= ~is_empty(rows[name], BLANK if name in words else EMPTY)
+    return np.flatnonzero(is_kept_N)
+
+
+def _list_texts(rows: pd.DataFrame) -> list[Any]:
+    """Return the columns of a frame that are no numbers."""
+    return [name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])]
+
+
+def read_ids(party: Active | Passive) -> tuple[str, ...]:
+    """Return a party's IDs as texts. Raises DataError: not a column of one ID a row."""
+    own_ids: object = party.ids
+    if isinstance(own_ids, AbstractSet):
+        raise DataError(
+            f"{party.name}: its IDs are a {type(party.ids).__name__}, which has no order; give the "
+            "list or column whose k-th ID belongs to the k-th row"
+        )
+    if isinstance(own_ids, str):
+        raise DataError(
+            f"{party.name}: its IDs are the text {own_ids!r:.40}; expected one ID a row, as "
+            f"frame[{own_ids!r:.40}]"
+        )
+    if isinstance(own_ids, pd.DataFrame):
+        raise DataError(
+            f"{party.name}: its IDs are a DataFrame; expected one ID a row: give its column, as "
+            f"frame[{str(next(iter(own_ids.columns), 'id'))!r}]"
+        )
+    return tuple(id_texts(party.ids, party=party.name, subject="its IDs", strip=True, key="ids"))
+
+
+def make_table(
+    party: Active | Passive,
+    ids: tuple[str, ...],
+    kept_rows: NDArray[np.int64],
+    *,
+    labels: Tensor | None,
+    fitted: NDArray[np.int64] | None = None,
+) -> PartyTable:
+    """Return a party's rows with their IDs as texts, `ids`.
+
+    `kept_rows`: positions of the rows that it trains with, (N,). `fitted`: those of these rows to
+    which columns are fitted; None: all. `labels`: (N,), or None.
+    """
+    _require_one_order(party)
+    _require_order_of_ids(party, ids)
+    if isinstance(party.rows, pd.DataFrame):
+        _require_rows(party, len(ids), party.rows)
+        _refuse_ids_among_columns(party, ids, party.rows)
+        ids = tuple(ids[row] for row in kept_rows)
+        party = replace(party, rows=party.rows.iloc[kept_rows])
+        if labels is not None:
+            texts = [None if code == UNLABELLED else str(code) for code in labels.tolist()]
+            warn_of_labels(party.rows, texts, source=party.name, label="labels")
+    features, encoding = _read_rows(party, fitted)
+    _require_rows(party, len(ids), features)
+    return PartyTable(party.name, ids, features, labels, encoding)
+
+
+def _require_order_of_ids(party: Active | Passive, ids: Sequence[str]) -> None:
+    """Refuse rows or labels of pandas whose index holds the IDs in another order than `ids`.
+
+    An index of numbers counts only where it has exactly the numbers of the IDs, since rows are
+    counted by numbers, too.
+
+    Raises:
+        DataError: names the column.
+    """
+    labels = getattr(party, "labels", None)
+    for what, column in (("rows", party.rows), ("labels", labels)):
+        if not isinstance(column, pd.Series | pd.DataFrame) or len(column) != len(ids):
+            continue
+        index = column.index
+        if isinstance(index, pd.RangeIndex | pd.MultiIndex) or _has_index(party.ids, index):
+            continue
+        names = [str(name).strip() for name in index]
+        common = set(names).intersection(ids)
+        counts = pd.api.types.is_numeric_dtype(index)
+        is_of_ids = len(common) == len(set(ids)) if counts else bool(common)
+        if is_of_ids and any(name != own for name, own in zip(names, ids, strict=True)):
+            raise DataError(
+                f"{party.name}: the index of its {what} holds {len(common)} of its IDs, in another "
+                f"order than ids, and row k is joined to ID k; give ids={what}.index, or "
+                f"{what}.loc[ids], or {what}.reset_index(drop=True) if the index is no ID"
+            )
+
+
+def _has_index(ids: Any, index: "pd.Index[Any]") -> bool:
+    """Return whether the IDs are a column beside this index, so that one frame has both."""
+    return isinstance(ids, pd.Series) and ids.index.equals(index)
+
+
+def _require_one_order(party: Active | Passive) -> None:
+    """Raise DataError if two of IDs, rows and labels have the same pandas index in other orders.
+
+    They belong together by position; different indices are ignored.
+    """
+    columns = {"IDs": party.ids, "rows": party.rows, "labels": getattr(party, "labels", None)}
+    indices = {
+        name: column.index
+        for name, column in columns.items()
+        if isinstance(column, pd.Series | pd.DataFrame) and column.index.is_unique
+    }
+    for (first, index), (second, other_index) in combinations(indices.items(), 2):
+        if len(index) == len(other_index) and not index.equals(other_index):
+            if not index.difference(other_index).empty:
+                continue  # not the same names, so rows are taken by position
+            raise DataError(
+                f"{party.name}: its {first} and its {second} have the same index in different "
+                f"orders, and rows belong together by their places; give the {second} as "
+                f"{second.lower()}.loc[{first.lower()}.index]"
+            )
+
+
+def _refuse_ids_among_columns(
+    party: Active | Passive, ids: Sequence[str], rows: pd.DataFrame
+) -> None:
+    """Raise DataError if a column of a frame holds the IDs, which would be learnt as a feature."""
+    for position, name in enumerate(rows.columns):
+        pairs = zip(rows.iloc[:, position], ids, strict=True)
+        if len(ids) > 1 and all(str(cell).strip() == own_id for cell, own_id in pairs):
+            raise DataError(
+                f"{party.name}: column {name} of its frame holds its IDs, from which nothing can "
+                f"be learnt; leave it out, as rows.drop(columns={name!r})"
+            )
+
+
+def _require_rows(party: Active | Passive, ids: int, rows: Sized) -> None:
+    """Raise DataError unless there are as many rows as IDs."""
+    if len(rows) != ids:
+        raise DataError(
+            f"{party.name}: {ids} IDs, but {len(rows)} rows; give one ID a row, in their order"
+        )
+
+
+def _read_rows(
+    party: Active | Passive, fitted_rows: NDArray[np.int64] | None
+) -> tuple[Any, FeatureEncoding]:
+    """Return a party's rows as features (N, *shape), and their encoding.
+
+    `fitted_rows`: positions of the rows whose statistics a frame's encoding uses; None: all.
+    """
+    rows = party.rows
+    if isinstance(party, Passive) and rows is None:
+        # A black-box passive shows no rows; this column is a placeholder that nothing reads.
+        return torch.zeros((len(party.ids), 1)), ArrayEncoding(row_shape=(1,))
+    if isinstance(rows, pd.DataFrame):
+        _require_columns(party, rows)
+        words = _list_texts(rows)
+        if party.missing == "error":  # of all rows, and not alone of those that it is fitted to
+            refuse_empty_cells(rows, categorical=words, advice=Advice(party.name))
+        known = rows if fitted_rows is None else rows.iloc[fitted_rows]
+        encoding = fit_columns(known, categorical=words, missing=party.missing, source=party.name)
+        return encoding.encode(rows, source=party.name), encoding
+    if isinstance(rows, str | PurePath):
+        rows = load_array(Path(rows), party=party.name)
+    features = make_features(rows, party=party.name, workers=party.workers)
+    return features, ArrayEncoding(row_shape=tuple(features.shape[1:]))
+
+
+def _require_columns(party: Active | Passive, rows: pd.DataFrame) -> None:
+    """Raise DataError if two columns of a frame have one name, or cells hold lists or objects."""
+    if not rows.columns.is_unique:
+        twice = rows.columns[rows.columns.duplicated()].unique().tolist()
+        raise DataError(
+            f"{party.name}: its frame has several columns called {', '.join(map(str, twice))}; "
+            "give each a name of its own"
+        )
+    plain = (str, bytes, Number, np.generic, date, time, timedelta, type(None), type(pd.NA))
+    for name in [name for name in rows.columns if pd.api.types.is_object_dtype(rows[name])]:
+        for cell in rows[name]:
+            if not isinstance(cell, plain):
+                raise DataError(
+                    f"{party.name}: column {name} of its frame holds a {type(cell).__name__}; "
+                    "expected numbers or texts: of cells that hold rows of numbers give "
+                    f"np.stack(frame[{name!r}]) as rows"
+                )

@@ -1,0 +1,97 @@
+"""All parties' tables and the active's split into training and test rows, for `train`."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from secure_apfed.alignment.ids import make_id_rules
+from secure_apfed.config import Config
+from secure_apfed.data.labels import UNLABELLED
+from secure_apfed.data.partition import choose_labelled_rows, split_rows
+from secure_apfed.data.records import VerticalData
+from secure_apfed.errors import ConfigError, FewRowsWarning
+from secure_apfed.interfaces.class_labels import read_labels
+from secure_apfed.interfaces.parties import Active, Passive
+from secure_apfed.interfaces.party_tables import find_kept_rows, make_table, read_ids
+from secure_apfed.interfaces.training_settings import DataChoice
+
+
+def make_data(
+    active: Active,
+    passives: Sequence[Passive],
+    choice: DataChoice,
+    *,
+    labelled: float | None,
+    test_fraction: float,
+    seed: int,
+) -> tuple[VerticalData, tuple[Any, ...], NDArray[np.int64]]:
+    """Return all parties' tables with the active's split, the classes in order, and the positions
+    of the active's rows among those handed in.
+
+    `choice`: how labels are read and split. `labelled`: how many training rows keep their label, or
+    which share; None: all. `test_fraction`: share of the labelled rows that are test rows. `seed`:
+    seed of the split.
+    """
+    if labelled is not None and labelled <= 0:
+        raise ConfigError(
+            f"labelled={labelled!r}: expected how many training rows keep their label, 2 or more, "
+            "or which share of them, below 1"
+        )
+    own_ids = read_ids(active)
+    labels_N, classes = read_labels(active, choice)
+    kept_rows = find_kept_rows(active)
+    labels_N = labels_N[kept_rows]
+    known = np.flatnonzero(labels_N.numpy() != UNLABELLED)
+    _, tested = split_rows(labels_N.numpy()[known], test_fraction, seed=seed, split=choice.split)
+    test_rows = known[tested]
+    train_rows = np.setdiff1d(np.arange(len(labels_N)), test_rows)
+    chosen = choose_labelled_rows(
+        labels_N.numpy()[train_rows], labelled, seed=seed, choice=choice.split
+    )
+    data = VerticalData(
+        table=make_table(active, own_ids, kept_rows, labels=labels_N, fitted=train_rows),
+        train_rows=torch.from_numpy(train_rows),
+        test_rows=torch.from_numpy(test_rows),
+        classes=tuple(str(name) for name in classes),
+        labelled=None if chosen is None else torch.from_numpy(np.sort(train_rows[chosen])),
+        passives=tuple(
+            make_table(party, read_ids(party), find_kept_rows(party), labels=None)
+            for party in passives
+        ),
+    )
+    return data, classes, kept_rows
+
+
+_SMALL_OVERLAP = 0.1
+_FEW_PEOPLE = 20
+
+
+def count_common(data: VerticalData, config: Config) -> int:
+    """Return how many of the active's people all passives know, or one of them under pairwise
+    alignment.
+
+    Warns FewRowsWarning: these are few.
+    """
+    normalise = make_id_rules(config.alignment).normalise_text
+    own_ids = set(map(normalise, data.table.ids))
+    shared = [own_ids.intersection(map(normalise, table.ids)) for table in data.passives]
+    is_pairwise = config.alignment.mode == "pairwise"
+    common = set.union(*shared) if is_pairwise else set.intersection(*shared)
+    own = len(data.table.ids)
+    if 0 < len(common) < max(_FEW_PEOPLE, _SMALL_OVERLAP * own):
+        who = "at least one passive" if is_pairwise else "all passives"
+        parts = ", ".join(
+            f"{table.name} {len(ids)}" for table, ids in zip(data.passives, shared, strict=True)
+        )
+        warnings.warn(
+            f"{data.table.name}: {len(common)} of its {own} people are known to {who} ({parts}), "
+            "so help comes from these alone, and can hardly be measured; check that all parties "
+            "write IDs in one way, or hand in passives that know more of these people",
+            FewRowsWarning,
+            stacklevel=2,
+        )
+    return len(common)

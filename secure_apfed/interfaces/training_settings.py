@@ -1,0 +1,307 @@
+"""The settings of a run, as its YAML file would state them, from the arguments of `train`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_values
+from secure_apfed.config.plain_yaml import KeyPath
+from secure_apfed.errors import ConfigError
+from secure_apfed.interfaces.argument_checks import (
+    read_section,
+    refuse_attack_classes,
+    require_used,
+)
+from secure_apfed.interfaces.arguments import TRAIN_ARGUMENTS, describe_argument
+from secure_apfed.interfaces.parties import Active, Contrastive, Gaussian, Passive, Reconstruction
+from secure_apfed.methods import METHODS
+from secure_apfed.settings import did_you_mean
+from secure_apfed.settings.data import TABLES, DataSettings
+
+SchemeName: TypeAlias = Literal[
+    "ckks", "bfv", "masked bfv", "masked", "recoverable", "crypten", "plain"
+]
+SUMS: Mapping[SchemeName, Mapping[str, str]] = {
+    "ckks": {"scheme": "ckks"},
+    "bfv": {"scheme": "bfv"},
+    "masked bfv": {"scheme": "bfv", "masks": "pairwise"},
+    "masked": {"scheme": "plain", "masks": "pairwise"},
+    "recoverable": {"scheme": "plain", "masks": "recoverable"},
+    "crypten": {"scheme": "crypten"},
+    "plain": {"scheme": "plain"},
+}
+"""Everyday names of secure sums, those of `secure_apfed.secure_sum`; a mapping says more
+(`secure_sum` of a run's YAML file)."""
+
+
+def complete_train_settings(section: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section `train` with the arguments that stand for its keys.
+
+    `given`: those arguments by name; None: not given.
+    """
+    arguments = {
+        name: value
+        for name, value in given.items()
+        if value is not None and (name != "optimizer" or isinstance(value, str))
+    }
+    complete = {"epochs": 20, "batch_size": 128, **arguments, **section}
+    if isinstance(complete["epochs"], int) and complete["epochs"] > 0:
+        complete.setdefault("evaluate_every", complete["epochs"])
+    return complete
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataChoice:
+    """The settings of `data` that apply to rows handed in.
+
+    Attributes:
+        classes: the labels in the order of the scores; empty: in order.
+        positive: the positive one of two classes, which is put last; None: the last one.
+        split: how test rows and labelled rows are drawn.
+    """
+
+    classes: tuple[str, ...] = ()
+    positive: str | None = None
+    split: Literal["by_class", "at_random"] = "by_class"
+
+
+_OF_FILES = "it is of rows that a run's file names; leave it out, or use secure_apfed.run"
+_FEWER = "hand in these rows and IDs alone"
+_BY_PARTY = "say missing='mean' or missing='drop' of that Active or Passive"
+_INSTEAD: Mapping[str, str] = {
+    "labelled": "say labelled=",
+    "test_fraction": "say test_fraction=",
+    **dict.fromkeys(("limit", "rows", "rows_per_class"), _FEWER),
+    **dict.fromkeys(
+        ("overlap", "aligned"), "parties share the people whose IDs they hand in: change the IDs"
+    ),
+    **dict.fromkeys(("missing", "parties"), _BY_PARTY),
+    "active": "its name is the first argument of Active(...)",
+    "id_column": "hand in the column as ids of Active and Passive",
+    "label_column": "hand in the column as labels of Active",
+    "columns": "hand in frames of these columns alone",
+    "date_formats": "convert the column first, as pandas.to_datetime(column, format=...)",
+}
+"""What to do in place of a setting of `data` that does not apply to rows handed in."""
+
+
+def read_data_settings(settings: Mapping[str, Any]) -> DataChoice:
+    """Return the settings of `data`.
+
+    Raises:
+        ConfigError: one does not apply to rows handed in; names what does.
+    """
+    section = read_section(settings, "data")
+    known = list(DataSettings.model_fields)
+    for key, value in section.items():
+        if key in DataChoice.__dataclass_fields__:
+            continue
+        if key in known:
+            advice = _INSTEAD.get(key, _OF_FILES)
+        else:
+            nearest = did_you_mean(key, known)
+            advice = f"{nearest or 'leave it out;'} known here: classes, positive, split"
+        raise ConfigError(
+            f"data={{{key!r}: {value!r:.60}}} does not apply to rows that are handed in; {advice}"
+        )
+    split = section.get("split", "by_class")
+    classes = section.get("classes") or ()
+    if split not in ("by_class", "at_random"):
+        raise ConfigError(f"data={{'split': {split!r}}}: expected 'by_class' or 'at_random'")
+    if isinstance(classes, str) or not isinstance(classes, Sequence):
+        raise ConfigError(
+            f"data={{'classes': {classes!r}}}: expected the list of all classes, in order"
+        )
+    positive = section.get("positive")
+    return DataChoice(
+        classes=tuple(str(name) for name in classes),
+        positive=None if positive is None else str(positive),
+        split=split,
+    )
+
+
+def _describe_loss(party: Passive) -> dict[str, Any]:
+    """Return the settings of a passive's objective."""
+    loss = party.loss
+    if party.gradient is not None:
+        return {"name": "black_box"}
+    if isinstance(loss, Reconstruction):
+        return {"name": "reconstruction"}
+    if isinstance(loss, Contrastive):
+        return {"name": "contrastive", "temperature": loss.temperature}
+    return {"name": "own", "row_wise": party.row_wise}
+
+
+def make_config(
+    active: Active,
+    passives: Sequence[Passive],
+    classes: Sequence[Any],
+    *,
+    method: str | Mapping[str, Any],
+    alignment: str | Mapping[str, Any],
+    secure_sum: SchemeName | Mapping[str, Any],
+    guard: Gaussian | Mapping[str, Any] | None,
+    choice: DataChoice,
+    train: Mapping[str, Any],
+    seed: int,
+    labelled: float | None,
+    test_fraction: float,
+    attacks: str | Sequence[str | Mapping[str, Any]],
+    settings: Mapping[str, Any],
+) -> Config:
+    """Return the settings of the run, as its YAML file would state them.
+
+    Args:
+        classes: the labels in the order of the scores.
+        train: the section of this name.
+        settings: further sections.
+        method, alignment, secure_sum, guard, labelled, test_fraction, seed, attacks: as of the
+            function `train`.
+
+    Raises ConfigError: a setting is wrong, or a party brought code that the method does not use.
+    """
+    names = [active.name, *(party.name for party in passives)]
+    if not passives:
+        method = find_method_alone()
+    refuse_attack_classes(attacks)
+    settings_of_run: dict[str, Any] = {
+        "name": "training",
+        "seed": seed,
+        "method": {"name": method} if isinstance(method, str) else dict(method),
+        "data": {
+            "dataset": TABLES,
+            "active": active.name,
+            "parties": {name: {} for name in names},
+            "classes": [str(name) for name in classes],
+            "labelled": labelled,
+            "test_fraction": test_fraction,
+            **({"split": choice.split} if choice.split != "by_class" else {}),
+            **({"positive": choice.positive} if choice.positive is not None else {}),
+        },
+        "train": dict(train),
+        "secure_sum": _read_sum(secure_sum),
+        "alignment": {"protocol": alignment} if isinstance(alignment, str) else dict(alignment),
+        "guard": _read_guard(guard),
+        "attacks": attacks if isinstance(attacks, str) else [*attacks],
+    }
+    if isinstance(guard, Gaussian):
+        settings_of_run["delta"] = guard.delta
+    if alignment == "auto":
+        del settings_of_run["alignment"]
+    settings_of_run |= {
+        name: value for name, value in settings.items() if name not in ("data", "train")
+    }
+    model = read_section(settings, "model")
+    own = "auto" if active.encoder is None else "own"
+    settings_of_run["model"] = {"network": own, **model}
+    if active.head is not None:
+        settings_of_run["model"]["head_network"] = "own"
+    method_name = settings_of_run["method"]["name"]
+    method_class = METHODS.get(method_name)
+    has_losses = method_class is not None and method_class.settings.sums_gradients
+    if active.projection is not None and passives and not has_losses:
+        raise ConfigError(
+            f"{active.name}: it brought a projection, which method {method_name} does "
+            "not send; leave it out, or train with apfed, apfed_r or apfed_c"
+        )
+    if method_class is not None:
+        require_used(passives, method_class.settings, title=method_name)
+    settings_of_run["passives"] = {
+        party.name: _describe_passive(party, model, has_losses=has_losses) for party in passives
+    }
+    describe = partial(_describe_setting, settings_of_run, guard=guard, passives=passives)
+    return load_config_values(settings_of_run, describe_place=describe)
+
+
+def _describe_setting(
+    settings: Mapping[str, Any],
+    path: KeyPath,
+    *,
+    guard: Gaussian | Mapping[str, Any] | None,
+    passives: Sequence[Passive],
+) -> str | None:
+    """Return how the caller gave a setting, as FrozenGaussian(epsilon=0); "" where the sentence
+    stands for itself, None where another place is named already.
+
+    `settings`: all settings of the run.
+    """
+    if not path:
+        return ""
+    section = settings.get(str(path[0]))
+    value = section.get(path[1]) if len(path) == 2 and isinstance(section, Mapping) else None
+    if (argument := TRAIN_ARGUMENTS.get(path)) is not None:
+        return f"{argument}={value!r}"
+    if isinstance(guard, Gaussian) and path[0] in ("guard", "delta"):
+        name = type(guard).__name__
+        key = str(path[-1])
+        if not hasattr(guard, key):
+            return f"guard={name}(...)"
+        return f"guard={name}({key}={getattr(guard, key)!r})"
+    if path[0] == "passives" and len(path) > 2:
+        if path[2] == "model":
+            return None
+        party = next((party for party in passives if party.name == path[1]), None)
+        key = str(path[-1])
+        if key == "temperature" and party is not None:
+            loss = f"loss=Contrastive(temperature={getattr(party.loss, key, None)!r})"
+            return f"Passive({path[1]!r}, {loss})"
+        return f"Passive({path[1]!r}, {key}={getattr(party, key, '...')!r})"
+    if path[0] in ("method", "alignment") and len(path) == 1 and isinstance(section, Mapping):
+        key = "name" if path[0] == "method" else "protocol"
+        return f"{path[0]}={section.get(key)!r}"
+    return describe_argument(path, section)
+
+
+def _describe_passive(
+    party: Passive, model: Mapping[str, Any], *, has_losses: bool
+) -> dict[str, Any]:
+    """Return a passive's settings; networks that it does not bring are built-in ones.
+
+    `model`: the run's section of this name. `has_losses`: whether passives have losses under the
+    run's method.
+
+    Raises ConfigError: the passive brings a gradient, and passives have no losses.
+    """
+    if party.gradient is not None and not has_losses:
+        raise ConfigError(
+            f"{party.name}: it brings a gradient, and this method sums none of passives; take "
+            "method apfed, or leave it out"
+        )
+    network = "auto" if party.encoder is None else "own"
+    description: dict[str, Any] = {"model": {**model, "network": network}}
+    if has_losses:
+        description |= {"objective": _describe_loss(party), "weight": party.weight}
+    return description
+
+
+def find_method_alone() -> str:
+    """Return the method in which the active trains alone."""
+    return next(name for name, method in METHODS.items() if not method.settings.has_passives)
+
+
+def _read_sum(secure_sum: SchemeName | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sum's settings from a short name or a section. Raises ConfigError."""
+    if isinstance(secure_sum, Mapping):
+        return dict(secure_sum)
+    if secure_sum not in SUMS:
+        raise ConfigError(
+            f"secure_sum: expected {', '.join(SUMS)}, or the section of a run's YAML file as a "
+            f"mapping; got {secure_sum!r}"
+        )
+    return dict(SUMS[secure_sum])
+
+
+def _read_guard(guard: Gaussian | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the guard's settings from an object or a section. Raises ConfigError."""
+    if guard is None:
+        return {"mechanism": "none"}
+    if isinstance(guard, Gaussian):
+        return guard.as_settings()
+    if not isinstance(guard, Mapping):
+        raise ConfigError(
+            "guard: expected FrozenGaussian(epsilon=...), Gaussian(...), None, or the section of a "
+            f"run's YAML file as a mapping; got {guard!r}"
+        )
+    return dict(guard)
