@@ -29,10 +29,12 @@ _ResolvePath = Callable[[Path], Path]
 
 
 def query_table(database: Database, resolve_path: _ResolvePath, *, party: str) -> pyarrow.Table:
-    """Return the rows of a party's query.
+    """Run a party's query, and return its rows.
 
-    `database`: settings of the database. `resolve_path`: resolves the path of a file that they
-    name.
+    Args:
+        database: settings of the database: its URL, the query and where the password is.
+        resolve_path: function that resolves a path of the settings against their folder.
+        party: the party's name, for errors.
 
     Raises:
         ConfigError: a driver or the password is missing.
@@ -53,21 +55,24 @@ def query_table(database: Database, resolve_path: _ResolvePath, *, party: str) -
 
 
 def _make_array(cells: Sequence[Any]) -> pyarrow.Array:
+    """Return a column's cells as an Arrow array; UUIDs become texts, as Arrow would refuse them."""
     return pyarrow.array([str(cell) if isinstance(cell, UUID) else cell for cell in cells])
 
 
 def _fetch_chunks(
     database: Database, resolve_path: _ResolvePath, party: str
 ) -> Iterator[tuple[tuple[str, ...], Sequence[Sequence[Any]]]]:
-    """Run the query; yield the column names with `_ROWS` rows at a time, at least once.
+    """Run the query, and yield the column names with up to `_ROWS` rows, until no row is left.
 
-    The first pair may be without rows. `resolve_path`: returns the path of a file in the settings.
+    At least one pair is yielded, so that a result without rows still has its column names.
+
+    `resolve_path`: function that resolves a path of the settings.
     """
     with _open_connection(database, resolve_path, party) as connection:
         result = connection.exec_driver_sql(database.query)
         names = tuple(result.keys())
-        rows = result.fetchmany(_ROWS)
-        yield names, rows
+        first_rows = result.fetchmany(_ROWS)
+        yield names, first_rows
         while rows := result.fetchmany(_ROWS):
             yield names, rows
 
@@ -78,8 +83,12 @@ def _open_connection(
 ) -> "Iterator[Connection]":
     """Open a read-only connection with the configured password.
 
-    Raises ConfigError: a package is missing; DataError: the database's error, with the password
-    removed.
+    Errors inside the block are converted, too. They are not chained (`from None`), since the
+    driver's own error may contain the password.
+
+    Raises:
+        ConfigError: SQLAlchemy, the driver or the password is missing.
+        DataError: the database's error, with the password removed.
     """
     key = f"data.parties.{party}.database"
     secret = _find_password(database, resolve_path, key)
@@ -111,9 +120,10 @@ def _open_connection(
     except (SQLAlchemyError, ValueError) as error:
         if isinstance(error, ApfedError):
             raise
-        reason = " ".join(str(getattr(error, "orig", None) or error).split())
-        for written in (secret, quote(secret, safe="")) if secret else ():
-            reason = reason.replace(written, "***")
+        driver_error = getattr(error, "orig", None)
+        reason = " ".join(str(driver_error or error).split())
+        if secret:
+            reason = reason.replace(secret, "***").replace(quote(secret, safe=""), "***")
         raise DataError(f"{key}: {reason}; correct url or query") from None
 
 
@@ -122,7 +132,15 @@ def _make_read_only_url(
 ) -> "tuple[URL, dict[str, Any]]":
     """Return the URL and the driver's options that open an SQLite or DuckDB file read-only.
 
-    URLs of other databases are returned unchanged. `key`: key path of the settings, for errors.
+    URLs of other databases are returned unchanged, without options: their connections are made
+    read-only otherwise, or by the rights of the database's user.
+
+    `resolve_path`: function that resolves a path of the settings. `key`: key path of the settings,
+    for errors.
+
+    Raises:
+        DataError: there is no such file.
+        ConfigError: a password is configured, which a file does not have.
     """
     kind = url.get_backend_name()
     if kind not in ("sqlite", "duckdb") or url.database in (None, ":memory:"):
@@ -138,10 +156,10 @@ def _make_read_only_url(
 
 
 def _find_password(database: Database, resolve_path: _ResolvePath, key: str) -> str | None:
-    """Return the password from the environment or the first line of a file; None: none is
-    configured.
+    """Return the password from an environment variable or the first line of a file.
 
-    `key`: key path of the settings, for errors.
+    None means that no password is configured. `resolve_path`: function that resolves a path of the
+    settings. `key`: key path of the settings, for errors.
 
     Raises ConfigError: the password is missing, or others may read the file.
     """

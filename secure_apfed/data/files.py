@@ -1,14 +1,14 @@
 """Built-in data sets: their files are found in local folders or downloaded, verified, and read.
 
 Run by: code that loads or downloads a built-in set. Checksums are of the UNCOMPRESSED bytes,
-because distributors recompress (Debian strips gzip headers, mirrors choose levels). They alone are
-trusted: servers and mirrors may send anything. A download takes its place when it is whole and
-right.
+because distributors recompress (Debian strips gzip headers, mirrors choose levels). Only these
+checksums are trusted: servers and mirrors may send anything. A download is written to its path only
+when it is complete and correct.
 
-A pool holds all people and all features. It exists only to be cut between parties for an
-experiment; no party ever holds one. Scikit-learn is imported by the readers of its sets alone: it
-takes about a second to load. Nothing in a file is trusted: magic, sizes and length must fit each
-other exactly.
+A pool is a whole data set: all people and all features. It exists only to be cut between parties
+for an experiment; no party ever holds one. Only the readers of Scikit-learn's sets import
+Scikit-learn, which takes about a second to load. Nothing in a file is trusted: magic number, sizes
+and length must fit each other exactly.
 
 Sources: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", section "File
 formats" (IDX: big-endian sizes, then unsigned bytes); A. Krizhevsky, "The CIFAR-10 dataset",
@@ -41,8 +41,9 @@ from secure_apfed.base.files import write_atomically
 from secure_apfed.errors import DataError
 
 _FOLDERS_VARIABLE = "SECURE_APFED_DATA"
-# (file, bytes so far, bytes in all or None where the server does not say)
 Progress = Callable[[str, int, int | None], None]
+"""A function that is called with a file's name, the bytes received so far, and all bytes; None: the
+server does not say how many there are."""
 _TIMEOUT_SECONDS = 30.0
 _CHUNK = 2**16
 _KEPT_NOTHING = "it sends other bytes, of which none were kept"
@@ -53,12 +54,14 @@ _SHIPPED = Path(__file__).parent
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set, by its official name, uncompressed; `name.gz` is read as well.
+    """A file of a data set; it may lie on disk as `name` or compressed as `name.gz`.
 
     Attributes:
-        size: uncompressed bytes; nothing is inflated beyond them.
-        sha256: hex digest of them; empty for members of a checked archive.
-        exact: False where holders' files differ: `size` is the most that is read.
+        name: its official name.
+        size: number of uncompressed bytes; never more are decompressed.
+        sha256: hex digest of the uncompressed bytes.
+        exact: False for files that differ from user to user: `size` is then only the largest
+            allowed number of bytes, and the digest is not checked.
     """
 
     name: str
@@ -72,9 +75,9 @@ class Download:
     """A file to download: one gzip file, or a .tar.gz archive of several files.
 
     Attributes:
-        file: the uncompressed content of a gzip file, or the archive as it is sent.
+        file: size and digest of a gzip file's uncompressed content, or of the archive as it is.
         addresses: URLs, tried in this order.
-        members: the archive's files that are stored, instead of the archive; empty for a gzip file.
+        members: files of the archive, which are stored in its place; empty for a gzip file.
     """
 
     file: DataFile
@@ -83,18 +86,21 @@ class Download:
 
 
 def default_folder() -> Path:
-    """Return the first of `list_data_folders(None)`, to which downloads go by default."""
+    """Return the folder of downloads by default, which is the first of all default folders."""
     return list_data_folders(None)[0]
 
 
 def list_data_folders(folder: Path | None) -> tuple[Path, ...]:
-    """Return the folders to search: `folder`, else SECURE_APFED_DATA's, else the user's cache."""
+    """Return the folders to search for data sets.
+
+    It is `folder` alone if one is given. Otherwise it is the folders in the environment variable
+    SECURE_APFED_DATA, or without it the user's cache.
+    """
     if folder is not None:
         return (folder.expanduser(),)
-    listed = [
-        Path(part) for part in os.environ.get(_FOLDERS_VARIABLE, "").split(os.pathsep) if part
-    ]
-    return tuple(path.expanduser() for path in listed or [Path("~/.cache/secure-apfed")])
+    names = os.environ.get(_FOLDERS_VARIABLE, "").split(os.pathsep)
+    folders = [Path(name) for name in names if name] or [Path("~/.cache/secure-apfed")]
+    return tuple(path.expanduser() for path in folders)
 
 
 def load_file(path: Path, *, maximum: int | None = None) -> bytes:
@@ -102,6 +108,8 @@ def load_file(path: Path, *, maximum: int | None = None) -> bytes:
 
     `maximum`: bytes beyond which nothing is read or decompressed; None: no limit, for the user's
     own files.
+
+    Raises DataError: the file cannot be read, is damaged, or is longer than `maximum`.
     """
     try:
         with path.open("rb") as file:
@@ -111,17 +119,21 @@ def load_file(path: Path, *, maximum: int | None = None) -> bytes:
 
 
 def _decompress_file(file: BinaryIO, source: object, *, maximum: int | None, packed: bool) -> bytes:
-    """Return the content of an open file. Raises DataError: a damaged or too long file.
+    """Return the uncompressed content of an open file.
 
     Args:
         file: the open file.
         source: path or address of the file, for errors.
         maximum: largest allowed number of uncompressed bytes; None: no limit.
         packed: whether the file is gzip-compressed.
+
+    Raises DataError: the gzip file is damaged, or the content is longer than `maximum`.
     """
     stream = gzip.GzipFile(fileobj=file) if packed else file
+    # One byte more than allowed shows that the content is too long, without reading all of it.
+    limit = -1 if maximum is None else maximum + 1
     try:
-        content: bytes = stream.read(-1 if maximum is None else maximum + 1)
+        content: bytes = stream.read(limit)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{source}: truncated or damaged gzip file ({error}); get it again"
@@ -136,11 +148,13 @@ def _decompress_file(file: BinaryIO, source: object, *, maximum: int | None, pac
 def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: str) -> None:
     """Raise DataError if a file has another size or SHA-256 than the catalogue says.
 
+    A file that is not `exact` is not checked.
+
     Args:
         content: the file's uncompressed bytes.
         file: the file's entry in the catalogue.
-        path: what the error calls the file.
-        remedy: what the error advises.
+        path: name of the file in the error.
+        remedy: advice of the error.
     """
     if not file.exact:
         return
@@ -158,9 +172,11 @@ def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: st
 
 
 def load_checked_file(path: Path, file: DataFile, *, remedy: str) -> bytes:
-    """Return the uncompressed bytes of a catalogue's file, after a check of size and SHA-256.
+    """Return the uncompressed bytes of a file, after a check of its size and SHA-256.
 
-    Raises DataError: the file is missing or another one; `remedy` is what the error advises.
+    `file`: its entry in the catalogue. `remedy`: advice of the error.
+
+    Raises DataError: the file is missing, or has other bytes than the catalogue says.
     """
     try:
         content = load_file(path, maximum=file.size)
@@ -173,8 +189,10 @@ def load_checked_file(path: Path, file: DataFile, *, remedy: str) -> bytes:
 def fetch_file(
     download: Download, folder: Path, *, dataset: str, progress: Progress | None = None
 ) -> list[Path]:
-    """Download one file, or one archive's members, into `folder`, unless they are there; return
-    the paths.
+    """Download one file, or the members of one archive, into `folder`; return their paths.
+
+    Nothing is downloaded if correct files are there. A file that is no archive is stored as it is
+    sent, gzip-compressed. Addresses are tried in order until one sends the right bytes.
 
     Args:
         download: the file and its addresses.
@@ -186,8 +204,8 @@ def fetch_file(
     """
     file = download.file
     members = {folder / member.name: member for member in download.members}
-    place = folder / (file.name if members else f"{file.name}.gz")
-    targets = members or {place: file}
+    gzip_path = folder / f"{file.name}.gz"
+    targets = members or {gzip_path: file}
     if all(_is_correct(path, wanted) for path, wanted in targets.items()):
         return list(targets)
     failures: list[str] = []
@@ -198,7 +216,10 @@ def fetch_file(
                 io.BytesIO(content), address, maximum=file.size, packed=not members
             )
             check_digest(plain, file, path=address, remedy=_KEPT_NOTHING)
-            contents = _extract_members(content, members, address) if members else {place: content}
+            if members:
+                contents = _extract_members(content, members, address)
+            else:
+                contents = {gzip_path: content}
         except DataError as error:
             failures.append(str(error))
             continue
@@ -220,22 +241,24 @@ def fetch_file(
 def _is_correct(path: Path, file: DataFile) -> bool:
     """Return whether this file exists and has the catalogue's size and digest."""
     try:
-        # Its content is not needed here, only the DataError of a wrong file.
-        load_checked_file(path, file, remedy="get it again")
+        # The content is not needed here, only the error for a wrong file. Nobody reads its advice.
+        load_checked_file(path, file, remedy="")
     except DataError:
         return False
     return True
 
 
 def _download_file(address: str, file: DataFile, progress: Progress | None) -> bytes:
-    """Return the bytes that an address sends. Raises DataError: a failure, or too many bytes.
+    """Return the bytes that an address sends.
 
     Args:
         address: a URL of the catalogue.
         file: the expected file, which limits the number of bytes.
         progress: called with (file, bytes so far, bytes in all); None: not called.
+
+    Raises DataError: the download fails or is cut off, or too many bytes come.
     """
-    # The largest gzip file of incompressible content of this size.
+    # Incompressible content grows a little under gzip: at most by 1 % and 4 KiB.
     max_bytes = file.size + file.size // 100 + 2**12
     content = bytearray()
     request = Request(address, headers={"Accept-Encoding": "identity"})  # noqa: S310  # catalogue
@@ -289,19 +312,22 @@ def _extract_members(
     return contents
 
 
-_IDX_MAGIC = b"\x00\x00\x08"
-# Of CIFAR: the red, green and blue planes of 32x32, row by row.
+_IDX_MAGIC = b"\x00\x00\x08"  # two zero bytes, and the code of unsigned bytes
+# A CIFAR image: its red, green and blue planes of 32 x 32 pixels, row by row.
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_PIXELS = math.prod(_CIFAR_SHAPE)
 
 
 @dataclass(frozen=True, eq=False)
 class ImagePool:
-    """A pool of images (N, channels, height, width) of 0..maximum and their labels (N,).
+    """A whole data set of N images and their labels, before it is cut between parties.
 
     Attributes:
-        official_train: the number of leading rows that are the official training split;
-            None where the set has no split.
+        pixels: (N, channels, height, width), values 0 to `maximum`.
+        labels: class of each image, (N,).
+        maximum: the largest value of a pixel.
+        official_train: number of leading rows that form the official training split; the other rows
+            are the official test split. None: the set has no official split.
     """
 
     pixels: NDArray[np.uint8]
@@ -310,17 +336,24 @@ class ImagePool:
     official_train: int | None = None
 
     def select_rows(self, rows: NDArray[np.int64]) -> "ImagePool":
-        """Return the pool of these rows (ascending), its official training split counted anew."""
-        train = self.official_train
-        train = None if train is None else int((rows < train).sum())
-        return ImagePool(self.pixels[rows], self.labels[rows], self.maximum, train)
+        """Return the pool of the rows at these positions, which must ascend.
+
+        Training rows of the official split stay training rows.
+        """
+        train_rows = self.official_train
+        if train_rows is not None:
+            train_rows = int((rows < train_rows).sum())
+        return ImagePool(self.pixels[rows], self.labels[rows], self.maximum, train_rows)
 
 
 @dataclass(frozen=True, eq=False)
 class TablePool:
-    """A pool of raw columns of N people and labels (N,); `categorical` names columns to one-hot.
+    """A whole data set of N people as a table, before it is cut between parties.
 
-    Labels are float64 where the set's are numbers to predict.
+    Attributes:
+        frame: raw columns.
+        labels: int64 class of each person, (N,); float64 if labels are numbers to predict.
+        categorical: names of the columns that are one-hot encoded.
     """
 
     frame: pd.DataFrame
@@ -328,6 +361,7 @@ class TablePool:
     categorical: tuple[str, ...] = ()
 
     def select_rows(self, rows: NDArray[np.int64]) -> "TablePool":
+        """Return the pool of the people at these positions."""
         frame = self.frame.iloc[rows].reset_index(drop=True)
         return replace(self, frame=frame, labels=self.labels[rows])
 
@@ -352,19 +386,24 @@ MADE_HERE: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A data set of `DATASETS`: its files, licence, classes and natural views.
+    """An entry of the catalogue `DATASETS`: a data set's files, licence, classes and natural views.
 
     Attributes:
+        name: key in the catalogue.
+        title, source, licence, citation, shape: descriptions for people.
         how: how to get the files, in one sentence.
-        classes: names in the order of the labels; empty where labels are numbers to predict.
-        views: the number of parties with features unless the run says otherwise.
+        classes: names in the order of the labels; empty if labels are numbers to predict.
+        views: number of parties with features, unless a run's settings say otherwise.
+        read: function from this entry and a folder to the whole data set.
         height: rows of an image; None for tables.
         natural_views: name -> columns, for tables.
-        sequences: natural view -> (steps, channels), for those whose columns are a sequence: the
-            number of steps in use, then step after step (`secure_apfed.data.encoding`).
+        sequences: natural view -> (steps, channels), for views that are a sequence. Such a view's
+            columns are the number of steps in use, then the channels of step after step.
         split: whether the set has an official test split.
+        files: the files that `read` needs.
         subfolders: names of folders in which the files usually lie.
-        downloads: what `fetch_dataset` downloads; empty if nothing can or need be downloaded.
+        downloads: the files that `fetch_dataset` downloads; empty if nothing can or need be
+            downloaded.
     """
 
     name: str
@@ -387,6 +426,7 @@ class DataSet:
 
     @property
     def numeric_labels(self) -> bool:
+        """Whether labels are numbers to predict, not classes."""
         return not self.classes
 
 
@@ -414,10 +454,12 @@ def load_sklearn_table(dataset: DataSet, folder: Path | None) -> TablePool:
 
 
 def load_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
-    """Read MNIST or Fashion-MNIST: `files` are train images, train labels, test images, test
-    labels.
+    """Read MNIST or Fashion-MNIST.
 
+    `dataset`: its `files` are training images, training labels, test images and test labels.
     `folder`: where the files lie; None: as configured in the environment.
+
+    Raises DataError: a file is missing or damaged, or images and labels do not fit each other.
     """
     # Images have 3 axes (N, height, width), labels 1; a channel axis is added to the pixels.
     arrays = [
@@ -440,16 +482,17 @@ def load_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
             )
     labels_N = check_labels(dataset, np.concatenate(labels))
     pixels_NCHW = np.concatenate(images)[:, None]
-    return ImagePool(pixels_NCHW, labels_N, 255, official_train=len(train_images_NHW))
+    return ImagePool(pixels_NCHW, labels_N, maximum=255, official_train=len(train_images_NHW))
 
 
 def load_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
-    """Read CIFAR-10 or CIFAR-100, binary version: the last of `files` is the test split.
+    """Read CIFAR-10 or CIFAR-100, binary version.
 
-    `folder`: where the files lie; None: as configured in the environment.
+    `dataset`: the last of its `files` is the test split. `folder`: where the files lie; None: as
+    configured in the environment.
     """
     classes = len(dataset.classes)
-    parts = [
+    contents = [
         parse_cifar(
             load_dataset_file(dataset, file, folder),
             # CIFAR-100 writes a coarse label before the fine one.
@@ -460,9 +503,12 @@ def load_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
         for file in dataset.files
     ]
     # (N, channels, height, width), the last file's rows last: they are the test split.
-    pixels_NCHW = np.concatenate([pixels for pixels, _ in parts])
-    labels_N = np.concatenate([labels for _, labels in parts])
-    return ImagePool(pixels_NCHW, labels_N, 255, official_train=len(labels_N) - len(parts[-1][1]))
+    pixels_NCHW = np.concatenate([pixels for pixels, _ in contents])
+    labels_N = np.concatenate([labels for _, labels in contents])
+    _, test_labels = contents[-1]
+    return ImagePool(
+        pixels_NCHW, labels_N, maximum=255, official_train=len(labels_N) - len(test_labels)
+    )
 
 
 def load_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
@@ -491,7 +537,10 @@ def load_credit_card(dataset: DataSet, folder: Path | None) -> TablePool:
 
 
 def load_dataset_file(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes:
-    """Return the uncompressed bytes of one file of a set, found and checked."""
+    """Find one file of a data set, check its size and digest, and return its uncompressed bytes.
+
+    `folder`: where the files lie; None: as configured in the environment.
+    """
     path = find_dataset_file(dataset, file, folder)
     return load_checked_file(path, file, remedy=f"remove it and {_describe_how_to_get(dataset)}")
 
@@ -499,9 +548,12 @@ def load_dataset_file(dataset: DataSet, file: DataFile, folder: Path | None) -> 
 def find_dataset_file(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
     """Return the path of one file of a set, compressed or not.
 
-    Searched in this order: the set's sub-folders of each folder of `list_data_folders(folder)`, the
-    folders of system packages, these folders themselves (where file names of several sets may
-    clash), and the files of this package. Raises DataError: the file is in none.
+    These places are searched, in this order: the set's sub-folders in each folder of
+    `list_data_folders(folder)`; the folders of system packages; the folders of
+    `list_data_folders(folder)` themselves; and the files of this package. The third comes late,
+    since files of several sets may have the same name there.
+
+    Raises DataError: the file is in none of them.
     """
     roots = list_data_folders(folder)
     subfolders = dataset.subfolders
@@ -522,15 +574,17 @@ def find_dataset_file(dataset: DataSet, file: DataFile, folder: Path | None) -> 
 
 
 def _describe_how_to_get(dataset: DataSet) -> str:
+    """Return the advice how to get a data set's files, for errors."""
     return f"run `secure-apfed data fetch {dataset.name}`" if dataset.downloads else dataset.how
 
 
 def _load_csv(dataset: DataSet, file: DataFile, folder: Path | None) -> pd.DataFrame:
+    """Return the table in one CSV file of a data set, whose size and digest are checked."""
     return pd.read_csv(io.BytesIO(load_dataset_file(dataset, file, folder)))
 
 
 def check_labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return labels as int64. Raises DataError: one is outside the set's classes."""
+    """Return labels as int64. Raises DataError: a label is not the number of a class."""
     outside = np.flatnonzero((labels_N < 0) | (labels_N >= len(dataset.classes)))
     if outside.size:
         raise DataError(
@@ -541,6 +595,7 @@ def check_labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.
 
 
 def is_idx(content: bytes) -> bool:
+    """Return whether these bytes begin like an IDX file of unsigned bytes."""
     return content[:3] == _IDX_MAGIC
 
 
@@ -550,11 +605,11 @@ def parse_idx(content: bytes, *, dimensions: int, source: str) -> NDArray[np.uin
     Args:
         content: the file's bytes.
         dimensions: number of axes that the array must have.
-        source: what errors call the file.
+        source: name of the file, for errors.
 
     Raises DataError: another format or number of axes, or another length than its header says.
     """
-    header = 4 + 4 * dimensions
+    header = 4 + 4 * dimensions  # bytes: the magic number, and the size of each axis
     if not is_idx(content) or content[3:4] != bytes([dimensions]):
         raise DataError(
             f"{source}: expected an IDX file of unsigned bytes in {dimensions} dimensions (magic "
@@ -585,9 +640,9 @@ def parse_cifar(
         content: the file's bytes.
         label_bytes: number of label bytes before the pixels, of which the last one is used.
         classes: number of classes; a label is below it.
-        source: what errors call the file.
+        source: name of the file, for errors.
 
-    Raises DataError: the length or a label does not fit.
+    Raises DataError: the length is no multiple of a record, or a label is not below `classes`.
     """
     record = label_bytes + _CIFAR_PIXELS
     if not content or len(content) % record:

@@ -2,10 +2,11 @@
 
 Run by: the active alone. A file is CSV or Parquet, a .npy array or IDX images (also .gz).
 
-Rows differ from those that an encoding was fitted to, column by column: it holds mean and deviation
-of each number, and the known categories. A column with a unit or a code of its own is found so;
-what leaves all these as they were is not. Cells are counted of any number of rows; a mean and a
-spread say something of 30 or more alone.
+New rows are compared with the rows that an encoding was fitted to, column by column. The encoding
+holds the mean and deviation of each number, and the known categories. So a column in another unit
+or with other codes is noticed. A change that leaves mean, deviation and categories as they were is
+not. Empty and ignored cells are counted for any number of rows. A mean and a spread are reported
+only for 30 rows or more.
 
 Letters: N rows, F features.
 """
@@ -39,12 +40,11 @@ _ROWS = 50_000  # of a table, read at a time
 MIN_ROWS = 30
 """Rows below which a column's mean and spread are not reported."""
 _FILLED_BY = "the mean of training rows, or as no category"
-# Drift that is reported: of the mean and of a single row, in standard deviations of training rows;
-# of the standard deviation, as a ratio; and the share of empty cells.
-_SHIFT = 0.5
-_FAR = 8.0
-_WIDER = 2.0
-_EMPTY_SHARE = 0.05
+# A column's drift is reported above one of these limits.
+_SHIFT = 0.5  # of the mean, in standard deviations of the training rows
+_FAR = 8.0  # of a single row from the mean, in standard deviations of the training rows
+_WIDER = 2.0  # ratio of the standard deviations, in either direction
+_EMPTY_SHARE = 0.05  # of the rows, with an empty cell
 
 
 def load_blocks(
@@ -70,7 +70,7 @@ def load_blocks(
     Raises DataError: the file has no rows, or does not fit the encoding.
     """
     source = path.name
-    first = 0
+    first = 0  # number of the block's first row in the file
     id_columns = [column_name(name) for name in id_columns]
     tables = stream_blocks(path, source=source, rows=rows) if is_table(path) else None
     for raw in tables or (_load_array(path),):
@@ -82,8 +82,11 @@ def load_blocks(
             break
         ids = None
         if isinstance(raw, pd.DataFrame):
-            parts = [_list_row_names(raw[name], first, source=source) for name in id_columns]
-            ids = [" ".join(row) for row in zip(*parts, strict=True)] if parts else None
+            texts_by_column = [
+                _list_id_texts(raw[name], first, source=source) for name in id_columns
+            ]
+            if texts_by_column:
+                ids = [" ".join(texts) for texts in zip(*texts_by_column, strict=True)]
             raw = raw.drop(columns=list(id_columns))
         features = encoding.encode(raw, source=source, counts=counts)
         yield tuple(ids or map(str, range(first, first + len(features)))), features
@@ -92,10 +95,11 @@ def load_blocks(
         raise DataError(f"{source}: it has no rows")
 
 
-def _list_row_names(column: "pd.Series", first: int, *, source: str) -> list[str]:
-    """Return the IDs of a block's rows as texts.
+def _list_id_texts(column: "pd.Series", first: int, *, source: str) -> list[str]:
+    """Return the cells of an ID column as texts.
 
-    `first`: the number of the block's first row in the file. `source`: what errors call the file.
+    `column`: cells of one block of rows. `first`: the number of the block's first row in the file.
+    `source`: name of the file, for errors.
     """
     return id_texts(
         column,
@@ -129,13 +133,13 @@ def _load_array(path: Path) -> RawFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnDrift:
-    """The drift of one column: how new rows differ from those that the encoding was fitted to.
+    """The drift of one column: how new rows differ from the rows that the encoding was fitted to.
 
     Attributes:
         name: name of the column.
         rows: number of new rows.
-        empty: rows with an empty cell, which counts as the mean or as no category.
-        ignored: rows with a cell that is ignored, since no training row had such a value.
+        empty: number of rows with an empty cell, which counts as the mean or as no category.
+        ignored: number of rows with a category that no training row had, and which is ignored.
         shift: difference of the means, in standard deviations of the fitted rows; NaN for
             categories and constants.
         spread: ratio of the standard deviations, new over fitted; NaN for categories and constants.
@@ -153,16 +157,19 @@ class ColumnDrift:
 
     @property
     def notable(self) -> str:
-        """The unusual facts about the column, in words; "" if there are none."""
+        """The reportable differences of the column, in words; "" if there are none."""
         has_enough_rows = self.rows >= MIN_ROWS
-        ignored, empty = (
-            f"{count:,} of {self.rows:,} rows" for count in (self.ignored, self.empty)
-        )
         facts = list[str]()
         if self.ignored > 0:
-            facts.append(f"{ignored} hold what no training row held, which counts for nothing")
+            facts.append(
+                f"{self.ignored:,} of {self.rows:,} rows hold what no training row held, which "
+                "counts for nothing"
+            )
         if self.empty > _EMPTY_SHARE * self.rows:
-            facts.append(f"{empty} have an empty cell, which counts as {_FILLED_BY}")
+            facts.append(
+                f"{self.empty:,} of {self.rows:,} rows have an empty cell, which counts as "
+                f"{_FILLED_BY}"
+            )
         if has_enough_rows and abs(self.shift) > _SHIFT:
             facts.append(f"its mean lies {self.shift:+.1f} deviations from that of training rows")
         if has_enough_rows and (self.spread > _WIDER or self.spread < 1 / _WIDER):
@@ -176,19 +183,21 @@ class DriftMeter:
     """A meter of every column's drift, to which new rows are added in batches.
 
     Attributes:
-        counts: given to the encoding, which adds the cells of the same rows.
+        counts: number of rows, empty cells and ignored cells. The caller passes this object to
+            `encoding.encode`, which adds the cells of the rows that it encodes.
     """
 
     def __init__(self, encoding: ColumnEncoding) -> None:
-        """Start with sums of zero, for each feature of the encoding."""
-        self._parts = list(zip(encoding.columns, encoding.places, strict=True))
+        """Start with sums of zero for each of the F features of the encoding."""
+        # Each column, with the range of its features.
+        self._columns = list(zip(encoding.columns, encoding.places, strict=True))
         self.counts = CellCounts()
-        # Three arrays in one: sums, sums of squares, and largest absolute values.
-        zeros = torch.zeros(3, *encoding.shape, dtype=torch.float64)
-        self._sum_F, self._squares_F, self._largest_F = zeros
+        self._sum_F = torch.zeros(encoding.shape, dtype=torch.float64)
+        self._squares_F = torch.zeros(encoding.shape, dtype=torch.float64)
+        self._largest_F = torch.zeros(encoding.shape, dtype=torch.float64)  # absolute values
 
     def add_batch(self, features_NF: Tensor) -> None:
-        """Add encoded rows (N, F) to the sums."""
+        """Add encoded rows (N, F) to the sums, the sums of squares and the largest values."""
         values_NF = features_NF.double()
         self._sum_F += values_NF.sum(0)
         self._squares_F += values_NF.square().sum(0)
@@ -196,24 +205,29 @@ class DriftMeter:
 
     def compute_drifts(self) -> tuple[ColumnDrift, ...]:
         """Return every column's drift, in the encoding's order; empty if no row was added."""
-        return tuple(self._compute_drift(*part) for part in self._parts) if self.counts.rows else ()
+        if not self.counts.rows:
+            return ()
+        return tuple(self._compute_drift(column, features) for column, features in self._columns)
 
     def _compute_drift(self, column: Column, features: slice) -> ColumnDrift:
         """Return one column's counts of cells, and for numbers its shift and spread.
 
-        `features`: the range of the column's features.
+        Numbers are standardised by the mean and deviation of the fitted rows, so their mean is the
+        shift, and their deviation is the ratio of the deviations.
+
+        `features`: the range of the column's features; a single one for a column of numbers.
         """
         rows = self.counts.rows
         name = column.name
-        plain = ColumnDrift(
+        counts_only = ColumnDrift(
             name=name, rows=rows, empty=self.counts.empty[name], ignored=self.counts.ignored[name]
         )
         if isinstance(column, CategoricalColumn) or column.constant:
-            return plain
+            return counts_only
         mean = float(self._sum_F[features]) / rows
         variance = float(self._squares_F[features]) / rows - mean**2
         return replace(
-            plain,
+            counts_only,
             shift=mean,
             spread=math.sqrt(max(variance, 0.0)),
             farthest=float(self._largest_F[features]),

@@ -62,11 +62,11 @@ class TargetScale(BaseModel):
 
     @classmethod
     def from_targets(cls, targets_n: NDArray[Any], *, party: str) -> Self:
-        """Return the mean and standard deviation of the labels of labelled training rows.
+        """Return the scale with the mean and standard deviation of these labels.
 
-        `targets_n`: these labels, (n,).
+        `targets_n`: the labels of the n labelled training rows, (n,). `party`: name for the error.
 
-        Raises DataError: all labels are equal, or one is too large.
+        Raises DataError: all labels are equal, or the deviation is not a finite number.
         """
         mean = float(np.mean(targets_n))
         scale = float(np.std(targets_n))
@@ -84,11 +84,13 @@ class TargetScale(BaseModel):
         Raises DataError: a target is too far from the mean.
         """
         z_N = (targets_N - self.mean) / self.scale
+        # A farther target could equal UNLABELLED, and would then count as a missing label.
         extremes = np.flatnonzero(np.abs(z_N) > _FARTHEST)
         if extremes.size:
+            row = extremes[0]
             raise DataError(
-                f"{party}: the label of row {extremes[0]} (from 0), {targets_N[extremes[0]]:g}, "
-                f"lies {abs(z_N[extremes[0]]):.0f} standard deviations from the mean of the "
+                f"{party}: the label of row {row} (from 0), {targets_N[row]:g}, "
+                f"lies {abs(z_N[row]):.0f} standard deviations from the mean of the "
                 f"labelled training rows; at most {_FARTHEST:g} are taken: mend it, or predict "
                 "its logarithm"
             )
@@ -110,8 +112,10 @@ def parse_numbers(texts: Sequence[str | None], *, party: str, column: str) -> ND
     for row, text in enumerate(texts):
         if text is None:
             continue
-        targets_N[row] = float(text) if _NUMBER.fullmatch(text) else math.inf
-        if not math.isfinite(targets_N[row]):
+        is_number = _NUMBER.fullmatch(text) is not None
+        if is_number:
+            targets_N[row] = float(text)
+        if not is_number or not math.isfinite(targets_N[row]):
             raise DataError(
                 f"{party}: column {column!r} holds numbers to predict, and row {row} (from 0) has "
                 f"{text!r:.40}; mend it, empty the cell, or leave task: regression out if these "
@@ -137,11 +141,12 @@ def require_one_spelling(
 
     Args:
         labels: one a row; None: no label.
-        where: what has the labels, such as party and column, for the error.
-        remedy: what the error advises if they are different classes.
-        listed: labels that the settings name, which perhaps no row has.
-        about: labels one of which a reported group must contain; None: any.
-        remedies: settings that accept them as different, named in place of `remedy`.
+        where: the owner of the labels, such as party and column, for the error.
+        remedy: the advice of the error for labels that are different classes.
+        listed: labels that the settings name; they are compared even if no row has them.
+        about: only groups of spellings that contain one of these labels are reported; None: all.
+        remedies: settings that accept the spellings as different classes; named in place of
+            `remedy`.
     """
     counts = Counter(label for label in labels if label is not None)
     normalised = {label: _normalise_label(label) for label in (*counts, *listed)}
@@ -151,23 +156,23 @@ def require_one_spelling(
         spellings_by_meaning[_parse_meaning(text, words)].append(label)
     repeated = list[str]()
     for spellings in spellings_by_meaning.values():
-        if len(spellings) > 1 and (about is None or not set(about).isdisjoint(spellings)):
+        is_reported = about is None or not set(about).isdisjoint(spellings)
+        if len(spellings) > 1 and is_reported:
             shown = spellings[:_MAX_SHOWN]
             repeated.append(
                 " and ".join(f"{_shorten_label(label)} ({counts[label]} rows)" for label in shown)
             )
-    if repeated:
-        rest = (
-            f", and {len(repeated) - _MAX_SHOWN} labels more" if len(repeated) > _MAX_SHOWN else ""
-        )
-        remedy = f"say {describe_remedies(remedies)}" if remedies else remedy
-        message = (
-            f"{where} spells one label in several ways, each of which would be a class of its own: "
-            f"{'; '.join(repeated[:_MAX_SHOWN])}{rest}; write each label in one way, or {remedy} "
-            "if they are different classes"
-        )
-        # The first remedy is empty, as only people know the right spelling; no setting mends it.
-        raise TableError([Fault(message, ((), *remedies))])
+    if not repeated:
+        return
+    rest = f", and {len(repeated) - _MAX_SHOWN} labels more" if len(repeated) > _MAX_SHOWN else ""
+    remedy = f"say {describe_remedies(remedies)}" if remedies else remedy
+    message = (
+        f"{where} spells one label in several ways, each of which would be a class of its own: "
+        f"{'; '.join(repeated[:_MAX_SHOWN])}{rest}; write each label in one way, or {remedy} "
+        "if they are different classes"
+    )
+    # The first remedy is empty: it stands for correcting the table, which no setting can do.
+    raise TableError([Fault(message, ((), *remedies))])
 
 
 def warn_of_empty_words(
@@ -178,13 +183,16 @@ def warn_of_empty_words(
     are_empty: bool,
     listed: Sequence[str] = (),
 ) -> frozenset[str]:
-    """Warn of labels that are "NA", "None" or similar; return the words that count as empty.
+    """Warn of labels that are "NA", "None" or similar, and so may stand for a missing label.
 
     Args:
         labels: one a row; None: no label.
-        party, column: for the warning.
-        are_empty: whether such words count as empty at all.
-        listed: words that the settings list as classes, and which so never count as empty.
+        party, column: names for the warning.
+        are_empty: whether the caller treats such words as missing labels.
+        listed: words that the settings list as classes; they are never missing labels.
+
+    Returns:
+        The words that count as missing labels; none unless `are_empty`.
     """
     empty = EMPTY.difference(listed)
     words = [text for text in sorted(empty.intersection(labels)) if text]
@@ -212,8 +220,9 @@ def _shorten_label(label: str) -> str:
 
 
 def _normalise_label(label: str) -> str:
-    """Return a label without differences that readers overlook: case, quotes, outer blanks, Unicode
-    forms.
+    """Return a label without the differences that a reader overlooks.
+
+    These are case, surrounding quotes and blanks, invisible characters, and Unicode forms.
     """
     text = unicodedata.normalize("NFKC", label).translate(_SIGNS)
     # Invisible format characters ("Cf") go, and digits of other scripts become ASCII digits.
@@ -224,10 +233,11 @@ def _normalise_label(label: str) -> str:
 
 
 def _parse_meaning(text: str, words: set[str]) -> object:
-    """Return a key for a label's meaning, equal for different spellings of one label.
+    """Return a key that is equal for different spellings of one label.
 
-    `text`: the normalised label. `words`: all normalised labels of the column; a letter such as "t"
-    means "true" only if that word is among them, and "1,000" is 1000 only if that number is.
+    `text`: the normalised label. `words`: all normalised labels of the column. A letter such as "t"
+    means "true" only if `words` contains "true". "1,000" means 1000 only if `words` contains
+    "1000", since it may also mean 1.
     """
     word = _LETTERS.get(text, text)
     text = word if word in words else text
@@ -235,23 +245,28 @@ def _parse_meaning(text: str, words: set[str]) -> object:
     digits = re.sub("[ ,']", "", text)
     if _THOUSANDS.fullmatch(text) and ("," not in text or digits in words):
         text = digits
-    point = text.replace(",", ".") if text.count(",") == 1 and "." not in text else text
-    if _NUMBER.fullmatch(point):
+    has_decimal_comma = text.count(",") == 1 and "." not in text
+    number = text.replace(",", ".") if has_decimal_comma else text
+    if _NUMBER.fullmatch(number):
         try:
-            return Decimal(point)
+            return Decimal(number)
         except InvalidOperation:  # its exponent is out of range
             return text
-    return _BETWEEN_WORDS.sub("", _BETWEEN_NUMBERS.sub("\0", text))
+    # Between two numbers a separator stays, so that "1 2" differs from "12"; all are written alike.
+    with_equal_separators = _BETWEEN_NUMBERS.sub("\0", text)
+    return _BETWEEN_WORDS.sub("", with_equal_separators)
 
 
 def encode_class_labels(
     labels: Sequence[str | None], listed: tuple[str, ...] | None, *, party: str, column: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return each row's class (N,), `UNLABELLED` without a label, and the names of the classes.
+    """Return each row's class index (N,), and the names of the classes.
+
+    A row without a label gets `UNLABELLED`.
 
     Args:
         labels: one a row; None: no label.
-        listed: classes that the settings name, in order; None: those that rows have.
+        listed: classes that the settings name, in order; None: the distinct labels, sorted.
         party, column: names for errors.
 
     Raises TableError: a label is not among the listed classes, or spelt in several ways.
@@ -281,14 +296,20 @@ def encode_class_labels(
 
 
 def _propose_classes(classes: Sequence[str]) -> tuple[Remedy, ...]:
-    """Return the setting that lists these classes; empty if the list is too long to read."""
+    """Return the advice to list these classes in the settings, for an error.
+
+    It is empty if the list, or a class's name, is too long to be read in an error.
+    """
     if len(classes) > _MAX_PROPOSED or max(map(len, classes), default=0) > _WIDTH:
         return ()
     return ((SettingLine(("data", "classes"), tuple(classes)),),)
 
 
 def choose_positive(labels_N: NDArray[np.int64], classes: Sequence[str]) -> str:
-    """Return the class with fewer labels; the last one if two have equally many."""
+    """Return the rarer one of two classes, by their labels; the second if both are equally rare.
+
+    `labels_N`: class indices, `UNLABELLED` for a row without a label. `classes`: the two names.
+    """
     counts_K = np.bincount(labels_N[labels_N >= 0], minlength=len(classes))
     return classes[0] if counts_K[0] < counts_K[1] else classes[1]
 
@@ -296,15 +317,15 @@ def choose_positive(labels_N: NDArray[np.int64], classes: Sequence[str]) -> str:
 def move_positive_last(
     labels_N: NDArray[np.int64], classes: tuple[str, ...], positive: str | None, *, where: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Renumber labels (N,) so that the positive one of two classes is class 1.
+    """Return labels (N,) and class names so renumbered that the positive one of two is class 1.
 
     Args:
         labels_N: class indices, or `UNLABELLED`.
         classes: names of the classes, in the order of the indices.
-        positive: the positive class; None: nothing changes.
-        where: the setting that names it, for an error.
+        positive: name of the positive class; None: labels and names are returned unchanged.
+        where: the setting that names the positive class, for the error.
 
-    Raises DataError: the number of classes is not two, or none has this name.
+    Raises DataError: there are not two classes, or neither has this name.
     """
     if positive is None:
         return labels_N, classes
@@ -320,7 +341,7 @@ def move_positive_last(
 
 
 def _cut_label(label: str) -> str:
-    """Return a label for a message, shortened if it is long."""
+    """Return a label for a message: unchanged if it is short, else in quotes and shortened."""
     return label if len(label) <= _WIDTH else _shorten_label(label)
 
 

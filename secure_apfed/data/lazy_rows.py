@@ -1,10 +1,10 @@
 """Rows of a data set, such as images of a folder, that are read when a step needs them.
 
 A map-style data set (`torch.utils.data.Dataset`) replaces the tensor of a table's features.
-Indexing reads rows, in threads; `select` picks rows without reading them, so that a party's rows in
-alignment order need no memory.
+Indexing reads rows, in threads. `select` picks rows without reading them, so that putting a party's
+rows into the order of the aligned people needs no memory.
 
-Letters: N rows, B rows of a batch.
+Letters: N rows, B rows of a batch, M rows of a selection.
 """
 
 import math
@@ -27,7 +27,7 @@ _NUMBERS_AT_ONCE = 2**23
 
 
 class MapDataset(Protocol):
-    """A data set of rows by their number, as `torch.utils.data.Dataset` is."""
+    """A data set whose items are read by index, such as a `torch.utils.data.Dataset`."""
 
     def __len__(self) -> int: ...
 
@@ -35,7 +35,7 @@ class MapDataset(Protocol):
 
 
 def _count_items(dataset: MapDataset, party: str) -> int:
-    """Return len(dataset). Raises DataError: the length is no number of items."""
+    """Return the data set's length. Raises DataError: its `__len__` fails or is missing."""
     try:
         return len(dataset)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -92,45 +92,49 @@ class LazyRows:
         return True
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> "LazyRows":
-        """Return the same rows, which are read onto this device, as this type."""
+        """Return the same rows; indexing them reads onto this device, and converts to `dtype`."""
         other = self.select(torch.arange(len(self)))
         other._device = device
         other.dtype = dtype or self.dtype
         return other
 
     def select(self, rows: Tensor) -> "LazyRows":
-        """Return these rows, (M,), without reading them."""
+        """Return the rows at these positions, (M,), without reading them."""
+        # A plain constructor call would read the first row again.
         other = object.__new__(type(self))
         vars(other).update(vars(self))
         other._rows = self._rows[rows.cpu()]
         return other
 
     def __getitem__(self, rows: Tensor | slice | Sequence[int]) -> Tensor:
-        """Read these rows, (B,) positions -> (B, *shape).
+        """Read the rows at B positions, and return them as a tensor (B, *shape).
 
         Raises DataError: a row has another shape than the first one, or is not finite.
         """
-        positions = self._rows[rows if isinstance(rows, slice) else torch.as_tensor(rows).cpu()]
-        numbers = positions.flatten().tolist()
-        if not numbers:
+        positions = rows if isinstance(rows, slice) else torch.as_tensor(rows).cpu()
+        items = self._rows[positions].flatten().tolist()
+        if not items:
             return torch.empty((0, *self._row_shape), dtype=self.dtype, device=self._device)
-        rows_B = self._read_rows(numbers)
+        rows_B = self._read_rows(items)
         is_finite_B = rows_B.flatten(1).isfinite().all(1)
         if not bool(is_finite_B.all()):
-            number = numbers[int(is_finite_B.int().argmin())]
+            item = items[int(is_finite_B.int().argmin())]
             raise DataError(
-                f"{self._party}: item {number} of its data set is NaN or infinite; mend it, or "
+                f"{self._party}: item {item} of its data set is NaN or infinite; mend it, or "
                 "leave its ID out"
             )
         return send_tensor(rows_B, self._device, self.dtype)
 
-    def _read_rows(self, numbers: Sequence[int]) -> Tensor:
-        """Read these items, in several threads if allowed, (B, *shape)."""
+    def _read_rows(self, items: Sequence[int]) -> Tensor:
+        """Read the items with these B indices in the data set, and return them as (B, *shape).
+
+        Several items are read in parallel threads if `workers` is above 1.
+        """
         read = partial(self._read_row, shape=self._row_shape)
-        if self._workers <= 1 or len(numbers) == 1:
-            return torch.stack([read(number) for number in numbers])
+        if self._workers <= 1 or len(items) == 1:
+            return torch.stack([read(item) for item in items])
         with ThreadPoolExecutor(self._workers) as pool:
-            return torch.stack(list(pool.map(read, numbers)))
+            return torch.stack(list(pool.map(read, items)))
 
     def _read_row(self, number: int, shape: tuple[int, ...] | None = None) -> Tensor:
         """Return one item as a float32 tensor.
@@ -183,12 +187,17 @@ class LazyRows:
 
 
 def _copy_row(row: NDArray[np.generic]) -> Tensor:
-    """Return one row of an array that may be read-only as a tensor of its own."""
+    """Return a float32 copy of one row of an array.
+
+    A copy, because the array may be read-only, which tensors cannot be.
+    """
     return torch.from_numpy(np.array(row, np.float32))
 
 
 class MappedRows(LazyRows):
-    """The rows (N, *shape) of a memory-mapped array: a batch is read at once, and as float32.
+    """The rows (N, *shape) of a memory-mapped array.
+
+    A batch is read by one indexing of the array, without threads, and converted to float32.
 
     Args:
         array: (N, *shape), numbers of any type.
@@ -207,32 +216,40 @@ class MappedRows(LazyRows):
         return len(self.shape)
 
     def load_column(self, column: int) -> Tensor:
-        """Return one column of rows that are flat, (N,), on the CPU."""
-        return torch.from_numpy(self._array[:, column][self._rows.numpy()].astype(np.float32))
+        """Return one column of flat rows, (N,), on the CPU."""
+        cells = self._array[:, column][self._rows.numpy()]
+        return torch.from_numpy(cells.astype(np.float32))
 
-    def _read_rows(self, numbers: Sequence[int]) -> Tensor:
-        """Read these rows at once, (B, *shape)."""
-        return torch.from_numpy(self._array[np.asarray(numbers)].astype(np.float32))
+    def _read_rows(self, items: Sequence[int]) -> Tensor:
+        """Read B rows of the array by one indexing, and return them as (B, *shape)."""
+        return torch.from_numpy(self._array[np.asarray(items)].astype(np.float32))
 
 
 def is_lazy(features: object) -> bool:
+    """Return whether features are read from a data set when needed; else they are a tensor."""
     return isinstance(features, LazyRows)
 
 
 def is_sampled(features: object) -> bool:
-    """Return whether local models read a sample of these rows: flat ones that are mapped."""
+    """Return whether local models are fitted to a sample of these rows.
+
+    This is so for flat rows of a memory-mapped array, which may not fit into memory.
+    """
     return isinstance(features, MappedRows) and features.dim() == 2
 
 
 def score_in_parts(score: Callable[[Tensor], Tensor], features: Any, rows: Tensor) -> Tensor:
-    """Return the scores (B, K) of these rows; lazy rows are loaded a few at a time.
+    """Return the scores (B, K) of B rows for K classes; lazy rows are loaded a few at a time.
 
-    `score`: a function of features (B, *shape). `rows`: positions in `features`, (B,).
+    Args:
+        score: function from features (b, *shape) of some rows to their scores (b, K).
+        features: a table's features (N, *shape): a tensor, or lazy rows.
+        rows: positions in `features`, (B,).
     """
     if not is_lazy(features):
         return score(features[rows])
     rows_at_once = max(1, _NUMBERS_AT_ONCE // math.prod(features.shape[1:]))
-    return torch.cat([score(features[part]) for part in rows.split(rows_at_once)])
+    return torch.cat([score(features[some_rows]) for some_rows in rows.split(rows_at_once)])
 
 
 def read_column(features: Any, column: int) -> Tensor:
@@ -244,5 +261,8 @@ def read_column(features: Any, column: int) -> Tensor:
 
 
 def select_rows(features: Any, rows: Tensor) -> Any:
-    """Return these rows of a table's features, (M, *shape); lazy ones are not read."""
+    """Return the rows at these M positions of a table's features, (M, *shape).
+
+    Lazy rows are selected, but not read.
+    """
     return features.select(rows) if isinstance(features, LazyRows) else features[rows]

@@ -45,13 +45,18 @@ from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     """Return all parties' tables for one run; the same settings and seed give the same tables.
 
-    Parties of built-in sets are named "active", "passive-1", ...; own tables keep the names in the
-    settings. In a horizontal partition all parties use the encoding fitted to the active's training
-    rows, so that their features have the same meaning.
+    A built-in set is cut into tables of the parties "active", "passive-1", and so on. Tables of the
+    user's own keep the parties' names in the settings. In a horizontal partition all parties use
+    the encoding fitted to the active's training rows, so that their features have the same meaning.
     """
     check_data(settings)
     if settings.dataset == TABLES:
         return load_tables(settings, seed=seed)
+    return _cut_built_in_set(settings, seed=seed)
+
+
+def _cut_built_in_set(settings: DataSettings, *, seed: int) -> VerticalData:
+    """Read a built-in data set, and return the parties' tables cut from it."""
     dataset = find_dataset(settings.dataset)
     pool = dataset.read(dataset, settings.folder)
     chosen = draw_people(
@@ -62,17 +67,18 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     )
     pool = pool if chosen is None else pool.select_rows(chosen)
     ids = draw_person_ids(len(pool.labels), seed=seed)
-    classes_N = _group_for_sampling(pool)
-    people = _People(pool, classes_N, settings, seed)
+    people = _People(pool, _group_for_sampling(pool), settings, seed)
     targets = people.fit_target_scale(pool.labels) if labels_are_numbers(settings) else None
     tables: list[PartyTable] = []
-    for name, rows, features, encoding, located in _encode_parties(pool, dataset, settings, people):
+    for name, rows, features, encoding, views in _encode_parties(pool, dataset, settings, people):
         labels = None
         if settings.holds_labels(name):
-            labels = torch.from_numpy(people.list_labels(name, rows))
-            labels = labels if targets is None else targets.encode(pool.labels[rows], party=name)
+            if targets is None:
+                labels = torch.from_numpy(people.list_labels(name, rows))
+            else:
+                labels = targets.encode(pool.labels[rows], party=name)
         own_ids = tuple(ids[rows].tolist())
-        tables.append(PartyTable(name, own_ids, features, labels, encoding, located))
+        tables.append(PartyTable(name, own_ids, features, labels, encoding, views))
     train_rows, test_rows, labelled = people.split_active_rows()
     classes = dataset.classes
     if settings.positive is not None:
@@ -97,13 +103,18 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
 
 
 def _group_for_sampling(pool: Pool) -> Rows:
-    """Return the classes by which rows are sampled; numeric labels all count as one class."""
-    numbers = np.issubdtype(pool.labels.dtype, np.floating)
-    return np.zeros(len(pool.labels), np.int64) if numbers else pool.labels
+    """Return the class of each row, (N,), by which rows are sampled.
+
+    Labels that are numbers to predict have no classes: all rows then count as one class.
+    """
+    are_numbers = np.issubdtype(pool.labels.dtype, np.floating)
+    return np.zeros(len(pool.labels), np.int64) if are_numbers else pool.labels
 
 
 class _People:
-    """The rows of the pool by party, in its own order, and the labels it knows.
+    """The division of a pool's people between parties: each party's rows, and the labels it knows.
+
+    The pool is the whole data set; rows are positions in it.
 
     Attributes:
         train: party -> its training rows in the pool.
@@ -112,7 +123,7 @@ class _People:
     def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
         """Split the pool into test rows and each party's training rows, as configured.
 
-        `labels_N`: the sampling group of each row of the pool.
+        `labels_N`: the class of each row of the pool, by which rows are sampled.
         """
         self._labels_N = labels_N
         self._settings = settings
@@ -141,9 +152,9 @@ class _People:
             self.train[self._active] = np.concatenate([split.shared, split.active_only])
 
     def list_rows(self, party: str) -> Rows:
-        """Return all rows of a party in the pool, in the party's order.
+        """Return the rows of the pool that a party has, in the order of the party's table.
 
-        In a horizontal partition only the active has test rows.
+        All parties have the test rows; in a horizontal partition only the active has them.
         """
         rows = self.train[party]
         if party == self._active or not self._settings.horizontal:
@@ -151,7 +162,11 @@ class _People:
         return make_generator(self._seed, f"order of {party}").permutation(rows)
 
     def list_labels(self, party: str, rows: Rows) -> Rows:
-        """Return the labels of these rows that the party knows; a passive knows no test labels."""
+        """Return the labels of these N rows as the party knows them, (N,).
+
+        A label that the party does not know is `UNLABELLED`. The active knows all labels. A passive
+        knows no labels of test rows, and only as many others as the settings give it.
+        """
         labels_N = self._labels_N[rows]
         if party == self._active:
             return labels_N
@@ -163,7 +178,8 @@ class _People:
     def split_active_rows(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the training rows, the test rows and the labelled rows of the active's table.
 
-        The labelled rows are None if all training rows have a label.
+        Rows are positions in the active's table, ascending. The labelled rows are None if all
+        training rows have a label.
         """
         settings = self._settings
         rows = self.list_rows(self._active)
@@ -179,7 +195,7 @@ class _People:
     def fit_target_scale(self, numbers_N: NDArray[Any]) -> TargetScale:
         """Return the mean and scale of the labels of the active's labelled training rows.
 
-        `numbers_N`: the pool's labels.
+        `numbers_N`: the labels of all rows of the pool.
         """
         train, _, labelled = self.split_active_rows()
         known = (train if labelled is None else labelled).numpy()
@@ -223,8 +239,13 @@ def _encode_parties(
 ) -> Iterator[tuple[str, Rows, torch.Tensor, FeatureEncoding, dict[str, View]]]:
     """Yield each party's name, rows of the pool, features, encoding, and positions of its views.
 
-    `pool`: all people and features. `dataset`: catalogue entry of the pool's data. `people`: the
-    division into parties.
+    Images are cut into horizontal strips, one for each party; tables are cut by columns.
+
+    Args:
+        pool: all people and features.
+        dataset: catalogue entry of the pool's data.
+        settings: settings of the data, with the partition.
+        people: the division of the pool's rows between parties.
     """
     names = party_names(settings)
     if isinstance(pool, ImagePool):
@@ -235,8 +256,9 @@ def _encode_parties(
             views=1 if settings.horizontal else len(names),
             active_view=settings.active_view,
         )
-        # In a horizontal partition all parties have the only strip, which is the whole image.
-        for name, strip in zip(names, strips * (len(names) // len(strips)), strict=True):
+        if settings.horizontal:  # all parties have the only strip, which is the whole image
+            strips *= len(names)
+        for name, strip in zip(names, strips, strict=True):
             rows = people.list_rows(name)
             # Images of N rows: C channels, S pixel rows of the strip, width W.
             cut_NCSW = pool.pixels[rows, :, strip.first_row : strip.end_row]
@@ -262,15 +284,19 @@ def _encode_parties(
 def _split_columns(
     pool: TablePool, dataset: DataSet, settings: DataSettings
 ) -> dict[str, dict[str, ViewColumns]]:
-    """Return by party the columns of its views, from the settings or the data set's natural views.
+    """Return by party the columns of its views.
 
-    In a horizontal partition every party has all views.
+    If the settings list columns, each party has one view of its name with its columns. Otherwise
+    each party has one of the data set's natural views, the active the view number `active_view`. In
+    a horizontal partition every party has all views.
 
-    `pool`: the table whose columns are split.
+    `pool`: the table whose columns are split. `dataset`: its catalogue entry.
     """
     if settings.columns is not None:
-        cut = cut_columns(list(pool.frame.columns), settings.columns)
-        return {name: {name: ViewColumns(columns=cut[name])} for name in cut}
+        columns_by_party = cut_columns(list(pool.frame.columns), settings.columns)
+        return {
+            name: {name: ViewColumns(columns=columns)} for name, columns in columns_by_party.items()
+        }
     natural = {
         name: ViewColumns(columns=dataset.natural_views[name], sequence=dataset.sequences.get(name))
         for name in settings.explicit_views or dataset.natural_views
@@ -279,5 +305,5 @@ def _split_columns(
     if settings.horizontal:
         return dict.fromkeys(names, natural)
     order = list(natural)
-    order.insert(0, order.pop(settings.active_view - 1))
+    order.insert(0, order.pop(settings.active_view - 1))  # the active's view goes first
     return {name: {view: natural[view]} for name, view in zip(names, order, strict=True)}

@@ -102,14 +102,15 @@ class MappedIds(Sequence[str]):
     """IDs of a table as texts in a memory-mapped file, without one Python object for each.
 
     Args:
-        pieces: the IDs in blocks.
+        pieces: the IDs in order, in blocks of any sizes.
         party: the party's name, for errors.
     """
 
     def __init__(self, pieces: Iterable[Sequence[str]], *, party: str) -> None:
-        """Write all IDs to a temporary file, and map it."""
+        """Write all IDs to a temporary file, and map it into memory."""
         schema = pyarrow.schema([("id", pyarrow.large_string())])
-        with open_temporary(0, party=party, purpose="the IDs") as file:
+        # How many bytes the IDs take is not known before, so free space is not checked.
+        with open_temporary(needed=0, party=party, purpose="the IDs") as file:
             with ipc.new_file(file, schema) as writer:
                 for piece in pieces:
                     texts = pyarrow.array(piece, pyarrow.large_string())
@@ -136,7 +137,7 @@ class MappedIds(Sequence[str]):
             if rows.step == 1:
                 return tuple(self._texts[rows.start : rows.stop].to_pylist())
             return tuple(self._texts.take(pyarrow.array(rows, pyarrow.int64())).to_pylist())
-        row = range(len(self))[index]  # so that negative ones count from the end
+        row = range(len(self))[index]  # negative indices count from the end
         return str(self._texts[row].as_py())
 
     def __iter__(self) -> Iterator[str]:
@@ -151,12 +152,12 @@ class MappedIds(Sequence[str]):
     __hash__ = object.__hash__
 
     def pieces(self) -> Iterator[list[str]]:
-        """Yield the IDs in blocks of some thousand."""
+        """Yield the IDs in blocks of up to `_IDS_PER_BLOCK`."""
         for start in range(0, len(self), _IDS_PER_BLOCK):
             yield self._texts[start : start + _IDS_PER_BLOCK].to_pylist()
 
     def select_rows(self, rows: NDArray[np.int64]) -> "MappedIds":
-        """Return the IDs of these rows, in this order."""
+        """Return the IDs at these positions, in this order, mapped from another temporary file."""
         pieces = (
             self._texts.take(pyarrow.array(rows[start : start + _IDS_PER_BLOCK])).to_pylist()
             for start in range(0, len(rows), _IDS_PER_BLOCK)
@@ -170,7 +171,8 @@ class ColumnSource(Protocol):
     Attributes:
         names: names of the columns, in Unicode NFC.
         rows: number of rows.
-        attrs: attributes of the frame, which say whether its rows are lines of CSV files.
+        attrs: attributes of a frame of the table. For CSV files they hold where each row stands,
+            for errors.
     """
 
     names: tuple[str, ...]
@@ -182,19 +184,26 @@ class ColumnSource(Protocol):
 
 
 class _ConvertedColumns:
-    """A base of column sources that converts cells as `load_frame` does."""
+    """A base of column sources that converts cells as `load_frame` does.
+
+    Args:
+        texts: columns that stay text.
+        words: those of `texts` in which "NA" and the like are ordinary texts, not empty cells.
+        source: the party's name, for errors.
+        called: name of the table, for errors.
+    """
 
     def __init__(
         self, texts: Sequence[str], words: Sequence[str], source: str, called: str
     ) -> None:
-        """Take the rules; for the arguments see `load_frame`."""
+        """Store the rules of conversion; for the arguments see the class."""
         self._texts = texts
         self._words = words
         self._source = source
         self._called = called
 
     def _convert_column(self, frame: pd.DataFrame, name: str) -> "pd.Series":
-        """Return the only column of this frame, converted, whose name in Unicode NFC is `name`."""
+        """Convert the only column of this frame, and return it under its name in Unicode NFC."""
         converted = convert_cells(
             frame, texts=self._texts, words=self._words, source=self._source, called=self._called
         )
@@ -207,11 +216,9 @@ class _PackedColumns(_ConvertedColumns):
     def __init__(
         self, rows: "Dataset", texts: Sequence[str], words: Sequence[str], source: str, called: str
     ) -> None:
-        """Count the rows, and name the columns.
+        """Count the rows, and read the names of the columns.
 
-        `rows`: the opened files. `texts`: columns that stay text. `words`: those of them where "NA"
-        and the like are ordinary texts. `source`: the party's name, `called`: the table's, for
-        errors.
+        `rows`: the opened files. For the other arguments see `_ConvertedColumns`.
         """
         super().__init__(texts, words, source, called)
         self._rows = rows
@@ -228,7 +235,10 @@ class _PackedColumns(_ConvertedColumns):
 
 
 class _TextColumns(_ConvertedColumns):
-    """The columns of CSV files, which are read once and stored by columns as texts."""
+    """The columns of CSV files, which are read once and stored by columns as texts.
+
+    CSV files can only be read row by row, so reading one column of them would read all.
+    """
 
     def __init__(
         self,
@@ -238,12 +248,16 @@ class _TextColumns(_ConvertedColumns):
         source: str,
         called: str,
     ) -> None:
-        """Store all cells as texts, some rows at a time; for the arguments see `load_frame`."""
+        """Store all cells as texts in a temporary file, one block of rows at a time.
+
+        `files`: the CSV files. For the other arguments see `_ConvertedColumns`.
+        """
         super().__init__(texts, words, source, called)
         size = sum(file.stat().st_size for file in files)
         self._file = open_temporary(size, party=source, purpose="the cells")
         weakref.finalize(self, self._file.close)
-        lines = dict[Any, None]()  # distinct, in order
+        # A dictionary keeps distinct entries in order: where the rows of all blocks stand.
+        lines = dict[Any, None]()
         self.rows = 0
         names_in_file: list[str] = []
         writer: parquet.ParquetWriter | None = None
@@ -251,7 +265,8 @@ class _TextColumns(_ConvertedColumns):
             lines |= dict.fromkeys(frame.attrs[LINES])
             names_in_file = list(map(str, frame.columns))
             schema = pyarrow.schema([(name, pyarrow.large_string()) for name in names_in_file])
-            writer = writer or parquet.ParquetWriter(self._file, schema)
+            if writer is None:
+                writer = parquet.ParquetWriter(self._file, schema)
             frame = frame.set_axis(names_in_file, axis=1)
             writer.write_table(pyarrow.Table.from_pandas(frame, schema, preserve_index=False))
             self.rows += len(frame)
@@ -277,18 +292,24 @@ class _StoredColumns:
         """Open the file; `needed`: bytes that the columns may take."""
         self._file = open_temporary(needed, party=party, purpose="the columns")
         weakref.finalize(self, self._file.close)
-        self._places: dict[str, list[tuple[int, int]]] = {}  # of each block: offset, bytes
+        # By column: offset and number of bytes in the file of each block.
+        self._places: dict[str, list[tuple[int, int]]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
     def write_column(self, name: str, column: "pd.Series") -> None:
-        """Store a column; one of objects, or whose type Arrow would change, is not stored."""
+        """Store a column, if it can be read back unchanged.
+
+        A column of Python objects, or one whose type Arrow would change, is silently not stored:
+        ask `name in stored` afterwards.
+        """
         if column.dtype == object:
             return
         frame = column.rename("cells").reset_index(drop=True).to_frame()
         table = pyarrow.Table.from_pandas(frame, preserve_index=False)
-        if table.schema.empty_table().to_pandas().dtypes.iloc[0] != column.dtype:
+        type_when_read = table.schema.empty_table().to_pandas().dtypes.iloc[0]
+        if type_when_read != column.dtype:
             return
         places = []
         for start in range(0, max(1, len(frame)), BLOCK_ROWS):
@@ -317,17 +338,24 @@ class ColumnFiles:
     """A party's table on disk, which reads like a frame of pandas, one column at a time.
 
     A column is a `pandas.Series` with the index and the source lines of the whole table, so that
-    faults are placed as they are in memory. Rows can be left out, and columns replaced.
+    errors name the same places as for a table in memory. Rows can be left out, and columns
+    replaced.
     """
 
     def __init__(self, source: ColumnSource, *, party: str) -> None:
-        """Take all columns and rows of a source."""
+        """Select all columns and rows of a source.
+
+        Raises DataError: the disk has no room for the converted columns.
+        """
         width = len(source.names)
         self._source = source
         self._party = party
+        # Each column is converted when it is first read, and then read from here. A cell takes up
+        # to 8 bytes.
         self._stored = _StoredColumns(party, source.rows * width * 8)
-        self._names = source.names
-        self._rows: NDArray[np.int64] | None = None
+        self._names = source.names  # of the selected columns
+        self._rows: NDArray[np.int64] | None = None  # the selected rows, ascending; None: all
+        # Replaced columns that cannot be stored, of the selected rows.
         self._replaced: dict[str, pd.Series] = {}
         self.attrs = dict(source.attrs)
 
@@ -335,7 +363,13 @@ class ColumnFiles:
     def from_files(
         cls, path: Path, *, texts: Sequence[str], words: Sequence[str], source: str
     ) -> "ColumnFiles":
-        """Open a file, a folder or a pattern of names; for the arguments see `load_frame`.
+        """Open the table in files.
+
+        Args:
+            path: a file, a folder of files, or a pattern of file names.
+            texts: columns that stay text.
+            words: those of `texts` in which "NA" and the like are ordinary texts.
+            source: the party's name.
 
         Raises DataError: the files are unreadable.
         """
@@ -350,8 +384,12 @@ class ColumnFiles:
     def from_query(
         cls, rows: pyarrow.Table, *, texts: Sequence[str], words: Sequence[str], source: str
     ) -> "ColumnFiles":
-        """Take the rows of a query, which are in memory; for the arguments see `load_frame`."""
-        from pyarrow.dataset import dataset
+        """Make a table of the rows of a query, which are in memory.
+
+        `texts`: columns that stay text. `words`: those of `texts` in which "NA" and the like are
+        ordinary texts. `source`: the party's name.
+        """
+        from pyarrow.dataset import dataset  # loaded only where it is needed
 
         columns = _PackedColumns(dataset(rows), texts, words, source, "its query")
         return cls(columns, party=source)
@@ -394,18 +432,18 @@ class ColumnFiles:
     def __getitem__(
         self, wanted: "str | list[str] | NDArray[np.bool_]"
     ) -> "pd.Series | ColumnFiles":
-        """Return a column, the table of several columns, or that of the rows of a mask."""
+        """Return a column by its name, a table of listed columns, or a table of a mask's rows."""
         if isinstance(wanted, str):
             return self._load_column(wanted)
         if isinstance(wanted, np.ndarray):
             return self.select_rows(np.flatnonzero(wanted))
-        part = self._copy()
-        part._names = tuple(wanted)
-        return part
+        table = self._copy()
+        table._names = tuple(wanted)
+        return table
 
     def __setitem__(self, name: str, column: "pd.Series") -> None:
-        """Replace a column, before rows are left out."""
-        assert self._rows is None
+        """Replace a column of the whole table; not allowed once rows are left out."""
+        assert self._rows is None  # blocks of the store hold all rows of the source
         self._stored.write_column(name, column)
         if name not in self._stored:
             self._replaced[name] = column
@@ -414,19 +452,21 @@ class ColumnFiles:
         self._names = tuple(other for other in self._names if other != name)
 
     def select_rows(self, rows: NDArray[np.int64]) -> "ColumnFiles":
-        """Return the table of these rows, which ascend."""
-        part = self._copy()
-        part._rows = rows if self._rows is None else self._rows[rows]
-        part._replaced = {name: column.iloc[rows] for name, column in self._replaced.items()}
-        return part
+        """Return the table of the rows at these positions, which must ascend."""
+        table = self._copy()
+        table._rows = rows if self._rows is None else self._rows[rows]
+        table._replaced = {name: column.iloc[rows] for name, column in self._replaced.items()}
+        return table
 
     def encode_rows(
         self, encoding: ColumnEncoding, *, source: str, counts: CellCounts
     ) -> MappedRows:
-        """Encode all rows in blocks, and return them memory-mapped, (N, F).
+        """Encode all rows in blocks into a temporary file, and return them memory-mapped, (N, F).
 
-        `source`: the party's name, for errors. `counts`: rows, empty and ignored cells are added to
-        it.
+        Args:
+            encoding: how columns become features.
+            source: the party's name, for errors.
+            counts: the numbers of rows, empty cells and ignored cells are added to it.
 
         Raises DataError: a cell does not fit the encoding (`ColumnEncoding.encode`); or the disk is
         too small.
@@ -443,7 +483,7 @@ class ColumnFiles:
         return MappedRows(mapped, party=self._party)
 
     def _load_column(self, name: str) -> "pd.Series":
-        """Return a column of the selected rows, from the store once it is there."""
+        """Return a column of the selected rows, with their numbers in the source as index."""
         column = self._replaced.get(name)
         if column is None:
             column = self._load_whole_column(name)
@@ -453,7 +493,12 @@ class ColumnFiles:
         return column
 
     def _load_whole_column(self, name: str) -> "pd.Series":
-        """Return a column of all rows of the source."""
+        """Return a column of all rows of the source.
+
+        It is read from the store, or else from the source, converted, and stored if it can be.
+
+        Raises KeyError: the source has no such column.
+        """
         if name in self._stored:
             return self._stored.load_column(name)
         if name not in self._source.names:
@@ -463,15 +508,14 @@ class ColumnFiles:
         return column
 
     def _iterate_blocks(self, names: Sequence[str], source: str) -> Iterator[pd.DataFrame]:
-        """Yield the selected rows of these columns, `BLOCK_ROWS` rows of the source at a time."""
+        """Yield the selected rows of these columns, in blocks.
+
+        A block has the selected ones among `BLOCK_ROWS` rows of the source. Columns that the table
+        does not have are left out.
+        """
         wanted = {column_name(name) for name in names}
         own_names = [name for name in self._names if name in wanted]
-        in_memory = dict[str, pd.Series]()  # columns that cannot be stored, of the selected rows
-        for name in own_names:
-            if name in self._replaced or name not in self._stored:
-                column = self._load_column(name)  # which stores it, if it can be stored
-                if name in self._replaced or name not in self._stored:
-                    in_memory[name] = column
+        in_memory = self._load_unstorable_columns(own_names)
         rows = self.index.to_numpy()
         for block, start in enumerate(range(0, self._source.rows, BLOCK_ROWS)):
             first, end = np.searchsorted(rows, [start, start + BLOCK_ROWS])
@@ -489,6 +533,21 @@ class ColumnFiles:
             frame.attrs.update(self.attrs)
             yield frame
 
+    def _load_unstorable_columns(self, names: Sequence[str]) -> "dict[str, pd.Series]":
+        """Return those of these columns that cannot be stored, of the selected rows.
+
+        All others of these columns are in the store afterwards.
+        """
+        in_memory = dict[str, pd.Series]()
+        for name in names:
+            if name in self._replaced:
+                in_memory[name] = self._load_column(name)
+            elif name not in self._stored:
+                column = self._load_column(name)  # stores the column, if it can be stored
+                if name not in self._stored:
+                    in_memory[name] = column
+        return in_memory
+
     def _copy(self) -> "ColumnFiles":
         """Return the same table as another object, over the same files."""
         other = object.__new__(ColumnFiles)
@@ -498,15 +557,15 @@ class ColumnFiles:
 
 
 def find_column_files(table: object) -> ColumnFiles | None:
-    """Return the table if it is mapped; None: it is in memory."""
+    """Return the table itself if it is on disk; None: it is a frame in memory."""
     return table if isinstance(table, ColumnFiles) else None
 
 
 class _RowPicker:
-    """The selection of rows by their position, as `iloc` of a frame."""
+    """The selection of a table's rows by their positions, like `iloc` of a pandas frame."""
 
     def __init__(self, table: ColumnFiles) -> None:
-        """Take the table."""
+        """Store the table whose rows are selected."""
         self._table = table
 
     def __getitem__(self, rows: NDArray[np.int64]) -> ColumnFiles:

@@ -21,7 +21,10 @@ Rows: TypeAlias = NDArray[np.int64]
 
 
 def make_generator(seed: int, purpose: str) -> np.random.Generator:
-    """Return the random generator of one purpose, which is independent of those of others."""
+    """Return a random generator for this purpose; generators of other purposes are independent.
+
+    The same seed and purpose give the same generator.
+    """
     return np.random.default_rng(derive_seed(seed, "data", purpose))
 
 
@@ -40,12 +43,13 @@ def split_rows(
     Raises DataError: one side would be empty.
     """
     generator = make_generator(seed, "split")
+    # The share of test rows is taken from each group: from each class, or from all rows as one.
     group_N = np.zeros_like(labels_N) if split == "at_random" else labels_N
-    test_parts = [np.empty(0, np.int64)]
+    test_rows_by_group = [np.empty(0, np.int64)]
     for group in np.unique(group_N):
         rows = generator.permutation(np.flatnonzero(group_N == group))
-        test_parts.append(rows[: round(test_fraction * len(rows))])
-    test_rows = np.sort(np.concatenate(test_parts)).astype(np.int64)
+        test_rows_by_group.append(rows[: round(test_fraction * len(rows))])
+    test_rows = np.sort(np.concatenate(test_rows_by_group)).astype(np.int64)
     train_rows = np.setdiff1d(np.arange(len(labels_N), dtype=np.int64), test_rows)
     if not len(test_rows) or not len(train_rows):
         raise DataError(
@@ -64,17 +68,19 @@ def choose_labelled_rows(
     choice: str = "by_class",
     party: str | None = None,
 ) -> Rows | None:
-    """Return the positions among T training rows whose labels training may use; None: all.
+    """Return the positions of the rows, among T training rows, whose labels training may use.
 
-    For one seed fewer rows are a subset of more.
+    None means all T rows. With the same seed, a smaller choice is a subset of a larger one.
 
     Args:
         labels_T: classes of the training rows, `UNLABELLED` for a row without a label.
-        wanted: a number of rows, or a share (below 1) of those with a label; None: all of those.
+        wanted: a number of rows, or a share (below 1) of the rows with a label; None: all rows with
+            a label.
         seed: seed of the choice.
-        choice: "by_class", which takes one row of each class first and then by the classes' shares,
-            or "at_random".
-        party: names a passive; None: the active.
+        choice: "by_class" takes one row of each class first, and then keeps the classes' shares;
+            "at_random" ignores classes.
+        party: name of the passive that chooses, so that passives choose differently; None: the
+            active.
 
     Raises DataError: fewer rows are wanted than there are classes, or more than have a label.
     """
@@ -84,7 +90,7 @@ def choose_labelled_rows(
     count = round(wanted * len(known)) if wanted < 1 else int(wanted)
     classes = np.unique(labels_T[known])
     if not len(classes) <= count <= len(known):
-        where = f" at {party}" if party else ""
+        where = f" at {party}" if party is not None else ""
         remedy = "give some of them a label"
         if len(known):
             remedy = (
@@ -94,7 +100,7 @@ def choose_labelled_rows(
             f"data.labelled: {count} labelled rows are wanted{where}, at least one for each of "
             f"{len(classes)} classes; {len(known)} training rows have a label: {remedy}"
         )
-    purpose = f"labelled {party}" if party else "labelled"
+    purpose = f"labelled {party}" if party is not None else "labelled"
     shuffled = make_generator(seed, purpose).permutation(known)
     if choice == "at_random":
         return np.sort(shuffled[:count])
@@ -108,11 +114,16 @@ def choose_labelled_rows(
 def passive_labels(
     labels_N: Rows, wanted: float | None, *, seed: int, choice: str, party: str
 ) -> Rows:
-    """Return the labels (N,) that a passive knows: its own, `UNLABELLED` for rows that are not
-    chosen.
+    """Return the labels (N,) that a passive may use in training.
 
-    `wanted`: a number of rows, or a share (below 1) of those with a label; None: all. `choice`:
-    "by_class", by the classes' shares, or "at_random". `party`: the passive's name.
+    The labels of rows that `choose_labelled_rows` does not choose become `UNLABELLED`.
+
+    Args:
+        labels_N: classes of the passive's rows, `UNLABELLED` for a row without a label.
+        wanted: a number of rows, or a share (below 1) of the rows with a label; None: all.
+        seed: seed of the choice.
+        choice: "by_class", which keeps the classes' shares, or "at_random".
+        party: the passive's name.
     """
     chosen = choose_labelled_rows(labels_N, wanted, seed=seed, choice=choice, party=party)
     if chosen is None:
@@ -123,7 +134,7 @@ def passive_labels(
 
 
 def draw_person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
-    """Return `count` distinct IDs in random order, which reveal nothing of a row."""
+    """Return `count` distinct IDs in random order, so that an ID reveals nothing of its row."""
     numbers = make_generator(seed, "ids").permutation(count)
     return np.array([f"person-{number:06d}" for number in numbers])
 
@@ -131,29 +142,29 @@ def draw_person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
 def cut_columns(
     available: Sequence[str], chosen: Mapping[str, Sequence[int | str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Return by party the names of its columns, the active first.
+    """Return the names of each party's columns, by party; the active comes first.
 
     `available`: names of all columns. `chosen`: columns by party, as names or indices.
 
-    Raises ConfigError: a party has none, a column is unknown, or two parties have one.
+    Raises ConfigError: a party has no column, a column is unknown, or a column is listed twice.
     """
     parties = {BUILT_IN_ACTIVE: chosen[BUILT_IN_ACTIVE]} | dict(chosen)
-    cut = {
+    names_by_party = {
         party: tuple(_find_column(available, column, party) for column in columns)
         for party, columns in parties.items()
     }
-    owners: dict[str, str] = {}
-    for party, columns in cut.items():
-        if not columns:
+    owner_by_column: dict[str, str] = {}
+    for party, names in names_by_party.items():
+        if not names:
             raise ConfigError(f"columns: {party} has none; each party needs at least one")
-        for column in columns:
-            if column in owners:
+        for name in names:
+            if name in owner_by_column:
                 raise ConfigError(
-                    f"columns: {column!r} is given to {owners[column]} and to {party}; "
+                    f"columns: {name!r} is given to {owner_by_column[name]} and to {party}; "
                     "a column belongs to one party, once"
                 )
-            owners[column] = party
-    return cut
+            owner_by_column[name] = party
+    return names_by_party
 
 
 def _find_column(available: Sequence[str], column: int | str, party: str) -> str:
@@ -173,13 +184,16 @@ def _find_column(available: Sequence[str], column: int | str, party: str) -> str
 
 
 class Holdings(NamedTuple):
-    """A division of the pool's training rows among the parties, in no party's order.
+    """A division of the pool's training rows among the parties.
+
+    The pool is the whole data set. Rows are positions in it, in a random order that is not yet the
+    order of any party's table.
 
     Attributes:
-        shared: rows of all parties.
-        active_only: further rows of the active.
-        strangers: rows of all passives that the active lacks, so that passives know people in
-            common whom the active must not learn of.
+        shared: rows that the active and all passives have.
+        active_only: rows that only the active has.
+        strangers: rows that all passives have, and the active lacks. With them a simulation also
+            shows that the active does not learn whom passives have in common.
     """
 
     shared: Rows
@@ -199,11 +213,11 @@ def draw_people(
 
     Args:
         labels_N: classes of all people.
-        rows: how many people in all; None: not limited so.
-        rows_per_class: how many people of each class; None: not limited so.
+        rows: number of people to choose from all; None: `rows_per_class` decides.
+        rows_per_class: number of people to choose from each class; used only without `rows`.
         seed: seed of the choice.
 
-        Raises DataError: fewer people are in the set than are asked for.
+    Raises DataError: fewer people are in the set, or in a class, than are asked for.
     """
     if rows is None and rows_per_class is None:
         return None
@@ -211,7 +225,7 @@ def draw_people(
     groups = [order]
     if not rows:
         groups = [order[labels_N[order] == label] for label in np.unique(labels_N)]
-    wanted = rows or rows_per_class or 0
+    wanted = rows or rows_per_class or 0  # people from each group
     available = min(map(len, groups))
     if wanted > available:
         raise DataError(
@@ -224,14 +238,15 @@ def draw_people(
 def deal_people(
     train_rows: Rows, *, overlap: float, limit: int | None, seed: int, aligned: int | None = None
 ) -> Holdings:
-    """Choose the people of the active and of the passives.
+    """Choose the people of the active and of the passives from T training rows of the pool.
 
-    With T training rows in the pool, the active gets the largest number A (at most `limit`) for
-    which every passive can get as many: S = floor(overlap * A) shared ones and A - S strangers,
-    whom the active lacks, so A + (A - S) <= T. So the active trains on about T / (2 - overlap) rows
-    only: if it knew all people of a passive, alignment would look too easy.
+    Every party gets A rows. S = floor(overlap * A) of them are shared by all parties. The passives'
+    other A - S rows are strangers, whom the active lacks. So A + (A - S) <= T must hold, and A is
+    the largest such number (at most `limit`). The active therefore trains on only about
+    T / (2 - overlap) rows. The strangers are needed: if the active knew all people of a passive,
+    alignment would look too easy.
 
-    With `aligned` the active gets all training rows (at most `limit`), of which `aligned` are
+    With `aligned` the active gets all training rows (at most `limit`). `aligned` of them are
     shared, and there are no strangers.
 
     Args:
@@ -245,7 +260,7 @@ def deal_people(
     """
     rows = make_generator(seed, "people").permutation(train_rows)
     active = math.floor(len(rows) / (2 - Fraction(str(overlap))))
-    # The number of shared rows is rounded down, so the bound may be one too many.
+    # The number of shared rows is rounded down, so T / (2 - overlap) may be one row too many.
     while 2 * active - count_shared_rows(active, overlap) > len(rows):
         active -= 1
     active = min(active, limit or active)
@@ -267,19 +282,21 @@ def deal_people(
 def deal_clients(
     labels_N: Rows, train_rows: Rows, *, clients: int, limit: int | None, seed: int
 ) -> tuple[Rows, ...]:
-    """Return the training rows of each client: equally many in all and of each class.
+    """Return the training rows of each client of a horizontal partition.
 
-    Each class is shuffled and dealt in turns; rows that do not divide evenly, or exceed a client's
-    `limit`, are left out in proportion. The order is no party's. Source: FedMV, section 8.2.
+    All clients get equally many rows, and about equally many of each class. Each class is shuffled
+    and dealt in turns. Rows that do not divide evenly, or exceed a client's `limit`, are left out,
+    from each class in proportion. The rows are not yet in the order of a client's table. Source:
+    FedMV, section 8.2.
 
     Args:
-        labels_N: classes of all rows of the pool.
-        train_rows: positions of the training rows in it.
+        labels_N: classes of all rows of the pool, which is the whole data set.
+        train_rows: positions of the training rows in the pool.
         clients: number of clients.
         limit: the most rows of a client; None: no limit.
-        seed: seed of the order.
+        seed: seed of the shuffle.
 
-        Raises DataError: fewer rows than clients.
+    Raises DataError: fewer rows than clients.
     """
     order = make_generator(seed, "clients").permutation(train_rows)
     rows_by_class = order[np.argsort(labels_N[order], kind="stable")]
@@ -289,6 +306,9 @@ def deal_clients(
             f"clients: {len(rows_by_class)} training rows are too few for {clients} clients; ask "
             "for fewer clients or more rows"
         )
-    dealt = (rows_by_class[client::clients] for client in range(clients))
-    # `size` rows at even distances, each in the middle of its part.
-    return tuple(rows[(2 * np.arange(size) + 1) * len(rows) // (2 * size)] for rows in dealt)
+    rows_by_client = (rows_by_class[client::clients] for client in range(clients))
+    # A client's rows are cut into `size` equal sections, and the middle row of each is taken. As
+    # rows are ordered by class, this leaves out rows of each class in proportion.
+    return tuple(
+        rows[(2 * np.arange(size) + 1) * len(rows) // (2 * size)] for rows in rows_by_client
+    )

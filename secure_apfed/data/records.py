@@ -1,9 +1,9 @@
 """The data of one party, and of all parties of a simulated run; checked on creation, and stored as
 a file.
 
-The file is written by the preparation of a trial, which has all tables, into each party's folder; a
+Whoever prepares a simulation has all tables, and writes one such file into each party's folder. A
 party reads only its own. Layout: safetensors; IDs, classes and encoding as JSON in its header.
-Letters: N rows of a table.
+Letters: N rows of a table, F features.
 """
 
 import hashlib
@@ -31,9 +31,14 @@ _HEADER_KEY = "party"
 
 
 def _is_finite(features_NF: torch.Tensor) -> bool:
-    """Return whether all numbers are finite; of rows that are one expanded row, one is checked."""
+    """Return whether all features (N, F) are finite.
+
+    Where one row was expanded to all (`Tensor.expand`), all rows are the same memory: only the
+    first is checked.
+    """
     is_expanded = features_NF.ndim > 1 and features_NF.stride(0) == 0
-    return bool((features_NF[:1] if is_expanded else features_NF).isfinite().all())
+    checked_rows = features_NF[:1] if is_expanded else features_NF
+    return bool(checked_rows.isfinite().all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +82,11 @@ class PartyTable:
             )
         if not is_lazy(self.features) and not _is_finite(self.features):
             bad_F = (~self.features.isfinite()).flatten(1).sum(0)
-            worst = int(bad_F.argmax())
+            worst_feature = int(bad_F.argmax())
+            name = self.encoding.feature_name(worst_feature)
             raise DataError(
                 f"{self.name}: {int(bad_F.sum())} features are NaN or infinite, "
-                f"{int(bad_F[worst])} of them in {self.encoding.feature_name(worst)!r}; mend the "
+                f"{int(bad_F[worst_feature])} of them in {name!r}; mend the "
                 "rows or leave them out"
             )
         check_views(self.features, self.views, party=self.name)
@@ -91,8 +97,9 @@ class PartyTable:
 
     @property
     def layout(self) -> str:
-        """The SHA-256 (hex) of the meaning of each feature: columns, kinds, categories and views.
+        """The SHA-256 (hex) of what each feature means: its column, kind, category and view.
 
+        Two parties with equal digests can add up representations or weights feature by feature.
         Means and scales are not included, as each party has its own.
         """
         content = {"features": self.encoding.layout, "views": _encode_views(self.views)}
@@ -122,8 +129,10 @@ class OwnData:
 
     @classmethod
     def for_passive(cls, table: PartyTable, classes: tuple[str, ...]) -> "OwnData":
-        """Return the data of a passive with this table; if it has labels, all rows are training
-        rows, and `classes` names its classes.
+        """Return the data of a passive with this table.
+
+        If the table has labels, all rows are training rows, and `classes` names its classes. Rows
+        without a label are then left out of `labelled`.
         """
         if table.labels is None:
             return cls(table=table)
@@ -178,12 +187,19 @@ class VerticalData(OwnData):
         return None
 
     def replace_own(self, data: OwnData) -> "VerticalData":
-        """Return the same data with `data` in place of the active's."""
+        """Return the same data with `data` in place of the active's table and split.
+
+        The passives' tables stay the same.
+        """
         return replace(self, **vars(data))
 
     def compare_ids(self, rule: Callable[[str], str]) -> None:
-        """Raise DataError if two parties have no matching ID; `rule`: normalises an ID."""
-        if not self.horizontal:  # where parties have different people, and none are matched
+        """Raise DataError if two parties have no ID in common.
+
+        `rule`: a function that normalises an ID before the comparison. A horizontal partition is
+        not checked, as its parties have different people.
+        """
+        if not self.horizontal:
             require_comparable({table.name: map(rule, table.ids) for table in self.tables})
 
     def __post_init__(self) -> None:
@@ -218,8 +234,10 @@ class VerticalData(OwnData):
             raise DataError(f"{self.active.name}: labelled rows are among its training rows")
 
     def _check_passive(self, table: PartyTable) -> None:
-        """Raise DataError unless a passive has labels just if it must, and in a horizontal
-        partition the active's features.
+        """Raise DataError unless a passive's labels and features fit the partition.
+
+        A passive must have labels if the partition is horizontal or `labels_at` names it, and else
+        must have none. In a horizontal partition its features must mean the same as the active's.
         """
         name = table.name
         labels_N = table.labels
@@ -248,8 +266,8 @@ class VerticalData(OwnData):
             )
 
     def _check_labels(self) -> None:
-        """Raise DataError unless the active's labels are classes in range, with two among labelled
-        rows.
+        """Raise DataError unless the active's labels are numbers of classes, with two classes or
+        more among the labelled rows. Labels to predict as numbers are checked by `_check_targets`.
         """
         labels_N = self.active.labels
         if labels_N is None:
@@ -275,7 +293,10 @@ class VerticalData(OwnData):
             )
 
     def _check_targets(self, labels_N: torch.Tensor) -> None:
-        """Raise DataError unless numeric labels are float32, and finite where they are needed."""
+        """Raise DataError unless labels to predict as numbers are floating point and known.
+
+        Labels must be known, and finite, at labelled training rows and at test rows.
+        """
         needed = labels_N[torch.cat([self.labelled_rows, self.test_rows])]
         if not labels_N.is_floating_point() or self.classes:
             raise DataError(
@@ -295,8 +316,12 @@ def check_distinct(
     """Raise DataError if an ID occurs twice.
 
     Hashes of 64 bits are compared first, so that all IDs of a table on disk are never in memory.
+    Only the IDs with an equal hash are then compared as texts.
 
-    `party`: name of the owner. `place`: says in words where a row is found.
+    Args:
+        ids: one ID a row; a tuple, or a sequence that reads from disk.
+        party: name of the owner, for the error.
+        place: function that describes a row's position in words, for the error.
     """
     hashes_N = np.fromiter(map(hash, ids), np.int64, count=len(ids))
     in_order = np.sort(hashes_N)
@@ -339,9 +364,9 @@ def pack_own(data: OwnData) -> bytes:
 
 
 def load_own(path: Path, name: str) -> OwnData:
-    """Read the data of the party of this name from a file of `pack_own`.
+    """Read the data of the party `name` from a file that `pack_own` made.
 
-    Raises DataError: the file is of another party, or damaged.
+    Raises DataError: the file belongs to another party, or is damaged.
     """
     try:
         tensors = load(load_bytes(path))
@@ -381,11 +406,16 @@ def load_own(path: Path, name: str) -> OwnData:
 
 
 def _encode_views(views: Mapping[str, View]) -> dict[str, tuple[object, ...]]:
+    """Return each view's fields as plain values, for JSON."""
     return {name: astuple(view) for name, view in views.items()}
 
 
 def _parse_view(first: int, end: int, sequence: list[int] | None) -> View:
-    """Return a view from its plain values in the file's header."""
+    """Return a view from the plain values that `_encode_views` wrote.
+
+    `first`, `end`: the range of features of the view. `sequence`: its number of steps and of
+    channels; None: the view is not a sequence.
+    """
     if sequence is None:
         return View(int(first), int(end))
     steps, channels = sequence

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -37,13 +38,16 @@ IN_MEMORY = 2**28
 """Bytes of a .npy file that is read as a whole; a larger one is memory-mapped."""
 _GREYS = ("1", "L", "LA")
 """Pillow's modes of images without colours."""
+_NUMBER_KINDS = "biuf"
+"""NumPy's kinds of types that are real numbers: bool, signed and unsigned integers, floats."""
 _ROWS = "rows"
 _IDS = "ids"
 _LABELS = "labels"
 
 Features: TypeAlias = Tensor | LazyRows
 MakeRows: TypeAlias = Callable[..., Any]
-"""A party's own function that makes its rows: of the IDs in its argument `ids`, or with IDs."""
+"""A party's own function that makes its rows. It is called with the IDs of its table (`ids`), or
+returns IDs together with the rows (`make_code_rows`)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,7 +115,10 @@ class ImageFiles:
                 raise DataError(
                     f"{name!r} leads out of the folder {folder}; name images relative to it"
                 )
-        self._mode = None if channels is None else "RGB" if channels == 3 else "L"
+        # Pillow's mode to which images are converted; None: chosen for each image.
+        self._mode: str | None = None
+        if channels is not None:
+            self._mode = "RGB" if channels == 3 else "L"
         self._size = size
 
     def __len__(self) -> int:
@@ -123,12 +130,13 @@ class ImageFiles:
         Raises DataError: its pixels are integers or floats of more than 8 bits.
         """
         with self._open(self._folder / self._names[index]) as image:
-            if image.mode[0] in "IF":
+            if image.mode[0] in "IF":  # pixels of 16 or 32 bits, which "L" would cut off at 255
                 raise DataError(
                     f"{self._names[index]} has pixels of mode {image.mode}; save it with 8 bits a "
                     "channel, or read it in a data set of your own"
                 )
-            pixels = image.convert(self._mode or ("L" if image.mode in _GREYS else "RGB"))
+            own_mode = "L" if image.mode in _GREYS else "RGB"
+            pixels = image.convert(self._mode or own_mode)
             if self._size is not None:
                 height, width = self._size
                 pixels = pixels.resize((width, height))
@@ -163,8 +171,8 @@ def load_arrays(path: Path, *, party: str) -> Mapping[str, Any]:
         if kind == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 return {name: arrays[name] for name in arrays.files}
-        large = path.stat().st_size > IN_MEMORY
-        return {_ROWS: np.load(path, mmap_mode="c" if large else None, allow_pickle=False)}
+        is_large = path.stat().st_size > IN_MEMORY
+        return {_ROWS: np.load(path, mmap_mode="c" if is_large else None, allow_pickle=False)}
     except (OSError, SafetensorError) as error:
         raise DataError(f"{party}: {path} cannot be read ({error}); check the path") from error
     except (ValueError, EOFError) as error:
@@ -177,45 +185,23 @@ def load_arrays(path: Path, *, party: str) -> Mapping[str, Any]:
 def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
     """Return rows of an array, a tensor or a map-style data set as features, (N, *shape).
 
-    Arrays that are memory-mapped, and data sets, are read when rows are needed.
+    Memory-mapped arrays and data sets become lazy rows, which are read when they are needed. Other
+    arrays and tensors become a float32 tensor on the CPU.
 
     Args:
-        rows: what the party gave.
+        rows: the party's rows, of any type.
         party: name of the party, for errors.
         workers: threads that read the rows of a data set.
 
-    Raises DataError: rows of another kind, or single numbers.
+    Raises DataError: rows of another kind, or single numbers in place of rows.
     """
     _refuse_other_tables(rows, party=party)
-    if isinstance(rows, np.memmap):  # which may be larger than memory
-        is_plain = rows.dtype.kind in "biuf" and rows.ndim > 1
-        return (
-            MappedRows(rows, party=party)
-            if is_plain
-            else LazyRows(rows, party=party, workers=workers)
-        )
+    if isinstance(rows, np.memmap):  # it may be larger than memory
+        if rows.dtype.kind in _NUMBER_KINDS and rows.ndim > 1:
+            return MappedRows(rows, party=party)
+        return LazyRows(rows, party=party, workers=workers)
     if isinstance(rows, np.ndarray | Tensor):
-        if isinstance(rows, np.ndarray):
-            if rows.dtype.kind not in "biuf":
-                raise DataError(
-                    f"{party}: its rows are an array of {rows.dtype}; expected numbers, as of "
-                    "rows.astype('float32')"
-                )
-            rows = rows.astype(np.float32, copy=not rows.flags.writeable)
-        elif fault := _describe_tensor_fault(rows):
-            raise DataError(f"{party}: its rows are a tensor {fault}")
-        features = torch.as_tensor(rows).detach().to("cpu", torch.float32)
-        if features.ndim < 2:
-            raise DataError(
-                f"{party}: its rows are an array of shape {tuple(features.shape)}; expected "
-                "(N, columns) or (N, ...): give one column as rows[:, None]"
-            )
-        if not math.prod(features.shape[1:]):
-            raise DataError(
-                f"{party}: its rows are an array of shape {tuple(features.shape)}, so a row has no "
-                "numbers; give at least one column"
-            )
-        return features
+        return _convert_array(rows, party=party)
     if isinstance(rows, pd.Series | Mapping):
         raise DataError(
             f"{party}: its rows are a {type(rows).__name__}; expected a frame: give "
@@ -229,10 +215,42 @@ def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
     )
 
 
-def _refuse_other_tables(rows: Any, *, party: str) -> None:
-    """Raise DataError for sparse and masked arrays, frames of other libraries, and records.
+def _convert_array(rows: NDArray[Any] | Tensor, *, party: str) -> Tensor:
+    """Return an array or a tensor of rows as float32 on the CPU, (N, *shape).
 
-    `rows`: what a party's user-defined function or caller gave as its rows.
+    Raises DataError: cells that are no real numbers, or rows without an axis or without numbers.
+    """
+    if isinstance(rows, np.ndarray):
+        if rows.dtype.kind not in _NUMBER_KINDS:
+            raise DataError(
+                f"{party}: its rows are an array of {rows.dtype}; expected numbers, as of "
+                "rows.astype('float32')"
+            )
+        # A read-only array is always copied, since a tensor cannot be read-only.
+        rows = rows.astype(np.float32, copy=not rows.flags.writeable)
+    elif fault := _describe_tensor_fault(rows):
+        raise DataError(f"{party}: its rows are a tensor {fault}")
+    features = torch.as_tensor(rows).detach().to("cpu", torch.float32)
+    if features.ndim < 2:
+        raise DataError(
+            f"{party}: its rows are an array of shape {tuple(features.shape)}; expected "
+            "(N, columns) or (N, ...): give one column as rows[:, None]"
+        )
+    if not math.prod(features.shape[1:]):
+        raise DataError(
+            f"{party}: its rows are an array of shape {tuple(features.shape)}, so a row has no "
+            "numbers; give at least one column"
+        )
+    return features
+
+
+def _refuse_other_tables(rows: Any, *, party: str) -> None:
+    """Raise DataError for rows in a form that is not read, and name the conversion.
+
+    These are sparse arrays, masked arrays with hidden cells, frames of libraries other than pandas,
+    lists of lists, and arrays of records.
+
+    `rows`: the party's rows, of any type.
     """
     kind = type(rows).__name__
     if hasattr(rows, "toarray") and hasattr(rows, "nnz"):
@@ -264,7 +282,10 @@ def _refuse_other_tables(rows: Any, *, party: str) -> None:
 
 
 def _describe_tensor_fault(rows: Tensor) -> str:
-    """Return why a tensor's numbers cannot be read, and what to give instead; "" if they can."""
+    """Return why a tensor's numbers cannot be read, and what to give instead.
+
+    The text follows "its rows are a tensor"; it is "" if they can be read.
+    """
     if rows.is_meta:
         return "without numbers (on torch's meta device); give one with numbers"
     if rows.is_complex():
@@ -275,10 +296,13 @@ def _describe_tensor_fault(rows: Tensor) -> str:
 
 
 def load_array_rows(path: Path, *, party: str, has_table: bool, has_labels: bool) -> OwnRows:
-    """Return the rows of a file of arrays; without a table also its IDs and labels.
+    """Return the rows of a file of arrays; if the party has no table, also their IDs and labels.
 
-    `has_table`: whether the party has a table, which has the IDs. `has_labels`: whether the party
-    holds labels.
+    Args:
+        path: a .npy, .npz or .safetensors file.
+        party: the party's name.
+        has_table: whether the party also has a table, from which IDs and labels are then taken.
+        has_labels: whether the party holds labels.
 
     Raises DataError: an unreadable file (`load_arrays`); or an array is missing.
     """
@@ -302,9 +326,9 @@ def make_code_rows(
     """Return the rows that a party's user-defined function makes.
 
     Args:
-        make: given `ids`, returns their rows in this order; if it takes no `ids`, those of the
-            table's lines in their order. Without a table it returns the IDs and rows as a tuple,
-            and at a party with labels the labels, too.
+        make: the function. If the party has a table, it returns the rows of the table's lines, in
+            their order; it may take their IDs as its argument `ids`. Without a table it takes
+            nothing and returns a tuple: IDs and rows, and labels at a party that holds labels.
         party: the party's name.
         ids: IDs of the party's table; None: it has none.
         has_labels: whether the party holds labels.
@@ -341,10 +365,10 @@ def make_code_rows(
 
 
 def _call_code(make: MakeRows, party: str, **arguments: Sequence[str]) -> Any:
-    """Call a party's user-defined function with these arguments; return what it returns.
+    """Call a party's user-defined function with these arguments, and return its result.
 
-    Raises DataError: the code fails. The message gives its error, and the file and line. Errors of
-        this library pass unchanged.
+    Raises DataError: the function fails. The message gives its error, and the file and line. Errors
+    of this library (`ApfedError`) pass unchanged.
     """
     try:
         return make(**arguments)
@@ -363,11 +387,14 @@ def load_images(folder: Path, names: Sequence[Any], *, column: str, party: str) 
 
     Args:
         folder: where the files are.
-        names: the cells: of each row its file's name, relative to the folder.
+        names: the column's cells: for each row the name of its file, relative to the folder.
         column: the column's name, for errors.
         party: name of the party, for errors.
 
-    Raises ConfigError, DataError: as `ImageFiles`; or a cell is empty, or an image cannot be read.
+    Raises:
+        ConfigError: Pillow, which reads images, is not installed.
+        DataError: a cell is empty, a name leads out of the folder, or the first image cannot be
+            read.
     """
     empty = [row for row, name in enumerate(names) if pd.isna(name) or not str(name).strip()]
     if empty:
@@ -384,7 +411,10 @@ def list_cells(values: Any) -> list[Any]:
 
 
 def _pick_rows(arrays: Mapping[str, Any], path: Path, *, party: str) -> Any:
-    """Return the array named rows, or the only one that is not IDs or labels. Raises DataError."""
+    """Return the array named "rows", or the only array that is not named "ids" or "labels".
+
+    Raises DataError: there are several such arrays, or none.
+    """
     if _ROWS in arrays:
         return arrays[_ROWS]
     others = [name for name in arrays if name not in (_IDS, _LABELS)]
@@ -397,5 +427,5 @@ def _pick_rows(arrays: Mapping[str, Any], path: Path, *, party: str) -> Any:
 
 
 def _name_code(make: MakeRows) -> str:
-    """Return what errors call a function or another callable."""
+    """Return the name of a function, or of a callable object's class, for errors."""
     return getattr(make, "__qualname__", type(make).__name__)

@@ -42,10 +42,11 @@ def synthetic_sessions(rows: int, *, seed: int) -> TablePool:
     """Return `rows` flat sessions with labels: 1 if the Hamilton depression score of the person's
     week is above 7, else 0.
 
-    Only the order of steps separates the classes: mean and spread of single steps are alike. Each
-    view of a session is generated from one number, its dependence: how strongly a step depends on
-    the step before. Its mean is plus or minus the view's class separation, by the label. The three
-    separations roughly reproduce the worth of the views in FedMV's Table 1.
+    Only the order of steps separates the classes: the mean and the standard deviation of single
+    steps are the same in both. Each view of a session is generated from one normal number, its
+    dependence: how strongly a step depends on the step before. The mean of the dependence is +s for
+    label 1 and -s for label 0, where s is the view's class separation. The three values of s make
+    the accuracies of single views roughly those of FedMV's Table 1.
     """
     generator = np.random.default_rng(derive_seed(seed, "synthetic sessions"))
     # Scores are 0 to 25; those above 7 make the label 1.
@@ -53,20 +54,21 @@ def synthetic_sessions(rows: int, *, seed: int) -> TablePool:
     high_scores_N = generator.integers(8, 26, rows)
     low_scores_N = generator.integers(0, 8, rows)
     score_N = np.where(is_positive_N, high_scores_N, low_scores_N)
-    parts = []
+    views = []
     for draw_steps, separation in _VIEW_GENERATORS.values():
         dependence_N = generator.normal(separation * (2 * is_positive_N - 1), 1.0)
         sessions = [draw_steps(dependence, generator) for dependence in dependence_N]
-        parts.append(np.stack([_flatten_steps(steps_TC) for steps_TC in sessions]))
+        views.append(np.stack([_flatten_steps(steps_TC) for steps_TC in sessions]))
     names = [name for columns in _VIEWS.values() for name in columns]
-    frame = pd.DataFrame(np.concatenate(parts, axis=1), columns=names)
+    frame = pd.DataFrame(np.concatenate(views, axis=1), columns=names)
     return TablePool(frame, (score_N > 7).astype(np.int64))
 
 
 def _flatten_steps(steps_TC: _Floats) -> NDArray[np.float32]:
-    """Return the steps (T, C) of one session as a flat row (1 + 100 * C,): first their number.
+    """Return T steps with C channels of one session as a flat row (1 + 100 * C,).
 
-    Fewer than 100 steps are padded with zeros; of more, 100 at even distances are taken.
+    The row begins with T, then follow 100 steps. Fewer than 100 steps are padded with zeros; of
+    more, 100 at even distances are taken.
     """
     if len(steps_TC) > _STEPS:
         steps_TC = steps_TC[np.linspace(0, len(steps_TC) - 1, _STEPS).round().astype(np.int64)]
@@ -106,13 +108,14 @@ def _draw_key_presses(dependence: float, generator: np.random.Generator) -> _Flo
 
 
 def _draw_special_keys(dependence: float, generator: np.random.Generator) -> _Floats:
-    """Return 10 to 39 special key presses (T, 6), one-hot by key.
+    """Return T = 10 to 39 special key presses (T, 6), one-hot by key.
 
     `dependence`: any number; its logistic function is the probability that a key is repeated.
     """
     steps = int(generator.integers(10, 40))
-    shares = np.array([0.06, 0.25, 0.5, 0.07, 0.04, 0.08])
-    keys_T = generator.choice(6, size=steps, p=shares)
+    # How often each key is pressed, in the order of the channels of the view "special".
+    key_probabilities = np.array([0.06, 0.25, 0.5, 0.07, 0.04, 0.08])
+    keys_T = generator.choice(6, size=steps, p=key_probabilities)
     repeats_T = generator.random(steps) < 1 / (1 + np.exp(-dependence))
     for step in range(1, steps):
         if repeats_T[step]:
@@ -132,7 +135,7 @@ def _draw_accelerations(dependence: float, generator: np.random.Generator) -> _F
     return 0.7 * waves_TC + generator.normal(0, 0.7, (steps, 3))
 
 
-# By view: the function that draws a session's steps, and the distance of the classes from zero.
+# By view: the function that draws a session's steps, and the view's class separation.
 _VIEW_GENERATORS: dict[str, tuple[Callable[[float, np.random.Generator], _Floats], float]] = {
     "alphanum": (_draw_key_presses, 1.2),
     "special": (_draw_special_keys, 0.5),
