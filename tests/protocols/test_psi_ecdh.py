@@ -292,7 +292,7 @@ def test_each_multiplication_is_that_of_another_library() -> None:
 def test_many_small_pieces_come_back_in_order(
     count: int, maximum: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 3)
+    monkeypatch.setattr(ecdh, "_POINTS_OF_A_CHUNK", 3)
     some = DIGESTS[: 32 * count]
     seen = list[int]()
     found = map_in_threads(
@@ -336,7 +336,7 @@ def test_long_lists_use_a_thread_for_each_processor(
     maximum: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 6)
+    monkeypatch.setattr(ecdh, "_POINTS_OF_A_CHUNK", 6)
     seen: set[int] = set()
     together = threading.Barrier(expected)
 

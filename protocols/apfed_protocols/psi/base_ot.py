@@ -63,8 +63,8 @@ class Sender:
     """
 
     def __init__(self, seed: bytes, *, session: bytes) -> None:
-        """Compute the message A (step 1 of the module's docstring). `seed`: 32 secret bytes;
-        `session`: 32 bytes known to both parties.
+        """Derive the secret scalar a, and compute the message A = a G (step 1 of the module's
+        docstring). `seed`: 32 secret bytes; `session`: 32 bytes known to both parties.
         """
         self._scalar = derive_key(seed, b"base ot sender")
         self._session = session
@@ -77,7 +77,7 @@ class Sender:
         `points`: the receiver's message, two points of 32 bytes for each transfer. `receiver`: name
         of that party, for errors.
 
-        Raises RemoteProtocolError: a point is none, or of low order.
+        Raises RemoteProtocolError: 32 of the bytes are no point, or a point of low order.
         """
         return [
             (
@@ -88,20 +88,22 @@ class Sender:
         ]
 
     def _compute_key(self, number: int, choice: int, pair: _Pair, receiver: str) -> bytes:
-        """Return the key of one choice (0 or 1) of one transfer (step 3).
+        """Return the key of one choice i (0 or 1) of one transfer j, which is derived from the
+        Diffie-Hellman secret a M_i with M_i = R_i + H(j, i, R_(1-i)) (step 3).
 
         Args:
-            number: number of the transfer, from 0.
-            choice: which of the two keys.
-            pair: R_0 and R_1 of the transfer.
+            number: j, the number of the transfer, from 0.
+            choice: i, which of the two keys.
+            pair: R_0 and R_1, the receiver's points of the transfer.
             receiver: the receiver's name, for errors.
 
-        Raises RemoteProtocolError: the receiver sent no point, or one of low order.
+        Raises RemoteProtocolError: the receiver sent bytes that are no point, or a point of low
+        order.
         """
         hashed = _hash_to_point(self._session, number, choice, pair[1 - choice])
         try:
-            moved = crypto_core_ed25519_add(pair[choice], hashed)
-            secret = crypto_scalarmult(self._scalar, _convert_to_montgomery(moved))
+            m_point = crypto_core_ed25519_add(pair[choice], hashed)
+            secret = crypto_scalarmult(self._scalar, _convert_to_montgomery(m_point))
         except (RuntimeError, ZeroDivisionError):
             raise RemoteProtocolError(
                 f"{receiver} sent bytes that are no point of edwards25519, or one that would have "
@@ -123,39 +125,47 @@ class Receiver:
     """
 
     def __init__(self, choices: Sequence[int], seed: bytes, *, session: bytes) -> None:
-        """Draw a scalar and the two points of each transfer (step 2 of the module's docstring).
-        `choices`: 0 or 1 for each; `seed`: 32 secret bytes; `session`: 32 bytes known to both.
+        """Derive a scalar t and the two points R_0, R_1 of each transfer from the seed (step 2 of
+        the module's docstring).
+
+        Args:
+            choices: 0 or 1 for each transfer.
+            seed: 32 secret bytes, used once.
+            session: 32 bytes known to both parties.
         """
         self._choices = choices
         self._session = session
         count = len(choices)
         self._scalars = _split_items(keystream(seed, b"base ot scalars", length=KEY_BYTES * count))
-        others = _split_items(keystream(seed, b"base ot others", length=KEY_BYTES * count))
+        other_scalars = _split_items(keystream(seed, b"base ot others", length=KEY_BYTES * count))
         signs = keystream(seed, b"base ot signs", length=2 * count)
         self._pairs = [
-            self._make_pair(number, others[number], signs[2 * number : 2 * number + 2])
+            self._make_pair(number, other_scalars[number], signs[2 * number : 2 * number + 2])
             for number in range(count)
         ]
-        self.message = b"".join(map(b"".join, self._pairs))
+        self.message = b"".join(first + second for first, second in self._pairs)
 
     def _make_pair(self, number: int, other_scalar: bytes, signs: bytes) -> _Pair:
-        """Return R_0 and R_1 of one transfer: the point that is not chosen is random, and the
-        chosen one is computed from it (step 2).
+        """Return the points R_0 and R_1 of one transfer. The point that is not chosen is random;
+        the chosen point is t G minus a hash of the other point (step 2), so that the receiver knows
+        the logarithm t for the chosen point only.
 
         Args:
             number: number of the transfer, from 0.
             other_scalar: a random scalar for the point that is not chosen.
-            signs: two random bytes, whose top bits are the signs of the two multiples of G.
+            signs: two random bytes, whose top bits are the signs of the two multiples of the base
+                point G.
         """
         choice = self._choices[number]
         own_multiple = _multiply_base(self._scalars[number], signs[0])
         other = _multiply_base(other_scalar, signs[1])
         hashed = _hash_to_point(self._session, number, choice, other)
         chosen = crypto_core_ed25519_sub(own_multiple, hashed)
-        return (other, chosen) if choice else (chosen, other)
+        return (other, chosen) if choice == 1 else (chosen, other)
 
     def compute_keys(self, point: bytes, *, sender: str) -> list[bytes]:
-        """Return the chosen key, 32 bytes, of every transfer (step 3).
+        """Return the chosen key, 32 bytes, of every transfer, derived from the Diffie-Hellman
+        secret t A (step 3).
 
         `point`: the sender's message A, 32 bytes. `sender`: name of that party, for errors.
 
@@ -203,7 +213,7 @@ def _hash_to_point(session: bytes, number: int, choice: int, point: bytes) -> by
 def _derive_transfer_key(
     session: bytes, number: int, choice: int, point: bytes, pair: _Pair, secret: bytes
 ) -> bytes:
-    """Return the key of one choice of one transfer: KDF(j, choice, A, R_0, R_1, a M).
+    """Return the key of one choice of one transfer: KDF(j, choice, A, R_0, R_1, secret).
 
     Args:
         session: 32 bytes that both parties know.
@@ -211,7 +221,7 @@ def _derive_transfer_key(
         choice: 0 or 1.
         point: the sender's message A.
         pair: R_0 and R_1, the receiver's two points of the transfer.
-        secret: the shared point a M, as a u-coordinate.
+        secret: the Diffie-Hellman secret of this choice, the u-coordinate of a M_choice.
     """
     transcript = hashlib.sha256(b"".join((point, *pair))).digest()
     transfer_and_choice = _pack_number(number) + bytes([choice])
@@ -229,6 +239,7 @@ def _convert_to_montgomery(point: bytes) -> bytes:
 
     Raises ZeroDivisionError: the point is the neutral element.
     """
+    # The top bit is the sign of x, on which u does not depend.
     y = mpz(int.from_bytes(point, "little") & (2**255 - 1))
     u = (1 + y) * invert(1 - y, _PRIME) % _PRIME
     return int(u).to_bytes(POINT_BYTES, "little")

@@ -47,18 +47,18 @@ def mask_message_bits(values: Elements) -> Elements:
 
 
 def encode_words(messages: Elements) -> Elements:
-    """Return the code word of each message of 85 bits, two words, (n, 2), as 512 bits, eight words,
-    (n, 8).
+    """Return the code words, (n, 8), 512 bits each, of n messages, (n, 2), of 85 bits each. Both
+    are stored as 64-bit words.
     """
     return gather_sums(_make_tables(), messages)
 
 
 @cache
 def _make_tables() -> Elements:
-    """Return tables of the sums of rows of the generator matrix, eight rows a table, (11, 256, 8);
-    rows of zeros fill the last one.
+    """Return tables of all sums of rows of the generator matrix, eight rows a table, (11, 256, 8):
+    by them eight bits of a message are encoded by one look-up.
     """
-    missing_rows = -DIMENSION % 8
+    missing_rows = -DIMENSION % 8  # rows of zeros that fill the last table
     content = b"".join(row.to_bytes(LENGTH // 8, "little") for row in make_generator())
     rows = from_bytes(content + bytes(missing_rows * LENGTH // 8)).reshape(-1, WORDS)
     return compute_subset_sums(rows)
@@ -66,8 +66,9 @@ def _make_tables() -> Elements:
 
 @cache
 def make_generator() -> tuple[int, ...]:
-    """Return the 85 rows of the generator matrix as numbers of 512 bits: bit q of a number is
-    column q. The first 85 columns are the identity matrix.
+    """Return the 85 rows of the code's generator matrix as integers of 512 bits: bit q of an
+    integer is column q. The first 85 columns are the identity matrix (systematic form); columns 85
+    to 510 are check bits, and column 511 makes the number of ones even.
     """
     polynomial = _multiply_minimal_polynomials()
     degree = polynomial.bit_length() - 1
@@ -82,8 +83,9 @@ def make_generator() -> tuple[int, ...]:
 
 
 def _multiply_minimal_polynomials() -> int:
-    """Return the product over GF(2) of the minimal polynomials of x, x^2, ..., x^126, each taken
-    once; bit k is the coefficient of degree k.
+    """Return the generator polynomial of the BCH code: the product over GF(2) of the minimal
+    polynomials of x, x^2, ..., x^126 in GF(2^9), each taken once. Bit k of the returned integer is
+    the coefficient of degree k.
     """
     powers = _list_powers()
     product = 1
@@ -91,6 +93,7 @@ def _multiply_minimal_polynomials() -> int:
     for exponent in range(1, _ROOTS + 1):
         if exponent in covered_exponents:
             continue
+        # A minimal polynomial has x^e and its repeated squares, x^2e, x^4e, ..., as its roots.
         conjugates = {(exponent << squarings) % _CYCLE for squarings in range(_DEGREE)}
         covered_exponents |= conjugates
         coefficients = [1]  # of a polynomial over GF(2^9), the lowest first
@@ -103,7 +106,7 @@ def _multiply_minimal_polynomials() -> int:
 
 
 def _list_powers() -> list[int]:
-    """Return x^0 to x^510 in GF(2^9), as numbers of 9 bits."""
+    """Return x^0 to x^510 in GF(2^9), as integers of 9 bits (x is a primitive element)."""
     powers = [1]
     for _ in range(_CYCLE - 1):
         next_power = powers[-1] << 1
@@ -116,18 +119,20 @@ def _multiply_by_root(coefficients: list[int], exponent: int, powers: list[int])
     """Return a polynomial in z over GF(2^9) multiplied by (z - x^exponent).
 
     Args:
-        coefficients: the polynomial, an element of GF(2^9) as a number of 9 bits for each degree,
+        coefficients: the polynomial, an element of GF(2^9) as an integer of 9 bits for each degree,
             the lowest first.
         exponent: k of the new root x^k, 0 to 510.
         powers: x^0 to x^510 (`_list_powers`).
     """
-    logarithm = {power: degree for degree, power in enumerate(powers)}
+    exponent_by_power = {power: k for k, power in enumerate(powers)}
     times_root = [
-        powers[(logarithm[coefficient] + exponent) % _CYCLE] if coefficient else 0
+        powers[(exponent_by_power[coefficient] + exponent) % _CYCLE] if coefficient else 0
         for coefficient in coefficients
     ]
+    times_root.append(0)  # as many degrees as the other product
     times_z = [0, *coefficients]
-    return [left ^ right for left, right in zip([*times_root, 0], times_z, strict=True)]
+    # Addition and subtraction in GF(2^9) are XOR.
+    return [left ^ right for left, right in zip(times_root, times_z, strict=True)]
 
 
 def _multiply(left: int, right: int) -> int:

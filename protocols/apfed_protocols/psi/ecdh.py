@@ -80,8 +80,8 @@ from apfed_protocols.psi.interface import (
     check_parties,
     count_message_bytes,
     digest_each,
-    open_rows,
-    parse_opened_rows,
+    parse_revealed_rows,
+    reveal_common_rows,
 )
 from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.randomness import derive_key, fresh_key, random_permutation
@@ -107,8 +107,8 @@ _PRIME = mpz(2**255 - 19)
 _CURVE_A = mpz(486662)
 _BELOW_2_255 = mpz(2**255 - 1)
 
-# A piece takes some 30 ms, after which a thread whose work was cancelled ends.
-_POINTS_OF_A_PIECE = 1_000
+# A chunk takes some 30 ms, after which a thread whose work was cancelled ends.
+_POINTS_OF_A_CHUNK = 1_000
 
 
 class Kind(IntEnum):
@@ -159,56 +159,61 @@ class _EcdhRole(Aligner, ABC):
     def __init__(
         self, me: str, peers: Sequence[str], ids: Sequence[bytes], backend: "EcdhIntersection"
     ) -> None:
-        """Make the role of `me`: hash its IDs, and draw secrets to blind them for each peer.
+        """Make the role of `me`: hash its IDs, and draw a scalar and an order for each peer, with
+        which the IDs are blinded.
 
         Args:
             me: this party's name.
             peers: the parties that it compares IDs with.
             ids: this party's encoded IDs, distinct.
-            backend: the intersection, with this party's own choices.
+            backend: the intersection: agreement, threads, progress and secret of this party.
         """
         agreement = backend.agreement
         self._backend = backend
         self._endpoint = Endpoint(me, agreement)
         self._size = len(ids)
         self._digests = np.frombuffer(digest_ids(ids, session=agreement.digest), np.uint8)
-        self._blindings = {peer: self._make_blinding(me, peer) for peer in peers}
-        # The endpoint limits the number of items, and so the length, of messages.
+        self._blindings = {peer: self._make_blinding(peer) for peer in peers}
+        # No limit here: the endpoint limits the number of items, and so the length, of messages.
         super().__init__(me, peers, agreement.output, self._run_role(), longest=sys.maxsize)
 
     @abstractmethod
     def _run_role(self) -> Script:
         """Run the role from the first message to the last."""
 
-    def _make_blinding(self, me: str, peer: str) -> _Blinding:
-        """Return the scalar and order with which `me` blinds its IDs for `peer`: fresh, or derived
-        from the backend's secret so that a resumed attempt repeats the same messages.
+    def _make_blinding(self, peer: str) -> _Blinding:
+        """Return the secret scalar by which this party multiplies its hashed IDs for `peer`, and
+        the order in which it sends them: both fresh, or derived from the backend's secret so that a
+        resumed attempt repeats the same messages.
         """
         secret = self._backend.secret
         if secret is None:
-            return _Blinding(fresh_key(), random_permutation(self._size))
+            return _Blinding(scalar=fresh_key(), order=random_permutation(self._size))
         key = derive_key(secret, b"ecdh", self._endpoint.agreement.digest, peer.encode())
         order = random_permutation(self._size, key=derive_key(key, b"order"))
-        return _Blinding(derive_key(key, b"scalar"), order)
+        return _Blinding(scalar=derive_key(key, b"scalar"), order=order)
 
     def _blind_ids(self, awaited: Collection[str] = ()) -> Turn:
-        """Return the turn that sends each peer this party's blinded IDs, the ID of row `order[k]`
-        at position k, and then waits for the parties in `awaited`.
+        """Blind this party's IDs for each peer: map each ID to a curve point and multiply it by the
+        peer's scalar. Return the step that sends each peer its list, the ID of row `order[k]` at
+        position k, and then waits for the parties in `awaited`.
         """
         digests = self._digests.reshape(-1, POINT_BYTES)
         bodies = {}
         for peer, blinding in self._blindings.items():
-            blocks = digests[blinding.order].tobytes()
+            shuffled_digests = digests[blinding.order].tobytes()
             blind = partial(blind_digests, blinding.scalar)
-            bodies[peer] = self._map_blocks("blinding its own IDs", blind, blocks)
+            bodies[peer] = self._map_blocks("blinding its own IDs", blind, shuffled_digests)
         return self._endpoint.make_turn(Kind.BLINDED, bodies, awaited)
 
     def _compute_tags(self, inbox: Inbox, sender: str) -> NDArray[np.uint8]:
-        """Multiply the blinded IDs from `sender`, whose message is in `inbox`, by this party's
-        scalar; return their tags, the first 16 bytes of each, (n, 16), in the order received.
+        """Multiply the n blinded IDs from `sender` by this party's secret scalar; return their tags
+        (the first 16 bytes of each product), (n, 16), in the order received.
 
-        Raises RemoteProtocolError: the bytes are no points, not as many as expected, or one ID was
-        blinded in two ways.
+        `inbox`: messages by sender, with the list of blinded IDs.
+
+        Raises RemoteProtocolError: the bytes are no points, there are not as many as expected, or
+        one ID was blinded in two ways.
         """
         points = self._endpoint.parse_message(inbox, sender, Kind.BLINDED)
         self._backend.require_expected_size(sender, len(points) // POINT_BYTES)
@@ -223,8 +228,8 @@ class _EcdhRole(Aligner, ABC):
         return np.frombuffer(products, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
     def _map_blocks(self, subject: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
-        """Apply `work` to pieces of these 32-byte blocks in the backend's threads; return the
-        joined results, and report progress under the name `subject`.
+        """Apply `work` to these 32-byte blocks (digests or points), chunk by chunk, in several
+        threads; return the results, joined in order. Progress is reported as work on `subject`.
         """
         backend = self._backend
         total = len(blocks) // POINT_BYTES
@@ -302,10 +307,11 @@ class EcdhHub(_EcdhRole):
     def __init__(
         self, me: str, members: Sequence[str], ids: Sequence[bytes], backend: EcdhIntersection
     ) -> None:
-        """Make the role of the hub `me` with its encoded IDs; `backend` is the intersection, with
-        this party's own choices.
+        """Make the role of the hub `me` with its encoded IDs. `backend`: the intersection, with
+        this party's threads, progress and secret.
         """
         super().__init__(me, members, ids, backend)
+        # By member: position of each of the hub's rows in the member's list, -1 if it lacks the ID.
         self._positions: dict[str, Rows] = {}
 
     @property
@@ -316,8 +322,9 @@ class EcdhHub(_EcdhRole):
         return {member: np.flatnonzero(of_rows >= 0) for member, of_rows in self._positions.items()}
 
     def _run_role(self) -> Script:
-        """Send blinded IDs, compute tags of each member's IDs, match them with the tags that the
-        members return, and reveal the agreed output (steps 1 to 3 of the module's docstring).
+        """Run the role: send blinded IDs, compute the tags of each member's IDs (their points,
+        blinded by both parties), match them with the tags of the hub's IDs that the members return,
+        and reveal the agreed output (steps 1 to 3 of the module's docstring).
         """
         own_tags = {}
         members = list(self._blindings)
@@ -329,24 +336,24 @@ class EcdhHub(_EcdhRole):
             inbox = yield Turn((), [member])
             tags = split_points(self._endpoint.parse_message(inbox, member, Kind.TAGS), TAG_BYTES)
             self._positions[member] = self._match_rows(member, tags, own_tags[member])
-        return (yield from open_rows(self._endpoint, self._positions))
+        return (yield from reveal_common_rows(self._endpoint, self._positions))
 
     def _match_rows(
         self, member: str, returned_tags: list[bytes], member_tags: list[bytes]
     ) -> Rows:
         """Return, for each of the hub's rows, its position in the list that the member sent; -1 if
-        it is not there.
+        the member lacks the ID. Both parties blinded every ID, so equal IDs have equal tags.
 
         Args:
-            member: name of the member, for the error.
+            member: name of the member.
             returned_tags: tags of the hub's IDs, computed by the member, in the order that the hub
                 sent.
             member_tags: tags of the member's IDs, computed by the hub, in the member's order.
 
-        Raises RemoteProtocolError: the member returned not one different tag for each ID.
+        Raises RemoteProtocolError: the member did not return one different tag for each ID.
         """
         sent_order = self._blindings[member].order.tolist()
-        row_by_tag = dict(zip(returned_tags, sent_order, strict=False))
+        row_by_tag = dict(zip(returned_tags, sent_order, strict=False))  # lengths: see below
         if not len(row_by_tag) == len(returned_tags) == self._size:
             raise RemoteProtocolError(
                 f"{member} returned {len(row_by_tag)} different tags for the {self._size} "
@@ -363,15 +370,16 @@ class EcdhMember(_EcdhRole):
     """The role of a member (a passive), which exchanges messages with the hub alone."""
 
     def __init__(self, me: str, hub: str, ids: Sequence[bytes], backend: EcdhIntersection) -> None:
-        """Make the role of the member `me` with its encoded IDs; `backend` is the intersection,
-        with this party's own choices.
+        """Make the role of the member `me` with its encoded IDs. `backend`: the intersection, with
+        this party's threads, progress and secret.
         """
         super().__init__(me, [hub], ids, backend)
         self._hub = hub
 
     def _run_role(self) -> Script:
-        """Send this party's blinded IDs, return the tags of the hub's IDs (shuffled if only the
-        size is revealed), and parse what the hub reveals (steps 1 to 3 of the module's docstring).
+        """Run the role: send this party's blinded IDs, blind the hub's IDs once more and return
+        their tags (shuffled if only the size is revealed), and parse what the hub reveals (steps 1
+        to 3 of the module's docstring).
         """
         inbox = yield self._blind_ids([self._hub])
         tags = self._compute_tags(inbox, self._hub)
@@ -380,7 +388,7 @@ class EcdhMember(_EcdhRole):
             tags = tags[random_permutation(len(tags))]
         inbox = yield self._endpoint.make_turn(Kind.TAGS, {self._hub: tags.tobytes()}, [self._hub])
         order = self._blindings[self._hub].order
-        return parse_opened_rows(self._endpoint, inbox, self._hub, order, len(tags))
+        return parse_revealed_rows(self._endpoint, inbox, self._hub, order, len(tags))
 
 
 def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
@@ -393,8 +401,9 @@ def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
 
 
 def check_points(sender: str, points: bytes) -> None:
-    """Raise RemoteProtocolError, which names `sender`, unless the bytes are distinct, canonical
-    points (u-coordinates) of high order, 32 bytes each.
+    """Raise RemoteProtocolError, which names `sender`, unless the bytes are distinct points of
+    Curve25519, 32 bytes each: u-coordinates below the prime 2^255 - 19, none of them of low order
+    (1, 2, 4 or 8), since multiples of such a point would reveal bits of the scalar.
     """
     if len(points) % POINT_BYTES:
         raise RemoteProtocolError(
@@ -424,14 +433,17 @@ def split_points(points: bytes, size: int = POINT_BYTES) -> list[bytes]:
 
 
 def map_to_curve(digests: bytes) -> list[bytes]:
-    """Return the points on the curve, 32 bytes each, to which Elligator 2 maps 32-byte digests,
-    read as numbers r below 2^255.
+    """Return the points on the curve y^2 = u^3 + A u^2 + u (Curve25519), 32 bytes each, to which
+    Elligator 2 maps 32-byte digests, read as numbers r below 2^255 (RFC 9380, section 6.7.1).
+
+    The candidates for the u-coordinate are -A / (1 + 2 r^2) and -A minus that; exactly one of them
+    lies on the curve.
 
     Six numbers give a point of low order, which libsodium refuses to multiply: 0 and the prime
     give 0, and the four roots of r^2 = -(A + 1) / 2 and of r^2 = -1 / (2 A + 2) give 1.
     """
     # One inversion for all denominators 1 + 2 r^2 (Montgomery's trick): invert their product, then
-    # go back. `inverse` is that of the product of all denominators up to the current one.
+    # go back. `inverse` is the inverse of the product of all denominators up to the current one.
     products_and_denominators = []
     product = mpz(1)
     for digest in split_points(digests):
@@ -469,7 +481,7 @@ def map_in_threads(
     threads: int | None = None,
     report: Callable[[int], None] | None = None,
 ) -> bytes:
-    """Apply `work` to pieces of `blocks` in several threads; return the joined results in order.
+    """Apply `work` to chunks of `blocks` in several threads; return the results joined in order.
 
     Args:
         work: maps 32-byte blocks to as many 32-byte blocks.
@@ -477,26 +489,26 @@ def map_in_threads(
         threads: number of threads at most; None: one for each processor.
         report: called with the number of blocks done; None: not reported.
     """
-    count = len(blocks) // POINT_BYTES
-    pieces = max(1, math.ceil(count / _POINTS_OF_A_PIECE))
-    bounds = [POINT_BYTES * (count * k // pieces) for k in range(pieces + 1)]
-    parts = (blocks[bounds[k] : bounds[k + 1]] for k in range(pieces))
-    needed_threads = min(pieces, threads or os.cpu_count() or 1)
+    block_count = len(blocks) // POINT_BYTES
+    chunk_count = max(1, math.ceil(block_count / _POINTS_OF_A_CHUNK))
+    bounds = [POINT_BYTES * (block_count * k // chunk_count) for k in range(chunk_count + 1)]
+    chunks = (blocks[bounds[k] : bounds[k + 1]] for k in range(chunk_count))
+    needed_threads = min(chunk_count, threads or os.cpu_count() or 1)
     if needed_threads == 1:
-        return b"".join(_report_results(map(work, parts), report))
+        return b"".join(_report_results(map(work, chunks), report))
     with ThreadPoolExecutor(needed_threads) as pool:
         try:
-            return b"".join(_report_results(pool.map(work, parts), report))
+            return b"".join(_report_results(pool.map(work, chunks), report))
         finally:
-            # After an exception, cancel the pieces that no thread has begun.
+            # After an exception, cancel the chunks that no thread has begun.
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _report_results(
     results: Iterable[bytes], report: Callable[[int], None] | None
 ) -> Iterator[bytes]:
-    """Yield results of 32-byte blocks, and after each call `report`, if any, with the number of
-    blocks so far.
+    """Yield the results, each some joined 32-byte blocks; after each result call `report`, if it is
+    given, with the number of blocks so far.
     """
     blocks_done = 0
     for result in results:

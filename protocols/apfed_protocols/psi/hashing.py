@@ -52,12 +52,13 @@ WORD = np.dtype("<u8")
 
 
 def count_bins(hub_size: int) -> int:
-    """Return B, the number of bins for the hub's n = `hub_size` IDs: the least multiple of 64 that
-    is 1.27 n + 128 or more, for cuckoo hashing with three different bins an ID and no stash.
+    """Return B, the number of bins of the hub's hash table for its n = `hub_size` IDs: the least
+    multiple of 64 that is 1.27 n + 128 or more.
 
-    That fails if s IDs have all their bins among s - 1 bins. The expected number of such sets is
-    below 2^-41 up to 2,000 IDs; four IDs with the same three bins make up most of it, and fewer of
-    them are expected in larger tables. There the load, at most .79, is far below the threshold of
+    The table is filled by cuckoo hashing with three different bins for each ID and no stash. Cuckoo
+    hashing fails if s IDs have all their bins among s - 1 bins. Up to 2,000 IDs the expected number
+    of such sets is below 2^-41. Most of this number is due to four IDs with the same three bins,
+    which are rarer in larger tables; there the load, at most .79, is far below the threshold of
     .917.
     Source: Dietzfelbinger, Goerdt, Mitzenmacher, Montanari, Pagh and Rink, ICALP 2010 (threshold).
     """
@@ -66,10 +67,11 @@ def count_bins(hub_size: int) -> int:
 
 def count_bin_slots(member_size: int, bins: int) -> int:
     """Return K, the number of slots of a member's bin: no bin gets more than K IDs, except with
-    probability 2^-40.
+    probability 2^-40. A member puts each ID into all three of its bins.
 
-    Union bound over B bins of a Binomial(n, 3 / B) tail, which is at most its first term
-    times (k + 1) / (k + 1 - 3n / B) for k above the mean (Feller, vol. 1, VI.3).
+    K is computed by a union bound over B bins. The number of IDs in one bin is Binomial(n, 3 / B);
+    its tail from k on, for k above the mean, is at most the tail's first term times
+    (k + 1) / (k + 1 - 3n / B) (Feller, vol. 1, VI.3).
 
     Args:
         member_size: n, the number of the member's IDs.
@@ -81,10 +83,12 @@ def count_bin_slots(member_size: int, bins: int) -> int:
     def is_large_enough(slots: int) -> bool:
         """Return whether the union bound for more than `slots` IDs in a bin is below 2^-40."""
         k = slots + 1
-        ways = math.lgamma(member_size + 1) - math.lgamma(k + 1) - math.lgamma(member_size - k + 1)
-        term = ways + k * math.log(share) + (member_size - k) * math.log1p(-share)
-        tail = term + math.log((k + 1) / (k + 1 - mean))
-        return tail + math.log(bins) <= -_FAILURE_BITS * math.log(2)
+        log_binomial = (
+            math.lgamma(member_size + 1) - math.lgamma(k + 1) - math.lgamma(member_size - k + 1)
+        )
+        log_term = log_binomial + k * math.log(share) + (member_size - k) * math.log1p(-share)
+        log_tail = log_term + math.log((k + 1) / (k + 1 - mean))
+        return log_tail + math.log(bins) <= -_FAILURE_BITS * math.log(2)
 
     # Above the mean the tail falls with k, so that bisection finds the least number that fits.
     candidates = range(math.floor(mean) + 1, member_size)
@@ -95,14 +99,14 @@ def count_bin_slots(member_size: int, bins: int) -> int:
 def fingerprint_ids(
     ids: Sequence[bytes], key: bytes, bins: int
 ) -> tuple[Words, Rows, NDArray[np.uint8]]:
-    """Hash each ID by BLAKE2b under `key`.
+    """Hash each of n IDs by BLAKE2b under `key`, for the hash tables of hub and members.
 
-    `bins`: B, the number of bins.
+    `bins`: B, the number of bins of a table.
 
     Returns:
-        The tag of each ID, below 2^63, shape (n,); its three different bins in 0..B-1, shape
-        (n, 3); and a token of 16 bytes, by which a member finds a revealed ID among its own, shape
-        (n, 16).
+        The tag of each ID, a number below 2^63 that is compared in place of the ID, (n,); its three
+        different bins in 0..B-1, (n, 3); and its token of 16 bytes, by which a member finds a
+        revealed ID among its own IDs, (n, 16).
     """
     length = WORD_BYTES * (1 + PLACES) + TOKEN_BYTES
     keyed = hashlib.blake2b(key=key, digest_size=length, person=b"apfed psi tag")
@@ -114,42 +118,44 @@ def fingerprint_ids(
 
 
 def fill_cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
-    """Return the row of the hub's IDs that is put into each bin (-1: none), shape (bins,), by
-    cuckoo hashing; None if some rows find no bin.
+    """Put each row of the hub's IDs into one of its three bins, at most one row a bin, by cuckoo
+    hashing. Return the row in each bin (-1: none), (bins,); None if some rows find no bin.
 
-    All rows without a bin move at once: the last one to enter a bin stays, and a row that was there
-    before moves to another of its bins. The random walk is not secret.
+    All rows without a bin move at once, in rounds. If several rows enter a bin, one of them stays;
+    a row that was there before is evicted, and moves to another of its bins. The random choices are
+    not secret.
 
     Args:
         bins_n3: the three bins into which each of the n rows may be put, (n, 3).
         bins: B, the number of bins.
     """
-    table = np.full(bins, -1, np.int64)
+    row_of_bin = np.full(bins, -1, np.int64)
     choice = np.zeros(len(bins_n3), np.int64)  # which of its three bins each row tries
-    homeless = np.arange(len(bins_n3))
+    unplaced = np.arange(len(bins_n3))
     for _ in range(_MAX_CUCKOO_ROUNDS):
-        if not len(homeless):
-            return table
-        target = bins_n3[homeless, choice[homeless]]
-        before = table[target]
-        table[target] = homeless
-        entered = table[target] == homeless
+        if not len(unplaced):
+            return row_of_bin
+        target = bins_n3[unplaced, choice[unplaced]]
+        before = row_of_bin[target]
+        # Of several rows with one target the last is stored, so only that row has entered.
+        row_of_bin[target] = unplaced
+        entered = row_of_bin[target] == unplaced
         evicted = before[entered]
-        homeless = np.concatenate([homeless[~entered], evicted[evicted >= 0]])
+        unplaced = np.concatenate([unplaced[~entered], evicted[evicted >= 0]])
         # A row without a bin tries one of its other two bins next, at random.
-        walk = np.frombuffer(keystream(fresh_key(), length=len(homeless)), np.uint8)
-        choice[homeless] += 1 + walk % (PLACES - 1)
-        choice[homeless] %= PLACES
+        steps = np.frombuffer(keystream(fresh_key(), length=len(unplaced)), np.uint8)
+        choice[unplaced] += 1 + steps % (PLACES - 1)
+        choice[unplaced] %= PLACES
     return None
 
 
 def place_hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
-    """Return the tag (hash of an ID) in each of the hub's bins, (bins,); empty bins get a tag that
-    no member has.
+    """Return the tag (hash of an ID) in each of the hub's B bins, (B,); empty bins get a dummy tag
+    that no member has.
 
     Args:
-        tags_n: 63-bit hash of each of the hub's IDs, (n,).
-        row_of_bin: the row in each bin, -1 for none, (bins,).
+        tags_n: 63-bit hash of each of the hub's n IDs, (n,).
+        row_of_bin: the row in each bin, -1 for none, (B,).
     """
     tags_B = np.full(len(row_of_bin), _HUB_DUMMY)
     used = row_of_bin >= 0
@@ -158,15 +164,15 @@ def place_hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
 
 
 def fill_member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words | None:
-    """Return the tags (hashes of IDs) in all slots of a member's bins, (slots, bins), where each ID
-    is in all of its three bins; empty slots get a tag that the hub does not have.
+    """Put the tag (hash) of each of a member's IDs into all three bins of the ID; return the tags
+    in all slots, (K, B). Empty slots get a dummy tag that the hub does not have.
 
-    Return None if they do not fit: a bin overflows, or holds one tag twice, which would later
-    cancel by XOR.
+    Return None if the IDs do not fit: a bin overflows, or has one tag twice. The matches of a bin's
+    slots are later added by XOR, where two equal tags would cancel.
 
     Args:
-        tags_n: 63-bit hash of each of the member's IDs, (n,).
-        bins_n3: the three bins of each ID.
+        tags_n: 63-bit hash of each of the member's n IDs, (n,).
+        bins_n3: the three bins of each ID, (n, 3).
         bins: B, the number of bins.
         slots: K, the slots of a bin.
     """
@@ -187,12 +193,12 @@ def fill_member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Wo
 
 
 def _has_repeated_tag(tags_n: Words, bins_n3: Rows) -> bool:
-    """Return whether two IDs with the same tag have a bin in common, where they would cancel by
-    XOR.
+    """Return whether two IDs with the same tag have a bin in common. The matches of a bin's slots
+    are added by XOR, so the two would cancel.
 
     `tags_n`, `bins_n3`: the tag (hash), (n,), and the three bins, (n, 3), of each of n IDs.
     """
-    order = np.argsort(tags_n)
+    order = np.argsort(tags_n)  # equal tags become neighbours
     equals_next = tags_n[order[:-1]] == tags_n[order[1:]]
     bins_of_first = bins_n3[order[:-1][equals_next]]
     bins_of_second = bins_n3[order[1:][equals_next]]
@@ -207,8 +213,10 @@ def expand_words(seed: bytes, purpose: bytes, count: int) -> Words:
 
 
 def split_bit_planes(tags: Words) -> Words:
-    """Return the bits of tags (..., B) as planes (64, ..., B / 64), where plane p holds bit p of
-    all tags: bit q of word w of plane p is bit p of tag 64 w + q.
+    """Return the bits of 64-bit tags, (..., B), as bit planes, (64, ..., B / 64): plane p has bit p
+    of all B tags, so that one operation on a word computes on 64 tags at once.
+
+    Bit q of word w of plane p is bit p of tag 64 w + q.
     """
     planes = np.array(np.asarray(tags, np.uint64).reshape(-1, BITS).T, order="C")
     transpose_bits(planes)
@@ -222,18 +230,18 @@ def transpose_bits(words_64n: Words) -> None:
     Blocks of half the size are swapped, six times (Warren, Hacker's Delight, section 7-3).
     """
     for start in range(0, words_64n.shape[1], _COLUMNS_TRANSPOSED_AT_ONCE):  # to stay in the cache
-        part = words_64n[:, start : start + _COLUMNS_TRANSPOSED_AT_ONCE]
-        width = BITS // 2
-        low = (1 << (BITS // 2)) - 1
+        chunk = words_64n[:, start : start + _COLUMNS_TRANSPOSED_AT_ONCE]
+        width = BITS // 2  # of the blocks that are swapped: 32, 16, ..., 1
+        low_mask = (1 << (BITS // 2)) - 1  # selects the lower half of each 2 * width bits
         while width:
-            blocks = part.reshape(BITS // (2 * width), 2, width, part.shape[1])
+            blocks = chunk.reshape(BITS // (2 * width), 2, width, chunk.shape[1])
             upper = blocks[:, 0]
             lower = blocks[:, 1]
-            swap = ((upper >> np.uint64(width)) ^ lower) & np.uint64(low)
+            swap = ((upper >> np.uint64(width)) ^ lower) & np.uint64(low_mask)
             lower ^= swap
             upper ^= swap << np.uint64(width)
             width //= 2
-            low ^= (low << width) & (2**BITS - 1)
+            low_mask ^= (low_mask << width) & (2**BITS - 1)
 
 
 @dataclass
@@ -250,9 +258,10 @@ class TripleShares:
 
     @classmethod
     def from_seed(cls, seed: bytes, count: int, correction: bytes | None = None) -> "TripleShares":
-        """Expand one party's shares of `count` words of triples from its seed.
+        """Expand one party's shares of `count` words of triples (a, b, c = a AND b) from its seed.
 
-        `correction`: the share of c of the last party, which is not expanded; None at the others.
+        `correction`: the last party's share of c, which the dealer sends, since it makes c equal to
+        a AND b; None at all other parties, which expand c, too.
         """
         a = expand_words(seed, b"a", count)
         b = expand_words(seed, b"b", count)
@@ -278,10 +287,12 @@ class TripleShares:
 
 
 def deal_triples(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
-    """Make `count` words of triples at a dealer; return a seed for each party, and the correction,
-    the last party's share of c, by which c = a AND b: the other shares are expanded from the seeds.
+    """Make `count` words of XOR-shared triples (a, b, c = a AND b) at a dealer, for this number of
+    parties.
 
-    `parties`: how many share each triple.
+    Returns:
+        A seed for each party, from which it expands its shares; and the correction, the last
+        party's share of c, encoded: it makes the sum of all shares of c equal to a AND b.
     """
     seeds = [fresh_key() for _ in range(parties)]
     a, b, c = (np.zeros(count, np.uint64) for _ in range(3))
@@ -294,7 +305,8 @@ def deal_triples(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
 
 
 class And(Protocol):
-    """One party's part in an AND of XOR-shared words, before and after the parties reveal d and e.
+    """One party's part in an AND of XOR-shared words by a Beaver triple, before and after the
+    parties reveal d = x ^ a and e = y ^ b.
 
     All implementations send and return the same bits, so parties may use different ones.
     """
@@ -325,8 +337,11 @@ class BeaverAnd:
     """An AND by NumPy; satisfies `And`."""
 
     def __init__(self, x: Words, y: Words, triple: Triple, *, is_leader: bool) -> None:
-        """Keep this party's XOR shares of x, y and one triple (a, b, a AND b), arrays of one shape.
-        `is_leader`: whether this party adds the public term d AND e; exactly one does.
+        """Store this party's XOR shares of the inputs x and y, and of one Beaver triple (a, b,
+        a AND b), all arrays of one shape.
+
+        `is_leader`: whether this party adds the public term d AND e, where d = x ^ a and e = y ^ b
+        are revealed; exactly one party does.
         """
         self._x = x
         self._y = y

@@ -53,9 +53,9 @@ __all__ = [
     "count_message_bytes",
     "digest_each",
     "draw_different_positions",
-    "open_rows",
-    "parse_opened_rows",
+    "parse_revealed_rows",
     "require_own_rows",
+    "reveal_common_rows",
 ]
 
 _POSITIONS = 2**32
@@ -71,7 +71,7 @@ Inbox = Mapping[str, bytes]
 _Kind = TypeVar("_Kind", bound=IntEnum)
 
 PLACES = 3
-_IDS_OF_A_PIECE = 2**12
+_IDS_OF_A_CHUNK = 2**12
 
 Rows = NDArray[np.int64]
 POSITION_BYTES = 4
@@ -82,8 +82,10 @@ class IntersectionTooSmallError(LocalProtocolError):
 
     @classmethod
     def for_party(cls, me: str, minimum_rows: int, detail: str = "") -> "IntersectionTooSmallError":
-        """Return the error to raise at the party named `me`, for the agreed least number of common
-        rows, `minimum_rows`; `detail` is appended to the clause that names it.
+        """Return the error to raise at the party named `me`.
+
+        `minimum_rows`: the agreed least number of common rows. `detail`: text that the message
+        shows after this number.
         """
         return cls(
             f"{me}: the parties share fewer IDs than the agreed minimum of {minimum_rows}{detail}; "
@@ -128,7 +130,7 @@ class Guesses:
     one intersection.
 
     Attributes:
-        hub: guesses that the hub can test at each member; other IDs at each of them.
+        hub: guesses that the hub can test at each member; it may test other IDs at each member.
         member: guesses that a member can test at the hub.
     """
 
@@ -162,8 +164,8 @@ class IntersectionAgreement:
         session: names the intersection; non-empty, used once.
         minimum_rows: least number of common rows; with fewer nobody's rows are revealed. 0 or more.
         maximum_ids: the largest set that a party accepts from a peer, 1 to 2^32 - 1. It
-            limits how many guessed IDs a party can test by adding them to its set; one that
-            deviates can test as many as the backend's `max_guesses` says.
+            limits how many guessed IDs a party can test by adding them to its set. A party that
+            deviates from the protocol can test as many as the backend's `max_guesses` says.
         encoding: how records became ID bytes (normalisation), in any canonical text;
             parties that encode differently would find no common ID.
         dealer: the party that provides correlated randomness, for backends that need one. It
@@ -199,13 +201,13 @@ class IntersectionAgreement:
 
     @property
     def digest(self) -> bytes:
-        """Return SHA-256 over all fields, each preceded by its length."""
-        numbers = (self.minimum_rows.to_bytes(4, "big"), self.maximum_ids.to_bytes(4, "big"))
+        """Return SHA-256 over all fields of the agreement, each preceded by its length."""
+        limits = [self.minimum_rows.to_bytes(4, "big"), self.maximum_ids.to_bytes(4, "big")]
         # The empty text replaces a field that was removed, so that digests did not change.
         texts = [self.session, self.encoding, self.dealer, self.output.value, ""]
         texts += [f"{size} {party}" for party, size in sorted(self.sizes.items())]
-        parts = (*numbers, *(text.encode() for text in texts))
-        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        fields = limits + [text.encode() for text in texts]
+        framed = b"".join(len(content).to_bytes(4, "big") + content for content in fields)
         return hashlib.sha256(b"secure-apfed intersection v3" + framed).digest()
 
     @property
@@ -224,27 +226,28 @@ class IntersectionAgreement:
         return self.sizes[party]
 
     def compute_announced_size(self, me: str, true_size: int) -> int:
-        """Return how many IDs the party `me` announces if it has `true_size` of them: the agreed
-        number, or without agreed sizes the true one.
+        """Return how many IDs the party `me` announces if it has `true_size` IDs: the size agreed
+        for it, or `true_size` if no sizes are agreed.
 
-        Raises LocalProtocolError: `true_size` exceeds the agreed number.
+        Raises LocalProtocolError: `true_size` exceeds the agreed size.
         """
-        agreed = self.get_size(me) if self.sizes else true_size
-        if true_size > agreed:
+        announced = self.get_size(me) if self.sizes else true_size
+        if true_size > announced:
             raise LocalProtocolError(
-                f"{me} has {true_size} IDs, the parties agreed that it announces {agreed}"
+                f"{me} has {true_size} IDs, the parties agreed that it announces {announced}"
             )
-        return agreed
+        return announced
 
     def check_announced_sizes(
         self, sender: str, sizes: Sequence[int], parties: Sequence[str]
     ) -> None:
-        """Raise RemoteProtocolError unless announced sizes are those agreed, and within the limit.
+        """Raise RemoteProtocolError unless the announced sizes are at most `maximum_ids` and, if
+        sizes are agreed, equal to the agreed sizes.
 
         Args:
-            sender: the party that announces them.
-            sizes: the announced numbers of IDs, in any order.
-            parties: the parties whose sizes they are.
+            sender: the party that announces the sizes, for the error.
+            sizes: the announced numbers of IDs of `parties`, in any order.
+            parties: the parties that have these numbers of IDs.
         """
         for size in sizes:
             if size > self.maximum_ids:
@@ -252,7 +255,9 @@ class IntersectionAgreement:
                     f"{sender} announces {size} IDs, the parties agreed on at most "
                     f"{self.maximum_ids}"
                 )
-        agreed = sorted(map(self.get_size, parties)) if self.sizes else sorted(sizes)
+        if not self.sizes:
+            return
+        agreed = sorted(map(self.get_size, parties))
         if sorted(sizes) != agreed:
             raise RemoteProtocolError(
                 f"{sender} announces {', '.join(map(str, sizes))} IDs, the parties agreed on "
@@ -334,22 +339,28 @@ class Aligner:
             me: name of the party whose role this is.
             peers: the parties that it exchanges messages with.
             output: what the parties agreed to reveal, for errors.
-            script: the role.
+            script: the role, a generator that yields `Turn`s and returns the result.
             longest: bytes of the longest message that the role accepts.
         """
         self._me = me
         self._output = output
+        # None until the script ends.
         self._outcome: IntersectionResult | IntersectionTooSmallError | None = None
         self._script = script
         self._longest = longest
+        # A forked copy of this role would send messages with the same secrets once more.
         self._fork_check = ForkCheck(f"{me}: this role of an intersection")
+        # Messages that have arrived and that the script did not take yet.
         self._inbox: dict[str, deque[bytes]] = {peer: deque() for peer in peers}
+        # The peers whose next message the script needs before it continues.
         self._awaited: Collection[str] = ()
-        self._started = self._failed = False
+        self._started = False
+        self._failed = False
 
     def start(self) -> Iterable[Outgoing]:
-        """Run the script to its first turn and return its messages; called once. Raises
-        LocalProtocolError: called twice, or in a forked process.
+        """Run the script to the first point where it waits; return the messages to send.
+
+        Raises LocalProtocolError: called twice, or in a forked process.
         """
         self._fork_check.require_own_process()
         if self._started:
@@ -358,16 +369,21 @@ class Aligner:
         return self._run_turn(None)
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Queue one message; once all awaited messages are here, resume the script and return the
-        messages to send. Raises RemoteProtocolError: `sender` takes no part, or sent a message that
-        is too long or too early.
+        """Queue one message of `sender`. If all messages that the script waits for are here now,
+        resume the script and return the messages to send; otherwise return no messages.
+
+        Raises:
+            RemoteProtocolError: `sender` takes no part, or sent a message that is too long or too
+                early.
+            LocalProtocolError: called before `start`, or in a forked process.
         """
         self._fork_check.require_own_process()
         if not self._started:
             raise LocalProtocolError(f"{self._me}: call start before receive")
         if sender not in self._inbox:
             raise RemoteProtocolError(f"{sender} takes no part in this intersection")
-        if self.is_finished or self._failed or len(self._inbox[sender]) >= _MESSAGES_AHEAD:
+        is_too_far_ahead = len(self._inbox[sender]) >= _MESSAGES_AHEAD  # limits the memory
+        if self.is_finished or self._failed or is_too_far_ahead:
             raise RemoteProtocolError(
                 f"{sender} sent a message when the protocol does not expect it: the intersection "
                 f"is over, or {sender} is too far ahead"
@@ -387,8 +403,9 @@ class Aligner:
         return {peer: self._inbox[peer].popleft() for peer in self._awaited}
 
     def _run_turn(self, messages: Mapping[str, bytes] | None) -> Iterable[Outgoing]:
-        """Resume the script with the awaited messages (None: start it); return the messages to
-        send. Further turns whose messages are here already run as the caller iterates over them.
+        """Resume the script with the awaited messages by sender (None: start it); return the
+        messages to send. If the messages of further turns are here already, those turns run while
+        the caller iterates over the returned messages.
         """
         return itertools.chain(self._resume_script(messages), self._run_further_turns())
 
@@ -400,15 +417,19 @@ class Aligner:
             yield from self._resume_script(self._pop_messages())
 
     def _resume_script(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
-        """Run the script, with the awaited messages (None: from its start), to its next turn or its
-        end; return the messages to send. If the script raises, the role has failed.
+        """Run the script, a generator, up to its next turn or its end; return the messages to send.
+
+        At the end of the script its return value becomes the outcome of this role. If the script
+        raises, the role is marked as failed and accepts no further message.
+
+        `messages`: the awaited messages by sender; None: the script starts.
         """
         self._failed = True  # reset below unless the script raises
         try:
             turn = next(self._script) if messages is None else self._script.send(messages)
         except StopIteration as end:
             self._outcome = end.value
-            turn = Turn((), ())
+            turn = Turn(outgoing=(), awaited=())
         self._failed = False
         self._awaited = turn.awaited
         return turn.outgoing
@@ -447,8 +468,8 @@ class Aligner:
 
     @property
     def places(self) -> Mapping[str, NDArray[np.int64]]:
-        """Return, by member, the position of each of `rows` in the member's list; known only to a
-        hub that compares lists.
+        """Return, by member, the position of each common row in the list that the member sent;
+        known only to a hub that compares lists. Raises LocalProtocolError: it is not known here.
         """
         places = self._require_result().places
         if places is None:
@@ -457,8 +478,8 @@ class Aligner:
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """Return this member's own row at each position of the (shuffled) list that the hub
-        compared.
+        """Return this member's own row at each position of the shuffled list that it sent to the
+        hub. Raises LocalProtocolError: the hub did not compare lists, or this party is the hub.
         """
         order = self._require_result().order
         if order is None:
@@ -466,8 +487,11 @@ class Aligner:
         return order
 
     def _require_result(self) -> IntersectionResult:
-        """Return this party's result. Raises LocalProtocolError before the end, and
-        IntersectionTooSmallError if the intersection is below the agreed minimum.
+        """Return this party's result.
+
+        Raises:
+            LocalProtocolError: the intersection is not finished.
+            IntersectionTooSmallError: the parties share fewer IDs than the agreed minimum.
         """
         if self._outcome is None:
             raise LocalProtocolError(f"{self._me}: the intersection is not finished")
@@ -520,8 +544,10 @@ class Endpoint(Generic[_Kind]):
         self.agreement = agreement
         self._progress = progress
         self._version = version or self.version
-        self._items = dict.fromkeys(map(int, self.kinds), 1) | dict(self.item_bytes)
-        self._max_ids = agreement.maximum_ids if self.item_bytes else 2**32 - 1
+        # Bytes of one item, by kind; a kind without a size of its own counts single bytes.
+        self._item_bytes_by_kind = dict.fromkeys(map(int, self.kinds), 1) | dict(self.item_bytes)
+        # Where items stand for IDs, a message has at most one for each ID.
+        self._max_items = agreement.maximum_ids if self.item_bytes else 2**32 - 1
 
     def report_progress(self, done: int, total: int) -> None:
         """Report that `done` of `total` IDs or bins are done, if the caller wants reports."""
@@ -529,11 +555,15 @@ class Endpoint(Generic[_Kind]):
             self._progress(Progress(self.me, self.work, done, total))
 
     def make_turn(self, kind: _Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
-        """Return the turn that sends messages of this kind, with their bodies by receiver, and then
+        """Return the step of a role that sends one message of this kind to each receiver, and then
         waits for one message of each party in `awaited`.
+
+        `bodies`: the body of the message, without header, by receiver.
         """
-        packed = {party: self._pack_message(kind, body) for party, body in bodies.items()}
-        return Turn([Outgoing(party, body) for party, body in packed.items()], awaited)
+        outgoing = [
+            Outgoing(party, self._pack_message(kind, body)) for party, body in bodies.items()
+        ]
+        return Turn(outgoing, awaited)
 
     def get_kind(self, inbox: Inbox, sender: str) -> _Kind:
         """Return the kind of the message of `sender` in `inbox` (messages by sender). Raises
@@ -544,9 +574,15 @@ class Endpoint(Generic[_Kind]):
     def parse_message(
         self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None
     ) -> bytes:
-        """Return the body of the message of `sender` in `inbox` (messages by sender). Raises
-        RemoteProtocolError: the message is malformed, of another kind than `kind`, or its body has
-        not `length` bytes (None: any number).
+        """Return the body of a message that must be of this kind.
+
+        Args:
+            inbox: messages by sender.
+            sender: the party whose message is parsed.
+            kind: the kind of message that the protocol expects now.
+            length: bytes that the body must have; None: any number.
+
+        Raises RemoteProtocolError: the message is malformed, or of another kind or length.
         """
         sent_kind, body = self._unpack_message(sender, inbox[sender])
         if sent_kind != kind:
@@ -574,23 +610,27 @@ class Endpoint(Generic[_Kind]):
         """Return a message: a header (version, kind, digest of the agreement, number of items), and
         the items. Raises LocalProtocolError: the items are more than a message holds.
         """
-        count = len(items) // self._items[kind] if items else 0
-        if count > self._max_ids:
+        # A kind whose messages are always empty has items of 0 bytes.
+        count = len(items) // self._item_bytes_by_kind[kind] if items else 0
+        if count > self._max_items:
             raise LocalProtocolError(
                 f"a message of kind {kind} would have {count} items, a message holds at most "
-                f"{self._max_ids}; such large sets are intersected in parts"
+                f"{self._max_items}; such large sets are intersected in parts"
             )
         digest = self.agreement.digest[:_DIGEST_BYTES]
         return _HEADER.pack(self._version, kind, digest, count) + items
 
     def _unpack_message(self, sender: str, message: bytes) -> tuple[int, bytes]:
-        """Return kind and body of a message. Raises RemoteProtocolError, which names `sender`: the
-        message is of another version or agreement, or its size is not the announced one.
+        """Return the kind of a message, and its items, which follow the header (version, kind,
+        digest of the agreement, number of items).
+
+        Raises RemoteProtocolError, which names `sender`: the message has another version, an
+        unknown kind or another agreement, or not as many bytes of items as the header says.
         """
         if len(message) < _HEADER.size:
             raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
         version, kind, digest, count = _HEADER.unpack_from(message)
-        if version != self._version or kind not in self._items:
+        if version != self._version or kind not in self._item_bytes_by_kind:
             raise RemoteProtocolError(
                 f"{sender} sent version {version}, kind {kind} of a set intersection; "
                 f"this party speaks version {self._version}; use the same protocol and release "
@@ -601,14 +641,15 @@ class Endpoint(Generic[_Kind]):
                 f"{sender} holds another agreement; compare session, minimum_rows, maximum_ids "
                 "and the normalisation of IDs"
             )
-        if count > self._max_ids:
+        if count > self._max_items:
             raise RemoteProtocolError(
-                f"{sender} announces {count} items, this party accepts at most {self._max_ids}"
+                f"{sender} announces {count} items, this party accepts at most {self._max_items}"
             )
         items = message[_HEADER.size :]
-        if len(items) != count * self._items[kind]:
+        item_bytes = self._item_bytes_by_kind[kind]
+        if len(items) != count * item_bytes:
             raise RemoteProtocolError(
-                f"{sender} announces {count} items of {self._items[kind]} bytes and sent "
+                f"{sender} announces {count} items of {item_bytes} bytes and sent "
                 f"{len(items)} bytes"
             )
         return kind, items
@@ -620,7 +661,7 @@ def count_message_bytes(size: int) -> int:
 
 
 def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.uint8]:
-    """Return the BLAKE2b digest of each ID, shape (n, bytes of a digest).
+    """Return the BLAKE2b digest of each of n IDs as bytes, shape (n, bytes of a digest).
 
     The digests are as secret as the IDs: whoever has the key can test guessed IDs.
 
@@ -629,22 +670,26 @@ def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.ui
     digests = np.empty((len(ids), keyed.digest_size), np.uint8)
     # A copy of the keyed state costs less than hashing the key again for each ID.
     copy_hasher = keyed.copy
-    for start in range(0, len(ids), _IDS_OF_A_PIECE):
-        hashes = []  # of a piece only, since millions of small objects take much memory
-        for identity in ids[start : start + _IDS_OF_A_PIECE]:
+    # In chunks, since millions of small bytes objects would take much memory.
+    for start in range(0, len(ids), _IDS_OF_A_CHUNK):
+        chunk_digests = []
+        for identity in ids[start : start + _IDS_OF_A_CHUNK]:
             hasher = copy_hasher()
             hasher.update(identity)
-            hashes.append(hasher.digest())
-        rows = np.frombuffer(b"".join(hashes), np.uint8)
-        digests[start : start + _IDS_OF_A_PIECE] = rows.reshape(-1, keyed.digest_size)
+            chunk_digests.append(hasher.digest())
+        rows = np.frombuffer(b"".join(chunk_digests), np.uint8)
+        digests[start : start + _IDS_OF_A_CHUNK] = rows.reshape(-1, keyed.digest_size)
     return digests
 
 
 def draw_different_positions(words_n3: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
-    """Return three different numbers in 0..size - 1 for each row of three random words, (n, 3).
+    """Return three different positions in 0..size - 1 for each of n IDs, (n, 3): the cells or bins
+    of a hash table into which the ID is hashed.
 
-    They are uniform up to a bias of size / 2^63.
+    They are uniform up to a bias of size / 2^63. `words_n3`: three random 64-bit words for each ID,
+    from its hash.
     """
+    # One bit less, so that the numbers fit into int64; position k has size - k possible values.
     first, second, third = (
         ((words_n3[:, k] >> np.uint64(1)) % np.uint64(size - k)).astype(np.int64)
         for k in range(PLACES)
@@ -661,8 +706,8 @@ def draw_different_positions(words_n3: NDArray[np.uint64], size: int) -> NDArray
 def _find_common_rows(
     me: str, positions: Mapping[str, Rows], minimum: int
 ) -> Rows | IntersectionTooSmallError:
-    """Return the hub's rows that all parties have, in a random order; or, if they are fewer than
-    `minimum`, the error that says so.
+    """Return the hub's rows that all parties have, in a random order. If they are fewer than
+    `minimum`, return the error that says so; it is not raised, since the members must be told too.
 
     Args:
         me: name of the hub, for the error.
@@ -670,10 +715,12 @@ def _find_common_rows(
             (n,); -1 for a row that the member lacks.
         minimum: the agreed minimum of common rows.
     """
-    is_shared = {member: of_rows >= 0 for member, of_rows in positions.items()}
-    common = np.flatnonzero(np.logical_and.reduce(list(is_shared.values())))
+    has_row_by_member = {member: of_rows >= 0 for member, of_rows in positions.items()}
+    common = np.flatnonzero(np.logical_and.reduce(list(has_row_by_member.values())))
     if len(common) < minimum:
-        counts = ", ".join(f"{int(flags.sum())} with {name}" for name, flags in is_shared.items())
+        counts = ", ".join(
+            f"{int(has_row.sum())} with {member}" for member, has_row in has_row_by_member.items()
+        )
         detail = f" ({len(common)} in common to all; {counts})"
         return IntersectionTooSmallError.for_party(me, minimum, detail)
     return common[random_permutation(len(common))]
@@ -682,20 +729,22 @@ def _find_common_rows(
 def _parse_positions(
     sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int
 ) -> Rows:
-    """Decode the positions in this member's list that the hub revealed as common.
+    """Return the positions (places) in this member's list that the hub opened: revealed as common.
 
     Args:
         sender: the hub, for errors.
-        items: positions of four bytes each.
+        items: the positions as the hub sent them, four bytes each.
         minimum: the agreed minimum of common rows.
         own_size: the number of IDs in this member's list.
         hub_size: the number of IDs that the hub announced.
 
-    Raises RemoteProtocolError: the positions are too few, repeated, out of range, or more than the
-    hub has IDs.
+    Raises RemoteProtocolError: there are too few positions, or more than the hub has IDs; or a
+    position is repeated or out of range.
     """
     if len(items) % POSITION_BYTES:
-        raise RemoteProtocolError(f"{sender} opened rows in {len(items)} bytes, not whole places")
+        raise RemoteProtocolError(
+            f"{sender} opened rows in {len(items)} bytes, expected a multiple of {POSITION_BYTES}"
+        )
     positions = np.frombuffer(items, ">u4").astype(np.int64)
     if len(positions) < minimum:
         raise RemoteProtocolError(
@@ -705,53 +754,61 @@ def _parse_positions(
         raise RemoteProtocolError(
             f"{sender} names place {int(positions.max())} of a list of {own_size} IDs"
         )
-    if len(np.unique(positions)) != len(positions) or len(positions) > hub_size:
+    distinct = len(np.unique(positions))
+    if distinct != len(positions) or len(positions) > hub_size:
         raise RemoteProtocolError(
-            f"{sender} opened {len(positions)} rows, of which {len(np.unique(positions))} differ, "
-            f"with a set of {hub_size} IDs"
+            f"{sender} opened {len(positions)} rows, of which {distinct} differ, with a set of "
+            f"{hub_size} IDs"
         )
     return positions
 
 
-def open_rows(endpoint: Endpoint[_Kind], positions: Mapping[str, Rows]) -> Script:
-    """Run the end of the role of the hub (the active, which compared the lists of all members):
-    find the common rows, send each member the last message, and return the hub's result.
+def reveal_common_rows(endpoint: Endpoint[_Kind], positions: Mapping[str, Rows]) -> Script:
+    """Run the last step of the hub's role, after the hub (the active) compared its list with that
+    of every member: find the common rows, send each member the last message, and return the hub's
+    result, or the error if too few rows are common.
 
-    The message holds the positions of the common IDs in the member's list; or, by the agreed
-    output, only their number, or nothing; or a refusal if they are fewer than the agreed minimum.
+    The last message depends on the agreed output: the positions of the common IDs in the member's
+    list (ROWS), their number (SIZE), or nothing (HUB_ROWS). If fewer rows are common than the
+    agreed minimum, the message is a refusal, and nothing is revealed.
 
     `endpoint`: frames the hub's messages. `positions`: position of each of the hub's n rows in the
     list that a member sent, by member, (n,); -1 for a row that the member lacks.
     """
     rows = _find_common_rows(endpoint.me, positions, endpoint.agreement.minimum_rows)
+    nothing = dict.fromkeys(positions, b"")  # an empty body for each member
     if isinstance(rows, IntersectionTooSmallError):
-        yield endpoint.make_turn(endpoint.kinds["REFUSAL"], dict.fromkeys(positions, b""), ())
+        yield endpoint.make_turn(endpoint.kinds["REFUSAL"], nothing, awaited=())
         return rows
     if endpoint.agreement.output is Output.SIZE:
         size = len(rows).to_bytes(POSITION_BYTES, "big")
-        yield endpoint.make_turn(endpoint.kinds["SIZE"], dict.fromkeys(positions, size), ())
+        bodies = dict.fromkeys(positions, size)
+        yield endpoint.make_turn(endpoint.kinds["SIZE"], bodies, awaited=())
         return IntersectionResult(size=len(rows))
     common_positions = {member: of_rows[rows] for member, of_rows in positions.items()}
     if endpoint.agreement.output is Output.HUB_ROWS:
-        yield endpoint.make_turn(endpoint.kinds["DONE"], dict.fromkeys(positions, b""), ())
+        yield endpoint.make_turn(endpoint.kinds["DONE"], nothing, awaited=())
     else:
         bodies = {
             member: of_rows.astype(">u4").tobytes() for member, of_rows in common_positions.items()
         }
-        yield endpoint.make_turn(endpoint.kinds["ROWS"], bodies, ())
+        yield endpoint.make_turn(endpoint.kinds["ROWS"], bodies, awaited=())
     return IntersectionResult(rows=rows, places=common_positions)
 
 
-def parse_opened_rows(
+def parse_revealed_rows(
     endpoint: Endpoint[_Kind], inbox: Inbox, hub: str, order: Rows, hub_size: int
 ) -> IntersectionResult | IntersectionTooSmallError:
-    """Parse the last message of the hub (the active, which compared the lists) at a member: the
-    positions of the common IDs in its list, their number, nothing, or a refusal. Return the
-    member's result.
+    """Parse the hub's last message at a member, and return the member's result, or the error if too
+    few rows are common.
+
+    The hub (the active) compared the lists of all parties. Its message has, by the agreed output,
+    the positions of the common IDs in the member's list, their number, or nothing; or it is a
+    refusal, since fewer rows are common than the agreed minimum.
 
     Args:
-        endpoint: frames and parses the member's messages.
-        inbox: messages by sender, with the hub's last one.
+        endpoint: parses the messages that this member receives.
+        inbox: messages by sender, with the hub's last message.
         hub: the hub's name.
         order: the member's own row at each position of the list that it sent.
         hub_size: the number of IDs that the hub announced.
@@ -784,8 +841,8 @@ def parse_opened_rows(
 def require_own_rows(
     result: IntersectionResult | IntersectionTooSmallError, own_size: int, *, me: str, hub: str
 ) -> None:
-    """Raise RemoteProtocolError if the hub revealed as common a position of a member's list that
-    holds no ID: lists are filled up with random entries to the announced size.
+    """Raise RemoteProtocolError if the hub claims that a padding entry of the member's list is
+    common: lists are filled up with random entries to the announced size.
 
     Args:
         result: the member's result of the intersection.
@@ -796,7 +853,7 @@ def require_own_rows(
     if isinstance(result, IntersectionTooSmallError) or result.rows is None:
         return
     if (result.rows >= own_size).any():
-        raise RemoteProtocolError(f"{hub} opened a place at which {me} has no ID")
+        raise RemoteProtocolError(f"{hub} revealed a position at which {me} has no ID")
 
 
 class SetIntersection(ABC):
@@ -835,10 +892,17 @@ class SetIntersection(ABC):
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
     ) -> None:
-        """Set up an intersection under `agreement` at one party. `threads`: number of threads, the
-        backend's choice if None; `progress`: called with reports of work; `admit`: called before
-        each role with IDs is made, and may refuse it. Raises LocalProtocolError: the backend does
-        not support the output, or needs a dealer and there is none; or `threads` is below 1.
+        """Set up an intersection at one party; its role is made by `make_hub`, `make_member` or
+        `make_dealer`.
+
+        Args:
+            agreement: the terms that all parties agreed on.
+            threads: number of threads that this party computes with; None: the backend's choice.
+            progress: called with reports of this party's work; None: not reported.
+            admit: called before each role with IDs is made; raises to refuse it.
+
+        Raises LocalProtocolError: the backend does not support the agreed output, or needs a dealer
+        and none is agreed; or `threads` is below 1.
         """
         if threads is not None and threads < 1:
             raise LocalProtocolError(f"threads is at least 1, got {threads}")
@@ -880,6 +944,7 @@ class SetIntersection(ABC):
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
         """Return the most bytes of memory that a role allocates because of the number of IDs that a
         peer announces, beside the messages that arrived; 0 if every array is as long as a message.
+        A limit on it stops a peer that announces a huge set from exhausting this party's memory.
 
         Args:
             size: the announced number of IDs.
@@ -891,8 +956,8 @@ class SetIntersection(ABC):
 
     @classmethod
     def find_largest_size(cls, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the largest number of IDs, 2^32 - 1 at most, that a peer may announce to a role
-        without making it allocate more than `MAX_ANNOUNCED_BYTES`.
+        """Return the largest number of IDs, 2^32 - 1 at most, that a peer may announce without
+        making this party allocate more than `MAX_ANNOUNCED_BYTES`.
 
         `own_size`: the number of this party's own IDs. `members`: how many parties with IDs there
         are beside the hub.
@@ -903,6 +968,7 @@ class SetIntersection(ABC):
             needed = cls.count_announced_bytes(size, own_size=own_size, members=members)
             return needed > MAX_ANNOUNCED_BYTES
 
+        # The memory grows with the size, so bisection finds the first size that takes too much.
         return bisect_left(range(_POSITIONS), True, lo=1, key=takes_too_much) - 1
 
     @abstractmethod
@@ -926,8 +992,11 @@ class SetIntersection(ABC):
         """
 
     def _check_inputs(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> None:
-        """Raise LocalProtocolError if this party's IDs do not fit the agreement, or peers may
-        announce sizes that need too much memory; call `admit`.
+        """Check what this party, `me`, brings into an intersection with `peers`, and call `admit`,
+        which may refuse to take part.
+
+        Raises LocalProtocolError: the IDs do not fit the agreement, or the peers may announce sizes
+        that need too much memory.
         """
         check_ids(me, ids, self.agreement.maximum_ids)
         self.agreement.compute_announced_size(me, len(ids))
@@ -936,10 +1005,10 @@ class SetIntersection(ABC):
             self._admit(me, peers)
 
     def _require_memory(self, me: str, *, own_size: int, members: int) -> None:
-        """Raise LocalProtocolError if a peer may announce a size that makes a role of `me` allocate
-        more than `MAX_ANNOUNCED_BYTES`.
+        """Raise LocalProtocolError if a peer may announce so many IDs that the party `me` would
+        allocate more than `MAX_ANNOUNCED_BYTES`.
 
-        `own_size`: the number of its own IDs. `members`: how many parties with IDs there are beside
+        `own_size`: the number of IDs of `me`. `members`: how many parties with IDs there are beside
         the hub.
         """
         size = self.largest_announced_size
@@ -958,24 +1027,26 @@ class ScriptedIntersection(SetIntersection):
 
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
         """Return the role of the hub `me` (the active, which exchanges messages with every member);
-        it runs `_hub_script`.
+        it runs `_hub_script`. Raises LocalProtocolError: names, IDs or sizes that do not fit the
+        agreement.
         """
-        helpers = self._list_helpers()
-        check_parties(me, members, *helpers)
+        dealers = self._list_dealers()
+        check_parties(me, members, *dealers)
         self._check_inputs(me, members, ids)
-        return self._make_aligner(me, [*members, *helpers], self._hub_script(me, members, ids))
+        return self._make_aligner(me, [*members, *dealers], self._hub_script(me, members, ids))
 
     def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
         """Return the role of the member `me` (a passive, which exchanges messages with `hub`); it
-        runs `_member_script`.
+        runs `_member_script`. Raises LocalProtocolError: names, IDs or sizes that do not fit the
+        agreement.
         """
-        helpers = self._list_helpers()
-        check_parties(hub, [me], *helpers)
+        dealers = self._list_dealers()
+        check_parties(hub, [me], *dealers)
         self._check_inputs(me, [hub], ids)
-        return self._make_aligner(me, [hub, *helpers], self._member_script(me, hub, ids))
+        return self._make_aligner(me, [hub, *dealers], self._member_script(me, hub, ids))
 
-    def _list_helpers(self) -> Sequence[str]:
-        """Return the name of the dealer, if the backend needs one, as a list."""
+    def _list_dealers(self) -> Sequence[str]:
+        """Return a list of the dealer's name, or an empty list if the backend needs no dealer."""
         return [self.agreement.dealer] if self.needs_dealer else []
 
     def _make_aligner(self, me: str, peers: Sequence[str], script: Script) -> Aligner:
@@ -999,8 +1070,8 @@ class ResumableIntersection(SetIntersection):
 
     Args:
         secret: 32 bytes from which all randomness of messages is derived. A party keeps it secret,
-            uses it with one set of IDs only, and refuses a message that differs from that of the
-            first attempt, or a mask would be used twice. None: the randomness is fresh.
+            uses it with one set of IDs only, and refuses a message that differs from the message of
+            the first attempt; otherwise a mask would be used twice. None: the randomness is fresh.
         expected_sizes: the number of IDs that a peer must announce, by name. A peer that is not
             named may announce any number up to the agreed one.
 
@@ -1023,9 +1094,19 @@ class ResumableIntersection(SetIntersection):
         secret: bytes | None = None,
         expected_sizes: Mapping[str, int] | None = None,
     ) -> None:
-        """Set up an intersection at one party. `secret`: 32 bytes from which all randomness of
-        messages is derived; None: it is fresh. `expected_sizes`: how many IDs a peer must announce,
-        by name. For the other arguments see `SetIntersection`.
+        """Set up an intersection at one party.
+
+        Args:
+            agreement: the terms that all parties agreed on.
+            threads: number of threads that this party computes with; None: the backend's choice.
+            progress: called with reports of this party's work; None: not reported.
+            admit: called before each role with IDs is made; raises to refuse it.
+            secret: 32 bytes from which all randomness of messages is derived, so that a resumed
+                attempt repeats the same messages; None: the randomness is fresh.
+            expected_sizes: how many IDs a peer must announce, by name.
+
+        Raises LocalProtocolError: sizes are agreed but the messages reveal the true sizes, or
+        another argument does not fit (see `SetIntersection`).
         """
         super().__init__(agreement, threads=threads, progress=progress, admit=admit)
         if agreement.sizes and self.shows_sizes:
@@ -1049,8 +1130,8 @@ class ResumableIntersection(SetIntersection):
         return max(self._expected_sizes.values(), default=self.agreement.largest_size)
 
     def require_expected_size(self, peer: str, size: int) -> None:
-        """Raise RemoteProtocolError if `peer` announced `size` IDs and another number
-        is expected.
+        """Raise RemoteProtocolError if `peer` announced `size` IDs and this party expects another
+        number. A peer without an expected size may announce any number.
         """
         expected = self._expected_sizes.get(peer, size)
         if size != expected:

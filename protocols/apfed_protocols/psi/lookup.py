@@ -48,20 +48,23 @@ class Holder:
     """
 
     def __init__(self, ids: Sequence[bytes], *, session: bytes) -> None:
-        """Blind the distinct, encoded IDs under a fresh scalar, in a random order. `session`: 32
-        bytes that both parties know, used once.
+        """Blind the distinct, encoded IDs: hash each ID to a curve point and multiply it by a fresh
+        secret scalar. The list of blinded IDs, `published`, is in the random order `order`.
+
+        `session`: 32 bytes that both parties know, used once; they key the hash.
         """
         self._scalar = fresh_key()
         self.order = random_permutation(len(ids))
         digests = np.frombuffer(digest_ids(ids, session=session), np.uint8)
         shuffled = digests.reshape(-1, POINT_BYTES)[self.order].tobytes()
-        self.published = map_in_threads(lambda piece: blind_digests(self._scalar, piece), shuffled)
+        self.published = map_in_threads(lambda chunk: blind_digests(self._scalar, chunk), shuffled)
 
     def answer(self, question: bytes, *, sender: str, maximum: int) -> bytes:
-        """Return a tag (16 bytes) for each of the asker's blinded IDs, in the order received.
+        """Blind the asker's blinded IDs once more, by this holder's scalar; return the first 16
+        bytes of each (its tag), in the order received.
 
         Args:
-            question: the blinded IDs, joined.
+            question: the asker's blinded IDs (curve points), joined.
             sender: the asker, for errors.
             maximum: how many IDs may be asked about at once.
 
@@ -74,7 +77,7 @@ class Holder:
                 f"{maximum} are answered"
             )
         check_points(sender, question)
-        products = map_in_threads(lambda piece: multiply_points(self._scalar, piece), question)
+        products = map_in_threads(lambda chunk: multiply_points(self._scalar, chunk), question)
         return _truncate_points(products)
 
 
@@ -94,8 +97,16 @@ class Asker:
     """
 
     def __init__(self, published: bytes, *, holder: str, session: bytes, maximum: int) -> None:
-        """Multiply the holder's blinded IDs, `published`, by a fresh scalar, and index their tags.
-        `maximum`: how many there may be; `session`: 32 bytes that both parties know.
+        """Blind the holder's blinded IDs once more, by a fresh secret scalar, and index the results
+        by their first 16 bytes (tags): an ID that both have will get the same tag.
+
+        Args:
+            published: the holder's blinded IDs (curve points), joined.
+            holder: name of the holder, for errors.
+            session: 32 bytes that both parties know.
+            maximum: how many IDs the holder may have.
+
+        Raises RemoteProtocolError: the list is too long, or not of valid points.
         """
         if len(published) > maximum * POINT_BYTES:
             raise RemoteProtocolError(
@@ -106,7 +117,7 @@ class Asker:
         self._holder = holder
         self._session = session
         self._scalar = fresh_key()
-        products = map_in_threads(lambda piece: multiply_points(self._scalar, piece), published)
+        products = map_in_threads(lambda chunk: multiply_points(self._scalar, chunk), published)
         tags = split_points(_truncate_points(products), TAG_BYTES)
         self.size = len(published) // POINT_BYTES
         self._position_by_tag = {tag: position for position, tag in enumerate(tags)}
@@ -126,7 +137,8 @@ class Asker:
 
         Raises RemoteProtocolError: the bytes are not one different tag for each ID.
         """
-        tags = split_points(answer, TAG_BYTES) if len(answer) == people * TAG_BYTES else []
+        has_expected_length = len(answer) == people * TAG_BYTES
+        tags = split_points(answer, TAG_BYTES) if has_expected_length else []
         if len(set(tags)) != people:
             raise RemoteProtocolError(
                 f"{self._holder} sent {len(answer)} bytes of {len(set(tags))} different tags for "

@@ -18,7 +18,7 @@ With each member apart, where C is the code of `apfed_protocols.psi.code` (85 bi
 4. TAGS. The member tags each of its IDs by F(y) = hash(Decode(Q, y) + C(H(y)) * s, H(y)), in a
    random order. The hub tags its own by hash(Decode(T0, x), H(x)), which is F(x). For another ID it
    lacks C(z) * s with z not 0, at least 128 bits of s.
-5. ROWS, DONE or REFUSAL: it compares, and opens what all share; see `open_rows`.
+5. ROWS, DONE or REFUSAL: it compares, and opens what all share; see `reveal_common_rows`.
 
 Security: 128 bits against computing, 40 against chance. The OPRF holds against either party if it
 deviates, with all hashes as random oracles, AES as a pseudorandom generator, and the gap
@@ -78,9 +78,9 @@ from apfed_protocols.psi.interface import (
     Turn,
     count_message_bytes,
     digest_each,
-    open_rows,
-    parse_opened_rows,
+    parse_revealed_rows,
     require_own_rows,
+    reveal_common_rows,
 )
 from apfed_protocols.psi.store import (
     Digests,
@@ -262,7 +262,7 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             member_tags = np.frombuffer(body, np.uint8).reshape(-1, length)
             positions[member] = match_tags(own_tags.pop(member), member_tags, sender=member)
             endpoint.report_progress(len(positions), len(members))
-        return (yield from open_rows(endpoint, positions))
+        return (yield from reveal_common_rows(endpoint, positions))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
         """Run the role of the member `me` (a passive): base oblivious transfers as the receiver,
@@ -302,7 +302,7 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         tags = add_random_tags(tags, size, seed=derive_key(secret, b"ot filling"))
         sent = {hub: tags.take(order, axis=0).tobytes()}
         inbox = yield endpoint.make_turn(Kind.TAGS, sent, [hub])
-        result = parse_opened_rows(endpoint, inbox, hub, order, hub_size)
+        result = parse_revealed_rows(endpoint, inbox, hub, order, hub_size)
         require_own_rows(result, len(ids), me=me, hub=hub)
         return result
 

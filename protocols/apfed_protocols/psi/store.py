@@ -54,7 +54,7 @@ ELEMENT_BYTES = 16
 _WORDS = np.dtype("<u8")
 _MODULUS = 0x87
 _TOP = 1 << 127
-_PIECE = 2**12
+_ROWS_SUMMED_AT_ONCE = 2**12
 # By words of an item, a type of its width: numpy moves numbers faster than raw bytes.
 _ITEMS = {1: np.dtype(np.uint64), 2: np.dtype(np.complex128)}
 
@@ -85,8 +85,11 @@ class Rows:
 
     @classmethod
     def from_digests(cls, digests: Digests, size: int) -> "Rows":
-        """Return the rows of the IDs with these digests, (n, 6) words, in a store with `size`
-        sparse cells.
+        """Return the rows of the linear system for n IDs: the cells of each ID in a store with
+        `size` sparse cells, which its digest selects.
+
+        `digests`: hash of each ID, six words, (n, 6): three for the sparse cells, one for the dense
+        cells, two that are not used here.
         """
         cell_type = np.int32 if size <= np.iinfo(np.int32).max else np.int64
         cells = np.empty((len(digests), _ONES), cell_type)
@@ -126,24 +129,29 @@ def _split_chunks(rows: int) -> Iterator[slice]:
 
 
 def decode_rows(store: Elements, rows: Rows) -> Elements:
-    """Return the value of each of n rows in a store, (n, w): the XOR of the cells that it selects,
-    each of w words.
+    """Decode the value of each of n IDs from a store, (n, w): the XOR of the cells that the ID
+    selects, each of w words.
 
-    `store`: m sparse cells, then the 48 dense cells, (m + 48, w).
+    `store`: m sparse cells, then the 48 dense cells, (m + 48, w). `rows`: the cells that each ID
+    selects.
     """
-    dense = compute_subset_sums(store[-DENSE:])
+    dense_tables = compute_subset_sums(store[-DENSE:])
     values = np.empty((len(rows), store.shape[1]), np.uint64)
     for chunk in _split_chunks(len(rows)):
-        values[chunk] = _sum_cells(store, dense, rows[chunk])
+        values[chunk] = _sum_cells(store, dense_tables, rows[chunk])
     return values
 
 
-def _sum_cells(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
-    """Return, for each row, the sum of its three sparse cells and of its dense cells, (n, w).
+def _sum_cells(store: Elements, dense_tables: NDArray[np.uint64], rows: Rows) -> Elements:
+    """Return, for each of n IDs, the sum (XOR) of its three sparse cells and of its dense cells,
+    (n, w).
 
-    `dense`: tables of all sums of the dense cells, eight cells a table (`compute_subset_sums`).
+    Args:
+        store: the cells, w words each.
+        dense_tables: all sums of the dense cells, eight cells a table (`compute_subset_sums`).
+        rows: the cells that each ID selects.
     """
-    sums = gather_sums(dense, rows.dense)
+    sums = gather_sums(dense_tables, rows.dense)
     for which in range(_ONES):
         sums ^= store.take(rows.cells[:, which], axis=0)
     return sums
@@ -158,16 +166,21 @@ class Encoder:
         """Compute the order for these rows, in a store with `cells` sparse cells."""
         self._rows = rows
         self._cells = cells
+        # The rows removed in each round with a cell of their own, and the rows that remain.
         self._rounds, self._unpeeled = _peel_rows(rows.cells, cells)
 
     def encode(self, values: Elements, *, seed: bytes | None = None) -> Elements:
-        """Return a store in which the XOR of the cells that a row selects is its value: sparse and
-        dense cells of w words, (cells + DENSE, w).
+        """Return an oblivious key-value store: for each row (ID) the XOR of the cells that the row
+        selects is the row's value. The store has sparse and dense cells of w words,
+        (cells + DENSE, w).
+
+        It starts with random cells. First the rows that could not be peeled are solved by
+        elimination, then the peeled rows, last round first: each sets the cell that only it uses.
 
         Args:
             values: the value of each row, w words, (n, w).
-            seed: 32 secret bytes, used once, from which cells that no row needs are drawn; None:
-                they are random.
+            seed: 32 secret bytes, used once, from which the random cells are expanded; None: a
+                fresh seed.
 
         Raises DependentRowsError: the rows are linearly dependent.
         """
@@ -175,13 +188,13 @@ class Encoder:
         cells = self._cells
         store = _expand_rows(seed or fresh_key(), b"store", (cells + DENSE, values.shape[1]))
         _solve_cells(store, rows, values, self._unpeeled)
-        dense = compute_subset_sums(store[-DENSE:])
+        dense_tables = compute_subset_sums(store[-DENSE:])
         for peeled_rows, own_cells in reversed(self._rounds):
-            # A row of a round does not use the own cell of another, so chunks are independent.
+            # No row of a round uses the own cell of another, so chunks are independent.
             for chunk in _split_chunks(len(own_cells)):
                 chunk_rows = peeled_rows[chunk]
                 chunk_cells = own_cells[chunk]
-                sums = _sum_cells(store, dense, rows.pick_rows(chunk_rows))
+                sums = _sum_cells(store, dense_tables, rows.pick_rows(chunk_rows))
                 # The sums include the present content of the own cells, which is replaced.
                 sums ^= store.take(chunk_cells, axis=0)
                 new_content = values.take(chunk_rows, axis=0) ^ sums
@@ -190,8 +203,9 @@ class Encoder:
 
 
 def _peel_rows(cells_n3: Indices, cells: int) -> tuple[list[tuple[Indices, Indices]], Indices]:
-    """Remove rows that have a cell of their own, which no other remaining row uses, round after
-    round.
+    """Peel the rows of a store's linear system: in each round, remove the rows that have a cell of
+    their own, which no other remaining row uses. In the opposite order each can then be solved by
+    setting its own cell.
 
     Args:
         cells_n3: the three sparse cells of each of n rows, (n, 3).
@@ -201,7 +215,8 @@ def _peel_rows(cells_n3: Indices, cells: int) -> tuple[list[tuple[Indices, Indic
         For each round, the rows that are removed and the own cell of each; and the rows that
         remain.
     """
-    # A row's number plus one user: added to the word of each of its cells (see `_SUM_BITS`).
+    # The word of a cell counts its users (the remaining rows that use it) in its upper bits, and
+    # has the sum of their row numbers in the lower 40 bits. Each row adds this to its cells:
     row_words = np.arange(len(cells_n3)) + _ONE_USER
     cell_words = np.zeros(cells, np.int64)
     for which in range(_ONES):
@@ -212,9 +227,10 @@ def _peel_rows(cells_n3: Indices, cells: int) -> tuple[list[tuple[Indices, Indic
     scratch = np.empty(max(cells, len(cells_n3)), np.int64)
     single_user_cells = np.flatnonzero(cell_words >> _SUM_BITS == 1)
     while len(single_user_cells):
-        # With one user the sum of the users' numbers is the row; it may have several such cells.
-        peeled, first = _find_unique(cell_words[single_user_cells] - _ONE_USER, scratch)
-        rounds.append((peeled, single_user_cells[first]))
+        # If a cell has one user, the sum of row numbers is that row. A row may be the only user of
+        # several cells; one of them is enough.
+        peeled, index_of_cell = _find_unique(cell_words[single_user_cells] - _ONE_USER, scratch)
+        rounds.append((peeled, single_user_cells[index_of_cell]))
         is_remaining[peeled] = False
         touched_cells = cells_n3[peeled].ravel()
         np.subtract.at(cell_words, touched_cells, np.repeat(row_words[peeled], _ONES))
@@ -224,22 +240,26 @@ def _peel_rows(cells_n3: Indices, cells: int) -> tuple[list[tuple[Indices, Indic
 
 
 def _find_unique(numbers: Indices, scratch: Indices) -> tuple[Indices, Indices]:
-    """Return each of these numbers once, and an index at which it stands, without sorting.
+    """Return each of these non-negative numbers once, and for each an index where it occurs,
+    without sorting.
 
-    `scratch`: memory, longer than the largest number.
+    `scratch`: working memory, which is overwritten; longer than the largest number.
     """
     indices = np.arange(len(numbers))
-    scratch[numbers] = indices
+    scratch[numbers] = indices  # of equal numbers, the last index is stored
     unique = np.flatnonzero(scratch[numbers] == indices)
     return numbers[unique], unique
 
 
 def _solve_cells(store: Elements, rows: Rows, values: Elements, remaining: Indices) -> None:
-    """Set, in place, the cells that give the rows which could not be peeled their values, by
-    Gaussian elimination.
+    """Solve the rows that could not be peeled, by Gaussian elimination over GF(2): set cells of
+    `store`, in place, so that the XOR of the cells that such a row selects is its value.
 
-    `values`: value of each row, solved before or not, w words, (n, w). `remaining`: the indices of
-    the rows to solve.
+    Args:
+        store: sparse cells, then dense cells, of w words each, filled with random content.
+        rows: the cells that each of n rows selects.
+        values: the value of each row, w words, (n, w).
+        remaining: the indices of the rows to solve.
 
     Raises DependentRowsError: these rows are linearly dependent.
     """
@@ -306,14 +326,14 @@ def _expand_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray
 
 
 def add_random_words(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
-    """XOR to `rows`, in place, the words that `_expand_rows` returns for this seed, purpose and
-    shape, without a second array of that size.
+    """XOR pseudorandom words to `rows`, in place, chunk by chunk: the words that `_expand_rows`
+    returns for this seed, purpose and shape. This saves a second array of that size.
     """
     content = rows.reshape(-1).view(np.uint8)
     start = 0
-    for part in keystream_chunks(seed, purpose, length=len(content)):
-        content[start : start + len(part)] ^= np.frombuffer(part, np.uint8)
-        start += len(part)
+    for chunk in keystream_chunks(seed, purpose, length=len(content)):
+        content[start : start + len(chunk)] ^= np.frombuffer(chunk, np.uint8)
+        start += len(chunk)
 
 
 class Multiplier:
@@ -325,13 +345,15 @@ class Multiplier:
     """
 
     def __init__(self, factor: bytes) -> None:
-        """Compute the tables for a factor, an element of 16 bytes: of the sums of any of eight
-        consecutive multiples factor * x^k.
+        """Compute the tables for a factor, an element of GF(2^128) in 16 bytes. The table of byte k
+        has, for each value of the byte, the sum of the multiples factor * x^j, 8k <= j < 8k + 8,
+        whose bits are set in it.
         """
         multiple = int.from_bytes(factor, "little")
         multiples = []
         for _ in range(8 * ELEMENT_BYTES):
             multiples.append(multiple)
+            # The next multiple by x, modulo x^128 + x^7 + x^2 + x + 1.
             has_overflow = multiple & _TOP
             multiple = ((multiple ^ _TOP) << 1) ^ _MODULUS if has_overflow else multiple << 1
         content = b"".join(multiple.to_bytes(ELEMENT_BYTES, "little") for multiple in multiples)
@@ -343,8 +365,9 @@ class Multiplier:
 
 
 def view_as_items(elements: NDArray[np.uint64]) -> NDArray[Any]:
-    """Return a view of rows of words, (n, w), as n items, which numpy copies several times as fast
-    by index. The items are for copying only, not for arithmetic.
+    """Return n rows of w words, (n, w), as an array of n items, (n,), which NumPy copies several
+    times as fast by index. The items are for copying only, not for arithmetic. The array is a view
+    if the rows are contiguous.
     """
     words = elements.shape[-1]
     item_type = _ITEMS.get(words, np.dtype((np.void, words * _WORDS.itemsize)))
@@ -353,10 +376,11 @@ def view_as_items(elements: NDArray[np.uint64]) -> NDArray[Any]:
 
 
 def compute_subset_sums(elements: Elements) -> NDArray[np.uint64]:
-    """Return tables of all subset sums (XOR) of each eight consecutive ones of n rows of w words,
-    (n / 8, 256, w).
+    """Return tables of all subset sums (XOR) of n rows of w words, one table for each eight
+    consecutive rows, (n / 8, 256, w).
 
-    Entry b of a table is the sum of those of its eight rows whose bits are set in b.
+    Entry b of a table is the sum of the rows whose bits are set in b. By these tables, one look-up
+    replaces eight conditional additions (`gather_sums`).
     """
     tables = np.zeros((len(elements) // 8, 256, elements.shape[1]), np.uint64)
     for bit in range(8):
@@ -366,17 +390,20 @@ def compute_subset_sums(elements: Elements) -> NDArray[np.uint64]:
 
 
 def gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> Elements:
-    """Return, for each row of selectors, the sum of the rows that its bits select, (n, w).
+    """Return, for each of n selectors, the sum (XOR) of the rows that its bits select, (n, w).
 
     Args:
         tables: what `compute_subset_sums` returned for 8 t rows of w words, (t, 256, w).
-        selectors: words whose first t bytes select the rows: bit k of byte b selects row 8 b + k.
+        selectors: 64-bit words, some for each selector, (n, words). Bit k of byte b of a selector
+            selects row 8 b + k; only the first t bytes count.
     """
     selector_bytes = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)
     sums = np.zeros((len(selectors), tables.shape[2]), np.uint64)
-    for start in range(0, len(sums), _PIECE):  # in pieces that stay in the cache
-        part = sums[start : start + _PIECE]
-        entries = selector_bytes[start : start + _PIECE, : len(tables)].T.astype(np.int64)
+    for start in range(0, len(sums), _ROWS_SUMMED_AT_ONCE):  # in chunks that stay in the cache
+        chunk_sums = sums[start : start + _ROWS_SUMMED_AT_ONCE]  # a view, changed in place
+        entries = selector_bytes[start : start + _ROWS_SUMMED_AT_ONCE, : len(tables)].T.astype(
+            np.int64
+        )
         for table, entries_of_table in zip(tables, entries, strict=True):
-            part ^= table.take(entries_of_table, axis=0)
+            chunk_sums ^= table.take(entries_of_table, axis=0)
     return sums

@@ -78,22 +78,29 @@ class ExtensionReceiver:
     """
 
     def __init__(self, keys: Sequence[tuple[bytes, bytes]], hash_key: bytes) -> None:
-        """Keep both keys of each base transfer; no batch was made yet."""
+        """Store both keys of each base transfer; no batch of transfers was made yet."""
         self._keys = keys
         self._hash_key = hash_key
         self._batches = 0
+        # Of the last batch, for its proof: the keys of T0's columns, and the choice bits r.
         self._keys_of_t0: list[bytes] = []
         self._choices: Words = np.empty(0, np.uint64)
 
     def extend(self, choices: Words) -> tuple[bytes, Numbers]:
-        """Return the message to the member, U = T0 + T1 + r of the next batch, and the hub's number
-        of each transfer, H(T0_k) for transfer k. T0 and T1 are the pseudorandom bit columns
-        expanded from the two keys of each base transfer.
+        """Run the hub's side of the next batch of oblivious transfers (OT extension).
+
+        T0 and T1 are pseudorandom bit matrices, one row for each transfer and 128 columns, expanded
+        from the two keys of each base transfer.
 
         `choices`: r, the hub's choice bits, 64 transfers a word, at most `BATCH_WORDS` words.
+
+        Returns:
+            The message to the member, U = T0 + T1 + r (r is added to each column); and the hub's
+            32-bit number of each transfer, H(T0_k) for transfer k.
         """
         batch = self._batches
         self._batches += 1
+        # Random bits at the end, which hide what the hash of r in the proof would reveal.
         masks = np.frombuffer(keystream(fresh_key(), length=WORD.itemsize * _MASK_WORDS), WORD)
         padding = np.zeros(-len(choices) % _MASK_WORDS, np.uint64)
         self._choices = np.concatenate([choices, padding, masks])
@@ -105,9 +112,10 @@ class ExtensionReceiver:
         transfer_hash = TransferHash(self._hash_key, batch)
         t0_blocks = expand_columns(self._keys_of_t0, rows)
         t1_blocks = expand_columns(keys_of_t1, rows)
-        for block, t0_columns, u_columns in zip(
+        for block, t0_columns, t1_columns in zip(
             split_blocks(rows), t0_blocks, t1_blocks, strict=True
         ):
+            u_columns = t1_columns  # computed in place
             u_columns ^= t0_columns
             u_columns ^= self._choices[_slice_choices(block)]
             vector[_slice_vector(block)] = u_columns.ravel()
@@ -115,8 +123,8 @@ class ExtensionReceiver:
         return vector.tobytes(), numbers[: BITS * len(choices)]
 
     def prove(self, challenge: bytes) -> bytes:
-        """Return the proof about the last batch: the hash of each column of T0, and of the choices
-        r.
+        """Return the proof that the last batch used the same choice bits r in all columns of U: the
+        hash of each column of T0 (a bit matrix expanded from the hub's keys), and the hash of r.
 
         `challenge`: the key of the hash, which the member named after it had received U.
         """
@@ -140,24 +148,34 @@ class ExtensionSender:
     """
 
     def __init__(self, keys: Sequence[bytes], choices: bytes, hash_key: bytes) -> None:
-        """Keep the keys, and a 64-bit mask for each column: all ones where its bit of s is 1."""
+        """Store the keys, the secret bits s, and a 64-bit mask for each column: all ones if its bit
+        of s is 1, else zeros.
+        """
         self._keys = keys
         self._secret = from_bytes(choices)
         self._hash_key = hash_key
         self._batches = 0
         bits = np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little")
+        # Modulo 2^64, 0 - 1 is a word of ones.
         self._choice_masks = (np.uint64(0) - bits.astype(np.uint64))[:, None]
-        self._hashed: Columns = np.empty((0, 2), np.uint64)
+        # The hash of each column of Q in the last batch, for `check_proof`.
+        self._q_hashes: Columns = np.empty((0, 2), np.uint64)
 
     def open_vector(self, vector: bytes, words: int, challenge: bytes) -> tuple[Numbers, Numbers]:
-        """Return the member's two numbers of each transfer of the next batch: H(Q_k) and H(Q_k + s)
-        for row k of the matrix Q = T0 + r s, each (64 words,). They must not be used before
-        `check_proof` has passed.
+        """Run the member's side of the next batch of oblivious transfers (OT extension), and store
+        the hash of Q's columns for `check_proof`.
+
+        The member computes the bit matrix Q, whose row k is T0_k + r_k s: T0_k is the hub's
+        pseudorandom row of transfer k, r_k the hub's choice bit, and s the member's secret bits.
 
         Args:
             vector: U, as the hub sent it.
-            words: number of words of the hub's choices, 64 transfers each.
+            words: W, the number of words of the hub's choices, 64 transfers each.
             challenge: the key of the hash of columns, named to the hub only after U had arrived.
+
+        Returns:
+            The member's two numbers of each transfer, for choice 0 and for choice 1: H(Q_k) and
+            H(Q_k + s), each (64 W,). They must not be used before `check_proof` has passed.
         """
         batch = self._batches
         self._batches += 1
@@ -167,24 +185,30 @@ class ExtensionSender:
         q_hash = ColumnHash(challenge, COLUMNS)
         transfer_hash = TransferHash(self._hash_key, batch)
         own_blocks = expand_columns(_derive_batch_keys(self._keys, batch), rows)
-        for block, columns in zip(split_blocks(rows), own_blocks, strict=True):
-            columns ^= u_words[_slice_vector(block)].reshape(columns.shape) & self._choice_masks
-            q_hash.update(columns)
-            q_rows = transpose_to_rows(columns)
+        for block, own_columns in zip(split_blocks(rows), own_blocks, strict=True):
+            u_columns = u_words[_slice_vector(block)].reshape(own_columns.shape)
+            q_columns = own_columns ^ (u_columns & self._choice_masks)
+            q_hash.update(q_columns)
+            q_rows = transpose_to_rows(q_columns)
             numbers[0, block] = transfer_hash.hash_rows(q_rows, block.start)
             numbers[1, block] = transfer_hash.hash_rows(q_rows ^ self._secret, block.start)
-        self._hashed = q_hash.finish()
+        self._q_hashes = q_hash.finish()
         return numbers[0, : BITS * words], numbers[1, : BITS * words]
 
     def check_proof(self, proof: bytes, hub: str) -> None:
-        """Check that hash(Q) = hash(T0) + hash(r) * s, so that the hub used the same choices r in
-        all columns of U. Raises RemoteProtocolError, which names `hub`: it did not.
+        """Check that the hub used the same choice bits r in all columns of U. The check is, column
+        by column, hash(Q) = hash(T0) + hash(r) s, where s is the column's bit of this member.
 
-        `proof`: the hub's message, the bytes that `ExtensionReceiver.prove` returned.
+        `proof`: the hub's message, the bytes that `ExtensionReceiver.prove` returned: the hashes of
+        T0's columns, then the hash of r.
+
+        Raises RemoteProtocolError, which names `hub`: the check fails.
         """
         hashes = np.frombuffer(proof, "<u8").reshape(-1, HASH_BYTES // 8)
-        expected = hashes[:COLUMNS] ^ (hashes[COLUMNS:] & self._choice_masks)
-        if not hmac.compare_digest(expected.tobytes(), self._hashed.tobytes()):
+        t0_hashes = hashes[:COLUMNS]
+        choices_hash = hashes[COLUMNS:]
+        expected = t0_hashes ^ (choices_hash & self._choice_masks)
+        if not hmac.compare_digest(expected.tobytes(), self._q_hashes.tobytes()):
             raise RemoteProtocolError(
                 f"{hub} sent a vector that is of no bits, or does not prove it; it does not follow "
                 "the protocol, and was sent nothing that depends on it"
@@ -192,8 +216,8 @@ class ExtensionSender:
 
 
 class TransferHash:
-    """The hash H of the transfers of one batch: 32 bits of E(E(v) + k) + E(v) for row v of transfer
-    k, where E is AES-256 under a key of this session and batch.
+    """The hash H of the transfers of one batch, which turns the row v of transfer k into a 32-bit
+    number: 32 bits of E(E(v) + k) + E(v), where E is AES-256 under a key of this session and batch.
     """
 
     def __init__(self, key: bytes, batch: int) -> None:
@@ -205,20 +229,21 @@ class TransferHash:
         self._buffer = np.empty(ELEMENT_BYTES * (_ROWS_HASHED_AT_ONCE + 1), np.uint8).data
 
     def hash_rows(self, rows_R2: Elements, first: int) -> Numbers:
-        """Return the number of each row, (R,).
+        """Return the 32-bit hash E(E(v) + k) + E(v) of each row v, (R,), where E is AES and k the
+        index of the row's transfer.
 
         `rows_R2`: one row of 128 bits, two words, for each of R consecutive transfers. `first`: the
-        number of the first transfer.
+        index of the first transfer.
         """
-        numbers = np.empty(len(rows_R2), np.uint32)
-        for start in range(0, len(rows_R2), _ROWS_HASHED_AT_ONCE):  # in pieces that stay in cache
+        hashes = np.empty(len(rows_R2), np.uint32)
+        for start in range(0, len(rows_R2), _ROWS_HASHED_AT_ONCE):  # in chunks that stay in cache
             once = self._encrypt(rows_R2[start : start + _ROWS_HASHED_AT_ONCE])
-            begin = first + start
+            first_index = first + start
             tweaked = once.copy()
-            tweaked[:, 0] ^= np.arange(begin, begin + len(once), dtype=np.uint64)
+            tweaked[:, 0] ^= np.arange(first_index, first_index + len(once), dtype=np.uint64)
             twice = self._encrypt(tweaked)
-            numbers[start : start + len(once)] = (twice[:, 0] ^ once[:, 0]).astype(np.uint32)
-        return numbers
+            hashes[start : start + len(once)] = (twice[:, 0] ^ once[:, 0]).astype(np.uint32)
+        return hashes
 
     def _encrypt(self, rows: Elements) -> Elements:
         """Return the AES encryption of each row, a block of 128 bits."""
@@ -235,10 +260,11 @@ def count_vector_bytes(words: int) -> int:
 
 
 def split_triples(count: int, *, more: int = 0) -> list[int]:
-    """Return the words of 64 triples in each batch of transfers, two transfers for a triple, that
-    `count` words are split into; then those of `more` further words.
+    """Split `count` words of 64 AND triples into batches of oblivious transfers; return the number
+    of words in each batch. Batches for `more` further words follow.
 
-    The further batches are at most as large as the first, so that no vector is longer.
+    A triple takes two transfers. The further batches are at most as large as the first batches, so
+    that no message is longer.
     """
     max_words = BATCH_WORDS // 2
     batches = [min(max_words, count - start) for start in range(0, count, max_words)]
@@ -247,10 +273,14 @@ def split_triples(count: int, *, more: int = 0) -> list[int]:
 
 
 def choose_triples(choices: Words, numbers: Numbers) -> tuple[Words, Words, Words]:
-    """Return the hub's shares of bit triples (a, b, c = a AND b).
+    """Return the hub's XOR shares of bit triples (a, b, c = a AND b), made from two random
+    oblivious transfers for each triple.
+
+    Its share of c is (a AND b) plus its numbers of both transfers.
 
     `choices`: the hub's choice bits in words of 64; the first half are its shares of a, the second
-    half of b. `numbers`: the 32-bit numbers that it got in these transfers.
+    half its shares of b. `numbers`: the 32-bit numbers that it got in these transfers; the
+    lowest bit of each is used.
     """
     a, b = choices.reshape(2, -1)
     first, second = _pack_bits(numbers).reshape(2, -1)
@@ -258,8 +288,15 @@ def choose_triples(choices: Words, numbers: Numbers) -> tuple[Words, Words, Word
 
 
 def derive_triples(of_zero: Numbers, of_one: Numbers) -> tuple[Words, Words, Words]:
-    """Return a member's shares of bit triples (a, b, c = a AND b) from its numbers of the
-    transfers: those for choice 0 and those for choice 1.
+    """Return a member's XOR shares of bit triples (a, b, c = a AND b), made from two random
+    oblivious transfers for each triple.
+
+    The hub's choice in the first transfer is its share of a, so the member's share of b is the XOR
+    of its two numbers there: the numbers then add up to a product of the two shares. The second
+    transfer serves the other product in the same way.
+
+    `of_zero`, `of_one`: the member's 32-bit numbers for choice 0 and for choice 1; the lowest bit
+    of each is used, the first half for the first transfers.
     """
     first, second = _pack_bits(of_zero).reshape(2, -1)
     b, a = _pack_bits(of_zero ^ of_one).reshape(2, -1)
@@ -267,7 +304,7 @@ def derive_triples(of_zero: Numbers, of_one: Numbers) -> tuple[Words, Words, Wor
 
 
 def join_triples(parts: Sequence[tuple[Words, Words, Words]]) -> TripleShares:
-    """Return the shares (a, b, c) of several batches, at least one, joined."""
+    """Return the shares (a, b, c) of one or more batches of triples, joined."""
     a, b, c = (
         np.concatenate([np.empty(0, np.uint64), *words]) for words in zip(*parts, strict=True)
     )

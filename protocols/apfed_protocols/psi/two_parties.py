@@ -105,25 +105,22 @@ def align_with(
         >>> align_with("shop", ["ann", "eve"], link=link, me="bank", hub="bank", minimum_rows=1)
         array([1])
     """
-    send, receive = _find_ends(link)
-    me = me or getattr(link, "me", None)
-    hub = hub or getattr(link, "hub", None)
-    ends_of_link = (getattr(link, "me", me), getattr(link, "peer", peer))
-    if me is None or hub not in (me, peer) or ends_of_link != (me, peer):
-        raise LocalProtocolError(
-            "align_with needs the two names of the link's ends, me= and peer, and hub=, one of "
-            f"them; got me={me!r}, peer={peer!r}, hub={hub!r}; the link says {ends_of_link}"
-        )
+    send, receive = _find_link_functions(link)
+    me, hub = _choose_names(link, me, peer, hub)
     require_names("set intersection", "session", (me, peer))
-    agreed = IntersectionAgreement(
-        session="drawn by both",
+    agreement = IntersectionAgreement(
+        session="drawn by both",  # replaced once both parties' random bytes are known
         encoding=normalisation.encoding,
         minimum_rows=minimum_rows,
         maximum_ids=maximum_ids,
     )
-    shared = {"hub": hub, "normalisation": agreed.encoding}
-    shared |= {name: getattr(agreed, name) for name in ("minimum_rows", "maximum_ids")}
-    terms = {"me": me, "peer": peer, "fit": True, "fresh": fresh_key().hex()} | shared
+    shared_terms = {
+        "hub": hub,
+        "normalisation": agreement.encoding,
+        "minimum_rows": agreement.minimum_rows,
+        "maximum_ids": agreement.maximum_ids,
+    }
+    terms = {"me": me, "peer": peer, "fit": True, "fresh": fresh_key().hex()} | shared_terms
     transport: dict[str, Any] = {
         "send": lambda _, body: send(body),
         "receive": lambda timeout_s: (peer, _require_bytes(receive(timeout_s))),
@@ -132,12 +129,13 @@ def align_with(
     try:
         own_ids = encode_ids(me, ids, normalisation, maximum_ids=maximum_ids)
     except DataError:
-        with contextlib.suppress(RemoteProtocolError):  # the peer may be gone already
-            take_part(_Terms(terms | {"fit": False}, shared), **transport)
+        # Tell the peer that this party stops; the peer may be gone already.
+        with contextlib.suppress(RemoteProtocolError):
+            take_part(_TermsRole(terms | {"fit": False}, shared_terms), **transport)
         raise
-    exchange = _Terms(terms, shared)
-    take_part(exchange, **transport)
-    protocol = EcdhIntersection(replace(agreed, session=exchange.session), threads=threads)
+    terms_role = _TermsRole(terms, shared_terms)
+    take_part(terms_role, **transport)
+    protocol = EcdhIntersection(replace(agreement, session=terms_role.session), threads=threads)
     if hub == me:
         role: Aligner = protocol.make_hub(me, [peer], own_ids)
     else:
@@ -150,7 +148,25 @@ def align_with(
         raise DataError(f"{error}. {details}") from error
 
 
-def _find_ends(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], Any]]:
+def _choose_names(link: Any, me: str | None, peer: str, hub: str | None) -> tuple[str, str]:
+    """Return the names of this party and of the hub, taken from the link's attributes `me` and
+    `hub` where the caller gave none (None).
+
+    Raises LocalProtocolError: a name is missing, the hub is neither party, or the link names other
+    parties at its ends.
+    """
+    me = me or getattr(link, "me", None)
+    hub = hub or getattr(link, "hub", None)
+    ends_of_link = (getattr(link, "me", me), getattr(link, "peer", peer))
+    if me is None or hub is None or hub not in (me, peer) or ends_of_link != (me, peer):
+        raise LocalProtocolError(
+            "align_with needs the two names of the link's ends, me= and peer, and hub=, one of "
+            f"them; got me={me!r}, peer={peer!r}, hub={hub!r}; the link says {ends_of_link}"
+        )
+    return me, hub
+
+
+def _find_link_functions(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], Any]]:
     """Return the send and receive functions of a link, which is an object with these methods or a
     pair of functions. Raises LocalProtocolError: `link` is neither.
     """
@@ -179,38 +195,40 @@ def _require_bytes(body: object) -> bytes:
     return bytes(body)
 
 
-class _Terms:
+class _TermsRole:
     """A party's role in the exchange of terms (names, hub, normalisation, limits) before an
-    intersection: both send theirs and compare them with the peer's.
+    intersection: each party sends its terms and compares them with the peer's.
 
     Attributes:
         session: a fresh name that both parties derive from the two messages; "" before.
     """
 
-    def __init__(self, terms: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+    def __init__(self, terms: Mapping[str, Any], shared_terms: Mapping[str, Any]) -> None:
         """Make the role.
 
         Args:
-            terms: this party's terms, which are sent: "me", "peer", "fit" (whether its IDs are
-                usable), "fresh" (random), and those of `shared`.
-            shared: the terms that must be equal at both parties.
+            terms: all terms that this party sends: "me", "peer", "fit" (whether its IDs are
+                usable), "fresh" (random text), and the shared terms.
+            shared_terms: the terms that must be equal at both parties.
         """
         self._terms = terms
-        self._shared = shared
+        self._shared_terms = shared_terms
         self.session = ""
-        self._sent = json.dumps(terms).encode()
+        self._own_message = json.dumps(terms).encode()
 
     def start(self) -> Iterable[Outgoing]:
-        return [Outgoing(self._terms["peer"], self._sent)]
+        return [Outgoing(self._terms["peer"], self._own_message)]
 
     @property
     def is_finished(self) -> bool:
         return bool(self.session) or not self._terms["fit"]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Compare the peer's terms with this party's, and derive the session from both messages;
-        return no messages. Raises RemoteProtocolError: the peer is another one than expected, or
-        has other terms or unfit IDs.
+        """Compare the peer's terms, `body`, with this party's, and set `session`, a name derived
+        from both messages. Return no messages, since none follow.
+
+        Raises RemoteProtocolError: the peer is another party than expected, has other terms, or
+        says that its own IDs are unfit.
         """
         peer_terms = self._parse_terms(sender, body)
         me = self._terms["me"]
@@ -222,7 +240,7 @@ class _Terms:
             )
         differences = [
             f"{name} is {own_value!r} at {me} and {peer_terms[name]!r:.200} at {sender}"
-            for name, own_value in self._shared.items()
+            for name, own_value in self._shared_terms.items()
             if own_value != peer_terms[name]
         ]
         if differences:
@@ -235,9 +253,9 @@ class _Terms:
                 f"{sender} stopped before the intersection: its own IDs are unfit, and it was told "
                 "why; call align_with again at both once they are mended"
             )
-        digests = b"".join(
-            hashlib.sha256(message).digest() for message in sorted((self._sent, body))
-        )
+        # Sorted, so that both parties hash the two messages in the same order.
+        messages = sorted((self._own_message, body))
+        digests = b"".join(hashlib.sha256(message).digest() for message in messages)
         self.session = f"two parties {hashlib.sha256(digests).hexdigest()}"
         return ()
 
@@ -252,7 +270,7 @@ class _Terms:
             terms = json.loads(body) if len(body) <= _MAX_TERMS_BYTES else {}
             is_valid = {name: type(terms[name]) for name in terms} == own_types
         except (ValueError, TypeError, LookupError, RecursionError):
-            pass
+            pass  # not JSON, no object, or nested too deeply: invalid
         if not is_valid:
             raise RemoteProtocolError(
                 f"{sender} sent {len(body)} bytes that are no terms of align_with; call it at both "

@@ -15,7 +15,7 @@ member apart, over GF(2^128):
 3. The member adds: K = B + (A + P) Delta = C + P Delta, and tags each of its IDs by
    F(y) = hash(Decode(K, y) + Delta H(y)). The hub tags its own by hash(Decode(C, x)), which is
    F(x); F of another ID is a random number to it, since Delta is unknown.
-4. It compares, and opens what all share; see `open_rows` and `parse_opened_rows`.
+4. It compares, and opens what all share; see `reveal_common_rows` and `parse_revealed_rows`.
 
 The hash is keyed by both: the member commits to its part before it sees the hub's, and shows it
 with the tags, so that nobody chose it. Lists are in a random order of the member's. Where the
@@ -57,9 +57,9 @@ from apfed_protocols.psi.interface import (
     Turn,
     check_parties,
     count_message_bytes,
-    open_rows,
-    parse_opened_rows,
+    parse_revealed_rows,
     require_own_rows,
+    reveal_common_rows,
 )
 from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.psi.store import (
@@ -219,7 +219,7 @@ class VoleIntersection(DealtIntersection):
             endpoint.report_progress(len(positions), len(members))
             del body, member_tags, own_tags
         del inbox
-        return (yield from open_rows(endpoint, positions))
+        return (yield from reveal_common_rows(endpoint, positions))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
         """Run the role of the member `me` (a passive): commit to its part of the key, compute K
@@ -252,7 +252,7 @@ class VoleIntersection(DealtIntersection):
         order = random_permutation(size)
         tags = add_random_tags(tags, size).take(order, axis=0)
         inbox = yield endpoint.make_turn(Kind.TAGS, {hub: key_part + tags.tobytes()}, [hub])
-        result = parse_opened_rows(endpoint, inbox, hub, order, hub_size)
+        result = parse_revealed_rows(endpoint, inbox, hub, order, hub_size)
         require_own_rows(result, len(ids), me=endpoint.me, hub=hub)
         return result
 
