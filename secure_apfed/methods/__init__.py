@@ -103,7 +103,7 @@ _OURS: Mapping[str, Method] = {
 def _require_method(candidate: Any, import_path: str) -> Method:
     """Return the method of a plug-in, and store its import path in its settings class.
 
-    Runs choose the method by that path, so its settings must declare no `name` of their own.
+    Settings files name the method by this path, so its settings class must not declare a `name`.
 
     `candidate`: the imported object, a Method or a subclass of it. `import_path`: where it was
     imported from, as `package.module:Name`. Raises TypeError: the object is no Method, or its
@@ -126,7 +126,7 @@ def _require_method(candidate: Any, import_path: str) -> Method:
 METHODS: PluginTable[Method] = PluginTable(_OURS, kind="methods", prepare=_require_method)
 
 
-# `next` takes the first such method of the table: single_view.
+# The first method without passives is single_view.
 ALONE: MethodSettings = next(
     method.public_facts for method in METHODS.values() if not method.settings.has_passives
 )
@@ -136,9 +136,10 @@ ALONE: MethodSettings = next(
 def method_settings(choice: Any, *, as_json: bool = False) -> MethodSettings:
     """Return the settings of a method from the `method` entry of a run's configuration.
 
-    `choice` is a key of `METHODS`, a mapping with that key as `name` and the method's own settings,
-    or a settings object. `as_json`: accept a list where a tuple is declared; convert no other type.
-    Raises ValueError: no method has that name, or it has other settings.
+    `choice`: a key of `METHODS`; or a mapping with that key as `name`, beside the method's
+    settings; or a settings object, which is returned. `as_json`: accept a list where a tuple is
+    declared, and convert no other type. Raises ValueError: no method has that name, or a setting
+    does not fit it.
     """
     if isinstance(choice, MethodSettings):
         return choice
@@ -167,11 +168,15 @@ def open_session(
 ) -> Simulation:
     """Start all parties of a run in this process, with new secrets, ready for the first step.
 
-    `alignment`: mapping from party name to the row of that party's table at each of the N alignment
-    positions, (N,), from an earlier session with the same data; None: intersect the IDs now.
-    `logs`: folder of privacy ledgers and answer counters, which then outlast the session; None:
-    keep them in memory.
+    Args:
+        config: the run's settings.
+        data: the tables of all parties.
+        alignment: mapping from party name to the row of that party's table at each alignment
+            position, from an earlier session with the same data; None: intersect the IDs now.
+        logs: folder of privacy ledgers and answer counters, which then outlast the session; None:
+            they are in memory only.
     """
+    # Without logs, the simulation makes every party's secrets itself.
     names = [] if logs is None else [table.name for table in data.tables]
     secrets = {name: fresh_secrets(config, name, logs=logs) for name in names}
     start = SimulationInputs(config=config, data=data, secrets=secrets, alignment=alignment)

@@ -61,19 +61,23 @@ _UNFINISHED = "alignment"
 _POSITION_BYTES = 64
 """Bytes of memory for a position besides its features: the row of the table, and counts of answers.
 """
-# What to do in errors and warnings: about labels, and about test rows.
-_MORE = "give common people of each class a label, or align tables that share more people"
-_TEST = "take another seed, raise data.test_fraction, or align tables that share more people"
+_ADVICE_ON_LABELS = (
+    "give common people of each class a label, or align tables that share more people"
+)
+"""The remedy in errors and warnings about labels."""
+_ADVICE_ON_TEST_ROWS = (
+    "take another seed, raise data.test_fraction, or align tables that share more people"
+)
+"""The remedy in errors and warnings about test rows."""
 
 
 def find_positions_in_table_order(aligned: Tensor, rows: Tensor) -> Tensor:
-    """Return the alignment positions of those of a party's rows that are aligned, in the order of
-    its table.
+    """Return the alignment positions of a party's rows, in the order of its table.
 
-    The order of the alignment is random; that of the table makes what is drawn from these positions
-    a function of the seed.
+    Rows that are not aligned are left out. The table's order makes later random draws reproducible:
+    the alignment's order is random in each run, and does not depend on the seed.
 
-    `aligned`: the row of the party's table at each position, (U,). `rows`: rows of its table.
+    `aligned`: the row of the party's table at each of the U positions. `rows`: rows of its table.
     """
     order = aligned.argsort()
     return order[torch.isin(aligned[order], rows)]
@@ -82,10 +86,11 @@ def find_positions_in_table_order(aligned: Tensor, rows: Tensor) -> Tensor:
 def find_positions(aligned: Tensor, rows: Tensor) -> Tensor:
     """Return the alignment position of each of a party's rows, in the order of `rows`.
 
-    `aligned`: the row of the party's table at each position, (U,). `rows`: aligned rows of its
-    table.
+    `aligned`: the row of the party's table at each of the U positions. `rows`: rows of its table,
+    all of them aligned.
     """
-    position_N = torch.full((1 + max(aligned.tolist(), default=-1),), -1, dtype=torch.int64)
+    last_row = max(aligned.tolist(), default=-1)
+    position_N = torch.full((last_row + 1,), -1, dtype=torch.int64)
     position_N[aligned] = torch.arange(len(aligned))
     return position_N[rows]
 
@@ -96,8 +101,9 @@ def needs_dealer(settings: AlignmentSettings) -> bool:
 
 
 def hides_overlaps_by_transfers(settings: AlignmentSettings) -> bool:
-    """Return whether the intersection hides what each passive shares with the active without a
-    dealer: the active and the first passive run oblivious transfers instead.
+    """Return whether the intersection hides each passive's overlap with the active by transfers.
+
+    Then the active and the first passive run oblivious transfers, and no dealer is needed.
     """
     backend = SET_INTERSECTIONS[settings.backend]
     return settings.mode == "all" and not (backend.pairwise or backend.needs_dealer)
@@ -116,7 +122,8 @@ async def align_as_active(party: PartyContext, links: Links, session: str) -> Te
         for name, members in _list_intersections(party, session)
     ]
     if party.config.alignment.mode == "all":
-        return torch.cat(common_rows)  # of the one intersection
+        return torch.cat(common_rows)  # there was a single intersection
+    # Pairwise: number the people that the active shares with any passive, in a random order.
     rows_U: Tensor = torch.unique(torch.cat(common_rows))
     order_U = torch.from_numpy(random_permutation(len(rows_U)))
     rows_U = rows_U[order_U]
@@ -160,7 +167,7 @@ async def align_as_passive(party: PartyContext, links: Links, session: str) -> T
         ids = canonical_ids(party.name, party.data.table.ids, settings)
         member = protocol.make_member(party.name, party.active, ids)
         rows_P = await _run_aligner(links, member, party, (party.active,), maximum=protocol.longest)
-    # There the order of the intersection is that of the positions.
+    # With one intersection of all parties, its order is the order of the positions.
     if settings.mode == "all":
         return rows_P
     message = await links.receive(
@@ -173,8 +180,8 @@ async def align_as_passive(party: PartyContext, links: Links, session: str) -> T
 def describe_people(party: PartyContext, rows_U: Tensor) -> CommonPeople:
     """Return how many of a party's people are aligned.
 
-    `rows_U`: the row of its table at each alignment position, -1 for none. Warns
-    UnmatchedIdsWarning: IDs of one pattern are far rarer among them than its other IDs.
+    `rows_U`: the row of its table at each of the U alignment positions, -1 for none. Warns
+    UnmatchedIdsWarning: IDs of one pattern hardly ever matched, unlike its other IDs.
     """
     people = describe_common(
         party.name,
@@ -201,22 +208,23 @@ async def deal_randomness(party: PartyContext, links: Links, session: str) -> No
         )
         for member in members:
             links.send(member, Kind.READY, BEFORE_TRAINING)
-    # A peer that reported READY may leave: this party waits for it no more.
+    # READY lets the dealer leave: no peer waits for it any more.
     links.send(party.active, Kind.READY, BEFORE_TRAINING)
 
 
-async def next_dealt(links: Links) -> Envelope:
-    """Return the dealer's next message with randomness; skip its notice that an alignment is
-    done.
+async def receive_dealt(links: Links) -> Envelope:
+    """Return the dealer's next message with randomness.
+
+    If the dealer has also dealt for an alignment, its READY comes first, and is skipped.
     """
     message = await links.receive(DEALER, Kind.DEALT, Kind.READY)
     return await links.receive(DEALER, Kind.DEALT) if message.kind is Kind.READY else message
 
 
 def _list_intersections(party: PartyContext, session: str) -> list[tuple[str, Sequence[str]]]:
-    """Return the session name and the passives of each intersection: one with all passives, or one
-    with each in mode `pairwise`.
+    """Return the name and the passives of each intersection.
 
+    There is one intersection with all passives, or in mode `pairwise` one with each passive.
     `session`: name of this session, the same at all parties.
     """
     if party.config.alignment.mode == "all":
@@ -225,12 +233,12 @@ def _list_intersections(party: PartyContext, session: str) -> list[tuple[str, Se
 
 
 def _uses_buckets(settings: AlignmentSettings) -> bool:
-    """Return whether the intersection runs in buckets of IDs, and so can be resumed."""
+    """Return whether the intersection runs in buckets of IDs, so that it can be resumed."""
     return issubclass(SET_INTERSECTIONS[settings.backend], ResumableIntersection)
 
 
 def _choose_folder(party: PartyContext, members: Sequence[str]) -> Path | None:
-    """Return the folder of an unfinished intersection between attempts; None: it is not stored.
+    """Return the folder in which an unfinished intersection is stored; None: the party stores none.
 
     `members`: names of the passives that take part in the intersection.
     """
@@ -240,16 +248,17 @@ def _choose_folder(party: PartyContext, members: Sequence[str]) -> Path | None:
     return party.secrets.logs / _UNFINISHED / party.name / subfolder
 
 
-def forget_alignment(logs: Path) -> None:
+def delete_unfinished_alignment(logs: Path) -> None:
     """Delete unfinished intersections in a party's log folder, once a checkpoint has the result."""
     folder = logs / _UNFINISHED
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
 
 
-def allow_signs(party: PartyContext, links: Links) -> None:
-    """Raise the links' limit on heartbeats (signs of life from a peer that is computing) to the
-    number that an alignment may take.
+def raise_heartbeat_limits(party: PartyContext, links: Links) -> None:
+    """Raise the links' limit on heartbeats to the number that an alignment may take.
+
+    A heartbeat is a message from a peer that is still computing; it extends the wait for the peer.
     """
     peers = [name for name in party.known if name != party.name]
     max_heartbeats = count_alignment_heartbeats(
@@ -261,7 +270,7 @@ def allow_signs(party: PartyContext, links: Links) -> None:
 def _make_protocol(party: PartyContext, links: Links, session: str) -> SetIntersection:
     """Return the configured set intersection, which reports its progress to the peers.
 
-    `session`: the name of this intersection.
+    `session`: the name of this intersection; it differs in each one of a session.
     """
     settings = party.config.alignment
     dealer = DEALER if needs_dealer(settings) else ""
@@ -272,9 +281,9 @@ def _make_protocol(party: PartyContext, links: Links, session: str) -> SetInters
 async def _intersect_as_active(
     party: PartyContext, links: Links, members: Sequence[str], session: str
 ) -> Tensor:
-    """Run an intersection with these passives; return the active's rows of the common people, (P,),
-    in the order that is common to all.
+    """Run an intersection with these passives; return the active's rows of the P common people.
 
+    Their order is the same at all parties of the intersection. `members`: names of the passives.
     `session`: the name of this intersection.
     """
     settings = party.config.alignment
@@ -291,7 +300,7 @@ async def _intersect_as_active(
     ids = canonical_ids(party.name, party.data.table.ids, settings)
     protocol = _make_protocol(party, links, session)
     hub = protocol.make_hub(party.name, members, ids)
-    # Meanwhile passives that wait hear that others still compute.
+    # Passives that wait for each other talk only to the active, which relays their heartbeats.
     with relay_heartbeats(links):
         return await _run_aligner(links, hub, party, members, maximum=protocol.longest)
 
@@ -299,8 +308,7 @@ async def _intersect_as_active(
 async def _run_aligner(
     links: Links, aligner: Aligner, party: PartyContext, others: Sequence[str], *, maximum: int
 ) -> Tensor:
-    """Run one party's side of an intersection over the links; return its rows of the common people,
-    (P,).
+    """Run one party's side of an intersection; return its rows of the P common people.
 
     `aligner`: the protocol's object for this party's side. `others`: the names of the other parties
     with IDs. `maximum`: the longest message in bytes that a peer may send.
@@ -312,11 +320,13 @@ async def _run_aligner(
 
 
 def place_rows(envelope: Envelope, rows_P: Tensor, *, maximum: int, row_bytes: int = 0) -> Tensor:
-    """Return the passive's own row at each position, (U,), -1 where it does not know the person.
+    """Return the passive's own row at each of the U positions, -1 where it has no such person.
+
+    It parses and checks the positions that the active sent.
 
     Args:
-        envelope: the active's message with the positions of the common people.
-        rows_P: the passive's rows of these, in the order of its intersection with the active.
+        envelope: the active's message with the positions of the P people that the two share.
+        rows_P: the passive's rows of these people, in the order of the intersection.
         maximum: the largest number of positions that the settings allow.
         row_bytes: memory that this party needs for the features of a position.
 
@@ -346,7 +356,7 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, maximum: int, row_bytes: i
 
 
 def intersect_rows(rows: Tensor, only: Tensor | None) -> Tensor:
-    """Return those of these rows that are in `only`, in order; all of them if that is None."""
+    """Return the rows that are also in `only`, in the order of `rows`; all rows if it is None."""
     return rows if only is None else rows[torch.isin(rows, only)]
 
 
@@ -361,16 +371,18 @@ def intersect_rows(rows: Tensor, only: Tensor | None) -> Tensor:
 def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: Tensor) -> None:
     """Refuse a run that would train on labels of one class, or be measured on rows of one class.
 
-    `data`: the active's. `aligned`: the row of its table at each alignment position; ignored where
-    nothing is aligned.
+    `data`: the active's data. `aligned`: the row of its table at each alignment position; ignored
+    if the method aligns nothing.
 
-    Raises DataError: says how many rows have a label, and what to do. Warns FewRowsWarning: one of
-    two classes has fewer than `MIN_ROWS` test rows; one of several has none, or no label among
-    common people; or too few test rows are of common people where all parties predict.
+    Raises DataError: its text says how many rows have a label, and what to do. Warns
+    FewRowsWarning: one of two classes has fewer than `MIN_ROWS` test rows; one of several classes
+    has no test row, or no label among common people; or too few test rows are aligned for a method
+    in which all parties predict together.
     """
     learnt_rows = method.find_learnt_labels(config, data, aligned)
     learnt_counts = _count_labels(data, learnt_rows)
-    if not config.data.labels_at:  # passives with labels of their own may know other classes
+    # Passives with labels of their own may know the classes that the active lacks.
+    if not config.data.labels_at:
         _require_learnt_labels(method, data, aligned, learnt_counts)
     if not len(data.test_rows):
         return
@@ -380,7 +392,7 @@ def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: 
         warnings.warn(
             f"{data.table.name}: {len(tested)} of its {len(data.test_rows)} test rows are among "
             f"the {len(aligned)} common people, and passives answer {min_tested} at least, so "
-            f"nothing measures {method.settings.title} with all parties; {_TEST}",
+            f"nothing measures {method.settings.title} with all parties; {_ADVICE_ON_TEST_ROWS}",
             FewRowsWarning,
             stacklevel=2,
         )
@@ -392,7 +404,7 @@ def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: 
         raise DataError(
             f"{data.table.name}: the {len(tested)} rows that {method.settings.title} is tested on "
             f"are all {_describe_label(data, test_counts)}: whoever always says so is always "
-            f"right; {_TEST}"
+            f"right; {_ADVICE_ON_TEST_ROWS}"
         )
     _warn_of_few_positives(method, config, data, learnt_counts, test_counts)
     _warn_of_rare_test_label(method, data, learnt_counts, test_counts, tested=len(tested))
@@ -403,9 +415,9 @@ def _require_learnt_labels(
 ) -> None:
     """Refuse training on no label or on labels of one class; warn of classes that are not learnt.
 
-    `aligned`: the row of the active's table at each alignment position. `learnt_counts`: rows of
-    each label that training uses. Raises DataError: no label, or labels of one class. Warns
-    FewRowsWarning: a class with labelled rows has none among common people.
+    `aligned`: the row of the active's table at each alignment position. `learnt_counts`: the number
+    of training rows with each label. Raises DataError: there is no label, or one class only. Warns
+    FewRowsWarning: a class has labelled rows, but none among common people.
     """
     owner = data.table.name
     common = f"the {len(aligned)} common people"
@@ -413,7 +425,7 @@ def _require_learnt_labels(
     if not learnt_counts:
         raise DataError(
             f"{owner}: none of its {len(labelled_rows)} labelled training rows is among {common}, "
-            f"so there is nothing to learn; {_MORE}"
+            f"so there is nothing to learn; {_ADVICE_ON_LABELS}"
         )
     if len(learnt_counts) < 2:
         selection = ""
@@ -422,14 +434,15 @@ def _require_learnt_labels(
         raise DataError(
             f"{owner}: the {learnt_counts.total()} labelled training rows that "
             f"{method.settings.title} learns from{selection} are all "
-            f"{_describe_label(data, learnt_counts)}, so there is nothing to learn; {_MORE}"
+            f"{_describe_label(data, learnt_counts)}, so there is nothing to learn; "
+            f"{_ADVICE_ON_LABELS}"
         )
     missing_labels = set(_count_labels(data, labelled_rows)) - set(learnt_counts)
     if missing_labels and data.targets is None:
         description = ", ".join(data.classes[int(label)] for label in sorted(missing_labels))
         warnings.warn(
             f"{owner}: {method.settings.title} learns nothing of class {description}: none of its "
-            f"labelled training rows is among {common}; {_MORE}",
+            f"labelled training rows is among {common}; {_ADVICE_ON_LABELS}",
             FewRowsWarning,
             stacklevel=3,
         )
@@ -445,9 +458,10 @@ def _warn_of_rare_test_label(
 ) -> None:
     """Warn (FewRowsWarning) of the label with the fewest test rows, if these are too few.
 
-    That is fewer than `MIN_ROWS` of two classes, or none of several. `learnt_counts`,
-    `test_counts`: rows of each label that training uses, and that are tested. `tested`: how many
-    test rows there are.
+    Too few are fewer than `MIN_ROWS` in a task of two classes, or none with more classes.
+
+    `learnt_counts`, `test_counts`: the number of training rows, and of test rows, with each label.
+    `tested`: how many test rows there are.
     """
     # Learnt labels without a test row count as 0.
     all_counts = dict.fromkeys(learnt_counts, 0) | test_counts
@@ -462,7 +476,9 @@ def _warn_of_rare_test_label(
             "their intervals are widened; raise data.test_fraction, or add rows"
         )
     else:
-        description = f"none is {label}, so nothing tells how well it is found; {_TEST}"
+        description = (
+            f"none is {label}, so nothing tells how well it is found; {_ADVICE_ON_TEST_ROWS}"
+        )
     warnings.warn(
         f"{data.table.name}: of the {tested} rows that {method.settings.title} is tested on "
         f"{description}",
@@ -478,11 +494,12 @@ def _warn_of_few_positives(
     learnt_counts: "Counter[float]",
     test_counts: "Counter[float]",
 ) -> None:
-    """Warn (FewRowsWarning) of few rows of the rare class, in a task of two classes.
+    """Warn (FewRowsWarning) of few rows of the rare class, in a task of two skewed classes.
 
-    The number of labelled rows is printed only where no privacy promise is made for labels.
+    The number of labelled rows is printed only if labels have no privacy guarantee, since it would
+    reveal something about them.
 
-    `learnt_counts`, `test_counts`: rows of each label that training uses, and that are tested.
+    `learnt_counts`, `test_counts`: the number of training rows, and of test rows, with each label.
     """
     counts = learnt_counts + test_counts
     if len(data.classes) != 2 or len(counts) < 2:
@@ -507,9 +524,7 @@ def _warn_of_few_positives(
 
 
 def _count_labels(data: OwnData, rows: Tensor) -> Counter[float]:
-    """Return how often each label occurs among these rows of the table; rows without a label do not
-    count.
-    """
+    """Return how often each label occurs among these table rows; unlabelled rows do not count."""
     labels_N = data.table.labels
     assert labels_N is not None
     labels = labels_N[rows]
@@ -517,8 +532,9 @@ def _count_labels(data: OwnData, rows: Tensor) -> Counter[float]:
 
 
 def _describe_label(data: OwnData, counts: "Counter[float] | list[float]") -> str:
-    """Return the first of these labels in words, as the user wrote it: "of class ..." or a
-    number.
+    """Return the first of these labels in the user's words: "of class NAME", or a number.
+
+    `counts`: labels, or a mapping whose keys are labels.
     """
     label = next(iter(counts))
     if data.targets is None:

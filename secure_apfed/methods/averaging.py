@@ -85,22 +85,23 @@ class AveragingSettings(RecurrentSettings):
     averages = "weights"
 
     def for_view(self, name: str) -> Self:
-        """Return the settings with this view's own beta_k and zeta_k."""
-        return self.model_copy(
-            update={str(key): value for key, value in self.views.get(name, {}).items()}
-        )
+        """Return a copy with the weights beta_k and zeta_k that `views` sets for view `name`."""
+        own_weights = self.views.get(name, {})
+        return self.model_copy(update={str(key): value for key, value in own_weights.items()})
 
     def for_views(self, names: Sequence[str], count: int) -> list[Self]:
         """Return the settings of each of `count` views, in the order of their names.
 
-        In a rehearsal there are fewer names than views; those without one get the common settings.
+        A rehearsal (a short run on random numbers) has fewer names than views. A view without a
+        name gets the common settings.
         """
-        padded_names = [*names, *[""] * count]
+        padded_names = [*names, *[""] * count]  # no view is called ""
         return [self.for_view(name) for name in padded_names[:count]]
 
     def check_views(self, names: Sequence[str]) -> None:
-        """Refuse `views` that give weights to a view not in `names`. Raises ConfigError: names the
-        key.
+        """Refuse `views` that set weights for a view not in `names`.
+
+        Raises ConfigError: its text names the settings key.
         """
         for name in self.views:
             if name not in names:
@@ -109,8 +110,9 @@ class AveragingSettings(RecurrentSettings):
                 )
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many linear combinations of one person's features are revealed: 0, since only
-        averaged weights are.
+        """Return how many linear combinations of one person's features are revealed.
+
+        It is 0: parties send weights, and no number about one person.
         """
         return 0
 
@@ -144,7 +146,11 @@ class SFedMvSettings(AveragingSettings):
 
 
 class AveragingActive(ViewsActive):
-    """The active: trains like the others, averages, and sends the average; see `ActiveRole`."""
+    """The active's role in averaging; see `ActiveRole`.
+
+    It trains on its own people like all parties, averages all parties' weights, and sends the
+    average.
+    """
 
     guarantee = "no guarantee: sums of weights are opened without noise"
     smallest_batch = 1
@@ -165,10 +171,12 @@ class AveragingActive(ViewsActive):
         self._share = 1.0 - sum(terms.weight for terms in contract.passives.values())
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """Send the average, train from it meanwhile, and average again (FedMV, Algs. 3 and 4).
+        """Run one round: send the average weights, train from them, and average anew.
 
-        `rows_B` is not used: every party trains on all of its training rows. Returns the loss.
-        Raises ModelError: views that cannot be learnt from; RemoteProtocolError: the sum answers
+        The passives train at the same time (FedMV, Algs. 3 and 4). `rows_B` is not used, since
+        every party trains on all of its training rows. Returns the active's loss.
+
+        Raises ModelError: a view cannot be learnt from; RemoteProtocolError: the sum answers
         another request.
         """
         model = self.stages.pick_model(step)
@@ -182,6 +190,8 @@ class AveragingActive(ViewsActive):
         loss = model.train(step)
         rows_R = torch.arange(len(weights_RW))
         width = weights_RW.shape[1]
+        # Every party's weights are multiplied by its share of the training rows, so that the sum is
+        # the average.
         passives_sum_RW = await self.sum.receive_sum(links, step, rows_R, payload, width)
         model.load(passives_sum_RW.numpy() + self._share * model.weights)
         return loss
@@ -200,8 +210,9 @@ class AveragingActive(ViewsActive):
 
 
 class AveragingPassive(SumHelper):
-    """A passive that trains on its own people and labels, and contributes its weights to the
-    average; see `HelperRole`.
+    """A passive's role in averaging; see `HelperRole`.
+
+    It trains on its own people and labels, and contributes its weights to the average.
     """
 
     asks = (Kind.REQUEST,)
@@ -219,24 +230,26 @@ class AveragingPassive(SumHelper):
         self._share = self.contract.passives[self.name].weight
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Train from the received average, and contribute the weights times the party's share of
-        all training rows: the client part of FedMV's Algs. 3 and 4.
+        """Train from the received average, and contribute the trained weights to the next average.
 
-        Raises RemoteProtocolError: the request breaks a rule;
-        LocalProtocolError: a row exceeds the norm that the sum carries.
+        They are multiplied by the party's share of all training rows (FedMV, Algs. 3 and 4, client
+        part).
+
+        Raises RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row of weights
+        is longer than the clip bound of the sum.
         """
         admitted, model = self.admit_average(message)
         model.train(admitted.step)
         values_RW = self._share * model.weights
-        # Called only for its exception.
+        # The sum would silently shorten longer rows, which would make the average wrong.
         check_clip(values_RW, self._clip, me=self.name)
         await self.sum.send_answer(links, admitted, values_RW)
 
     def admit_average(self, message: Envelope) -> tuple[AdmittedRequest, "AveragedModel"]:
-        """Check the received average, and load it into the model that its step trains.
+        """Check the received average, and load it into the model that this step trains.
 
-        Returns the request, admitted for one answer, and the model. Raises RemoteProtocolError:
-        weights of another shape, or out of the contract's bounds.
+        Returns the admitted request, which may be answered once, and the model. Raises
+        RemoteProtocolError: the weights have another shape, or exceed the contract's bounds.
         """
         terms = self.contract.passives[self.name].representation
         sender = message.sender
@@ -249,7 +262,7 @@ class AveragingPassive(SumHelper):
             check_norms(tensor, terms, sender=sender)
         weights_RW = received["weights"].numpy()
         rows_R = torch.arange(len(weights_RW))
-        # Rows of weights are no people: the answer is counted once for the party.
+        # Rows of weights are not people, so the whole answer counts as one.
         admitted = self.sum.admit_request(message, rows_R, counted_rows=_COUNTED_POSITION)
         if finished_model is not None:
             finished_model.load(received["ended"].numpy())
@@ -273,7 +286,7 @@ class LinearViews:
         """Make a party's linear models of its views, with the rules by which their updates stop.
 
         Args:
-            views: one linear model for each view, with initial weights W_k, (F of the view, K).
+            views: one linear model for each view, with initial weights W_k for its features.
             label_term: how the party's labels act on the pseudo-labels that its views share.
             tolerance: relative decrease of the objective below which alternating updates stop.
             rounds: largest number of such updates.
@@ -296,9 +309,10 @@ class LinearViews:
         """Return one party's untrained models of its views.
 
         Args:
-            settings: one for each view. views: each view's features (N, F) of the training rows.
+            settings: settings of each view.
+            views: features of each view, (N, F): F features of N training rows.
             label_term: how the party's labels act on the pseudo-labels that its views share.
-            owner: the party's name, from which the start is drawn.
+            owner: the party's name; it enters the seed of the random start.
             seed: the party's own random seed.
         """
         models = [
@@ -318,30 +332,34 @@ class LinearViews:
 
     @property
     def weights(self) -> Floats:
-        """The weights W_k of all views, one below the other, (F, K)."""
+        """The weights W_k of all views, one below the other: F features, K classes, (F, K)."""
         return np.concatenate([view.weights_FC for view in self.views])
 
     @property
     def head(self) -> Tensor:
-        """The weights of one linear layer on all features, (K, F), which gives the mean prediction
-        of all views, each weighted as in the joint prediction.
+        """The weights of one linear layer on all F features, (K, F), for K classes.
+
+        The layer gives the mean of the views' predictions, with the weights of a joint prediction.
         """
         zetas = [view.zeta for view in self.views]
-        parts = [compute_joint_weight(view.zeta, zetas) * view.weights_FC for view in self.views]
-        return torch.from_numpy(np.concatenate(parts).T)
+        weighted = [compute_joint_weight(view.zeta, zetas) * view.weights_FC for view in self.views]
+        return torch.from_numpy(np.concatenate(weighted).T)
 
     def load(self, weights_RW: Floats) -> None:
-        """Split the weights of all views, (F, K), and copy each view's rows into its model."""
+        """Copy weights of all views, one below the other, into the views' models.
+
+        `weights_RW`: one row for each feature of all views, one column for each class.
+        """
         view_sizes = [view.x_NF.shape[1] for view in self.views]
-        parts = np.split(weights_RW, np.cumsum(view_sizes)[:-1])
-        for view, weights_FC in zip(self.views, parts, strict=True):
+        weights_by_view = np.split(weights_RW, np.cumsum(view_sizes)[:-1])
+        for view, weights_FC in zip(self.views, weights_by_view, strict=True):
             view.weights_FC = weights_FC.copy()
 
     def train(self, step: int) -> float:
-        """Update pseudo-labels and weights until they converge (Algorithm 3, client).
+        """Update pseudo-labels and weights by turns until they converge (FedMV, Algorithm 3).
 
-        `step` is not used: no random number is drawn. Returns the objective, divided by the number
-        of training rows.
+        `step` is not used, since no random number is drawn; `SequenceViews.train` needs it. Returns
+        the objective, divided by the number of training rows.
         """
         rows = np.arange(len(self._label_term.truth_NC))
         common_NC = average_views(self.views, self._label_term)
@@ -371,12 +389,14 @@ class LinearViews:
 
 
 AveragedModel: TypeAlias = LinearViews | SequenceViews
-"""A party's copy of the averaged model, whose weights are one matrix (R, W), float64."""
+"""A party's copy of the averaged model, whose weights are one matrix, float64."""
 
 
 class Stages:
-    """A party's models in the order of their training: GRUs that turn sequences into features, if
-    there are any, then linear models of the views' features.
+    """A party's models in the order of their training.
+
+    If its views are sequences, GRUs that make features of them come first. Linear models of the
+    views' features follow.
     """
 
     def __init__(
@@ -389,8 +409,8 @@ class Stages:
         """Make a party's stages of training.
 
         Args:
-            make_views: builds the linear models; it reads the GRUs' states where there are GRUs,
-                so it is called once these are trained.
+            make_views: builds the linear models. They read the states of the GRUs, if there are
+                any, so it is called once these are trained.
             recurrent: the GRUs; None: all views are linear.
             averaged_steps: number of steps in which the parties average the GRUs; 0: each party
                 trains its own GRUs before its first step.
@@ -404,29 +424,30 @@ class Stages:
         """Return the model that parties average in this step: GRUs first, then linear views."""
         if self.recurrent is not None and step < self._averaged_steps:
             return self.recurrent
-        return self._require_views()
+        return self._get_views()
 
     def find_finished_model(self, step: int) -> AveragedModel | None:
         """Return the GRUs in the first step after their averaging; None in all other steps.
 
-        All parties still need their last average then.
+        In that step the active sends their last average, which all parties still need.
         """
-        is_first_step_after = 0 < step == self._averaged_steps
+        was_averaged = self._averaged_steps > 0
+        is_first_step_after = was_averaged and step == self._averaged_steps
         return self.recurrent if is_first_step_after else None
 
     @property
     def newest(self) -> AveragedModel:
-        """The model of the current step: the GRUs while they learn, then the views."""
-        return self.recurrent if self.recurrent and not self.views else self._require_views()
+        """The model of the current step: the GRUs while they learn, then the linear models."""
+        return self.recurrent if self.recurrent and not self.views else self._get_views()
 
-    def _require_views(self) -> LinearViews:
-        """Return the linear models of the views; at the first call build them.
+    def _get_views(self) -> LinearViews:
+        """Return the linear models of the views; the first call builds them.
 
-        Before that it trains GRUs that are not averaged, since the models read their states.
+        GRUs that the parties do not average are trained before, since the models read their states.
         """
         if self.views is None:
             if self.recurrent is not None and self._averaged_steps == 0:
-                # Step 0 is the only call, and trains all rounds at once.
+                # This single call trains all rounds; 0 is the step that seeds it.
                 self.recurrent.train(0)
             self.views = self._make_views()
         return self.views
@@ -469,11 +490,12 @@ class Averaging(SumMethod):
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms: equal features at all parties, and as the weight of each passive its
-        share of all training rows.
+        """Return the contract's terms; the weight of a passive is its share of all training rows.
 
-        `offers`: mapping from party name to what its `offer_terms` returned. `session`: name of
-        this session, the same at all parties.
+        All parties must have equal features, since their weights are averaged.
+
+        `offers`: mapping from party name to the terms that its `offer_terms` returned. `session`:
+        name of this session, the same at all parties.
 
         Raises RemoteProtocolError: a party has other features, or does not state its rows.
         """
@@ -484,8 +506,7 @@ class Averaging(SumMethod):
                 raise RemoteProtocolError(
                     f"{name} has other features than {party.active}, or in another order: weights "
                     "of different columns, kinds or categories would be averaged. Give both the "
-                    "same "
-                    "columns in the same order and one encoding (data.parties.X.encoding)"
+                    "same columns in the same order and one encoding (data.parties.X.encoding)"
                 )
             facts = {"rows": offered.rows, "features": features}
             expected = bound_label_rows(party, classes).model_copy(update=facts)
@@ -518,8 +539,9 @@ class Averaging(SumMethod):
 
 
 def _make_stages(party: PartyContext) -> Stages:
-    """Return one party's untrained models. The first average that the active sends replaces the
-    weights of a passive. Raises ConfigError: the party's columns have no views.
+    """Return one party's untrained models; at a passive, the active's average replaces them.
+
+    Raises ConfigError: the party's columns have no views.
     """
     if not party.data.views:
         raise ConfigError(
@@ -532,7 +554,7 @@ def _make_stages(party: PartyContext) -> Stages:
         return Stages(lambda: _make_linear_views(party, views))
     settings = AveragingSettings.from_run_settings(party.config)
     averaged_steps = settings.rounds if settings.reads_sequences else 0
-    # Without an average between them, all rounds of the GRUs are one training.
+    # If the GRUs are not averaged, one call of their `train` runs the epochs of all rounds.
     epochs = settings.local_epochs * (1 if averaged_steps else settings.rounds)
     recurrent = _make_sequence_views(party, epochs)
     return Stages(
@@ -545,7 +567,7 @@ def _make_stages(party: PartyContext) -> Stages:
 def _make_linear_views(party: PartyContext, views: Sequence[Tensor]) -> LinearViews:
     """Return untrained linear models of these views, with this party's labels.
 
-    `views`: each view's features (N, F) of the training rows.
+    `views`: features of each view, (N, F): F features of N training rows.
     """
     settings = AveragingSettings.from_run_settings(party.config)
     view_settings = settings.for_views([*party.data.views], len(views))
@@ -558,7 +580,7 @@ def _make_linear_views(party: PartyContext, views: Sequence[Tensor]) -> LinearVi
 def _make_sequence_views(party: PartyContext, epochs: int) -> SequenceViews:
     """Return untrained GRUs for this party's sequences.
 
-    `epochs`: number of epochs that a call of their `train` runs.
+    `epochs`: number of epochs that one call of their `train` runs.
     """
     config = party.config
     settings = AveragingSettings.from_run_settings(config)
@@ -576,15 +598,16 @@ def _make_sequence_views(party: PartyContext, epochs: int) -> SequenceViews:
 
 
 def _require_own_sequences(party: PartyContext) -> None:
-    """Refuse settings whose sequences differ from the table's views; views without a declared
-    layout pass. Raises ConfigError: names both.
+    """Refuse settings whose sequences have other shapes than the views of the party's table.
+
+    Views without a declared shape are not checked. Raises ConfigError: its text names both.
     """
-    laid_out = [view.sequence for view in party.data.views.values()]
+    table_shapes = [view.sequence for view in party.data.views.values()]
     configured = party.config.model.sequences
-    if all(laid_out) and tuple(laid_out) != configured:
+    if all(table_shapes) and tuple(table_shapes) != configured:
         raise ConfigError(
             f"model.sequences: the views {', '.join(party.data.views)} of {party.name} are "
-            f"sequences of {', '.join(str([*shape]) for shape in laid_out if shape)}, in this "
+            f"sequences of {', '.join(str([*shape]) for shape in table_shapes if shape)}, in this "
             "order, got "
             f"{', '.join(str([*shape]) for shape in configured) or 'none'}; say the same there"
         )

@@ -75,7 +75,7 @@ from secure_apfed.methods.alignment import (
     DEALER,
     find_positions,
     find_positions_in_table_order,
-    next_dealt,
+    receive_dealt,
 )
 from secure_apfed.methods.joint import Tvfl, TvflPassive
 from secure_apfed.methods.local_models import (
@@ -354,7 +354,7 @@ class VFedTransActive(StudentActive):
     async def set_up(self, links: Links) -> None:
         """Receive the masks from the dealer; a resumed session needs none."""
         if self._contract.is_at_start:
-            self._receiver.take_masks((await next_dealt(links)).payload)
+            self._receiver.take_masks((await receive_dealt(links)).payload)
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
         """Request the decomposition of the aligned training rows, and fit to its singular vectors.
@@ -405,7 +405,7 @@ class VFedTransPassive(HelperRole):
     async def set_up(self, links: Links) -> None:
         """Receive the masks from the dealer; a resumed session needs none."""
         if self._owner is not None:
-            self._owner.take_masks((await next_dealt(links)).payload)
+            self._owner.take_masks((await receive_dealt(links)).payload)
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Check the request, count it, and send the masked rows to the aggregator, once a run.

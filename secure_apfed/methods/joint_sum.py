@@ -41,7 +41,7 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
 
 SUM = "the others"
-"""The name of the one representation that the head reads besides its own: the passives' sum."""
+"""The name under which the head gets the sum of the passives' representations."""
 
 
 class SummedSplitNnSettings(MethodSettings):
@@ -58,18 +58,18 @@ class SummedSplitNnSettings(MethodSettings):
     tasks = ("classification", "regression", "poisson")
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many linear combinations of a person's features are revealed: D in each epoch,
-        each time with other weights.
+        """Return how many linear combinations of a person's features a run reveals to the active.
 
-        Networks that are not linear are nearly so, and count the same.
+        Each epoch reveals the D numbers of a summed representation, with other weights. Non-linear
+        networks are counted like linear ones, which they nearly are for one person.
         """
         return count_summed_numbers(config, config.model) * config.train.epochs
 
 
 def count_summed_numbers(config: RunSettings, model: ModelSettings) -> int:
-    """Return D, the size of the representations that passives add, which is the same for all.
+    """Return how many numbers a summed representation has; all passives send equally many.
 
-    `model`: the network of passives that have none of their own in the settings.
+    `model`: the network settings of a passive without settings of its own.
     """
     models = [settings.model or model for settings in config.passives.values()]
     sizes = [passive_model.representation_size for passive_model in models]
@@ -91,18 +91,24 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         guarantee: str,
         sum_end: ActiveSum,
     ) -> None:
-        """Make the active's role; the arguments but `sum_end` are those of `TvflActive`.
+        """Make the active's role in joint training with a secure sum.
 
-        `sum_end`: the active's side of the secure sum, which sends requests and decodes sums.
+        Args:
+            party: the active's settings, secrets and data.
+            contract: the session's contract.
+            aligned: the row of its table at each of the N alignment positions.
+            trainer: the active's encoder and head, and its table.
+            guarantee: the privacy guarantee, in a sentence for the report.
+            sum_end: the active's side of the secure sum, which sends requests and decodes sums.
         """
         super().__init__(party, contract, aligned, trainer, guarantee=guarantee)
         self.read_from(sum_end)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
-        """Request the sum of representations, train the head on it, and send every passive its
-        gradient, which is the same for all. Returns the task loss.
+        """Request the sum of representations, train the head on it, and send its gradient.
 
-        `rows_B`: alignment positions.
+        Every passive gets the same gradient, since the sum's derivative by each summand is 1.
+        `rows_B`: alignment positions, (B,). Returns the task loss.
         """
         others_BD = await self._request_sum(links, step, rows_B, is_training=True)
         loss, gradients = self.train_on_parts(step, rows_B, {SUM: others_BD})
@@ -111,8 +117,9 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         return loss
 
     async def predict_jointly(self, links: Links, step: int, rows_B: Tensor) -> JointScores:
-        """Return the joint prediction at these alignment positions, from the requested sum of all
-        passives' representations.
+        """Request the sum of the passives' representations, and return the joint prediction.
+
+        `step`: an unused step number. `rows_B`: alignment positions, (B,).
         """
         others_BD = await self._request_sum(links, step, rows_B, is_training=False)
         self.check_teacher(rows_B, others_BD)
@@ -121,18 +128,17 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
     def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
         """Check that one person's sum does not change other people's predictions.
 
-        By default it checks nothing; methods whose privacy bound rests on that override it.
-        `rows_B`: alignment positions, (B,). `others_BD`: the sum of the passives' representations
-        of these rows.
+        Here it checks nothing; a method whose privacy bound rests on this property overrides it.
+        `rows_B`: alignment positions, (B,). `others_BD`: the sum of the passives' representations,
+        D numbers for each position.
         """
 
     async def _request_sum(
         self, links: Links, step: int, rows_B: Tensor, *, is_training: bool
     ) -> Tensor:
-        """Request and return the sum (B, D) of the passives' representations at these alignment
-        positions.
+        """Request and return the sum of the passives' representations at B alignment positions.
 
-        `is_training`: whether the active will send gradients on them.
+        `is_training`: whether the active will send a gradient for it. The sum is (B, D).
         """
         request = self.pack_request(rows_B, is_training=is_training)
         terms = next(iter(self.contract.passives.values())).representation
@@ -147,8 +153,8 @@ class SummedPassive(SumHelper, EncodingPassive):
     def __init__(self, sum_end: PassiveSum, trainer: EncoderTrainer, *, clip: float | None) -> None:
         """Make a passive's role in joint training with a secure sum.
 
-        With noise, rows must not change each other's representations in the encoder, which is
-        tested.
+        With noise, the privacy bound needs an encoder in which a row changes no other row's
+        representation. The first request tests that, in training and in prediction.
 
         Args:
             sum_end: the passive's side of the secure sum, which checks requests and masks
@@ -159,7 +165,7 @@ class SummedPassive(SumHelper, EncodingPassive):
         EncodingPassive.__init__(self, sum_end.name, sum_end.contract, trainer)
         SumHelper.__init__(self, sum_end, {"": trainer})
         if sum_end.noise is not None:
-            self.unchecked_modes = {True, False}
+            self.unchecked_modes = {True, False}  # training and prediction are still to be tested
         self._clip = clip
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
@@ -177,9 +183,11 @@ class SummedPassive(SumHelper, EncodingPassive):
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
         """Answer a request for a prediction: add representations to the sum, without training.
 
-        Here every passive has alignment positions of its own. So the contribution is bound to
-        `about`, a digest of the people, and to their order in the request: a sum over different
-        people would not decode.
+        In a prediction session each passive numbers its people in its own way. So the contribution
+        is bound to a digest of the people, and to their order in the request: a sum over different
+        people does not decode.
+
+        `message`: the request, with this passive's positions. `about`: the digest of the people.
         """
         rows_B, _ = self.parse_request(message)
         request = replace(message, payload=about)
@@ -190,9 +198,9 @@ class SummedPassive(SumHelper, EncodingPassive):
     async def _add_to_sum(
         self, links: Links, admitted: AdmittedRequest, rows_B: Tensor, *, is_training: bool
     ) -> None:
-        """Encode and clip these alignment positions, and add the representations to the sum.
+        """Encode and clip the rows at these positions, and add the representations to the sum.
 
-        `is_training`: whether a gradient on them is to be expected.
+        `is_training`: whether the active's gradient for them is expected next.
         """
         step = admitted.step
         z_BD = self.encode_rows(step, rows_B, is_training=is_training).flatten(1)
@@ -217,11 +225,12 @@ class SummedSplitNn(SumMethod, Tvfl):
         """Return the terms: each passive's bounds, and the parameters of the sum.
 
         `offers`: mapping from passive name to the bounds that its `offer_terms` returned.
-        `session`: name of this session, the same at all parties. Raises ConfigError:
-        representations of different sizes.
+        `session`: name of this session, the same at all parties. Raises ConfigError: the parties'
+        representations have different sizes.
         """
         agreed = super().derive_terms(party, offers, session)
         sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}
+        # Only the active knows the size of its own representation, which is added, too.
         if party.name == party.active:
             _, own_shape = self._build_encoder(party)
             sizes[party.name] = math.prod(own_shape)
@@ -235,9 +244,9 @@ class SummedSplitNn(SumMethod, Tvfl):
         return replace(agreed, secure_sum=party.describe_sum(session, shape))
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        """Return the active's role, and state whether passives add noise.
+        """Return the active's role; its stated guarantee depends on whether passives add noise.
 
-        `rows`: the row of its table at each alignment position, (N,).
+        `rows`: the row of its table at each of the N alignment positions.
         """
         agreed = SessionSum.from_contract(party, contract)
         guarantee = "no guarantee: sums of representations are opened without noise"
@@ -255,17 +264,19 @@ class SummedSplitNn(SumMethod, Tvfl):
     def make_head_trainer(self, party: PartyContext, contract: Contract) -> HeadTrainer:
         """Return the active's networks, whose head reads the sum of all representations.
 
-        The passives' sum is added to the active's own, and so makes the head no wider.
+        The passives' sum is added to the active's own representation, so the head has no further
+        inputs for it.
         """
-        return self._make_trainer(SumTrainer, party, {SUM: 0})
+        extra_width_by_input = {SUM: 0}
+        return self._make_trainer(SumTrainer, party, extra_width_by_input)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role, which may answer once more for each row than training needs: for
-        the joint prediction at the end.
+        """Return a passive's role.
 
-        `rows`: the row of its table at each alignment position, (N,).
+        `rows`: the row of its table at each of the N alignment positions.
         """
         agreed = SessionSum.from_contract(party, contract)
+        # The joint prediction after training needs one answer beyond those of the epochs.
         sum_end = agreed.make_passive_end(people=len(rows), extra_answers=1)
         trainer = self._make_encoder_trainer(party, rows)
         return SummedPassive(sum_end, trainer, clip=agreed.clip)

@@ -59,15 +59,16 @@ from secure_apfed.methods.session import enter_session, new_session
 from secure_apfed.methods.sum_end import SessionSum
 
 _UNKNOWN = -1
-"""Stands for the position of a person that a passive does not know."""
+"""The position of a person that a passive does not know."""
 _REFUSED = -2
-"""Stands for the position of a person about whom a passive answers no more."""
+"""The position of a person about whom a passive's limit allows no more answers."""
 _POSITION_DTYPE = np.dtype("<i8")
 
 
 class ServingLimits(Protocol):
-    """A passive's own limits on its answers; a request beyond one raises LimitReachedError and is
-    not counted.
+    """A passive's own limits on its answers.
+
+    A request beyond a limit raises LimitReachedError, and is not counted.
     """
 
     def count_lookups(self, count: int) -> None:
@@ -93,9 +94,7 @@ class ServingLimits(Protocol):
 
 
 class LimitReachedError(PartyLeftError):
-    """A passive's limit of answers is reached, so it answers no more; the reason goes to all
-    parties.
-    """
+    """A passive reached a limit of its answers, and leaves; all parties get the reason."""
 
 
 def require_joint_method(method: Method) -> Tvfl:
@@ -109,14 +108,14 @@ def require_joint_method(method: Method) -> Tvfl:
 
 
 def _session_key(contract: Contract, passive: str) -> bytes:
-    """Return the identifier of one passive's ID lookup in this session, 32 bytes."""
+    """Return 32 bytes that identify one passive's ID lookup in this session."""
     return hashlib.blake2b(contract.digest + passive.encode(), digest_size=32).digest()
 
 
 def collect_network_states(role: Role) -> dict[str, Tensor]:
-    """Return the tensors of the networks by which a role predicts jointly after training.
+    """Return the tensors of the networks that a role needs for joint prediction after training.
 
-    Names of tensors begin with the name of their network.
+    A tensor's name begins with the name of its network.
     """
     states: dict[str, Tensor] = {}
     for name, network in role.predicts_with.items():
@@ -130,7 +129,7 @@ def load_network_states(
     """Load tensors that `collect_network_states` returned into these networks.
 
     `networks`: the networks to load, by name. `party`: name of the party, for the error. Raises
-    ModelError: the tensors belong to networks of other shapes.
+    ModelError: a tensor is missing, or has another shape than its network.
     """
     try:
         for name, network in networks.items():
@@ -149,15 +148,20 @@ async def serve_predictions(
     states: Mapping[str, Tensor],
     limits: ServingLimits,
 ) -> None:
-    """Run a passive's whole prediction session: answer until the active ends it.
+    """Run a passive's whole prediction session: answer lookups and requests until the active ends.
+
+    A lookup asks at which position of the passive's list a person is. A request asks for the inputs
+    of the joint prediction for some positions.
 
     Args:
         party: the passive; its table has the people that may be asked about.
+        links: its connections to the other parties.
+        method: the method of the training, whose model predicts.
         states: the network tensors that it stored after training.
         limits: the passive's own limits on how often it answers.
 
-    Raises ModelError: the tensors are of another model; LimitReachedError: a limit of this passive
-    is reached.
+    Raises ModelError: the tensors belong to another model; LimitReachedError: a limit of this
+    passive is reached.
     """
     require_overlaps_shown(party.config.alignment, party.name)
     contract = (await enter_session(party, links, method)).contract
@@ -169,7 +173,7 @@ async def serve_predictions(
     ledger = helper.ledgers.get(party.name)
     compute_cost = ledger.would_cost if ledger else None
     people_in_order = [ids[row] for row in holder.order]
-    # Positions about which it answers no more, sent with the next lookup.
+    # Positions whose limit is reached, which the next answer to a lookup reports.
     unreported = limits.list_exhausted_people(people_in_order, compute_cost)
     await helper.set_up(links)
     await meet_active(links, party.active)
@@ -196,7 +200,10 @@ async def serve_predictions(
 
 
 def _pack_request(position_B: Tensor, salt: bytes) -> bytes:
-    """Encode a prediction request: positions in the passive's list, (B,), and a salt."""
+    """Encode a prediction request: positions in the passive's list, (B,), and a salt.
+
+    The salt enters the digest of the people to which a contribution is bound.
+    """
     return pack_tensors({"rows": position_B}, {"learn": False, "salt": salt})
 
 
@@ -215,8 +222,10 @@ def _parse_request(message: Envelope, size: int) -> tuple[Tensor, bytes]:
 
 
 def _parse_positions(encoded: bytes, size: int, *, sender: str) -> NDArray[np.int64]:
-    """Decode positions in the list of the passive `sender`; `size`: length of that list. Raises
-    RemoteProtocolError: the bytes are no such positions.
+    """Decode the positions that the passive `sender` reports as exhausted.
+
+    `size`: length of the passive's list. Raises RemoteProtocolError: the bytes are no positions in
+    that list.
     """
     whole_bytes = len(encoded) // _POSITION_DTYPE.itemsize * _POSITION_DTYPE.itemsize
     positions = np.frombuffer(encoded[:whole_bytes], _POSITION_DTYPE)
@@ -229,13 +238,14 @@ def _parse_positions(encoded: bytes, size: int, *, sender: str) -> NDArray[np.in
 
 
 def _hash_people(people: Sequence[bytes], salt: bytes) -> bytes:
-    """Return a digest of these people's IDs, in order; without the salt it does not reveal who they
-    are.
+    """Return a digest of these people's IDs, in order.
+
+    Whoever does not know the salt, as the aggregator, cannot guess the people from the digest.
     """
-    content = hashlib.blake2b(key=salt, digest_size=32)
+    digest = hashlib.blake2b(key=salt, digest_size=32)
     for person in people:
-        content.update(len(person).to_bytes(4, "big") + person)
-    return content.digest()
+        digest.update(len(person).to_bytes(4, "big") + person)
+    return digest.digest()
 
 
 async def serve_sums(party: PartyContext, links: Links, method: Tvfl) -> None:
@@ -244,6 +254,7 @@ async def serve_sums(party: PartyContext, links: Links, method: Tvfl) -> None:
     helper = method.build_aggregator(party, contract)
     await helper.set_up(links)
     await meet_active(links, party.active)
+    # A prediction session has no checkpoints, so there is no state to save.
     await helper.run_session(links, lambda step: b"")
 
 
@@ -275,8 +286,8 @@ class JointPredictor:
             self._sum = SessionSum.from_contract(party, contract).make_active_end()
         self._step = 0
         self._askers: dict[str, Asker] = {}
-        # For each passive: whether its limit is reached, by position in its list, (size + 1,); the
-        # last entry stands for people that it does not know.
+        # For each passive: whether its limit is reached, by position in its list. One entry more,
+        # the last, serves people that the passive does not know.
         self._is_exhausted: dict[str, NDArray[np.bool_]] = {}
 
     @classmethod
@@ -286,10 +297,12 @@ class JointPredictor:
         """Agree on a contract, set up the sum, and receive each passive's blinded IDs.
 
         Args:
-            party: the active; its table is one row of no person, for the shape of its features.
+            party: the active; its table is one placeholder row, which shows the features' shape.
+            links: its connections to the other parties.
+            method: the method of the training, whose model predicts.
             states: the network tensors that it stored after training.
 
-        Raises ModelError: the tensors are of another model.
+        Raises ModelError: the tensors belong to another model.
         """
         require_overlaps_shown(party.config.alignment, party.name)
         contract = (await enter_session(party, links, method, session=new_session())).contract
@@ -325,49 +338,28 @@ class JointPredictor:
     async def predict(
         self, ids: Sequence[bytes], features_BF: Tensor
     ) -> tuple[NDArray[np.bool_], Tensor]:
-        """Request joint predictions for people.
+        """Request joint predictions for the people of some rows.
 
         A person in several rows is requested once. If a passive stops answering midway, the scores
         so far are returned, `ended` gives the reason, and the other people are masked out.
 
-        `ids`: the person of each row, (B,). `features_BF`: the active's features of these rows.
+        `ids`: the person of each of the B rows. `features_BF`: the active's F features of these
+        rows.
 
-        Returns a mask of the rows about whose people all passives answered, (B,), and the scores of
-        these rows, (n, K). Raises RemoteProtocolError, PartyLeftError: the first request failed.
+        Returns a mask of the n rows about whose people all passives answered, (B,), and the scores
+        of these rows, (n, K) for K classes. Raises RemoteProtocolError, PartyLeftError: the first
+        request failed.
         """
-        # Every person once, and for each row the index of its person.
+        # The distinct people, and for each row the index of its person.
         people, person_of_row_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
-        is_answered_P = np.zeros(len(people), dtype=bool)
-        is_refused_P = is_answered_P.copy()
-        answers = list[dict[str, Tensor]]()
-        for start in range(0, len(people), self.contract.batch_size):
-            block = slice(start, start + self.contract.batch_size)
-            try:
-                positions_MB = await self._request_positions([*people[block]])
-                # Negative positions stand for unknown and for refused people.
-                all_answer_B = positions_MB.min(axis=0) >= 0
-                all_know_B = (positions_MB != _UNKNOWN).all(axis=0)
-                is_refused_P[block] = all_know_B & ~all_answer_B
-                if all_answer_B.any():
-                    answered_people = [*people[block][all_answer_B]]
-                    parts = await self._request_parts(
-                        answered_people, positions_MB[:, all_answer_B]
-                    )
-                    answers.append(parts)
-            except RemoteProtocolError as error:
-                if not answers:
-                    raise
-                self.ended = error
-                break
-            is_answered_P[block] = all_answer_B
+        is_answered_P, answers = await self._request_people(people, person_of_row_B)
         is_answered_B = is_answered_P[person_of_row_B]
-        self.refused += int(is_refused_P[person_of_row_B].sum())
         if not answers:
             return is_answered_B, torch.empty(0, 0)
         # The index of each answered person among the answers.
         answer_of_person_P = np.cumsum(is_answered_P) - 1
         answer_n = torch.from_numpy(answer_of_person_P[person_of_row_B[is_answered_B]])
-        parts = {
+        inputs_by_sender = {
             name: torch.cat([answer[name] for answer in answers])[answer_n] for name in answers[0]
         }
         trainer = self._trainer
@@ -375,13 +367,49 @@ class JointPredictor:
         # A fixed seed, so that equal requests give equal scores.
         with torch.no_grad(), trainer.compute.prepare_forward(0, "together"):
             own_nD = trainer.encoder(own_n)
-            return is_answered_B, trainer.compute_scores(own_nD, parts).double().cpu()
+            return is_answered_B, trainer.compute_scores(own_nD, inputs_by_sender).double().cpu()
+
+    async def _request_people(
+        self, people: NDArray[np.object_], person_of_row_B: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], list[dict[str, Tensor]]]:
+        """Request the head's inputs for distinct people, block by block.
+
+        It also counts the rows of refused people in `refused`. A later request that fails ends the
+        session: its error goes to `ended`.
+
+        `people`: P distinct people. `person_of_row_B`: index of each row's person among them.
+        Returns whether all passives answered about a person, (P,), and the answers of each block.
+        """
+        is_answered_P = np.zeros(len(people), dtype=bool)
+        is_refused_P = is_answered_P.copy()
+        answers = list[dict[str, Tensor]]()
+        for start in range(0, len(people), self.contract.batch_size):
+            block = slice(start, start + self.contract.batch_size)
+            try:
+                positions_MB = await self._request_positions([*people[block]])
+                # Negative positions mark unknown and refused people.
+                all_answer_B = positions_MB.min(axis=0) >= 0
+                all_know_B = (positions_MB != _UNKNOWN).all(axis=0)
+                is_refused_P[block] = all_know_B & ~all_answer_B
+                if all_answer_B.any():
+                    answered_people = [*people[block][all_answer_B]]
+                    answers.append(
+                        await self._request_inputs(answered_people, positions_MB[:, all_answer_B])
+                    )
+            except RemoteProtocolError as error:
+                if not answers:
+                    raise
+                self.ended = error
+                break
+            is_answered_P[block] = all_answer_B
+        self.refused += int(is_refused_P[person_of_row_B].sum())
+        return is_answered_P, answers
 
     async def _request_positions(self, ids: Sequence[bytes]) -> NDArray[np.int64]:
-        """Look these people up at every passive.
+        """Look these B people up at each of the M passives, by their blinded IDs.
 
-        Returns each person's position in each passive's list, (M, B); `_UNKNOWN` or `_REFUSED`
-        where it answers nothing about the person.
+        Returns each person's position in each passive's list, (M, B). The position is `_UNKNOWN`
+        if the passive does not know the person, `_REFUSED` if its limit allows no more answers.
         """
         for name, asker in self._askers.items():
             self._links.send(name, Kind.LOOKUP, self._step, asker.ask(ids))
@@ -393,17 +421,17 @@ class JointPredictor:
             newly_exhausted = _parse_positions(answer[tags_end:], asker.size, sender=name)
             is_exhausted = self._is_exhausted[name]
             is_exhausted[newly_exhausted] = True
-            # An unknown person's position is -1, which reads the last entry: never exhausted.
+            # Position -1 of an unknown person reads the last entry, which is always False.
             positions_by_passive.append(np.where(is_exhausted[position_B], _REFUSED, position_B))
         return np.stack(positions_by_passive)
 
-    async def _request_parts(
+    async def _request_inputs(
         self, people: Sequence[bytes], positions_MB: NDArray[np.int64]
     ) -> dict[str, Tensor]:
         """Request the inputs that the head gets from the other parties for these people.
 
-        `positions_MB`: positions of the people in each passive's list. Returns representations
-        (B, D) by passive, or their sum by the name `SUM`.
+        `positions_MB`: positions of the B people in the lists of the M passives. Returns
+        representations (B, D) by passive name, or the secure sum of them under the name `SUM`.
         """
         step = self._step
         links = self._links
@@ -416,13 +444,14 @@ class JointPredictor:
         terms = {name: passive.representation for name, passive in self.contract.passives.items()}
         if self._sum is not None:
             rows_B = torch.arange(positions_MB.shape[1])
-            row_size = math.prod(next(iter(terms.values())).shape)
+            any_terms = next(iter(terms.values()))  # summed representations have one shape
+            row_size = math.prod(any_terms.shape)
             # Every passive binds its contribution to this digest, so only a sum over these people
             # decodes.
             digest = _hash_people(people, salt)
             sum_BD = await self._sum.receive_sum(links, step, rows_B, digest, row_size)
             return {SUM: trainer.compute.move_tensor(sum_BD)}
-        parts = {}
+        h_by_passive = {}
         for name, position_B in position_by_passive.items():
             answer = await links.receive(name, Kind.REPRESENTATIONS, step=step)
             answered_B, h_BD = parse_representations(
@@ -430,5 +459,5 @@ class JointPredictor:
             )
             if not torch.equal(answered_B, position_B):
                 raise RemoteProtocolError(f"{name} answered for other people than asked")
-            parts[name] = trainer.compute.move_tensor(h_BD)
-        return parts
+            h_by_passive[name] = trainer.compute.move_tensor(h_BD)
+        return h_by_passive

@@ -41,10 +41,10 @@ from secure_apfed.methods.alignment import (
     DEALER,
     align_as_active,
     align_as_passive,
-    allow_signs,
     deal_randomness,
     describe_people,
     needs_dealer,
+    raise_heartbeat_limits,
     require_labels,
 )
 from secure_apfed.methods.charged import ChargedAccount, Statement, collect_accounts, sign_accounts
@@ -181,7 +181,7 @@ async def enter_session(
     links.needed = _list_needed_peers(party, agreement.contract)
     if party.secrets.checkpoints is not None:
         party.secrets.checkpoints.save_contract(agreement.contract, agreement.signatures)
-    allow_signs(party, links)
+    raise_heartbeat_limits(party, links)
     return agreement
 
 

@@ -52,8 +52,9 @@ class SingleViewSettings(MethodSettings):
     tasks = ("classification", "regression")
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many linear combinations of a person's features are revealed: 0, since no
-        party sends anything.
+        """Return how many linear combinations of a person's features are revealed: none.
+
+        No party sends anything.
         """
         return 0
 
@@ -77,12 +78,14 @@ class SingleViewActive(ActiveRole):
         accounts: ActiveAccounts,
         people: Tensor | None = None,
     ) -> None:
-        """Make the active's role; the settings say which rows it trains on, and whether local
-        models learn the labels.
+        """Make the active's role, and choose its training rows.
 
-        `trainer`: the active's networks, their optimiser, and its table. `accounts`: the active's
-        guard and privacy ledgers. `people`: the row of its table at each alignment position, (N,);
-        None: nothing is aligned.
+        Args:
+            party: the active's settings, secrets and data.
+            contract: the session's contract.
+            trainer: the active's networks, their optimiser, and its table.
+            accounts: the active's guard and privacy ledgers.
+            people: the row of its table at each alignment position; None: nothing is aligned.
         """
         super().__init__()
         self.name = party.name
@@ -93,6 +96,7 @@ class SingleViewActive(ActiveRole):
         self.training = accounts.training
         self.guarantee = accounts.describe_guarantee()
         self._party = party
+        # The rows that training is restricted to; None: to no rows.
         self._training_people: Tensor | None = None
         if people is not None and not party.config.train.trains_unaligned_rows:
             self._training_people = people
@@ -102,28 +106,31 @@ class SingleViewActive(ActiveRole):
         self._set_training_rows(party.data.train_rows)
 
     def _set_training_rows(self, train_rows: Tensor) -> None:
-        """Train on these rows of the table from now on, or on the aligned ones of them if only
-        these are trained on; weigh classes accordingly.
+        """Train on these table rows from now on, and weigh classes by their labels.
+
+        If the settings exclude unaligned rows, only the aligned rows of them are used.
         """
         self.training_rows = intersect_rows(train_rows, self._training_people)
         self.trainer.weigh_classes(self.learnt, len(self._party.data.classes))
 
     @property
     def learnt(self) -> Tensor:
-        """The training rows without the validation rows."""
+        """The training rows without the rows that are held out for validation."""
         return self.list_learnt_rows(self._party.config)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
-        """Take one step of gradient descent on the task loss of these rows of its own table; return
-        the loss.
+        """Take one step of gradient descent on the loss of these table rows; return the loss.
 
-        Raises BudgetExhaustedError: the update would exceed the privacy budget of DP-SGD;
-        ModelError: outputs, parameters or gradients are not finite.
+        It sends nothing. Raises BudgetExhaustedError: the update would exceed the privacy budget of
+        DP-SGD; ModelError: outputs, parameters or gradients are not finite.
         """
         return self.trainer.train_on_batch(self.trainer.forward(step, rows_B, None))
 
     def finish_locally(self) -> None:
-        """Fit local models with the labels, or spread labels over h, if configured."""
+        """End the training as configured: fit local models, or spread labels over h, or neither.
+
+        h is the representation of a row by the trained encoder.
+        """
         trainer = self.trainer
         if self.ending is not None:
             fitted = self.ending.fit_models(trainer.networks.encoder, trainer.labels_N)
@@ -132,8 +139,9 @@ class SingleViewActive(ActiveRole):
             trainer.spread_labels(self.learnt)
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
-        """Return the test scores of the local models if they are fitted, else of the networks, by
-        the method's name; sends nothing.
+        """Return the scores of the test rows, by the method's name; sends nothing.
+
+        Local models give them once they are fitted, otherwise the networks.
         """
         rows = self._party.data.test_rows
         if self.ending is None or self.ending.fitted is None:
@@ -151,22 +159,22 @@ class SingleViewActive(ActiveRole):
         return self.trainer.loss_on(rows)
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
-        """Train on these labels and rows of the table from now on.
+        """Train on these labels and table rows from now on.
 
-        A label mechanism in stages calls it. `labels_N`: labels of all rows, randomised.
+        It is called when a label mechanism in stages has randomised more labels. `labels_N`: the
+        randomised labels of all N rows.
         """
         self.trainer.replace_labels(labels_N)
         self._set_training_rows(train_rows)
 
     def get_solo_networks(self) -> ActiveNetworks | None:
-        """Return the active's own model; None if local models shall learn the labels, and are not
-        fitted yet.
-        """
+        """Return the active's own model; None if it consists of local models not fitted yet."""
         return self.trainer.networks if self.ending is None else self.ending.networks
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
-        """Return local models fitted without the labels of these rows of the table; None: there are
-        no local models.
+        """Return local models fitted without the labels of these table rows.
+
+        None: the run has no local models, or they are not fitted yet.
         """
         if self.ending is None:
             return None
@@ -193,13 +201,17 @@ class SingleView(Method):
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role; `rows` is empty, since nothing is aligned."""
+        # No representations are sent, so only DP-SGD updates need an account.
         accounts = party.open_active_accounts(len(rows), sends=False)
         return SingleViewActive(party, contract, party.build_active_trainer(accounts), accounts)
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]
     ) -> Lockstep:
-        """Return a training step of the active by itself."""
+        """Return a function that runs one training step without messages.
+
+        It maps a step number and table rows to the loss; there are no passives.
+        """
         assert isinstance(active, SingleViewActive)
         trainer = active.trainer
         return lambda step, rows_B: trainer.train_on_batch(trainer.forward(step, rows_B, None))

@@ -22,42 +22,49 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ObjectiveSettings
 
 ROWS_AT_ONCE = 4096
-"""Rows of a request at most, in methods whose passives are asked once."""
+"""Largest number of rows in a request, in methods that send passives one request in a run."""
 _AUTO_PROJECTION = 64
 """Size of z where `model.projection` is "auto"."""
 _UNGUARDED_NORM = 1e4
 """The norm bound of a representation without a guard."""
 _MIN_SPREAD = 5e-4
-"""The smallest spread of a batch's representations that a passive accepts, unless configured."""
+"""The smallest spread of a batch's representations (how much their directions differ) that a passive
+accepts, unless configured."""
 _SPREAD_NUMBERS = 8
 """Representations with fewer numbers have no default for the smallest spread."""
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """The limits on requests to a passive: rows in one request, and answers for each row."""
+    """The limits on requests to a passive.
+
+    Attributes:
+        rows: largest number of rows in one request.
+        releases: largest number of answers about one row in a run.
+    """
 
     rows: int
     releases: int
 
 
 def derive_limits(config: RunSettings) -> RequestLimits:
-    """Return the most that the settings let the active request of passives.
+    """Return how much the settings let the active request of passives.
 
-    The contract states it, and passives enforce it.
+    The contract states these limits, and passives enforce them.
     """
     if config.method.asks_once:
         return RequestLimits(rows=ROWS_AT_ONCE, releases=1)
-    if config.method.averages:
+    if config.method.averages:  # a step covers all rows
         return RequestLimits(rows=config.alignment.maximum_ids, releases=config.train.epochs)
+    # One answer more if the method requests every row again after training.
     releases = config.train.epochs + config.method.asks_again
     return RequestLimits(rows=config.train.batch_size, releases=releases)
 
 
 def find_objective(config: RunSettings, passive: str) -> ObjectiveSettings:
-    """Return one passive's objective: the one set for this passive, else the method's default.
+    """Return one passive's training objective: its configured one, or else the method's default.
 
-    Raises ConfigError: the method has none and none is set, or another kind than the method's.
+    Raises ConfigError: neither exists, or the configured one has another kind than the method's.
     """
     own_objective = config.method.own_objective
     passive_objective = config.settings_of(passive).objective
@@ -82,11 +89,11 @@ def find_objective(config: RunSettings, passive: str) -> ObjectiveSettings:
 
 
 def find_projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | None:
-    """Return the size of z, the projection that the active sends; None: its encoder's whole output
-    h.
+    """Return the size of z, the projection that the active sends; None: it sends all of h.
 
-    "auto" is 64, as in the authors' release of APFed-C. An unprotected APFed-R sends all of h, as
-    their release does; a protected one sends z, since every number costs bytes.
+    h is the output of its encoder. With the setting "auto" z has 64 numbers, as in the authors'
+    release of APFed-C. An unprotected APFed-R then sends all of h, as their release does; a
+    protected one sends z, since every number costs bytes in a secure sum.
     """
     if config.model.projection == "none":
         return None
@@ -108,13 +115,13 @@ def bound_representations(
     Args:
         shape: shape of one row, without the batch axis.
         guard: the sender's guard, which determines the norms.
-        projected: whether a linear projection makes the row; otherwise it may be zero.
+        projected: whether a linear projection makes the row, which is never zero then.
 
     Raises ConfigError: the guard clips rows to a norm that cannot be distinguished from zero.
     """
     maximum = guard.largest_norm(math.prod(shape))
     minimum = guard.smallest_norm() if projected else 0.0
-    # Receivers would refuse every row.
+    # With such bounds receivers would refuse every row.
     if minimum > maximum:
         raise ConfigError(
             f"guard.clip: {config.guard.clip:g} leaves a row at most {maximum:.3g} long with its "
@@ -141,8 +148,8 @@ def bound_sent_rows(
     batch.
     """
     terms = bound_representations(config, shape, guard, projected=False)
-    # Returned gradients, if any, are of the active's own loss, so the directions of the rows reveal
-    # nothing to it.
+    # The spread protects gradients that a receiver returns. The active returns gradients of its own
+    # loss, if any, so that the passive's rows need no spread.
     return terms.model_copy(update={"minimum_spread": 0.0})
 
 
@@ -206,11 +213,12 @@ def make_sum(
 
 def find_fixed_bits(config: RunSettings, *, has_noise: bool) -> int | None:
     """Return the fixed-point bits of a contributed number; None: as many as the sum can carry.
-    `has_noise`: whether passives add noise.
 
-    That is so for gradients and representations without noise, if no bits are configured. With
-    noise more bits are useless, and the last digits of votes and averages reveal single
-    contributions (measured: docs/leaks.md, mmvfl and v_fedmv at 16 and at 24 bits).
+    It is None only for gradients and representations without noise, if no bits are configured. With
+    noise more bits are useless. The last digits of votes and averages reveal single contributions
+    (measured: docs/leaks.md, mmvfl and v_fedmv at 16 and at 24 bits).
+
+    `has_noise`: whether passives add noise.
     """
     method = config.method
     sums_reals = method.sums_gradients or method.sums_representations
@@ -220,19 +228,19 @@ def find_fixed_bits(config: RunSettings, *, has_noise: bool) -> int | None:
 
 
 def find_clip(config: RunSettings) -> float | None:
-    """Return C, the L2 bound of one row of a contribution; None: unbounded.
+    """Return the L2 bound (clip) of one row of a contribution; None: there is no bound.
 
-    For votes it is 1, which rows of votes never exceed.
+    For votes the bound is 1, which rows of votes never exceed.
     """
     return 1.0 if config.method.opens_votes else config.secure_sum.clip
 
 
 def may_lack_passives(config: RunSettings) -> bool:
-    """Return whether a step may continue without a passive that fell silent.
+    """Return whether a step may continue without a passive that stopped answering.
 
     The settings must allow it explicitly, because the active can then isolate one passive's
-    contribution: either by `rules.silent_passive: recover`, or without such a rule by a threshold,
-    unless the method averages. (An average over fewer parties is a different average.)
+    contribution. They do so by `rules.silent_passive: recover`. Without a rule, a threshold allows
+    it, too, unless the method averages: an average over fewer parties is a different average.
     """
     rule = config.rules.silent_passive
     method = config.method
@@ -242,13 +250,12 @@ def may_lack_passives(config: RunSettings) -> bool:
 
 
 def _derive_threshold(config: RunSettings, passives: int) -> int | None:
-    """Return how many passives' contributions a sum needs to be decrypted; None: all, where the
-    scheme needs all anyway.
+    """Return how many passives' contributions a sum needs to be decoded.
 
-    `passives`: number of passives.
+    None: the scheme has no threshold, since it always needs all. `passives`: number of passives.
 
-    Raises ConfigError: a threshold that the sum or the silence rule cannot use, or that is not
-    above half of the passives.
+    Raises ConfigError: the scheme, or the rule for silent passives, cannot use the configured
+    threshold, or it is not above half of the passives.
     """
     settings = config.secure_sum
     rule = config.rules.silent_passive
@@ -284,11 +291,13 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
 def find_training_rows(
     config: RunSettings, data: OwnData, common: Tensor
 ) -> tuple[Tensor, float, int]:
-    """Return the active's training rows of an epoch, the share of them that is aligned, in [0, 1],
-    and the number of aligned people.
+    """Return what a plan needs to know about the active's training rows.
 
-    For planning, so only the number of rows is exact and not which they are. `data`: the active's
-    table and row selections. `common`: the rows of that table whose people passives know.
+    `data`: the active's table and row selections. `common`: the rows of that table whose people
+    passives know.
+
+    Returns the training rows of an epoch, the share of them that is aligned (in [0, 1]), and the
+    number of aligned people. Only the number of the rows is exact, not which rows they are.
     """
     method = config.method
     # Passives that learn from returned gradients need rows with a label.
@@ -308,8 +317,8 @@ def count_rehearsed_rows(
 ) -> int:
     """Return how many rows one step of a rehearsal (a short run on random numbers) uses.
 
-    `rows`: training rows of an epoch of the run. `aligned_share`: share of these that passives
-    know. `steps`: steps of an epoch of the rehearsal.
+    `rows`: number of training rows in an epoch of the real run. `aligned_share`: the share of these
+    rows that passives know. `steps`: number of steps in an epoch of the rehearsal.
     """
     method = config.method
     if method.averages:  # a step covers all rows
@@ -325,8 +334,9 @@ def count_rehearsed_rows(
 def count_batches(config: RunSettings, rows: int, *, stages: int) -> int:
     """Return the total number of batches over all epochs.
 
-    `rows`: number of training rows. `stages`: number of parts in which labels are randomised, one
-    after the other; an epoch counts only the rows whose randomised label is known by then.
+    `rows`: number of training rows. `stages`: number of stages of the label mechanism. Each stage
+    randomises the labels of an equal part of the rows, and an epoch trains only on rows whose
+    stage has begun.
     """
     train = config.train
     if config.method.averages:
@@ -335,28 +345,31 @@ def count_batches(config: RunSettings, rows: int, *, stages: int) -> int:
     ends: Sequence[int] = [*starts[1:], train.epochs]
     batches = 0
     for stage, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        answered_parts = stage + 1
-        batches_of_epoch = -(-rows * answered_parts // (stages * train.batch_size))  # rounded up
+        labelled_parts = stage + 1  # of `stages` equal parts of the rows
+        # Integer division of negative numbers rounds up.
+        batches_of_epoch = -(-rows * labelled_parts // (stages * train.batch_size))
         batches += (end - start) * batches_of_epoch
     return batches
 
 
 def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[float, float]:
-    """Return the factors by which a run has more messages, and more bytes, than a rehearsal of it.
+    """Return by which factors a run has more messages, and more bytes, than its rehearsal.
 
-    `steps`: steps of the run divided by steps of the rehearsal (a short run on random numbers).
-    `rows`: rows of the run divided by rows of the rehearsal.
+    A rehearsal is a short run on random numbers. `steps`: steps of the run divided by steps of the
+    rehearsal. `rows`: rows of the run divided by rows of the rehearsal.
     """
     if not config.method.asks_once:
         return steps, steps
-    # A single request covers all rows, and is not repeated in every epoch.
-    return 1.0 if config.method.decomposes else rows, rows
+    # The rows are requested once, in blocks; a decomposition sends all rows in one message.
+    message_factor = 1.0 if config.method.decomposes else rows
+    return message_factor, rows
 
 
 def plan_releases(config: RunSettings, guard: RepresentationGuard) -> int:
     """Return how many releases of one person's representation the ledger will record over a run.
 
-    0: none is sent. `guard`: the sender's guard, under which repeated releases may cost once.
+    The result is 0 if the method sends no representations. `guard`: the sender's guard, under which
+    repeated releases may be charged once.
     """
     sends_representations = config.method.representations_from is not None
     return guard.count_charges(derive_limits(config).releases) if sends_representations else 0

@@ -23,7 +23,7 @@ from secure_apfed.data import OwnData, TargetScale
 from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.errors import CheckpointError, ModelError
 from secure_apfed.methods import PartyCheckpoint, PartySecrets, Role, fresh_secrets
-from secure_apfed.methods.alignment import forget_alignment
+from secure_apfed.methods.alignment import delete_unfinished_alignment
 from secure_apfed.methods.serving import collect_network_states
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.runs.audit_log import AuditLog
@@ -222,7 +222,7 @@ class PartyCheckpointStore:
                 content.clear()  # as large as the checkpoint itself, which may be hundreds of MB
                 self._folder.steps.write_step(state.step, packed)
         if state.step > 0:  # all others have reached this step
-            forget_alignment(self._folder.path)
+            delete_unfinished_alignment(self._folder.path)
 
     def finish_part(self, contract: Contract, role: Role) -> None:
         """Write what stays of this party's run: `ended.json` with the privacy costs, networks for
@@ -249,7 +249,7 @@ class PartyCheckpointStore:
         )
         self._folder.write_json(self._folder.ended, end.model_dump(mode="python"))
         self._folder.steps.clear()
-        forget_alignment(self._folder.path)
+        delete_unfinished_alignment(self._folder.path)
 
     def _list_coefficients(self, role: Role) -> PartyCoefficients | None:
         """Return this party's coefficients, if it trained a generalised linear model."""
