@@ -116,20 +116,24 @@ masks, so that runs repeat."""
 
 
 def _count_autoencoder(widths: Sequence[int]) -> int:
-    """Return the number of weights of an encoder with layers of these widths, and of its mirrored
-    decoder.
+    """Return the number of weights of an autoencoder whose encoder has layers of these widths.
+
+    The decoder mirrors the encoder, so it has as many weights.
     """
     return 2 * sum(inputs * outputs for inputs, outputs in pairwise(widths))
 
 
 class ApcVflSettings(MethodSettings, DistillationSettings):
-    """The settings of all parties' autoencoders, and of what the student learns from them.
+    """The settings of APC-VFL: all parties' autoencoders, and how the active's student learns.
+
+    A passive's autoencoder g1 encodes its rows. The active's g2 encodes the codes of all parties,
+    and its student g3 learns to resemble g2's codes from own features.
 
     Attributes:
         own: the autoencoder g1 of the active.
         passive: the autoencoder g1 of passives that have no `model` of their own.
-        joint: hidden widths of g2, whose code is as wide as the student's. That is the run's
-            `model`.
+        joint: hidden widths of g2. Its code is as wide as the student's, which the run's `model`
+            configures.
     """
 
     name: Literal["apc_vfl"]
@@ -144,7 +148,7 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
     @field_validator("joint")
     @classmethod
     def _is_bounded(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
-        """Refuse layer widths with too many parameters by arithmetic, before a network is built."""
+        """Refuse layer widths that mean too many parameters, before a network is built."""
         parameters = _count_autoencoder(widths)
         if parameters > MAX_PARAMETERS:
             raise ValueError(
@@ -181,8 +185,9 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
 
 
 class VFedTransSettings(MethodSettings, DistillationSettings):
-    """The settings of VFedTrans: how all parties' tables are decomposed, and the student whose code
-    resembles the vectors.
+    """The settings of VFedTrans: the decomposition of all parties' tables, and the student.
+
+    The student is the active's autoencoder, whose code learns to resemble the singular vectors.
 
     Attributes:
         mask_rows: the largest number of rows in one block of the orthogonal mask. One block for all
@@ -201,8 +206,9 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
     teacher = "shared singular vectors"
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many linear combinations of all parties' columns the active reads of each
-        person.
+        """Return how many linear combinations of all parties' columns the active reads of a person.
+
+        A person's row of the singular vectors has one number for each vector.
         """
         return config.model.representation_size
 
@@ -217,16 +223,16 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
 
 
 class ApcVflActive(StudentActive):
-    """The active of APC-VFL; see `StudentActive`."""
+    """The active's role in APC-VFL: it requests the passives' codes once; see `StudentActive`."""
 
     student: "ApcVflTrainer"
 
     def __init__(
         self, party: PartyContext, contract: Contract, rows: Tensor, trainer: "ApcVflTrainer"
     ) -> None:
-        """Make the active's role in APC-VFL; state the guarantee of all passives' codes together.
+        """Make the active's role; its stated guarantee covers the codes of all passives together.
 
-        `rows`: the row of its table at each alignment position, (N,). `trainer`: the active's
+        `rows`: the row of its table at each of the N alignment positions. `trainer`: the active's
         autoencoders and classifiers.
         """
         guarantee = joint_releases_statement(
@@ -251,9 +257,10 @@ class ApcVflActive(StudentActive):
         self.local_models = self.student.describe_local_models()
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
-        """Return the local scores; at the end also the joint scores of the aligned test rows.
+        """Return the scores of test rows without other parties; at the end also joint scores.
 
-        `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
+        Joint scores cover the aligned test rows, if these are enough for a request. `next_step`:
+        the first unused step number. `is_final`: whether training is over.
         """
         scores = await super().evaluate(links, next_step=next_step, is_final=is_final)
         positions = find_positions_in_table_order(self._rows, self._test_rows)
@@ -265,7 +272,7 @@ class ApcVflActive(StudentActive):
     async def _score_jointly(self, links: Links, next_step: int, positions: Tensor) -> Scored:
         """Request codes at these alignment positions, and return the joint scores of all parties.
 
-        The passives' ledgers count the releases. `next_step`: step numbers from it on are unused.
+        The passives' ledgers count these releases, too. `next_step`: the first unused step number.
         """
         scores = []
         for step, rows_B in enumerate(self._split_positions(positions), start=next_step):
@@ -276,13 +283,13 @@ class ApcVflActive(StudentActive):
         return Scored.from_network_outputs(truth, torch.cat(scores))
 
     def _split_positions(self, positions: Tensor) -> tuple[Tensor, ...]:
-        """Split positions into requests of at most the contract's batch size."""
+        """Split positions into equal requests of at most the contract's batch size."""
         return positions.tensor_split(math.ceil(len(positions) / self._contract.batch_size))
 
     async def _request_codes(self, links: Links, step: int, rows_B: Tensor) -> Tensor:
-        """Request the codes of these alignment positions from every passive.
+        """Request the codes of these B alignment positions from every passive.
 
-        Returns them side by side, (B, sum of D), float64.
+        Returns the passives' codes side by side, float64: one row for each position.
         """
         passives = self._contract.passives
         for name in passives:
@@ -294,7 +301,7 @@ class ApcVflActive(StudentActive):
     async def _receive_codes(self, links: Links, name: str, step: int, rows_B: Tensor) -> Tensor:
         """Receive one passive's codes of the requested alignment positions, (B, D), float64.
 
-        Raises RemoteProtocolError: codes outside the agreed bounds, or of other rows than
+        Raises RemoteProtocolError: the codes exceed the agreed bounds, or belong to other rows than
         requested.
         """
         message = await links.receive(name, Kind.REPRESENTATIONS, step=step, patience=FOR_AN_ANSWER)
@@ -308,15 +315,20 @@ class ApcVflActive(StudentActive):
 
 
 class ApcVflPassive(TvflPassive):
-    """A passive of APC-VFL: sends the code of each requested row once, and learns nothing; see
-    `TvflPassive`.
+    """A passive's role in APC-VFL: it sends the code of each requested row; see `TvflPassive`.
+
+    Its encoder is fitted before, so that it receives no gradients.
     """
 
     asks = (Kind.REQUEST,)
 
 
 class VFedTransActive(StudentActive):
-    """The active of VFedTrans; see `StudentActive`."""
+    """The active's role in VFedTrans: it requests one masked decomposition; see `StudentActive`.
+
+    All parties' tables of the aligned training rows are decomposed under orthogonal masks. The
+    student learns from the left singular vectors.
+    """
 
     student: "VFedTransTrainer"
 
@@ -330,7 +342,7 @@ class VFedTransActive(StudentActive):
     ) -> None:
         """Make the active's role in VFedTrans.
 
-        `rows`: the row of its table at each alignment position, (N,). `trainer`: the active's
+        `rows`: the row of its table at each of the N alignment positions. `trainer`: the active's
         autoencoder and classifier. `receiver`: the protocol's object for the active's side of the
         masked decomposition.
         """
@@ -348,19 +360,22 @@ class VFedTransActive(StudentActive):
 
     @property
     def last_sum(self) -> Tensor | None:
-        """The singular vectors of the requested rows, (U, D); None before."""
+        """The singular vectors of the U requested rows, (U, D); None before they are received."""
         return self._shared_vectors
 
     async def set_up(self, links: Links) -> None:
-        """Receive the masks from the dealer; a resumed session needs none."""
+        """Receive the masks from the dealer; in a resumed session do nothing.
+
+        A resumed session follows the decomposition, which needed the masks.
+        """
         if self._contract.is_at_start:
             self._receiver.take_masks((await receive_dealt(links)).payload)
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Request the decomposition of the aligned training rows, and fit to its singular vectors.
+        """Request the decomposition of the aligned training rows, and fit the student to it.
 
-        The active sends the passives the rows, and the aggregator its own masked table of them.
-        This counts as one step in `steps`.
+        The active sends the passives the positions of these rows, and the aggregator its own masked
+        table of them. This counts as one step in `steps`.
         """
         step = steps.next_step
         receiver = self._receiver
@@ -382,7 +397,7 @@ class VFedTransActive(StudentActive):
 
 
 class VFedTransPassive(HelperRole):
-    """A passive of VFedTrans: it masks its rows once, and receives nothing; see `HelperRole`."""
+    """A passive's role in VFedTrans: it sends its masked rows once; see `HelperRole`."""
 
     asks = (Kind.REQUEST,)
 
@@ -391,7 +406,7 @@ class VFedTransPassive(HelperRole):
     ) -> None:
         """Make a passive's role in VFedTrans.
 
-        `rows`: the row of its table at each alignment position, (N,). `owner`: the protocol's
+        `rows`: the row of its table at each of the N alignment positions. `owner`: the protocol's
         object for the passive's side of the masked decomposition; None: the decomposition was done
         in an earlier session.
         """
@@ -403,17 +418,17 @@ class VFedTransPassive(HelperRole):
         self.checkpoint_parts = {"allowance": self._answer_limits}
 
     async def set_up(self, links: Links) -> None:
-        """Receive the masks from the dealer; a resumed session needs none."""
+        """Receive the masks from the dealer; in a resumed session do nothing."""
         if self._owner is not None:
             self._owner.take_masks((await receive_dealt(links)).payload)
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Check the request, count it, and send the masked rows to the aggregator, once a run.
+        """Check and count the request, and send the masked rows to the aggregator; once a session.
 
         Raises RemoteProtocolError: the request breaks a rule of the contract; nothing is sent.
         """
         owner = self._owner
-        # Used up before the checks, so that a second request is never answered.
+        # Removed before the checks, so that no second request is answered, even after an error.
         self._owner = None
         if owner is None:
             raise RemoteProtocolError(
@@ -431,14 +446,17 @@ class VFedTransPassive(HelperRole):
         links.send(AGGREGATOR, Kind.CONTRIBUTION, message.step, masked)
 
     def _count_answers(self, rows_U: Tensor, values: bytes, request: Envelope) -> None:
-        """Record in the log that one answer leaves for each row, before it does.
+        """Record in the log that one answer about each row leaves, before it leaves.
 
-        The same rows in another session have fresh masks and reveal nothing new, so they are not
-        counted again. `rows_U`: alignment positions (indices into the common list of people), (U,).
-        `values`: the bytes of their features. `request`: the active's message.
+        The same rows in another session are not counted again: they have fresh masks and reveal
+        nothing new.
+
+        `rows_U`: alignment positions (indices into the common list of people), (U,). `values`: the
+        bytes of their features. `request`: the active's message.
         """
         digest = hashlib.blake2b(request.payload + values).digest()
         blocks = rows_U.split(self.contract.batch_size)
+        # All blocks are checked before any is counted.
         for step, rows_B in enumerate(blocks):
             self._answer_limits.check_batch(step, rows_B, sender=request.sender)
         for step, rows_B in enumerate(blocks):
@@ -446,25 +464,28 @@ class VFedTransPassive(HelperRole):
 
 
 class VFedTransAggregator(HelperRole):
-    """The aggregator of VFedTrans: decomposes the sum of masked tables, once; see `HelperRole`."""
+    """The aggregator's role in VFedTrans; see `HelperRole`.
+
+    It decomposes the sum of all parties' masked tables, once in a run.
+    """
 
     name = AGGREGATOR
 
     def __init__(self, contract: Contract, server: SvdServer) -> None:
-        """Make the aggregator's role; `server`: the protocol's object for the side that decomposes
-        the masked sum.
+        """Make the aggregator's role.
 
-        It accepts tables only in a session that starts a run.
+        `server`: the protocol's object for the side that decomposes the sum of masked tables.
         """
         self.contract = contract
         self._server = server
+        # Whether the decomposition is still to come: a resumed session follows it.
         self._is_due = contract.is_at_start
 
     async def run_session(self, links: Links, save: Save) -> None:
-        """Decompose the masked tables of all owners once, and save checkpoints, until the session
-        ends.
+        """Decompose all owners' masked tables, and save checkpoints, until the session ends.
 
-        Raises RemoteProtocolError: a party sends what it may not.
+        Owners are the parties with a table. `save`: writes this party's checkpoint, whenever the
+        active requests one. Raises RemoteProtocolError: a party sends what it may not.
         """
         active = self.contract.active
         owners = self._server.agreement.owners
@@ -485,10 +506,11 @@ class VFedTransAggregator(HelperRole):
                 return
 
     async def _decompose_tables(self, links: Links, first: Envelope) -> None:
-        """Collect the masked tables of all owners, and send the active what they decompose to.
+        """Collect the masked tables of all owners, decompose their sum, and send the active the
+        result.
 
         `first`: the message with the first table. Raises RemoteProtocolError: this run's
-        decomposition is done already.
+        decomposition is already done.
         """
         active = self.contract.active
         step = first.step
@@ -500,6 +522,7 @@ class VFedTransAggregator(HelperRole):
         self._is_due = False
         tables = {first.sender: first.payload}
         while missing := [name for name in self._server.agreement.owners if name not in tables]:
+            # A table can also be missing because the active did not request it.
             with blame_active_too(active):
                 other = await links.receive(
                     missing, Kind.CONTRIBUTION, step=step, minimum=len(missing)
@@ -509,17 +532,16 @@ class VFedTransAggregator(HelperRole):
 
 
 class DistilledTrainer:
-    """The active's networks, each fitted once without steps: autoencoders, and linear layers on
-    their codes.
+    """The active's networks: autoencoders, and classifiers on their codes; each is fitted once.
 
-    Logistic regression reads the codes (APC-VFL, section 4.4). Two things are ours: each number of
-    the codes is standardised before, which is folded into the layer's weights; and it is
-    regularised as with scikit-learn's C = 1. Or the strongest local model classifies
-    (`classifier`). See `methods.student.StudentModel`.
+    A classifier is a logistic regression that reads codes (APC-VFL, section 4.4). Two things are
+    ours: each number of a code is standardised before, which is folded into the layer's weights,
+    and the regression is regularised as with scikit-learn's C = 1. If the setting `classifier` is
+    "strongest", the best local model classifies instead. See `methods.student.StudentModel`.
 
     Attributes:
-        parts: the autoencoders by name; "student" is trained to resemble others' codes.
-        heads: the classifiers by name, each with the encoder that it reads; "alone" predicts
+        parts: the autoencoders by name; the code of "student" learns to resemble target codes.
+        heads: the classifiers by name, each with the encoder whose code it reads; "alone" predicts
             without the other parties.
         rows_U: the rows of the active's table for which others' codes or vectors arrive.
         labelled_n: the labelled rows of its table.
@@ -538,8 +560,8 @@ class DistilledTrainer:
     ) -> None:
         """Move the untrained networks to the compute device, and select aligned and labelled rows.
 
-        `rows`: the row of the active's table at each alignment position, (N,). `parts`, `heads`:
-        autoencoders and classifiers by name; see the class for the names.
+        `rows`: the row of the active's table at each of the N alignment positions. `parts`,
+        `heads`: autoencoders and classifiers by name; see the class for the names.
         """
         data = party.data
         table = party.data.table
@@ -567,10 +589,10 @@ class DistilledTrainer:
         return self.heads["alone"] if self.strongest is None else self.strongest.networks
 
     def fit_part(self, name: str, rows_NF: Tensor, resembled: TargetCodes | None = None) -> None:
-        """Fit the autoencoder of this name to these rows.
+        """Fit one autoencoder to reconstruct these rows.
 
         `name`: a key of `parts`. `rows_NF`: the autoencoder's inputs. `resembled`: target codes of
-        some rows, to which its own code is trained; None: it only reconstructs.
+        some rows, which its own code learns to resemble, too; None: it only reconstructs.
         """
         fit_autoencoder(
             self.parts[name],
@@ -582,28 +604,30 @@ class DistilledTrainer:
         )
 
     def fit_student(self, codes_UD: Tensor) -> None:
-        """Fit the student's autoencoder to all training rows; `codes_UD`: target codes of the
-        aligned ones.
+        """Fit the student's autoencoder to all training rows.
+
+        `codes_UD`: target codes of the U aligned rows.
         """
+        # The index of each aligned row among the training rows, which are sorted.
         index_U = torch.searchsorted(self._rows_T, self.rows_U)
         self.fit_part("student", self.features_N[self._rows_T], TargetCodes(index_U, codes_UD))
 
     def fit_head(self, name: str, codes_nD: Tensor, rows_n: Tensor) -> None:
-        """Fit the classifier of this name to codes of labelled rows; with a single class it stays
-        as initialised.
+        """Fit one classifier to the codes of labelled rows.
 
-        `name`: a key of `heads`. `codes_nD`: the classifier's inputs. `rows_n`: the table's row for
-        each of these inputs.
+        With labels of a single class it stays as initialised. `name`: a key of `heads`.
+        `codes_nD`: the classifier's inputs. `rows_n`: the table's row of each input.
         """
         labels_n = self.labels_N[rows_n].cpu()
         if len(labels_n.unique()) > 1:
             fit_classifier(self.heads[name], codes_nD, labels_n)
 
     def fit_local_head(self) -> None:
-        """Fit what predicts without the other parties to the labelled rows: logistic regression,
-        or as the settings say the strongest local model.
+        """Fit the classifier that predicts without the other parties to the labelled rows.
 
-        Warns NoHelpWarning: the strongest one does not use the student's code.
+        It is a logistic regression. If the settings say so, the best local model is fitted, too,
+        and predicts instead. Warns NoHelpWarning: this model does not use the student's code, since
+        validation rejected it.
         """
         encoder = self.networks.encoder
         labelled_n = self.labelled_n
@@ -618,24 +642,29 @@ class DistilledTrainer:
                 warn_of_no_help(self._owner)
 
     def describe_local_models(self) -> Mapping[str, Sequence[str]]:
-        """Return which local models predict, by task; empty if logistic regression does."""
+        """Return the names of the local models that predict, and of models left out.
+
+        It is empty if logistic regression predicts.
+        """
         return {} if self.strongest is None else self.strongest.as_json()
 
     def train_on_rows(self, step: int, rows_B: Tensor) -> float:
-        """Raise AssertionError: this student has no training steps."""
+        """Raise AssertionError: this student is fitted at once, so no training step may be run."""
         raise AssertionError(f"{self._owner}: step {step} of a student that is fitted in one go")
 
     def score_rows(self, rows: Tensor) -> Scored:
-        """Return the scores of these rows of the active's table without the other parties, with
-        their labels.
+        """Return scores of these rows of the active's table, with their labels.
+
+        The networks that predict without the other parties give them.
         """
         networks = self.networks
+        # Any tensor shows the networks' device and dtype; a fitted model has buffers only.
         example_tensor = next(chain(networks.parameters(), networks.buffers()))
 
         @torch.no_grad()
         def score_batch(rows_B: Tensor) -> Tensor:
             """Return scores (B, K) of these rows."""
-            features_B = self.features_N[rows_B].to(example_tensor)  # its device and dtype
+            features_B = self.features_N[rows_B].to(example_tensor)
             scores_BK: Tensor = networks(features_B, None)[0]
             return scores_BK.to(self.labels_N.device)
 
@@ -674,15 +703,16 @@ class DistilledTrainer:
 class ApcVflTrainer(DistilledTrainer):
     """The active's networks in APC-VFL (sections 4.2 to 4.4, Figure 3); see `DistilledTrainer`.
 
-    Autoencoders: g1 ("own") is fitted to the active's aligned rows; g2 ("joint") to all parties'
-    codes of these; g3 ("student") to all training rows, with g2's codes as targets of the aligned
-    ones. Classifiers: "alone" reads g3's codes, "together" g2's where all parties predict.
+    There are three autoencoders. g1 ("own") is fitted to the active's aligned rows. g2 ("joint") is
+    fitted to all parties' codes of these rows. g3 ("student") is fitted to all training rows, with
+    g2's codes as targets of the aligned rows. The classifier "alone" reads g3's codes. The
+    classifier "together" reads g2's codes, and predicts with all parties.
     """
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Build g1, g2, g3 and both classifiers.
+        """Build the autoencoders g1, g2 and g3, and both classifiers.
 
-        `rows`: the row of the active's table at each alignment position, (N,).
+        `rows`: the row of the active's table at each of the N alignment positions.
         """
         settings = ApcVflSettings.from_run_settings(party.config)
         model = party.config.model
@@ -691,7 +721,7 @@ class ApcVflTrainer(DistilledTrainer):
         local = _make_autoencoder(party, "g1", settings.own, features)
         encoder = student.encoder
         if model.network == "enriched":
-            encoder = Enriched(encoder)
+            encoder = Enriched(encoder)  # the classifier reads the own features beside the code
         student_size = math.prod(output_shape(student.encoder, features))
         # g2 reads the codes of all parties side by side.
         code_shapes = [output_shape(local.encoder, features)]
@@ -719,7 +749,10 @@ class ApcVflTrainer(DistilledTrainer):
         )
 
     def fit_to_codes(self, released_UD: Tensor) -> None:
-        """Fit all networks; `released_UD`: the passives' codes of `rows_U`, side by side."""
+        """Fit all autoencoders and classifiers, one after the other.
+
+        `released_UD`: the passives' codes of the U rows `rows_U`, side by side.
+        """
         joint = self.parts["joint"]
         labelled_n = self.labelled_n
         self.fit_part("own", self.features_N[self.rows_U])
@@ -732,9 +765,10 @@ class ApcVflTrainer(DistilledTrainer):
         self.fit_head("together", joint_UD[has_label_U], self.rows_U[has_label_U])
 
     def score_jointly(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
-        """Return scores (B, K) from the codes of all parties.
+        """Return scores of K classes, (B, K), from the codes of all parties.
 
-        `rows_B`: rows of the active's table. `released_BD`: the passives' codes of these.
+        `rows_B`: rows of the active's table. `released_BD`: the passives' codes of these rows, side
+        by side.
         """
         codes_BD = self.parts["joint"].encode_rows(self._join_codes(rows_B, released_BD))
         with torch.no_grad():
@@ -742,20 +776,18 @@ class ApcVflTrainer(DistilledTrainer):
         return scores_BK
 
     def _join_codes(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
-        """Return the own codes of these rows of the table concatenated with the passives' codes."""
+        """Return the active's codes of these table rows, concatenated with the passives' codes."""
         own_BD = self.parts["own"].encode_rows(self.features_N[rows_B])
         return torch.cat([own_BD, self.compute.move_tensor(released_BD)], dim=1)
 
 
 class VFedTransTrainer(DistilledTrainer):
-    """The active's networks in VFedTrans: an autoencoder and a classifier; see
-    `DistilledTrainer`.
-    """
+    """The active's autoencoder and classifier in VFedTrans; see `DistilledTrainer`."""
 
     def __init__(self, party: PartyContext, rows: Tensor) -> None:
         """Build the student's autoencoder, and a classifier of own features beside its code.
 
-        `rows`: the row of the active's table at each alignment position, (N,).
+        `rows`: the row of the active's table at each of the N alignment positions.
         """
         model = party.config.model
         features = party.data.table.shape
@@ -774,20 +806,24 @@ class VFedTransTrainer(DistilledTrainer):
         )
 
     def fit_to_vectors(self, vectors_UD: Tensor) -> None:
-        """Fit the student with the singular vectors of `rows_U` as targets, then the classifier."""
+        """Fit the student with singular vectors as target codes, then the classifier.
+
+        `vectors_UD`: D left singular vectors, one row for each of the U rows `rows_U`.
+        """
         # A singular vector has norm 1: scaled by sqrt(U), its entries are about as large as
         # standardised features.
         scaled_UD = vectors_UD * math.sqrt(len(vectors_UD))
+        # Fresh masks change the rounding errors of each run; on the grid they vanish.
         rounded_UD = (scaled_UD / _GRID).round() * _GRID
         self.fit_student(rounded_UD)
         self.fit_local_head()
 
 
 def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor) -> None:
-    """Fit the last linear layer of the networks' head by logistic regression, in place, to codes
-    (n, D) and labels (n,).
+    """Fit the last linear layer of the networks' head in place, by logistic regression.
 
-    The codes are standardised for the fit; the layer takes them as they are.
+    `codes_nD`: D numbers for each of n rows; they are standardised for the fit, while the fitted
+    layer takes them as they are. `labels_n`: the rows' labels.
     """
     layer = find_last_layer(networks)
     codes = codes_nD.double().cpu().numpy()
@@ -819,24 +855,24 @@ class ApcVfl(Tvfl):
         return config.settings_of(passive).model or ApcVflSettings.from_run_settings(config).passive
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        """Return the active's role; `rows`: the row of its table at each alignment position,
-        (N,).
+        """Return the active's role.
+
+        `rows`: the row of its table at each of the N alignment positions.
         """
         return ApcVflActive(party, contract, rows, ApcVflTrainer(party, contract, rows))
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Fit this passive's autoencoder to its aligned rows; return the role that releases its
-        codes.
+        """Fit this passive's autoencoder to its aligned rows; return the role that sends its codes.
 
-        `rows`: the row of its table at each alignment position, (N,).
+        `rows`: the row of its table at each of the N alignment positions.
         """
         config = party.config
         model = self.find_sent_model(config, party.name)
         local = _make_autoencoder(party, "g1", model, party.data.table.shape)
-        # The fit must not depend on the alignment's order, which is random: it is in the table's.
-        own_UF = Compute.from_settings(config.train).move_tensor(
-            party.data.table.features[rows.sort().values]
-        )
+        # The alignment's order is random, and the fit must not depend on it. So the rows are sorted
+        # in the table's order.
+        aligned_rows_UF = party.data.table.features[rows.sort().values]
+        own_UF = Compute.from_settings(config.train).move_tensor(aligned_rows_UF)
         fit_autoencoder(
             local,
             own_UF,
@@ -874,7 +910,7 @@ class VFedTrans(Method):
     settings = VFedTransSettings
 
     def learns_unaligned_labels(self, config: RunSettings) -> bool:
-        """Return True: the classifier reads the student, which codes any row of the active."""
+        """Return True: the classifier reads the student's code, which any row of the active has."""
         return True
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
@@ -885,13 +921,15 @@ class VFedTrans(Method):
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms of the decomposition: the parties' numbers of features, the number of
-        vectors, and the rows of a block of the mask.
+        """Return the terms of the decomposition, as the contract states them.
 
-        `offers`: mapping from party name to what its `offer_terms` returned. `session`: name of
-        this session, the same at all parties.
+        They are the parties' numbers of features, the number of vectors, and the number of rows in
+        a block of the mask.
 
-        Raises ConfigError: too many features in total, or more vectors than features.
+        `offers`: mapping from party name to the terms that its `offer_terms` returned. `session`:
+        name of this session, the same at all parties.
+
+        Raises ConfigError: there are too many features in total, or more vectors than features.
         """
         features = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, count in features.items():
@@ -920,18 +958,20 @@ class VFedTrans(Method):
         )
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        """Return the active's role; `rows`: the row of its table at each alignment position,
-        (N,).
+        """Return the active's role.
+
+        `rows`: the row of its table at each of the N alignment positions.
         """
         receiver = SvdReceiver(_make_agreement(party, contract))
         return VFedTransActive(party, contract, rows, VFedTransTrainer(party, rows), receiver)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role; `rows`: the row of its table at each alignment position,
-        (N,).
+        """Return a passive's role.
+
+        `rows`: the row of its table at each of the N alignment positions.
         """
         owner = None
-        if contract.is_at_start:
+        if contract.is_at_start:  # a resumed session follows the decomposition
             owner = SvdOwner(_make_agreement(party, contract), party.name)
         return VFedTransPassive(party, contract, rows, owner)
 
@@ -939,29 +979,30 @@ class VFedTrans(Method):
         return VFedTransAggregator(contract, SvdServer(_make_agreement(party, contract)))
 
     async def run_dealer(self, party: PartyContext, links: Links, contract: Contract) -> None:
-        """Send every owner of a table its masks; nothing in a resumed session."""
+        """Send every party with a table its masks; in a resumed session send nothing."""
         if contract.is_at_start:
             for message in SvdDealer(_make_agreement(party, contract)).deal_masks():
                 links.send(message.receiver, Kind.DEALT, BEFORE_TRAINING, message.body)
 
 
 def _row_terms(numbers: int) -> RepresentationTerms:
-    """Return the contract's bounds on a row of `numbers` float64 numbers, of almost any norm."""
+    """Return the contract's bounds on a row of `numbers` float64 numbers; any usual norm passes."""
     return RepresentationTerms(
         shape=(numbers,), dtype="float64", minimum_norm=0.0, maximum_norm=_MAX_NUMBER
     )
 
 
 def _hash_people(contract: Contract, request: bytes) -> bytes:
-    """Return 32 bytes that identify the requested rows in this session, the same at all owners.
+    """Return 32 bytes that identify the requested rows in this session, for masked tables.
 
+    All parties compute the same bytes, so that only tables of the same people are added.
     `request`: the active's request as bytes.
     """
     return hashlib.sha256(contract.digest + request).digest()
 
 
 def _make_agreement(party: PartyContext, contract: Contract) -> SvdAgreement:
-    """Return the public parameters of the masked decomposition from the contract."""
+    """Return the public parameters of the masked decomposition, taken from the contract."""
     agreed = contract.secure_sum
     owners = (contract.active, *contract.passives)
     return SvdAgreement(

@@ -28,8 +28,8 @@ _AUTO_PROJECTION = 64
 _UNGUARDED_NORM = 1e4
 """The norm bound of a representation without a guard."""
 _MIN_SPREAD = 5e-4
-"""The smallest spread of a batch's representations (how much their directions differ) that a passive
-accepts, unless configured."""
+"""The smallest spread of a batch's representations that a passive accepts, unless configured. The
+spread says how much their directions differ."""
 _SPREAD_NUMBERS = 8
 """Representations with fewer numbers have no default for the smallest spread."""
 
