@@ -62,7 +62,7 @@ ASK = 0
 _REQUEST = pack_tensors({})
 """The active's request: always the same bytes, so it reveals nothing of the active's data."""
 _UNBOUNDED_NORM = 1e9
-"""The norm bound of a projection in the contract where none is configured."""
+"""The contract's norm bound of a projection if no clip is configured."""
 Floats = NDArray[np.float64]
 _FORECAST_FOLDS = 5
 """Number of folds of the rows; the forecast for each fold is fitted to the other folds."""
@@ -71,8 +71,8 @@ _FORECAST_FOLDS = 5
 class ApfedCodeSettings(MethodSettings):
     """The settings of APFed at a public code; see `MethodSettings`.
 
-    D, the size of a projection, is `model.representation` or the smaller number that the passives'
-    columns allow.
+    A passive sends D random linear combinations of a person's features (a projection). D is
+    `model.representation`, or the smaller number that the passives' columns allow.
     """
 
     name: Literal["apfed_code"]
@@ -82,9 +82,7 @@ class ApfedCodeSettings(MethodSettings):
     sums_representations = True
 
     def check_run(self, config: RunSettings) -> None:
-        """Refuse networks other than `cross_view`, which predicts the passives' sum from own
-        features.
-        """
+        """Refuse networks other than `cross_view`, which forecasts the passives' sum."""
         if config.model.network != "cross_view":
             raise ValueError(
                 "model.network: what passives tell is predicted by a network of its own; say "
@@ -92,7 +90,10 @@ class ApfedCodeSettings(MethodSettings):
             )
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many linear combinations of one person's features are revealed in the sum."""
+        """Return D, the number of linear combinations of a person's features that a run reveals.
+
+        They are revealed once, as the sum over the passives.
+        """
         return config.model.representation_size
 
     @property
@@ -111,20 +112,21 @@ class ApfedCodeSettings(MethodSettings):
 class CodeStudent(Student):
     """The active's model, which reads its own features and a forecast of the passives' sum.
 
-    It is trained on the labels that the best teacher, by validation on labelled rows, gives all
-    training rows.
+    The sum is that of all passives' projections of a person. The student learns labels that a
+    teacher gives all training rows. The teacher is a model that reads the sum, or its forecast,
+    beside the active's features; validation on labelled rows chooses it.
 
     Attributes:
-        helped: the input of the teacher beside the active's features: the received sum itself
-            ("told") or its forecast ("predicted"); None: validation rejected both, and the student
-            is the best local model.
+        helped: what the chosen teacher reads: the received sum itself ("told") or its forecast
+            ("predicted"); None: validation rejected both, and the student is the best local model.
     """
 
     helped: str | None = None
 
     def __init__(self, party: PartyContext, aligned: Tensor) -> None:
-        """Build the untrained student; `aligned`: the row of the active's table at each alignment
-        position, (N,).
+        """Build the untrained student.
+
+        `aligned`: the row of the active's table at each of the N alignment positions.
         """
         super().__init__(party, aligned)
         self._forecast_UD = torch.zeros(len(self.rows_U), self.encoder.predictor.out_features)
@@ -135,14 +137,14 @@ class CodeStudent(Student):
         return _require_cross_view(self.networks)
 
     def learn_from(self, sum_UD: Floats, *, seed: int) -> None:
-        """Train on the passives' sum, or on own columns only, as validation on labelled rows
-        decides.
+        """Train with the passives' sum, or on own columns only; labelled rows decide.
 
-        For validation rows neither label nor sum is used, as for new people: with known sums the
-        score would be too optimistic. A student taught with the sum must beat the best local model
-        by more than the standard deviation of the difference over resamples of these rows.
+        A student taught with the sum must beat the best local model by more than the standard
+        deviation of the difference over resamples of the validation rows. Neither label nor sum of
+        a validation row is used to predict it: new people have no sum, either.
 
-        `sum_UD`: the sum of all passives' projections. `seed`: random seed of folds and models.
+        `sum_UD`: the sum of all passives' projections, D numbers for each of U rows. `seed`: random
+        seed of folds and models.
         """
         with one_thread(), cache_fits():
             # The model that a student taught with the sum must beat.
@@ -156,13 +158,13 @@ class CodeStudent(Student):
                 teacher = choose_reader(task)
                 scores_by_source[source] = self._score_held_out(task, teacher, seed)
                 teachers[source] = task, teacher
-            best = max(
+            best_source = max(
                 scores_by_source,
                 key=lambda source: rank_of(scores_by_source[source], self._measure),
             )
-            if is_surely_better(scores_by_source[best], local):
-                self.helped = best
-                task, teacher = teachers[best]
+            if is_surely_better(scores_by_source[best_source], local):
+                self.helped = best_source
+                task, teacher = teachers[best_source]
                 likely_UK = label_rows(teacher.fit(), task)
                 self.fit_to_labels(likely_UK)
             else:
@@ -174,10 +176,10 @@ class CodeStudent(Student):
         return self.trainer.features_N[self.rows_U]
 
     def _make_task_with_sums(self, sums_UD: Tensor, seed: int) -> SoloTask:
-        """Return the student's rows and labels as a task for a teacher, which reads own features
-        and `sums_UD`, both standardised.
+        """Return the task of a teacher, which reads own features and sums, both standardised.
 
-        `sums_UD`: the passives' sum, or its forecast. `seed`: random seed of the teacher.
+        `sums_UD`: the passives' sum for each of the student's U rows, or its forecast. `seed`:
+        random seed of the teacher.
         """
         with torch.no_grad():
             own_UF = self.encoder.own.standardise_rows(self._rows)
@@ -193,12 +195,12 @@ class CodeStudent(Student):
     def _score_held_out(self, task: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
         """Return scores of validation rows by students whose teachers did not see their labels.
 
-        For each fold of labelled rows, the teacher fitted without their labels predicts class
-        probabilities of all rows. A linear layer on the encoder's output is fitted to these, except
-        in the fold, and scores the fold.
+        For each fold of the labelled rows, a teacher is fitted without the fold's labels, and
+        predicts class probabilities of all rows. A linear layer on the encoder's output, which
+        stands for the student, learns them without the fold, and scores the fold.
 
-        `task`: the inputs of the teacher for all rows. `seed`: random seed of the folds. Returns
-        None if no rows can be held out.
+        `task`: the inputs of the teacher for all rows. `teacher`: the kind of teacher, with its
+        labelled rows. `seed`: random seed of the folds. Returns None if no rows can be held out.
         """
         folds = split_folds(self.labels, FOLDS, seed)
         if not folds:
@@ -220,11 +222,12 @@ class CodeStudent(Student):
         return Scored(truth=truth_n, scores=probabilities_of(np.concatenate(scores)))
 
     def _forecast_sums(self, sum_UD: Floats) -> None:
-        """Fit the forecast of the standardised sum to all rows, and forecast each row for the
-        student.
+        """Fit the encoder's forecast of the standardised sum, and store each row's forecast.
 
-        The forecast of a row is computed without its own sum (cross-fitting): otherwise it would be
-        more accurate than for new people. `sum_UD`: the sum of the passives' projections.
+        The stored forecast of a row is computed without its own sum (cross-fitting): otherwise it
+        would be more accurate than for new people. The final forecast is fitted to all rows.
+
+        `sum_UD`: the sum of the passives' projections, D numbers for each of U rows.
         """
         encoder = self.encoder
         # A constant column stays 0 instead of being divided by 0.
@@ -243,8 +246,9 @@ class CodeStudent(Student):
         encoder.fit_pairs(self._rows, self._forecast_UD)
 
     def encode_rows(self, networks: ActiveNetworks) -> Floats:
-        """Return the inputs of the student's last layer for its rows, (U, D): the encoder's output
-        for own features beside the forecast of the sum.
+        """Return the encoder's output for the student's U rows, the input of its last layer.
+
+        The encoder reads own features and the stored forecast of the passives' sum.
         """
         with torch.no_grad():
             encoded_UD: Tensor = _require_cross_view(networks)(self._rows, self._forecast_UD)
@@ -266,19 +270,20 @@ def _require_cross_view(networks: ActiveNetworks) -> CrossView:
 
 
 def _fit_forecast(encoder: CrossView, own_VD: Floats, sum_VD: Floats) -> None:
-    """Fit the encoder's linear forecast of sums by ridge regression, in place.
+    """Fit the encoder's linear forecast of the passives' sum in place, by ridge regression.
 
-    Every fourth row validates the strength of the regularisation. `own_VD`: the forecast's inputs,
-    from own features. `sum_VD`: its targets.
+    `own_VD`: its inputs, computed from own features, for V rows. `sum_VD`: its targets, the sums.
     """
     rows_V = np.arange(len(own_VD))
-    # `fit_linear` validates its penalty on the rows given as labelled.
-    fit_linear(encoder.predictor, own_VD, sum_VD, taught_V=rows_V, labelled_n=rows_V[::4])
+    # `fit_linear` chooses its penalty by the rows that are passed as labelled: every fourth one.
+    validation_rows = rows_V[::4]
+    fit_linear(encoder.predictor, own_VD, sum_VD, taught_V=rows_V, labelled_n=validation_rows)
 
 
 class CodeActive(StudentActive, SumLearner):
-    """The active of APFed at a public code: requests the sum of the passives' projections once, and
-    then trains alone; see `StudentActive`.
+    """The active's role in APFed at a public code; see `StudentActive`.
+
+    It requests the sum of the passives' projections once, and then trains alone.
     """
 
     student: CodeStudent
@@ -286,10 +291,10 @@ class CodeActive(StudentActive, SumLearner):
     def __init__(
         self, party: PartyContext, contract: Contract, rows: Tensor, session_sum: SessionSum
     ) -> None:
-        """Make the active's role; the student's representation has D numbers, as agreed.
+        """Make the active's role, with an untrained student.
 
-        `rows`: the row of its table at each alignment position, (N,). `session_sum`: the secure sum
-        of the projections.
+        `rows`: the row of its table at each of the N alignment positions. `session_sum`: the secure
+        sum of the projections, with their agreed size D.
         """
         # The agreed D replaces the configured one, which may be larger or "auto".
         model = party.config.model.model_copy(update={"representation": session_sum.shape[0]})
@@ -308,16 +313,17 @@ class CodeActive(StudentActive, SumLearner):
 
     @property
     def last_sum(self) -> Tensor | None:
-        """The sum of all passives' projections, (N, D); None before."""
+        """The sum of all passives' projections, (N, D); None before it is received."""
         return self._sum_ND
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Request the sum of all passives' projections, receive it block by block, and train the
-        student on it. This counts as one step in `steps`.
+        """Request the sum of all passives' projections, and train the student on it.
+
+        The sum arrives in blocks of rows. All of this counts as one step in `steps`.
         """
         self.sum.send_request(links, Kind.REQUEST, ASK, _REQUEST)
-        terms = next(iter(self.contract.passives.values())).representation
-        row_size = math.prod(terms.shape)
+        any_passive = next(iter(self.contract.passives.values()))  # all have one shape
+        row_size = math.prod(any_passive.representation.shape)
         sums = [
             await self.sum.receive_sum(links, step, rows_B, _REQUEST, row_size)
             for step, rows_B in enumerate(_split_into_blocks(self._people, self.contract))
@@ -327,9 +333,10 @@ class CodeActive(StudentActive, SumLearner):
         steps.count_step(0.0)
 
     def learn_from_sum(self, sum_ND: Floats) -> None:
-        """Train the student on the sum of all passives' projections, (N, D).
+        """Train the student on the sum of all passives' projections.
 
-        Warns NoHelpWarning: validation rejected it.
+        `sum_ND`: D numbers for each of N alignment positions. Warns NoHelpWarning: validation
+        rejected the sum, and the student is the best local model.
         """
         student = self.student
         student.learn_from(sum_ND[self._positions_U.numpy()], seed=self._seed)
@@ -338,7 +345,10 @@ class CodeActive(StudentActive, SumLearner):
 
 
 class CodePassive(SumHelper):
-    """A passive: adds its projections of all common people, once a session; see `HelperRole`."""
+    """A passive's role in APFed at a public code; see `HelperRole`.
+
+    It adds random projections of all common people's features to the secure sum, once a session.
+    """
 
     asks = (Kind.REQUEST,)
 
@@ -347,9 +357,9 @@ class CodePassive(SumHelper):
     ) -> None:
         """Draw the random projection, and project and clip the features of all common people.
 
-        `rows`: the row of its table at each alignment position, (N,). `session_sum`: the secure sum
-        of the projections. Raises ConfigError: D is more than half of the columns that differ among
-        these people.
+        `rows`: the row of its table at each of the N alignment positions. `session_sum`: the secure
+        sum of the projections, with their agreed size D. Raises ConfigError: D is more than half of
+        the columns that differ among these people, so that the projections would reveal columns.
         """
         super().__init__(session_sum.make_passive_end(people=len(rows), counts_repeats_once=True))
         rows_NF = party.data.table.features[rows]
@@ -377,8 +387,8 @@ class CodePassive(SumHelper):
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Add the projections of all common people to the secure sum, block by block.
 
-        Raises RemoteProtocolError: another request than the fixed one, or the second one of this
-        session.
+        Raises RemoteProtocolError: the request differs from the fixed one, or is the second one in
+        this session.
         """
         if message.payload != _REQUEST or self._was_asked:
             raise RemoteProtocolError(
@@ -400,11 +410,11 @@ class ApfedCode(SumMethod):
     settings = ApfedCodeSettings
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
-        """Return the bounds on a passive's projection, with at most the configured D numbers; None
-        at the active.
+        """Return the bounds on a passive's projection, with the size D that it offers.
 
-        Without `allow_reading_all` they are also at most half of its distinct columns. Raises
-        ConfigError: the settings demand more.
+        None at the active. D is at most the configured size. Unless the passive sets
+        `allow_reading_all`, D is also at most half of its distinct columns. Raises ConfigError: the
+        settings demand more.
         """
         if party.name == party.active:
             return None
@@ -416,16 +426,16 @@ class ApfedCode(SumMethod):
         return _bound_projection(party.config, numbers)
 
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
-        """Return the settings with D reduced to what every passive's columns allow.
+        """Return the settings with the size D of projections that every passive's columns allow.
 
         `columns`: mapping from passive name to the number of its distinct columns. Raises
-        ConfigError: the settings demand a larger D than these allow.
+        ConfigError: the settings demand a larger D.
         """
         numbers = config.model.representation_size
         for name, count in columns.items():
             if not config.settings_of(name).allow_reading_all:
                 numbers = min(numbers, _limit_numbers(config, name, count))
-        # The columns are counted here, so that passives need not count theirs again.
+        # The columns are counted here. `allow_reading_all` keeps the passives from counting again.
         passives = {
             name: config.settings_of(name).model_copy(update={"allow_reading_all": True})
             for name in (*config.passives, *columns)
@@ -436,8 +446,10 @@ class ApfedCode(SumMethod):
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms: D, the smallest number that a passive offers, and the parameters of the
-        sum; a D that the settings fix must be offered by each passive.
+        """Return the contract's terms: the size D of projections, and the parameters of the sum.
+
+        D is the smallest size that a passive offers. If the settings fix D, each passive must offer
+        it.
 
         `offers`: mapping from passive name to the bounds that its `offer_terms` returned.
         `session`: name of this session, the same at all parties.
@@ -479,7 +491,7 @@ def _split_into_blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
 
 
 def _bound_projection(config: RunSettings, numbers: int) -> RepresentationTerms:
-    """Return the contract's bounds on one person's projection with `numbers` numbers."""
+    """Return the contract's bounds on one person's projection, which has `numbers` numbers."""
     return RepresentationTerms(
         shape=(numbers,),
         dtype="float64",
@@ -489,9 +501,10 @@ def _bound_projection(config: RunSettings, numbers: int) -> RepresentationTerms:
 
 
 def _allows_reconstruction(party: PartyContext) -> bool:
-    """Return whether this passive accepts any D, so that its columns could be reconstructed.
+    """Return whether this passive accepts projections of any size.
 
-    Raises ConfigError: the run's settings accept it, and the passive's own file does not.
+    Large ones let whoever reads the sum reconstruct its columns. Raises ConfigError: the run's
+    settings accept this, and the passive's own file does not.
     """
     is_allowed = party.config.settings_of(party.name).allow_reading_all
     if is_allowed and not party.allow_reading_all:
@@ -505,11 +518,10 @@ def _allows_reconstruction(party: PartyContext) -> bool:
 
 
 def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
-    """Return D, the length of one person's projection that the passive `me` agrees to add to the
-    sum.
+    """Return the size D of one person's projection that the passive `me` agrees to send.
 
-    That is at most the configured D, and half of its distinct columns. `columns`: number of
-    distinct columns. Raises ConfigError: the settings demand a larger D.
+    D is at most the configured size, and at most half of its distinct columns. `columns`: number of
+    its distinct columns. Raises ConfigError: the settings demand a larger D.
     """
     requested = config.model.representation_size
     allowed = compute_number_limit(columns)
@@ -520,11 +532,13 @@ def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
 
 
 def _too_many_numbers_error(me: str, numbers: int, columns: int, rows: str) -> ConfigError:
-    """Return the error for a projection with more numbers than half of a passive's distinct
-    columns, with remedies.
+    """Return the error that a projection has too many numbers, with remedies.
 
-    `me`: the passive's name. `numbers`: the D that was demanded. `columns`: number of distinct
-    columns. `rows`: the rows among which columns were compared, in words.
+    More than half of the passive's distinct columns are too many.
+
+    `me`: the passive's name. `numbers`: the size of the projection that the settings demand.
+    `columns`: number of distinct columns. `rows`: the rows in which columns were compared, in
+    words.
     """
     allowed_numbers = compute_number_limit(columns)
     remedy = (

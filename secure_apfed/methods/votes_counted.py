@@ -36,8 +36,9 @@ from secure_apfed.privacy.randomised_response import VoteResponse
 
 
 class CountingPassive(VotesPassive):
-    """A passive whose votes enter no secure sum, so it counts its own answers and records their
-    privacy cost in its ledger; see `VotesPassive`.
+    """A passive whose votes enter no secure sum; see `VotesPassive`.
+
+    A secure sum would count its answers and their privacy cost, so here the passive does.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class CountingPassive(VotesPassive):
     ) -> None:
         """Make the passive's role, with a counter of answers for every alignment position.
 
-        `rows`: the row of its table at each position, (N,), -1: it does not know the person there.
-        `noise`: the noise that it adds to its votes, with the privacy ledger; None: it adds none.
+        `rows`: the row of its table at each of the N positions, -1 for a person that it does not
+        know. `noise`: the noise that it adds to its votes, with the privacy ledger; None: it adds
+        none.
         """
         super().__init__(party, contract, rows)
         self._answer_limits = AnswerLimits.from_contract(party, contract, aligned=len(rows))
@@ -60,21 +62,23 @@ class CountingPassive(VotesPassive):
             self._set_ledger(noise.ledger)
 
     def _set_ledger(self, ledger: PrivacyLedger) -> None:
-        """Record the cost of votes in this ledger; its totals are reported to the active."""
+        """Record the privacy cost of votes in this ledger, and report its totals to the active."""
         self.contribution_ledger = ledger
         self.ledgers = {self.name: ledger}
 
     def count_answers(
         self, ballot: Ballot, values_U: NDArray[np.generic], *, counts_repeats_once: bool = False
     ) -> list[bytes]:
-        """Count an answer for every row of the ballot in the log, before its privacy cost is
-        recorded and before it leaves.
+        """Count one answer for every row of the ballot in the log, before the answer leaves.
 
-        `values_U`: the values from which each row's answer is computed, (U, ...).
-        `counts_repeats_once`: an equal answer in another session is not counted again. Returns the
-        digest of each block's answer. Raises RemoteProtocolError: a row was answered as often as
-        agreed.
+        `ballot`: the active's request for votes. `values_U`: the values from which each of the U
+        rows' answers is computed. `counts_repeats_once`: whether an equal answer in another session
+        is not counted again.
+
+        Returns the digest of each block's answer. Raises RemoteProtocolError: a row was already
+        answered as often as agreed.
         """
+        # A digest without the session is the same in all sessions, which is how repeats are found.
         session = b"" if counts_repeats_once else self.contract.digest
         sender = self.contract.active
         digests = []
@@ -94,17 +98,19 @@ class CountingPassive(VotesPassive):
         *,
         counts_repeats_once: bool = False,
     ) -> NDArray[np.int64] | None:
-        """Count the answer to a whole ballot and record its privacy cost; return its noise, or None
-        if no noise is agreed.
+        """Count the answer to a whole ballot, record its privacy cost, and return its noise.
+
+        Without agreed noise, None is returned, and there is no privacy cost.
 
         Args:
-            values_U: the values from which each row's answer is computed, (U, ...).
+            ballot: the active's request for votes.
+            values_U: the values from which each of the U rows' answers is computed.
             shape: shape of the noise to draw, integers in fixed-point steps.
-            counts_repeats_once: True: an equal answer in another session costs nothing more; False:
-                it does, since the request or other passives' noise may differ.
+            counts_repeats_once: whether an equal answer in another session costs nothing more. It
+                costs more where the request or other passives' noise may differ.
 
-        Raises RemoteProtocolError: a row was answered as often as agreed; BudgetExhaustedError:
-        answering would exceed the privacy budget; nothing may be sent.
+        Raises RemoteProtocolError: a row was already answered as often as agreed;
+        BudgetExhaustedError: the answer would exceed the privacy budget. Nothing may be sent then.
         """
         digests = self.count_answers(ballot, values_U, counts_repeats_once=counts_repeats_once)
         digest = hashlib.sha256(b"".join(digests)).digest()
@@ -117,8 +123,9 @@ class CountingPassive(VotesPassive):
 def open_vote_ledger(
     party: PartyContext, release: VoteResponse | SummedRelease, people: int
 ) -> PrivacyLedger:
-    """Open a passive's privacy ledger for its votes; `release`: the mechanism that accounts for one
-    vote, `people`: number of alignment positions.
+    """Open a passive's privacy ledger for its votes.
+
+    `release`: the privacy mechanism of one vote. `people`: number of alignment positions.
     """
     votes = VoteSettings.from_run_settings(party.config)
     figure = votes.passives_figure
@@ -127,13 +134,14 @@ def open_vote_ledger(
 
 @dataclass(frozen=True)
 class VoteTerms(ABC):
-    """The parameters of a voting protocol that follow from the settings, before there is a ballot;
-    the same at all parties.
+    """The parameters of a voting protocol that follow from the settings alone.
+
+    All parties derive the same ones, before there is a ballot (request for votes).
 
     Attributes:
-        party: the inputs of the party that derives these parameters.
+        party: the party that derives these parameters, with its settings.
         contributors: the names of the passives.
-        classes: K.
+        classes: number of classes.
     """
 
     party: PartyContext
@@ -142,22 +150,22 @@ class VoteTerms(ABC):
 
     @classmethod
     def from_contract(cls, party: PartyContext, contract: Contract) -> Self:
+        """Return the parameters for the contract's passives and number of classes."""
+        # A vote is one score for each class.
         (classes,) = contract.passives[party.passives[0]].representation.shape
         return cls(party, tuple(contract.passives), classes)
 
     @property
     @abstractmethod
     def release(self) -> SummedRelease | None:
-        """The mechanism that accounts for one vote under the noise of the honest passives; None:
-        there is no noise.
-        """
+        """The privacy mechanism of one vote under the honest passives' noise; None: no noise."""
 
     @property
     def honest(self) -> int:
-        """The number of passives whose noise is counted: all but the colluders.
+        """The number of passives whose noise counts: all except the assumed colluders.
 
-        Raises ConfigError: noise is configured and there is none, or a single passive's votes would
-        be revealed.
+        Raises ConfigError: noise is configured, and no passive remains; or a single passive's votes
+        would be revealed.
         """
         config = self.party.config
         passives = len(self.contributors)
@@ -177,10 +185,10 @@ class VoteTerms(ABC):
     def calibrate_release(
         self, labeller: Labeller, make_release: Callable[[int], SummedRelease]
     ) -> SummedRelease:
-        """Return the mechanism with the least noise that keeps the configured epsilon for one vote.
+        """Return the privacy mechanism with the least noise that keeps the epsilon for one vote.
 
-        `labeller`: the rule by which passives vote. `make_release`: function from a standard
-        deviation in fixed-point steps to the mechanism with that noise.
+        The settings give the epsilon. `labeller`: the rule by which passives vote. `make_release`:
+        function from a standard deviation in fixed-point steps to the mechanism with that noise.
         """
         config = self.party.config
         epsilon = VoteSettings.from_run_settings(config).epsilon
@@ -215,8 +223,9 @@ class VoteTerms(ABC):
 
 
 class BallotAggregator(Aggregator):
-    """An aggregator that combines all passives' messages, one block of votes after the other, and
-    can read none; see `Aggregator`.
+    """An aggregator that combines all passives' votes block by block; see `Aggregator`.
+
+    It can read none of the messages.
 
     Attributes:
         blocks: number of contributions that each passive sends, one for each block of votes; they
@@ -226,8 +235,9 @@ class BallotAggregator(Aggregator):
     blocks: int
 
     def admit_step(self, message: Envelope) -> None:
-        """Let a contribution start its block. Raises RemoteProtocolError: the block is over, or the
-        ballot has fewer.
+        """Let the first contribution to a block of votes start the block.
+
+        Raises RemoteProtocolError: the block is over, or the ballot has fewer blocks.
         """
         super().admit_step(message)
         if message.step >= self.blocks:

@@ -75,10 +75,10 @@ class EncryptedVotesSettings(VoteSettings):
     def count_label_bytes(
         self, config: RunSettings, *, labelled: int, classes: int, passives: int
     ) -> int:
-        """Return the bytes of peak memory that one encrypted label takes at all passives together.
+        """Return the peak memory in bytes that one encrypted label takes at all passives together.
 
-        0: the sum of products cannot carry so many labels. `labelled`: number of labels. `classes`:
-        K. `passives`: number of passives.
+        The result is 0 if the protocol cannot carry so many labels. `labelled`: number of labels.
+        `classes`: number of classes. `passives`: number of passives.
         """
         bits = config.secure_sum.bits or USUAL_BITS
         agreed = ProductAgreement(
@@ -102,8 +102,10 @@ class EncryptedVotesSettings(VoteSettings):
 
     @model_validator(mode="after")
     def _check_candidates_of_epsilon(self) -> Self:
-        """Refuse an epsilon without `candidates`: a cheating active could then read below the
-        noise.
+        """Refuse an epsilon without `candidates`.
+
+        Without the passives' audit, a cheating active can encrypt other values than labels, and so
+        read single votes in spite of the noise.
         """
         if self.epsilon is not None and self.candidates is None:
             raise ValueError(
@@ -115,7 +117,10 @@ class EncryptedVotesSettings(VoteSettings):
 
     @model_validator(mode="after")
     def _check_labeller_is_linear(self) -> Self:
-        """Refuse a labeller whose votes are not linear in the labels, since they are encrypted."""
+        """Refuse a labeller whose votes are not linear in the labels.
+
+        Encrypted labels can only be added, and multiplied by known numbers.
+        """
         if not LABELLERS[self.labeller].linear:
             raise ValueError(
                 f"labeller: {self.labeller} is not linear in the labels, and encrypted labels are "
@@ -129,10 +134,10 @@ class EncryptedVotesActive(VotesActive):
     """An active that encrypts its labels and decrypts the sum of the votes; see `VotesActive`."""
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Build the sum of products for this ballot, and state the guarantee and what an active
-        that cheats could read.
+        """Build the protocol for this ballot (request for votes), and state the guarantee.
 
-        `rows`: the row of its table at each alignment position, (N,).
+        The guarantee also says what an active that cheats could read. `rows`: the row of its table
+        at each of the N alignment positions.
         """
         terms = _Terms.from_contract(party, contract)
         super().__init__(party, contract, rows, terms.release)
@@ -148,18 +153,20 @@ class EncryptedVotesActive(VotesActive):
                 f" After {_MAX_OPEN_AUDITS + 1} that were broken off there, a passive begins no "
                 "other."
             )
-        # Towards zero a number moves by a step at most, to the nearest by half of one.
+        # `compute_rounding_error` assumes rounding to the nearest step, by half a step at most.
+        # Here passives round towards zero, by a whole step at most.
         self.rounding = 2 * self._sums.compute_rounding_error()
         self._refused = RefusedSums(party)
-        self._receiver: ProductReceiver | None = None
+        self._receiver: ProductReceiver | None = None  # has the key for this session's labels
+        # Each passive's challenge, which says which candidate to use; None: without candidates.
         self._challenges: dict[str, bytes] | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Announce the ballot's size and encrypt the labels.
+        """Announce the ballot's size and encrypt the labels; in a resumed session do nothing.
 
-        With candidates also commit to these, and receive every passive's challenge, which names the
-        candidate to keep for the votes; the others are opened for the audit. Do nothing in a
-        resumed session.
+        With an audit, the active encrypts the labels several times (candidates), and commits to
+        them. Every passive's challenge then names the candidate to use for the votes. All other
+        candidates are opened for the audit.
         """
         contract = self.contract
         passives = list(self.contract.passives)
@@ -169,7 +176,8 @@ class EncryptedVotesActive(VotesActive):
         self._receiver = self._sums.make_receiver(np.eye(self.classes)[self.ballot.labels.numpy()])
         if not self._is_audited:
             return
-        await meet_all(links, passives)  # a coin must not overtake the masks' keys
+        # Passives agree on mask keys first; a message of the coin toss must not overtake these.
+        await meet_all(links, passives)
         for name in passives:
             links.send(name, Kind.COMMITMENT, BEFORE_TRAINING, self._receiver.get_commitment())
         self._challenges = {}
@@ -184,9 +192,10 @@ class EncryptedVotesActive(VotesActive):
             self._challenges[message.sender] = message.payload
 
     async def gather_votes(self, links: Links) -> Floats:
-        """Send the encrypted labels; return the sum of votes (U, K), decrypted block by block.
+        """Send the encrypted labels, and return the decrypted sum of votes.
 
-        A block that fails verification is recorded on disk before the error is raised.
+        The sum has scores of K classes for U rows, (U, K), and arrives in blocks of rows. A block
+        that fails verification is recorded on disk before the error is raised.
         """
         contract = self.contract
         receiver = self._receiver
@@ -204,15 +213,15 @@ class EncryptedVotesActive(VotesActive):
 
 
 class EncryptedVotesPassive(CountingPassive):
-    """A passive that multiplies encrypted labels with its own matrix; see `VotesPassive`."""
+    """A passive that votes by multiplying encrypted labels with its matrix; see `VotesPassive`."""
 
     asks = (Kind.ENCRYPTED_LABELS,)
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Make the passive's role with its noise and ledger, and its log of unfinished audits.
 
-        `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
-        person there.
+        `rows`: the row of its table at each of the N alignment positions, -1 for a person that it
+        does not know.
         """
         self._terms = _Terms.from_contract(party, contract)
         self._audits = OpenAudits(party)
@@ -221,11 +230,12 @@ class EncryptedVotesPassive(CountingPassive):
         self._size: BallotSize | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Receive the ballot's size, and agree with the other passives on keys for masks.
+        """Receive the ballot's size, and agree on mask keys with the other passives.
 
-        With candidates also receive the active's commitment, and draw with the other passives a
-        common random number (coin) that chooses the candidate to keep; send it as the challenge.
-        Do nothing in a resumed session.
+        With an audit, also receive the active's commitment to its candidates (several encryptions
+        of the labels). Then toss a common random number (coin) with the other passives, and send it
+        to the active as the challenge; it names the candidate to use. In a resumed session do
+        nothing.
         """
         contract = self.contract
         if not contract.is_at_start:
@@ -245,7 +255,8 @@ class EncryptedVotesPassive(CountingPassive):
             await links.run_conversation(
                 Kind.COIN, self._contributor.toss_coin(message.payload), others
             )
-        # On disk before the choice is revealed, so that an aborted session counts.
+        # It is on disk before the choice is revealed, so that a session that the active then aborts
+        # is counted.
         self._audits.begin_audit(contract=contract.digest.hex())
         links.send(
             contract.active, Kind.CHALLENGE, BEFORE_TRAINING, self._contributor.pack_challenge()
@@ -263,7 +274,7 @@ class EncryptedVotesPassive(CountingPassive):
         if self._size is None or contributor is None:
             raise RemoteProtocolError(f"{message.sender} asks for votes that are opened already")
         self._size.require_same_ballot(ballot, sender=message.sender)
-        # With candidates this audits those that were opened; one that is false raises.
+        # With candidates this audits the opened ones, and raises if one is false.
         contributor.accept_request(request)
         if self._terms.settings.candidates is not None:
             self._audits.end_audit(contract=self.contract.digest.hex())
@@ -273,11 +284,11 @@ class EncryptedVotesPassive(CountingPassive):
             links.send(AGGREGATOR, Kind.CONTRIBUTION, block, body)
 
     def compute_matrix(self, ballot: Ballot) -> Floats:
-        """Return the labeller's matrix for the ballot's rows, (U, n), rounded towards zero to
-        multiples of a fixed-point step.
+        """Return the matrix by which this passive multiplies the labels to vote, (U, n).
 
-        The votes are this matrix times the labels. Raises PromiseError: the labeller breaks a
-        property that an epsilon rests on.
+        It has U rows to vote on and n labelled rows. Its numbers are rounded towards zero to
+        multiples of a fixed-point step, so that rounding never lengthens a vote. Raises
+        PromiseError: the labeller breaks a property that the epsilon rests on.
         """
         assert isinstance(self.labeller, LinearLabeller)
         features_UF = self.pick_features(ballot)
@@ -296,11 +307,11 @@ class EncryptedVotesPassive(CountingPassive):
 
 
 def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
-    """Refuse a ballot (request for votes) whose encrypted labels would not fit into this passive's
-    memory.
+    """Refuse a ballot (request for votes) whose encrypted labels would not fit into memory.
 
-    Called before they arrive. `me`, `active`: names of this passive and of the active, for the
-    error. Raises RemoteProtocolError: names the memory needed.
+    It is called before the labels arrive. `me`, `active`: names of this passive and of the active,
+    for the error. `sums`: the protocol, with the ballot's size. Raises RemoteProtocolError: its
+    text says how much memory is needed.
     """
     labels = sums.products.labelled
     needed = labels * sums.label_bytes
@@ -328,12 +339,12 @@ def _parse_request(message: Envelope) -> tuple[bytes, bytes]:
 
 
 class OpenAudits:
-    """A passive's log of the audits of encrypted labels that never finished, over all sessions of a
-    run.
+    """A passive's log of unfinished audits of encrypted labels, over all sessions of a run.
 
-    Protects from: an active that aborts sessions until the random choice keeps a false request for
-    the votes, which is then not checked. One line is written before the choice is revealed, and
-    another after the audit passed; a first line without a second is an aborted session.
+    Protects from: an active that aborts sessions until the random choice falls on a false
+    encryption of the labels, which is then used without a check. One line is written before the
+    choice is revealed, and another after the audit passed. A first line without a second one means
+    that the session was aborted.
     """
 
     def __init__(self, party: PartyContext) -> None:
@@ -341,10 +352,10 @@ class OpenAudits:
         self._log = DurableLog(party, "audits")
 
     def begin_audit(self, *, contract: str) -> None:
-        """Record an audit on disk before this passive reveals which request is kept.
+        """Record an audit on disk, before this passive reveals which candidate is used.
 
-        `contract`: the session's digest, hex. Raises CheckpointError: too many audits never
-        finished, or the log cannot be written.
+        `contract`: the digest of the session's contract, hex. Raises CheckpointError: too many
+        audits never finished, or the log cannot be written.
         """
         lines = b"".join(self._log.load_lines())
         unfinished = lines.count(b'"begun"') - lines.count(b'"passed"')
@@ -358,7 +369,7 @@ class OpenAudits:
         self._add_note("begun", contract)
 
     def end_audit(self, *, contract: str) -> None:
-        """Record that this session's request passed the audit."""
+        """Record on disk that this session's candidates passed the audit."""
         self._add_note("passed", contract)
 
     def _add_note(self, event: str, contract: str) -> None:
@@ -367,7 +378,10 @@ class OpenAudits:
 
 
 class EncryptedVotesAggregator(BallotAggregator):
-    """An aggregator to which the contributions are uniformly random; see `BallotAggregator`."""
+    """An aggregator that adds encrypted votes, which look uniformly random to it.
+
+    See `BallotAggregator`.
+    """
 
     blocks = 0
 
@@ -379,8 +393,9 @@ class EncryptedVotesAggregator(BallotAggregator):
         self._combiner: ProductCombiner | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Receive the ballot's size, and build the combiner for it; nothing in a
-        resumed session.
+        """Receive the ballot's size, and build the combiner for it.
+
+        In a resumed session do nothing, since the votes are already added.
         """
         if self.contract.is_at_start:
             size = await self._terms.receive_size(links, self.contract, maximum=self._max_people)
@@ -401,17 +416,18 @@ class EncryptedVotesAggregator(BallotAggregator):
 
 
 class EncryptedVotes(VotesMethod):
-    """The method of votes on labels that no passive sees; the active decrypts only the votes' sum.
-    See `Method`.
+    """The method of votes on encrypted labels: no passive sees a label; see `Method`.
+
+    The active decrypts only the sum of the votes.
     """
 
     settings = EncryptedVotesSettings
 
     def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
-        """Return the public parameters of the sum of products, its noise included, for the
-        contract.
+        """Return the public parameters of the protocol and its noise, for the contract.
 
-        `session` is not used: the sum is bound to the contract instead. `classes`: K.
+        `session` is not used, since the sum is bound to the contract instead. `classes`: number of
+        classes.
         """
         terms = _Terms(party, party.passives, classes)
         settings = party.config.secure_sum
@@ -435,8 +451,9 @@ class EncryptedVotes(VotesMethod):
 
 
 class _Terms(VoteTerms):
-    """The parameters of the sum of products that follow from the settings, the same at all parties;
-    see `VoteTerms`.
+    """The parameters of votes on encrypted labels that follow from the settings; see `VoteTerms`.
+
+    All parties derive the same ones.
     """
 
     @property
@@ -445,16 +462,17 @@ class _Terms(VoteTerms):
 
     @property
     def levels(self) -> int:
-        """L, the number of fixed-point steps in a vote of 1."""
+        """The number of fixed-point steps in a vote of 1."""
         return int(2 ** ((self.party.config.secure_sum.bits or USUAL_BITS) - 1) - 1)
 
     @cached_property
     def release(self) -> SummedRelease | None:
-        """The mechanism that accounts for one vote under the noise of all honest passives.
+        """The privacy mechanism of one vote under the noise of all honest passives; None: no noise.
 
-        None: there is no noise. Matrix rows are rounded towards zero, so the magnitudes of a row's
-        integers add up to L at most. Each label is of one class, so the same holds for a row of
-        votes. Hence votes are integers (`integers=True`) with no rounding error in the sensitivity.
+        Rows of the labeller's matrix are rounded towards zero, so the magnitudes of a row's
+        integers add up to `levels` at most. Each label names one class, so the same holds for a row
+        of votes. Votes are thus integers (`integers=True`), and rounding adds nothing to the
+        sensitivity.
         """
         honest = self.honest
         if self.settings.epsilon is None:
@@ -476,7 +494,7 @@ class _Terms(VoteTerms):
         return self.calibrate_release(labeller, make_release)
 
     def make_sums(self, contract: Contract, size: BallotSize) -> SumOfProducts:
-        """Return the sum of products for a ballot of this size, in this session."""
+        """Return the protocol for a ballot of this size, bound to ballot and contract."""
         settings = self.party.config.secure_sum
         release = self.release
         return SumOfProducts(
@@ -497,10 +515,10 @@ class _Terms(VoteTerms):
 
     @staticmethod
     async def receive_size(links: Links, contract: Contract, *, maximum: int) -> BallotSize:
-        """Receive how many people and labels the active's ballot has.
+        """Receive and check the size of the active's ballot (request for votes).
 
         `maximum`: the largest number of people that this party accepts. Raises RemoteProtocolError:
-        the size is malformed, or too large for a sum of products.
+        the size is malformed, or there are too many labels for the protocol.
         """
         size = await BallotSize.receive_size(links, contract, maximum=maximum)
         if size.labelled > _MAX_LABELLED:

@@ -33,8 +33,9 @@ _SAME_FOR_ALL_BALLOTS = bytes(8)
 
 
 class RandomisedVotesSettings(NoisedVoteSettings):
-    """The settings of votes that every passive randomises by itself; a vote names one class. See
-    `VoteSettings`.
+    """The settings of votes under randomised response; see `VoteSettings`.
+
+    Every passive randomises its own votes; a vote names one class.
     """
 
     name: Literal["votes_randomised"]
@@ -45,22 +46,24 @@ class RandomisedVotesSettings(NoisedVoteSettings):
 
 
 class RandomisedVotesActive(VotesActive):
-    """An active that reads every passive's answers, and estimates the sum of the votes; see
-    `VotesActive`.
+    """An active that reads every passive's randomised votes; see `VotesActive`.
+
+    From them it estimates the sum of the true votes.
     """
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Make the active's role, which knows the randomised response that all passives apply.
+        """Make the active's role, with the randomised response that all passives apply.
 
-        `rows`: the row of its table at each alignment position, (N,).
+        `rows`: the row of its table at each of the N alignment positions.
         """
         self._response = _make_response(party, contract)
         super().__init__(party, contract, rows, self._response)
         self._answers_MU: Integers | None = None
 
     async def gather_votes(self, links: Links) -> Floats:
-        """Request every passive's randomised votes; return an unbiased estimate of their sum, (U,
-        K).
+        """Request every passive's randomised votes, and estimate the sum of the true votes.
+
+        The estimate is unbiased: K classes for each of U rows, (U, K).
         """
         passives = tuple(self.contract.passives)
         response = self._response
@@ -84,8 +87,10 @@ class RandomisedVotesActive(VotesActive):
         return answers_U
 
     def _record_answers(self, answers_MU: Integers) -> None:
-        """Store the passives' randomised votes (class indices, (M, U)), and estimate how far each
-        agrees with the others and with the labels.
+        """Store the randomised votes, and set `agreement`.
+
+        It says how far each passive's votes agree with the others' and with the labels.
+        `answers_MU`: class indices, by M passives on U rows.
         """
         self._answers_MU = answers_MU
         self.agreement = estimate_agreement(
@@ -114,27 +119,27 @@ class RandomisedVotesPassive(CountingPassive):
     """A passive that sends its votes under randomised response; see `VotesPassive`."""
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Make the passive's role: open the ledger of its votes, and derive the key of its
-        randomness.
+        """Make the passive's role with its privacy ledger and the key of its randomness.
 
-        `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
-        person there.
+        `rows`: the row of its table at each of the N alignment positions, -1 for a person that it
+        does not know.
         """
         super().__init__(party, contract, rows)
         self._response = _make_response(party, contract)
         self._ledger = open_vote_ledger(party, self._response, len(rows))
         self._set_ledger(self._ledger)
         self._key = party.derive_key(b"secure-apfed votes v1")
+        # False in experiments, whose randomness follows from a public seed.
         self._secret = party.noise_is_secret
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Vote, and send the votes after randomised response, once they are counted and their
-        privacy cost is recorded.
+        """Vote on the rows of the active's ballot, and send the votes under randomised response.
 
-        The randomness is a function of the party's key, the votes and the ballot.
+        Before they leave, the answers are counted and their privacy cost is recorded. The
+        randomness is a function of the party's key, the votes and the ballot.
         """
         ballot = self.admit_ballot(message)
-        # Another ballot gets other randomness, however similar it is.
+        # With a secret key, another ballot gets other randomness, however similar it is.
         request = ballot.payload if self._secret else _SAME_FOR_ALL_BALLOTS
         votes_UK = self.cast_votes(ballot)
         answers_U = self._response.randomise_votes(votes_UK, key=self._key, about=request)
@@ -149,9 +154,7 @@ class RandomisedVotesPassive(CountingPassive):
 
 
 class RandomisedVotes(VotesMethod):
-    """The method of votes that every passive randomises by itself, by randomised response; see
-    `Method`.
-    """
+    """The method of votes under randomised response; see `Method`."""
 
     settings = RandomisedVotesSettings
 
@@ -163,7 +166,7 @@ class RandomisedVotes(VotesMethod):
 
 
 def _make_response(party: PartyContext, contract: Contract) -> VoteResponse:
-    """Return the randomised response with the configured epsilon over the agreed classes."""
+    """Return the randomised response over the contract's classes, with the configured epsilon."""
     (classes,) = contract.passives[party.passives[0]].representation.shape
     epsilon = RandomisedVotesSettings.from_run_settings(party.config).epsilon
     assert epsilon is not None
@@ -178,24 +181,27 @@ def estimate_agreement(
     labelled_n: Integers,
     labels_n: Integers,
 ) -> Mapping[str, VoteAgreement]:
-    """Return for each passive how often its votes agree with other passives' votes and with labels.
+    """Estimate for each passive how often its votes agree with other passives' votes and labels.
 
-    Computed from answers that the active already has, so nothing more is revealed, and it costs no
-    privacy. A low share shows votes that do not fit: of a dishonest passive, or of one whose
-    features say little. Summed votes allow no such estimate: the total with and without one passive
-    would reveal its votes, and a count that it reports itself is not verified.
+    A low share points at a dishonest passive, or at features that say little. The estimate costs no
+    privacy, since the active already has the answers. Summed votes allow no such estimate: the
+    total with and without one passive would reveal its votes.
 
-    Two randomised answers are equal with probability s = p^2 + (K - 1) q^2 where the votes are
-    equal, and d = 2 p q + (K - 2) q^2 where they differ. So (share - d) / (s - d) estimates the
-    share of equal votes without bias; s - d = (p - q)^2. Against a label it is (share - q) / (p -
-    q). A person without a vote counts as a uniformly random vote.
+    p is the probability that an answer is the vote, q that it is one certain other class, K the
+    number of classes. Two answers are equal with probability s = p^2 + (K - 1) q^2 if the votes are
+    equal, and with d = 2 p q + (K - 2) q^2 if they differ. So (share - d) / (s - d), where share is
+    the share of equal answers, estimates the share of equal votes without bias; s - d = (p - q)^2.
+    Against a label the estimate is (share - q) / (p - q). A person without a vote counts as a
+    uniformly random vote.
 
     Args:
         response: the randomised response, with its probabilities p and q.
-        answers_MU: the randomised votes, class indices.
+        answers_MU: the randomised votes of M passives on U rows, class indices.
         names: names of the passives, in the order of `answers_MU`.
         labelled_n: indices of labelled rows among the U.
         labels_n: the labels of those rows, in 0..K-1.
+
+    Returns a mapping from passive name to the estimates and their standard deviations.
     """
     p = response.keep_probability
     q = response.other_probability
@@ -216,7 +222,7 @@ def estimate_agreement(
         agreements[name] = VoteAgreement(
             others=others,
             labels=(right_share - q) / (p - q),
-            # A share of rows that are answered independently has at most 1 / (2 sqrt rows).
+            # A share of independent rows has a standard deviation of at most 1 / (2 sqrt rows).
             others_noise=0.5 / math.sqrt(rows) / (p - q) ** 2,
             labels_noise=0.5 / math.sqrt(len(labelled_n)) / (p - q),
         )

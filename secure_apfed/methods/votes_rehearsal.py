@@ -42,11 +42,11 @@ _STEPS = 1024
 
 
 class RehearsalSettings(NoisedVoteSettings):
-    """The settings of a rehearsal of votes (a dry run on labelled rows before any vote is sent);
-    see `VoteSettings`.
+    """The settings of a rehearsal of votes; see `VoteSettings`.
 
-    Here `epsilon` is the privacy cost of the reported number for one person at a passive, labeller
-    held fixed.
+    A rehearsal shows on labelled rows how often votes would be right, before any vote is sent. Its
+    `epsilon` is the privacy cost of the number that a passive reports, for one person, with the
+    labeller held fixed.
     """
 
     name: Literal["votes_rehearsal"]
@@ -56,17 +56,18 @@ class RehearsalSettings(NoisedVoteSettings):
 
 
 class _Terms(VoteTerms):
-    """The noise of one passive's number of right votes; see `VoteTerms`."""
+    """The noise on the number of right votes that a passive reports; see `VoteTerms`."""
 
     @property
     def honest(self) -> int:
-        """1: every number has only its own passive's noise."""
+        """The number of passives whose noise counts: 1, since every number has its own noise."""
         return 1
 
     @cached_property
     def release(self) -> SummedRelease:
-        """The mechanism that accounts for a noisy number, which one person's row moves by 1 at
-        most.
+        """The privacy mechanism of a noisy number of right votes.
+
+        One person's row moves the number by 1 at most, which is `_STEPS` fixed-point steps.
         """
 
         def make_release(deviation: int) -> SummedRelease:
@@ -79,14 +80,15 @@ class _Terms(VoteTerms):
 
 
 class RehearsalActive(VotesActive):
-    """An active that requests from each passive the number of labelled rows on which its vote is
-    right; see `VotesActive`.
+    """An active that asks each passive on how many labelled rows its votes are right.
+
+    No vote is sent. See `VotesActive`.
     """
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
-        """Make the active's role, which knows the noise of every passive's number.
+        """Make the active's role, which knows how noisy every passive's number is.
 
-        `rows`: the row of its table at each alignment position, (N,).
+        `rows`: the row of its table at each of the N alignment positions.
         """
         release = _Terms.from_contract(party, contract).release
         super().__init__(party, contract, rows, release)
@@ -98,16 +100,18 @@ class RehearsalActive(VotesActive):
         raise AssertionError(f"{self.name}: a rehearsal opens no votes")
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Request each passive's share of right votes; train the student by the prior only.
+        """Request each passive's share of right votes; train the student without votes.
 
-        If a baseline gives the prior, its model becomes the student. A student with a closed form
-        counts as one step in `steps`.
+        The student learns the active's own predictions. If these come from a local baseline, the
+        baseline's model becomes the student. A student that is fitted in closed form counts as one
+        step in `steps`.
         """
         for name in self.contract.passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
         shares = [await self._receive_share(links, name) for name in self.contract.passives]
         student = self.student
-        # Weighing zeros yields the prior's prediction, and its share of right rows (`Help.alone`).
+        # With zeros as votes, `weigh_votes` returns the active's own predictions, and measures on
+        # which share of labelled rows they are right (`Help.alone`).
         no_votes_UK = np.zeros((len(self.ballot.rows), self.classes))
         with cache_fits():
             weighed = weigh_votes(no_votes_UK, student, self._prior, seed=self._seed)
@@ -122,9 +126,9 @@ class RehearsalActive(VotesActive):
             steps.count_step(0.0)
 
     async def _receive_share(self, links: Links, name: str) -> Tensor:
-        """Return the self-reported share of labelled rows on which a passive's votes are right.
+        """Receive the share of labelled rows on which a passive says that its votes are right.
 
-        A float64 scalar; its noise may push it below 0 or above 1.
+        The share is a float64 scalar; its noise may push it below 0 or above 1.
         """
         message = await links.receive(name, Kind.RIGHT_VOTES, step=ASK, patience=FOR_AN_ANSWER)
         expected = {"right": TensorSpec(torch.int64, ())}
@@ -133,10 +137,10 @@ class RehearsalActive(VotesActive):
         return right_votes / len(self.ballot.labelled)
 
     def _record_shares(self, shares: Tensor) -> None:
-        """Record the shares of right votes as `agreement`.
+        """Store the shares of right votes, and set `agreement` from them.
 
-        `shares`: the share of each of M passives, and last that of the active's own model, (M +
-        1,).
+        `shares`: the share of each of M passives, and then the share of rows on which the active's
+        own model is right, (M + 1,).
         """
         self._shares = shares
         passive_noise = self._deviation / len(self.ballot.labelled)
@@ -149,9 +153,7 @@ class RehearsalActive(VotesActive):
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state for a checkpoint; "told": the recorded shares, empty before they are
-        received.
-        """
+        """Return the state for a checkpoint; "told" has the shares, empty before they arrive."""
         return {"told": self._shares, **super().tensors()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
@@ -162,11 +164,15 @@ class RehearsalActive(VotesActive):
 
 
 class RehearsalPassive(CountingPassive):
-    """A passive that reports on how many labelled rows its votes are right; see `VotesPassive`."""
+    """A passive that reports the number of labelled rows on which its votes are right.
+
+    See `VotesPassive`.
+    """
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Vote on labelled rows without their own label, and send the noisy number of right votes,
-        in fixed-point steps.
+        """Vote on labelled rows without their own label, and send how many votes are right.
+
+        The number has noise, and is sent in fixed-point steps.
         """
         ballot = self.admit_ballot(message)
         votes_UK = self.cast_votes(ballot)
@@ -191,8 +197,9 @@ class Rehearsal(VotesMethod):
         return RehearsalActive(party, contract, rows)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role; `rows`: the row of its table at each alignment position,
-        (N,).
+        """Return a passive's role.
+
+        `rows`: the row of its table at each of the N alignment positions.
         """
         terms = _Terms.from_contract(party, contract)
         noise: ContributionNoise | None = terms.make_noise(len(rows))
