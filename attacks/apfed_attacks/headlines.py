@@ -21,7 +21,7 @@ __all__ = [
     "Headline",
     "headlines_by_direction",
     "list_directions",
-    "worst_by_kind",
+    "select_best_by_kind",
 ]
 
 State: TypeAlias = Literal["found", "nothing found", "not attacked", "not applicable"]
@@ -48,8 +48,9 @@ class Direction:
 
     @classmethod
     def from_result(cls, result: AttackResult) -> "Direction":
-        """Return the direction (who reads whose what) of one result; labels always belong to the
-        active, so they name no victim.
+        """Return the direction (who reads whose what) of one result.
+
+        Labels always belong to the active, so their direction names no victim.
         """
         victim = "" if result.target == "labels" else result.victim or ""
         return cls(reader=result.role, target=result.target, victim=victim)
@@ -106,8 +107,9 @@ _FACTS_THAT_SEND: Mapping[Direction, frozenset[str]] = {
 
 
 def list_directions(config: RunSettings) -> dict[Direction, str]:
-    """Return the directions (who reads whose what) that a run's headlines are about, each with the
-    reason why nothing is sent in it; "" where something is.
+    """Return the directions (who reads whose what) that a run's headlines are about, with reasons.
+
+    A reason says why nothing is sent in that direction; it is "" where something is sent.
     """
     method_facts = config.method.facts
     reasons = {}
@@ -130,49 +132,52 @@ class Headline:
     """A headline of what the attacks of one direction (whose data which party reads) found.
 
     Attributes:
-        worst: the result of the highest advantage; None: no attack of this direction ran.
+        best_attack: the result of the highest advantage; None: no attack of this direction ran.
         ran: number of attacks that ran.
-        declined: reason -> number of attacks that for it found nothing to read.
+        declined: number of attacks that found nothing to read, by the reason.
         nothing_leaves: why nothing is sent in this direction; empty: something is.
     """
 
     direction: Direction
-    worst: AttackResult | None
+    best_attack: AttackResult | None
     ran: int
     declined: Mapping[str, int]
     nothing_leaves: str = ""
 
     @property
     def state(self) -> State:
-        """Whether something or nothing was found, or no attack ran: because there is nothing to
-        attack, or none was mounted.
+        """Whether something or nothing was found, or why no attack ran.
+
+        "Not applicable" means that nothing is sent in this direction, "not attacked" that no attack
+        was mounted or applied.
         """
-        if self.worst is not None:
+        if self.best_attack is not None:
             return "found" if self.advantage > 0 else "nothing found"
         return "not applicable" if self.nothing_leaves else NOT_ATTACKED
 
     @property
     def advantage(self) -> float:
-        """The advantage of the worst result, which must exist."""
-        assert self.worst is not None
-        assert self.worst.advantage is not None
-        return self.worst.advantage
+        """The advantage of the best attack, which must exist."""
+        assert self.best_attack is not None
+        assert self.best_attack.advantage is not None
+        return self.best_attack.advantage
 
     @property
     def short(self) -> str:
         """Return only the advantage, or the state."""
-        return self.state if self.worst is None else f"{self.advantage:+.3f}"
+        return self.state if self.best_attack is None else f"{self.advantage:+.3f}"
 
     @property
     def note(self) -> str:
-        """Return metric and attack of the advantage, or why there is none; and how many attacks
-        declined.
+        """Return metric and name of the best attack, or why none ran.
+
+        The number of attacks that declined (found nothing to read) follows.
         """
         declined = self._describe_declined()
-        if self.worst is None:
+        if self.best_attack is None:
             return self.nothing_leaves or declined or "no attack of this direction was chosen"
-        metric = str(self.worst.metric).replace("_", " ")
-        note = f"{metric} over baseline, {self.worst.attack} by {self.worst.adversary}"
+        metric = str(self.best_attack.metric).replace("_", " ")
+        note = f"{metric} over baseline, {self.best_attack.attack} by {self.best_attack.adversary}"
         if self.state == "nothing found":
             note = f"nothing found, {note}"
         return f"{note}; {declined}" if declined else note
@@ -180,11 +185,13 @@ class Headline:
     @property
     def text(self) -> str:
         """Return the advantage or the state, with its note."""
-        separator = ", " if self.worst is not None else ": "
+        separator = ", " if self.best_attack is not None else ": "
         return f"{self.short}{separator}{self.note}"
 
     def _describe_declined(self) -> str:
-        """Return how many attacks declined, with the commonest reasons; "" if none did."""
+        """Return how many attacks declined (found nothing to read), with the commonest reasons; "":
+        none.
+        """
         count = sum(self.declined.values())
         if not count:
             return ""
@@ -196,15 +203,15 @@ class Headline:
 
     def as_json(self) -> dict[str, Any]:
         """Return the headline as plain values, for reports."""
-        worst = self.worst
+        best = self.best_attack
         return {
             "direction": self.direction.title,
             "kind": self.direction.kind,
             **asdict(self.direction),
             "state": self.state,
-            "advantage": None if worst is None else worst.advantage,
-            "metric": None if worst is None else worst.metric,
-            "attack": None if worst is None else worst.setting,
+            "advantage": None if best is None else best.advantage,
+            "metric": None if best is None else best.metric,
+            "attack": None if best is None else best.setting,
             "ran": self.ran,
             "declined": dict(self.declined),
             "note": self.note,
@@ -214,14 +221,16 @@ class Headline:
 def headlines_by_direction(
     results: Sequence[AttackResult], config: RunSettings | None = None
 ) -> tuple[Headline, ...]:
-    """Return one headline for each direction (who reads whose what) of these results, and for each
-    direction of the run that has none.
+    """Return one headline for each direction (who reads whose what) of these results.
+
+    Directions of the run without results have headlines, too.
 
     Args:
         results: results of attacks on one run.
         config: settings of the run; None: directions without results are left out.
     """
     expected = {} if config is None else list_directions(config)
+    # Expected directions name roles only, so they are compared by kind with those of results.
     nothing_leaves = {direction.kind: reason for direction, reason in expected.items()}
     results_by_direction: dict[Direction, list[AttackResult]] = {}
     for result in results:
@@ -247,7 +256,7 @@ def _make_headline(
     declined = Counter(_find_reason(result) for result in results if result.advantage is None)
     return Headline(
         direction=direction,
-        worst=max(ran, key=lambda result: result.advantage or 0.0, default=None),
+        best_attack=max(ran, key=lambda result: result.advantage or 0.0, default=None),
         ran=len(ran),
         declined=dict(declined),
         nothing_leaves=nothing_leaves,
@@ -255,20 +264,25 @@ def _make_headline(
 
 
 def _find_reason(result: AttackResult) -> str:
-    """Return why an attack declined, without the method's name at the start, which all share."""
+    """Return why an attack declined.
+
+    The method's name at the start, which all reasons of a run share, is left out.
+    """
     reason = result.reason or "it gave no reason"
     return reason.removeprefix(f"{result.method}: ")
 
 
-def worst_by_kind(headlines: Iterable[Headline]) -> dict[str, Headline]:
-    """Return for each kind of direction (which role reads whose what) the headline of the highest
-    advantage; one without an advantage if none has any.
+def select_best_by_kind(headlines: Iterable[Headline]) -> dict[str, Headline]:
+    """Return the headline with the highest advantage for each kind of direction.
+
+    A kind is which role reads whose what, such as "passive reads labels". If no headline of a kind
+    has an advantage, its first is returned.
     """
-    headlines_by_kind: dict[str, Headline] = {}
+    best_by_kind: dict[str, Headline] = {}
     for headline in headlines:
-        worst = headlines_by_kind.setdefault(headline.direction.kind, headline)
-        if headline.worst is None:
+        best = best_by_kind.setdefault(headline.direction.kind, headline)
+        if headline.best_attack is None:
             continue
-        if worst.worst is None or headline.advantage > worst.advantage:
-            headlines_by_kind[headline.direction.kind] = headline
-    return headlines_by_kind
+        if best.best_attack is None or headline.advantage > best.advantage:
+            best_by_kind[headline.direction.kind] = headline
+    return best_by_kind

@@ -55,7 +55,10 @@ PSI = Bench(
 
 
 def _list_cases(size: int, *, quick: bool) -> list[str]:
-    """Return the cases that are run with `size` IDs on each side."""
+    """Return the cases (protocols) that are run with `size` IDs on each side.
+
+    Slow cases are left out where `size` is large.
+    """
     max_sizes = _MAX_QUICK_SIZES if quick else _MAX_SIZES
     return [case for case in psi_case.CASES if size <= max_sizes.get(case, size)]
 
@@ -70,25 +73,15 @@ def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) 
     runs: dict[str, list[Mapping[str, Any]]] = {
         case: [] for case in psi_case.CASES if case in needed
     }
-    missing: dict[str, str] = {}
-    if _ON_CRYPTEN in runs and (reason := find_crypten_error()):
-        missing[_ON_CRYPTEN] = reason
-    for _ in range(repetitions):
-        # A peer that failed once is missing, and is not tried again.
-        for case in [case for case in runs if case not in missing]:
-            try:
-                runs[case].append(_run_case(case, size))
-            except (RuntimeError, OSError) as error:
-                if case not in _FOREIGN_CASES:
-                    raise
-                last_line = str(error).splitlines()[-1]
-                missing[case] = f"{last_line}; {_PEER_PYTHON} names an interpreter that has it"
+    reason_by_case = _repeat_cases(runs, size, repetitions)
     medians = {
-        case: _compute_medians(case_runs) for case, case_runs in runs.items() if case not in missing
+        case: _compute_medians(case_runs)
+        for case, case_runs in runs.items()
+        if case not in reason_by_case
     }
     for case in requested:
-        if case in missing:
-            yield make_row(f"{case}/{size}", reason=missing[case])
+        if case in reason_by_case:
+            yield make_row(f"{case}/{size}", reason=reason_by_case[case])
             continue
         median = medians[case]
         peer_case = _PEER_BY_CASE.get(case)
@@ -97,8 +90,33 @@ def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) 
         yield {**make_row(f"{case}/{size}", peer=peer, ratio=ratio), **median}
 
 
+def _repeat_cases(
+    runs: Mapping[str, list[Mapping[str, Any]]], size: int, repetitions: int
+) -> dict[str, str]:
+    """Run all cases in turns, several times, and append their measurements to `runs`, by case.
+
+    `size`: number of IDs on each side. Returns why another library's cases are missing, by case.
+    """
+    reason_by_case: dict[str, str] = {}
+    if _ON_CRYPTEN in runs and (reason := find_crypten_error()):
+        reason_by_case[_ON_CRYPTEN] = reason
+    for _ in range(repetitions):
+        # A peer that failed once is missing, and is not tried again.
+        for case in [case for case in runs if case not in reason_by_case]:
+            try:
+                runs[case].append(_run_case(case, size))
+            except (RuntimeError, OSError) as error:
+                if case not in _FOREIGN_CASES:
+                    raise
+                last_line = str(error).splitlines()[-1]
+                reason_by_case[case] = (
+                    f"{last_line}; {_PEER_PYTHON} names an interpreter that has it"
+                )
+    return reason_by_case
+
+
 def _compute_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the median over the runs of each field but the number of common IDs."""
+    """Return the median over the runs of each measurement except the number of common IDs."""
     # median_low, the lower of two middle values, keeps bytes whole numbers.
     return {
         field: statistics.median_low([run[field] for run in runs])
@@ -119,6 +137,7 @@ def _run_case(case: str, size: int) -> Mapping[str, Any]:
     result = run_script(
         psi_case.__file__, case, size, python=python, is_ours=is_ours, timeout_s=_TIMEOUT_S
     )
-    if result["common"] != size - size // 2:
-        raise RuntimeError(f"{case}/{size} found {result['common']} IDs, not {size - size // 2}")
+    common = size - size // 2  # half of the IDs, rounded up
+    if result["common"] != common:
+        raise RuntimeError(f"{case}/{size} found {result['common']} IDs, not {common}")
     return result

@@ -89,7 +89,8 @@ _RELEASE_CLIP = 1.0
 def _make_image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
     """Return the configuration of APFed-C on strips of images with a plain sum, and its data.
 
-    `name`: name of the run. `views`: number of parties. `secure_sum`: further settings of the sum.
+    Fashion-MNIST is used, or MNIST where that is not installed. `name`: name of the run. `views`:
+    number of parties. `secure_sum`: further settings of the sum.
 
     Raises DataError: no images are installed.
     """
@@ -100,9 +101,9 @@ def _make_image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Co
         "secure_sum": {"scheme": "plain", **secure_sum, "allow_single_passive": True},
         "guard": {"mechanism": "none"},
     }
-    shape = {"views": views, "limit": 4 * _BATCH}
+    data_settings = {"views": views, "limit": 4 * _BATCH}
     configs = [
-        Config.model_validate({**settings, "data": {"dataset": dataset, **shape}})
+        Config.model_validate({**settings, "data": {"dataset": dataset, **data_settings}})
         for dataset in ("fashion_mnist", "mnist")
     ]
     config = next((config for config in configs if not describe_missing_data(config)), configs[-1])
@@ -163,7 +164,8 @@ def _iter_batches(rows: Tensor, size: int = _BATCH) -> Iterator[tuple[int, Tenso
     steps = itertools.count()
     for epoch in itertools.count():
         order = shuffle_rows(rows, 0, "bench", epoch)
-        for rows_B in order[: len(rows) // size * size].split(size):
+        full_batches = len(rows) // size
+        for rows_B in order[: full_batches * size].split(size):
             yield next(steps), rows_B
 
 
@@ -174,9 +176,10 @@ def _count_repetitions(quick: bool) -> int:
 
 @one_thread()
 def _measure_exchange(case: str, repetitions: int, config: Config, data: VerticalData) -> Row:
-    """Return the row of a training step, with its ratio to the plain loop's.
+    """Return the row of a training step with all messages, with its ratio to the plain loop's.
 
-    Targets for the ratio: 1.10 for images, 2.5 for tables. `case`: name of the case in the table.
+    The plain loop (`_make_plain_step`) has no parties. Targets for the ratio: 1.10 for images, 2.5
+    for tables. `case`: name of the case in the table. `config`, `data`: settings and data of both.
     `repetitions`: number of measured steps.
     """
     session = _open_without_warnings(config, data)
@@ -196,21 +199,26 @@ def _measure_exchange(case: str, repetitions: int, config: Config, data: Vertica
 
 
 def _list_protected_cases(batch: int) -> Mapping[str, tuple[str, str]]:
-    """Return the keys of sum and guard by name of the case, the most protected guard first.
+    """Return the keys of sum and guard by name of the case.
 
-    `batch`: number of rows of a step.
+    The most protected guard (clip and noise of representations) comes first. `batch`: number of
+    rows of a step.
     """
-    guards = list(_GUARDS)[::-1]
-    return {f"{kind}/{guard}/b{batch}": (kind, guard) for kind in _SUMS for guard in guards}
+    most_protected_first = list(_GUARDS)[::-1]
+    return {
+        f"{sum_name}/{guard}/b{batch}": (sum_name, guard)
+        for sum_name in _SUMS
+        for guard in most_protected_first
+    }
 
 
-def _make_protected_step(batch: int, kind: str, guard: str) -> Callable[[], object]:
+def _make_protected_step(batch: int, sum_name: str, guard: str) -> Callable[[], object]:
     """Return a function that runs the next training step of a session with this sum and guard.
 
-    `batch`: number of rows of a step. `kind`: key of `_SUMS`. `guard`: key of `_GUARDS`.
+    `batch`: number of rows of a step. `sum_name`: key of `_SUMS`. `guard`: key of `_GUARDS`.
     """
     guard_settings, sum_settings = _GUARDS[guard]
-    config, data = _make_table_run(batch, {**_SUMS[kind], **sum_settings}, guard_settings)
+    config, data = _make_table_run(batch, {**_SUMS[sum_name], **sum_settings}, guard_settings)
     session = _open_without_warnings(config, data)
     batches = _iter_batches(session.learner.training_rows, batch)
     return lambda: session.train_step(*next(batches))
@@ -220,9 +228,9 @@ def _make_protected_step(batch: int, kind: str, guard: str) -> Callable[[], obje
 def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) -> Iterator[Row]:
     """Yield the rows of training steps under protection, with their ratio to the plain loop's.
 
-    All wanted cases and the plain loop take turns. Targets for the ratio with masks, at a batch of
-    64: 2.5 with a guard (clip and noise of representations), 4.0 with noise in the sum, too; at a
-    batch of 256: 2.2.
+    All wanted cases and the plain loop, which has no parties, take turns. Targets for the ratio
+    with masks, at a batch of 64: 2.5 with a guard (clip and noise of representations), 4.0 with
+    noise in the sum, too; at a batch of 256: 2.2.
 
     Args:
         wanted: names of cases with this batch size.
@@ -247,7 +255,9 @@ def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) ->
 
 @one_thread()
 def _measure_release(case: str, batch: int, repetitions: int) -> Row:
-    """Return the row of the release of one batch, with its ratio to a clip and torch's noise.
+    """Return the row of the release of one batch under a guard (clip and noise).
+
+    Its ratio is to a clip and torch's noise without accounting.
 
     Target for the ratio: 5. `case`: name of the case in the table. `batch`: number of rows.
     `repetitions`: number of measured releases.
@@ -323,8 +333,8 @@ EXCHANGE = Bench(
 def _make_plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     """Return a function that runs one training step of APFed-C as one autograd graph, Eq. (8).
 
-    It has the networks, losses and optimisers of a session, but no parties and no messages; it
-    returns the task loss.
+    This is the "plain loop" that sessions are compared with: it has their networks, losses and
+    optimisers, but no parties and no messages. The function returns the task loss.
     """
     active = data.active
     model = config.model
@@ -377,15 +387,16 @@ def _make_plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
 
 
 @one_thread()
-def _measure_transport(case: str, way: LinkType, repetitions: int) -> Row:
-    """Return the row of a training step with every party in a process of its own, with its ratio to
-    one process's.
+def _measure_transport(case: str, link_type: LinkType, repetitions: int) -> Row:
+    """Return the row of a training step in which every party has a process of its own.
 
-    Targets for the ratio: 1.3, over gRPC 1.5. `case`: name of the case in the table. `way`: kind of
-    links between the processes (sockets, gRPC or a relay). `repetitions`: number of measured steps.
+    Its ratio is to a step with all parties in one process. Targets: 1.3, over gRPC 1.5.
+
+    `case`: name of the case in the table. `link_type`: kind of links between the processes
+    (sockets, gRPC or a relay). `repetitions`: number of measured steps.
     """
     config, data = _make_image_run("bench-transport", clip=None, views=_PASSIVES + 1)
-    with _start_parties(config, data, way=way) as (active_session, learner):
+    with _start_parties(config, data, link_type=link_type) as (active_session, learner):
         session = _open_without_warnings(config, data)
         batches = _iter_batches(learner.training_rows)
         peer_batches = _iter_batches(session.learner.training_rows)
@@ -416,17 +427,19 @@ TRANSPORT = Bench(
 
 @contextmanager
 def _start_parties(
-    config: Config, data: VerticalData, *, way: LinkType
+    config: Config, data: VerticalData, *, link_type: LinkType
 ) -> Iterator[tuple[ConnectedParty, ActiveRole]]:
     """Yield the active of a session in this process; each other party has a process of its own.
 
-    When the block ends, the session is ended for all. `way`: kind of links between the processes
-    (sockets, gRPC or a relay).
+    The active is its connection to the others and its learner. When the block ends, the session is
+    ended for all. `link_type`: kind of links between the processes (sockets, gRPC or a relay).
     """
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder)
         make_private(path)
-        files = dict(prepare_parties(config, path, data=data, timeout_s=_TIMEOUT_S, link_type=way))
+        files = dict(
+            prepare_parties(config, path, data=data, timeout_s=_TIMEOUT_S, link_type=link_type)
+        )
         stack.enter_context(run_relay(files.values()))
         active = PartyFile.from_file(files.pop(data.active.name))
         for file in files.values():

@@ -48,17 +48,19 @@ _FALSE_POSITIVE_RATE = 1e-9
 def peak_memory() -> int:
     """Return the peak resident memory of this process in bytes.
 
-    It is read from /proc where possible, since ru_maxrss includes memory of the parent process.
+    It is read from /proc where possible, since the system call (ru_maxrss) includes memory of the
+    parent process.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # A line such as "VmHWM:   123456 kB"; 0 if the system has none.
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def _make_ids(me: str, size: int) -> list[bytes]:
-    """Return the IDs of a party; `me`: "hub", "member" or "dealer".
+    """Return the IDs of a party, `size` of them; `me`: "hub", "member" or "dealer".
 
     The hub learns the result, the member is its peer, and half of their IDs are common. A dealer of
     correlated randomness has no IDs.
@@ -70,7 +72,8 @@ def _make_ids(me: str, size: int) -> list[bytes]:
 
 
 def _estimate_floor_seconds(size: int) -> float:
-    """Estimate the seconds of one party's X25519 multiplications: one for each ID of both sets.
+    """Estimate the least seconds of one party: of its X25519 multiplications, one for each ID of
+    both sets.
 
     `size`: number of IDs of a set. A sample of the multiplications is timed.
     """
@@ -90,7 +93,9 @@ def _estimate_floor_seconds(size: int) -> float:
 def _run_parties(
     run_party: Callable[..., None], arguments: Mapping[str, tuple[Any, ...]]
 ) -> Measured:
-    """Run each party in a process of its own and return their measurements, summed or maximised.
+    """Run each party in a process of its own, and return their measurements, merged into one.
+
+    Bytes and memory are summed, seconds are those of the slowest party.
 
     Args:
         run_party: function that runs one party and sends its measurements through its last
@@ -100,19 +105,19 @@ def _run_parties(
     Raises RuntimeError: a party ended without sending measurements.
     """
     context = multiprocessing.get_context("spawn")
-    name_by_inbox = {}
+    name_by_connection = {}
     results = list[Measured]()
     for name, party_arguments in arguments.items():
-        inbox, report = context.Pipe(duplex=False)
-        context.Process(target=run_party, args=(*party_arguments, report), daemon=True).start()
-        report.close()
-        name_by_inbox[inbox] = name
+        receiving_end, sending_end = context.Pipe(duplex=False)
+        context.Process(target=run_party, args=(*party_arguments, sending_end), daemon=True).start()
+        sending_end.close()  # the process has its own copy; else its end would not be noticed
+        name_by_connection[receiving_end] = name
     # Whichever party ends is read next; one that fails closes its connection without a result.
-    while name_by_inbox:
-        for inbox in cast(list[Connection], wait(list(name_by_inbox))):
-            name = name_by_inbox.pop(inbox)
+    while name_by_connection:
+        for receiving_end in cast(list[Connection], wait(list(name_by_connection))):
+            name = name_by_connection.pop(receiving_end)
             try:
-                results.append(inbox.recv())
+                results.append(receiving_end.recv())
             except EOFError:
                 raise RuntimeError(f"{name} ended without a result") from None
     return {
@@ -172,22 +177,23 @@ def _run_pipe_party(
     from apfed_protocols.psi.interface import IntersectionAgreement
 
     if protocol == "circuit_crypten":
-        # its import takes longer than a small intersection
+        # CrypTen is loaded before the clock starts: that takes longer than a small intersection.
         from apfed_protocols.crypten import load_crypten
 
-        load_crypten()  # called for its import only
+        load_crypten()
     agreement = IntersectionAgreement(session="bench", dealer="dealer")
     backend: Any = SET_INTERSECTIONS[protocol](agreement, threads=1)
     receive = _await_parties(ends)
     began = time.perf_counter()
     processor_began = time.process_time()
-    sent = list[int]()
+    sent_bytes = list[int]()  # of each message
     path = Path(folder) / f"{me}.csv"
     table = csv.read_csv(path) if path.exists() else None
     ids = [] if table is None else encode_ids(me, table.column("id"), IdNormalisation())
 
     def send_body(peer: str, body: bytes) -> None:
-        sent.append(len(body))
+        """Send a message to a party, and count its bytes."""
+        sent_bytes.append(len(body))
         ends[peer].send_bytes(body)
 
     role = {
@@ -199,9 +205,11 @@ def _run_pipe_party(
     result = {
         "seconds": time.perf_counter() - began,
         "processor_seconds": time.process_time() - processor_began,
-        "bytes": sum(sent),
+        "bytes": sum(sent_bytes),
     }
-    if protocol in ("vole", "opprf"):  # a dealer's correlations depend on no ID: counted separately
+    # The dealer's correlated randomness depends on no ID, so it could be sent beforehand: it is
+    # counted separately.
+    if protocol in ("vole", "opprf"):
         dealt_bytes = result["bytes"] if me == "dealer" else 0
         result |= {"bytes": result["bytes"] - dealt_bytes, "dealt_bytes": dealt_bytes}
     result |= {"peak_memory": peak_memory(), "common": len(role.rows) if me == "hub" else 0}
@@ -213,7 +221,8 @@ def _run_pipe_party(
 def _run_over_pipes(protocol: str, size: int) -> Measured:
     """Run one of our intersections, each party as a process with one thread, over pipes.
 
-    `protocol`: key of `SET_INTERSECTIONS`. `size`: number of IDs of a set.
+    Returns the merged measurements. `protocol`: key of `SET_INTERSECTIONS`. `size`: number of IDs
+    of a set.
     """
     parties = _PARTIES[: 2 if protocol in _WITHOUT_DEALER else 3]  # the dealer is the last
     ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
@@ -228,12 +237,12 @@ def _run_over_pipes(protocol: str, size: int) -> Measured:
 
 
 def _write_csv(path: Path, party: str, size: int) -> None:
-    """Write one party's IDs as a CSV file."""
+    """Write one party's IDs, `size` of them, as a CSV file."""
     path.write_bytes(b"\n".join((b"id", *_make_ids(party, size), b"")))
 
 
 def _write_parquet(path: Path, first: int, size: int) -> None:
-    """Write a Parquet file of consecutive IDs and a column that is not read, in pieces.
+    """Write a Parquet file of consecutive IDs, and of a column that the intersection does not read.
 
     `first`: number of the first ID. `size`: number of IDs.
     """
@@ -242,7 +251,7 @@ def _write_parquet(path: Path, first: int, size: int) -> None:
     from pyarrow.parquet import ParquetWriter
 
     schema = pa.schema([("id", pa.string()), ("amount", pa.float64())])
-    with ParquetWriter(path, schema) as file:
+    with ParquetWriter(path, schema) as file:  # in pieces, which fit into memory
         for start in range(first, first + size, _ROWS_WRITTEN_TOGETHER):
             end = min(start + _ROWS_WRITTEN_TOGETHER, first + size)
             names = [f"person {k}" for k in range(start, end)]
@@ -276,7 +285,7 @@ def _run_bucket_party(
     key_exchange: Connection,
     report: Connection,
 ) -> None:
-    """Run one party of an intersection in buckets, as in a session, and report measurements.
+    """Run one party of an intersection in buckets of IDs, as in a session, and report measurements.
 
     Args:
         me: name of the party, which is also its role.
@@ -300,10 +309,12 @@ def _run_bucket_party(
 
     peer = "member" if me == "hub" else "hub"
     connection = SocketConnection(own_socket)
-    sent = list[int]()
-    connection.trust_peer()
+    sent_bytes = list[int]()  # of each message
+    connection.trust_peer()  # both processes are of this bench: no certificate is checked
     transport = LinkTransport(me, {peer: lambda: connection}, patience_s=60, meet_s=60)
-    links = Links(me, [peer], transport.send_frame, lambda _, wire_bytes: sent.append(wire_bytes))
+    links = Links(
+        me, [peer], transport.send_frame, lambda _, wire_bytes: sent_bytes.append(wire_bytes)
+    )
     _encrypt_link(me, peer, key_exchange, links)
     # The peer may send as many heartbeats as an alignment of `size` IDs with one peer needs.
     links.heartbeats.set_limits({peer: count_alignment_heartbeats(size, 1)})
@@ -321,15 +332,15 @@ def _run_bucket_party(
     seconds = time.perf_counter() - began
     processor_seconds = time.process_time() - processor_began
     transport.close()
-    result = {"seconds": seconds, "processor_seconds": processor_seconds, "bytes": sum(sent)}
+    result = {"seconds": seconds, "processor_seconds": processor_seconds, "bytes": sum(sent_bytes)}
     report.send(result | {"peak_memory": peak_memory(), "common": len(rows)})
 
 
 def _run_buckets(protocol: str, size: int) -> Measured:
-    """Run an intersection in buckets between two processes over encrypted sockets.
+    """Run an intersection in buckets of IDs between two processes over encrypted sockets.
 
-    It ends after a minute without a message. `protocol`: name of the intersection, as in the
-    settings. `size`: number of IDs of a set.
+    Returns the merged measurements. The run ends after a minute without a message. `protocol`: name
+    of the intersection, as in the settings. `size`: number of IDs of a set.
     """
     parties = ("hub", "member")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -404,7 +415,8 @@ def _run_spu(protocol: str, size: int) -> Measured:
 def _run_openmined_psi(_protocol: str, size: int) -> Measured:
     """Run openmined-psi's client and server in turns in this process, as its example does.
 
-    `size`: number of IDs of a set.
+    Returns the measurements. `size`: number of IDs of a set. The first argument is not used: the
+    library has one protocol.
     """
     from private_set_intersection import python as psi
 
@@ -440,8 +452,8 @@ CASES: Mapping[str, tuple[Callable[..., Measured], str]] = {
 
 def main(case: str, size: int) -> None:
     """Run one case with `size` IDs on each side and print its measurements as JSON."""
-    run, protocol = CASES[case]
-    print(json.dumps(run(protocol, size)))
+    run_case, protocol = CASES[case]
+    print(json.dumps(run_case(protocol, size)))
 
 
 if __name__ == "__main__":

@@ -94,9 +94,11 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Run all cases in turn, several times; return the seconds of each repetition by case.
 
+    A change of the machine's speed then affects all cases alike.
+
     `repetitions`: how often each case is measured. `warm_up`: number of calls before the measured
-    ones. `clock`: returns seconds; with `time.process_time`, those of the processor, which other
-    processes do not change.
+    ones. `clock`: function that returns seconds; `time.process_time` leaves out what other
+    processes use.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for repetition in range(-warm_up, repetitions):
@@ -185,9 +187,11 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
 
     Raises RuntimeError: every repetition has 0, since the clock was too coarse.
     """
-    # The call of divide_seconds by 0 is made for its exception only.
+    # A duration of 0 means that the clock did not move.
     ratios = [own / other for own, other in zip(ours, theirs, strict=True) if own and other]
-    return statistics.median(ratios) if ratios else divide_seconds(0.0, 0.0)
+    if not ratios:
+        return divide_seconds(0.0, 0.0)  # raises
+    return statistics.median(ratios)
 
 
 def divide_seconds(ours: float, theirs: float) -> float:
@@ -201,8 +205,8 @@ def divide_seconds(ours: float, theirs: float) -> float:
 
 
 def measure_clock_step() -> float:
-    """Return the clock's least step in seconds, which is many milliseconds on some virtual
-    machines.
+    """Return the clock's least step in seconds; on some virtual machines it is many
+    milliseconds.
     """
     steps = []
     for _ in range(5):  # five attempts, since another process may interrupt one

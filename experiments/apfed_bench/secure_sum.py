@@ -57,7 +57,8 @@ _TUTORIAL = "tutorial"
 
 
 class OurPath:
-    """One of our secure sums with all its checks.
+    """The whole path of one of our secure sums, from the contributions to their sum, with all
+    checks.
 
     Attributes:
         contribution_bytes: number of bytes that one contributor sent in the last run.
@@ -81,7 +82,7 @@ class OurPath:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
             kind = SECURE_SUMS[CASES[name]]
-            # Unsafe sums are measured, too: consent that one computer may read a contribution.
+            # Unsafe sums are measured, too: this consents that one party may read a contribution.
             sum_scheme = kind(agreement, allow_single_reader=not kind.needs_all)
         self._rounds = sum_scheme.rounds
         self._receiver = sum_scheme.make_receiver()
@@ -100,17 +101,22 @@ class OurPath:
         )
         began = time.perf_counter()
         pairs = zip(self._contributors.items(), self._values, strict=True)
-        frames = {me: role.contribute(values, binding) for (me, role), values in pairs}
-        bodies = frames
+        # Messages by contributor.
+        contributions = {me: role.contribute(values, binding) for (me, role), values in pairs}
+        messages_of_rounds = [contributions]
         # Recoverable masks need a second round, in which contributors help to remove the masks.
         if self._rounds == 2:
-            requests = self._combiner.ask(frames, binding.digest)
-            bodies = {me: self._contributors[me].answer(requests[me]) for me in requests}
-        combined = self._combiner.combine(bodies, binding.digest)
+            requests = self._combiner.ask(contributions, binding.digest)
+            answers = {me: self._contributors[me].answer(requests[me]) for me in requests}
+            messages_of_rounds.append(answers)
+        combined = self._combiner.combine(messages_of_rounds[-1], binding.digest)
         self._receiver.decode(combined, self._shape, binding)
         seconds = time.perf_counter() - began
-        sent = [frames, bodies] if self._rounds == 2 else [frames]
-        self.contribution_bytes = sum(len(next(iter(parts.values()))) for parts in sent)
+        # All contributors send equally many bytes, so those of the first are counted.
+        self.contribution_bytes = 0
+        for messages in messages_of_rounds:
+            first_message = next(iter(messages.values()))
+            self.contribution_bytes += len(first_message)
         return seconds
 
 
@@ -144,10 +150,10 @@ class TutorialPath:
                 for values in self._values
             ]
             total = ts.ckks_vector_from(self._context, sent[0])
-            for blob in sent[1:]:
-                total += ts.ckks_vector_from(self._context, blob)
+            for message in sent[1:]:
+                total += ts.ckks_vector_from(self._context, message)
             combined = total.serialize()
-            np.array(ts.ckks_vector_from(self._context, combined).decrypt())
+            np.array(ts.ckks_vector_from(self._context, combined).decrypt())  # only timed
             seconds = time.perf_counter() - began
             self.contribution_bytes = len(sent[0])
             return seconds
@@ -157,7 +163,7 @@ _NAMES = (*CASES, _TUTORIAL)
 
 
 def _measure_sums(passives: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """Yield the rows of the wanted cases of sums with so many passives.
+    """Yield the rows of the wanted cases of sums with this number of passives.
 
     A case that needs CrypTen, where that is missing, is a row with the reason. `repetitions`: how
     often each case is measured.
@@ -187,10 +193,11 @@ BENCH = Bench(
 def _compare_with_tutorial(
     passives: int, repetitions: int, case_by_name: Mapping[str, str]
 ) -> Iterator[Row]:
-    """Yield a row for each sum: its fastest time, against that of the tutorial; they take turns.
+    """Yield a row for each sum: its fastest time, against that of TenSEAL's tutorial; they take
+    turns.
 
-    `repetitions`: how often each case is measured. `case_by_name`: name of the row by that of the
-    sum.
+    `passives`: number of contributors. `repetitions`: how often each case is measured.
+    `case_by_name`: name of the row by that of the sum.
     """
     shape = _SHAPES[passives]
     values = _draw_gradients(shape, passives)
@@ -232,7 +239,9 @@ def _time_turn(path: OurPath | TutorialPath) -> float:
 
 
 def _draw_gradients(shape: Shape, passives: int) -> Values:
-    """Return a random gradient for each passive, with row norms of about a tenth of the clip."""
+    """Return a random gradient for each passive, with row norms of about a tenth of the clip norm,
+    1.
+    """
     rng = np.random.default_rng(0)
     scale = 0.1 / shape[1] ** 0.5
     return [

@@ -84,7 +84,11 @@ def run_benches(
 
 
 def _pick_cases(bench: Bench, quick: bool, cases: str) -> _ChosenGroups:
-    """Return the groups with cases that match the glob, each with these cases."""
+    """Return the bench's groups that have cases matching the glob, each with the names of these
+    cases.
+
+    `quick`: whether the bench is only its quick version. `cases`: the glob.
+    """
     matches = (
         (group, [case for case in group.cases if fnmatchcase(case, cases)])
         for group in bench.groups(quick)
@@ -104,7 +108,7 @@ def _measure_bench(name: str, chosen: _ChosenGroups, quick: bool, cases: str) ->
     clock_step_before = measure_clock_step()
     rows = [row for group, names in chosen for row in _measure_rows(group, names)]
     steal_after, total_after = _read_steal_time()
-    # No clock ticks: this system does not report steal time.
+    # If no time passed by these counters, the system does not report steal time.
     total = total_after - total_before
     steal_share = (steal_after - steal_before) / total if total else 0.0
     return {
@@ -152,10 +156,13 @@ def _measure_rows(group: Group, names: Sequence[str]) -> list[Row]:
 
 
 def load_measurement(path: Path) -> Measured:
-    """Return the results that a bench stored. Raises DataError: the file holds something else."""
+    """Return the results that a bench stored.
+
+    Raises DataError: the file holds something else.
+    """
     try:
         measured: Measured = json.loads(path.read_bytes())
-        format_bench(measured)
+        format_bench(measured)  # called for its exception only: it reads all that the file needs
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"{path} is not what a bench wrote ({type(error).__name__}: {error}); remove it "
@@ -173,11 +180,11 @@ def format_bench(measured: Measured, only: str = "*") -> str:
     step = measured["clock_step"]
     rows = [row for row in measured["rows"] if fnmatchcase(row["case"], only)]
     cases = measured["cases"] if only == "*" else only
-    missing: dict[str, list[str]] = {}
+    cases_by_reason: dict[str, list[str]] = {}
     for row in rows:
         if "reason" in row:
             reason = " ".join(row["reason"].split()).replace("<", "&lt;")
-            missing.setdefault(reason, []).append(f"`{row['case']}`")
+            cases_by_reason.setdefault(reason, []).append(f"`{row['case']}`")
     pattern = "" if cases == "*" else f", cases `{cases}`"
     load = "" if measured["load"] is None else f", load {measured['load']:.1f} when it began"
     clock = ""
@@ -192,7 +199,7 @@ def format_bench(measured: Measured, only: str = "*") -> str:
     table = make_table({**measured, "rows": rows})
     reasons = [
         f"Not measured: {', '.join(missing_cases)}: {reason}"
-        for reason, missing_cases in missing.items()
+        for reason, missing_cases in cases_by_reason.items()
     ]
     tables = [table.format_markdown().rstrip()] if table.rows else []
     return "\n\n".join([heading, *tables, *reasons])

@@ -54,7 +54,7 @@ def measure_reading(path: Path, memory_map: str) -> dict[str, float]:
     """Read the table as the active's; return processor seconds and this process's peak memory.
 
     `memory_map`: value of the setting of this name, "never" or "always". Memory is in bytes:
-    "peak_memory" at the end, "memory_of_imports" before the table is read.
+    "peak_memory" at the end, and "memory_of_imports" before the table is read.
     """
     from secure_apfed.base.phases import peak_memory
     from secure_apfed.data import load_own_tables
@@ -68,23 +68,24 @@ def measure_reading(path: Path, memory_map: str) -> dict[str, float]:
             "memory_map": memory_map,
         }
     )
-    at_start = peak_memory()
+    memory_before = peak_memory()
     began = time.process_time()
     load_own_tables(settings, "bank", seed=0)
     return {
         "seconds": time.process_time() - began,
         "peak_memory": peak_memory(),
-        "memory_of_imports": at_start,
+        "memory_of_imports": memory_before,
     }
 
 
 def compare_readings(size: int, kinds: Collection[str], wanted: Collection[str]) -> Iterator[Row]:
     """Yield the rows of the wanted cases of tables with `size` rows; all read the same file.
 
-    `kinds`: "memory" and "mapped", as far as there are such cases; the latter is compared with the
-    former.
+    `kinds`: ways to read that have a case, "memory" and "mapped"; the latter is compared with the
+    former. `wanted`: names of the wanted cases.
     """
     is_mapped_wanted = f"mapped/{size}" in wanted
+    # A wanted case needs the one that it is compared with.
     needed = [
         kind
         for kind in kinds
@@ -96,11 +97,11 @@ def compare_readings(size: int, kinds: Collection[str], wanted: Collection[str])
         measured: dict[str, Mapping[str, Any]] = {
             kind: run_script(__file__, path, kind, timeout_s=_TIMEOUT_S) for kind in needed
         }
-    for kind, figures in measured.items():
+    for kind, values in measured.items():
         peer = f"memory/{size}" if kind == "mapped" and "memory" in measured else None
-        ratio = figures["seconds"] / measured["memory"]["seconds"] if peer else None
+        ratio = values["seconds"] / measured["memory"]["seconds"] if peer else None
         if f"{kind}/{size}" in wanted:
-            yield {**make_row(f"{kind}/{size}", peer=peer, ratio=ratio), **figures}
+            yield {**make_row(f"{kind}/{size}", peer=peer, ratio=ratio), **values}
 
 
 TABLES = Bench(

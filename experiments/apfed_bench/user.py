@@ -120,12 +120,13 @@ def _write_run(folder: Path, method: str, form: str) -> None:
 def _measure_run(method: str, form: str, rows: int) -> Row:
     """Return the row of one run of a method, with the seconds of each phase.
 
-    `floor_seconds` are those of pandas to read the same files, `forecast` the ratio of the seconds
-    that `plan` predicts to the measured ones. `form`: file format of the tables, csv or parquet.
+    `floor_seconds` are those that pandas takes to read the same files. `forecast` is the ratio of
+    the seconds that `secure-apfed plan` predicts to the measured ones. `form`: file format of the
+    tables, csv or parquet.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        floor = _write_tables(folder, rows, form)
+        pandas_seconds = _write_tables(folder, rows, form)
         _write_run(folder, method, form)
         predicted = _run_command("plan", "run.yaml", "--baselines", "--json", folder=folder)
         report = _run_command(
@@ -138,7 +139,7 @@ def _measure_run(method: str, form: str, rows: int) -> Row:
         sum(phase["seconds"] for phase in phases.values()),
         processor_seconds=sum(phase["processor_seconds"] for phase in phases.values()),
         peak_memory=max(phase["peak_bytes"] for phase in phases.values()),
-        floor_seconds=floor,
+        floor_seconds=pandas_seconds,
         forecast=sum(planned.values()) / sum(phases[name]["seconds"] for name in planned),
         **{f"{name}_seconds": phases[name]["seconds"] for name in _PHASES},
     )
@@ -149,8 +150,9 @@ def _measure_runs(
 ) -> Iterator[Row]:
     """Yield the rows of the wanted cases of a method, in ascending order of sizes.
 
-    Where the previous size, a tenth of the rows, is also wanted, `growth` is the largest exponent
-    by which a phase of a second or more grew: 1 is linear. `form`: file format, csv or parquet.
+    If the previous size, a tenth of the rows, is also wanted, `growth` is the largest exponent by
+    which a phase of a second or more grew: 1 is linear. `form`: file format of the tables, csv or
+    parquet. `sizes`: numbers of rows.
     """
     previous: Row | None = None
     for rows in sizes:
@@ -217,10 +219,10 @@ def _run_python(*arguments: str, folder: Path) -> str:
 
 
 def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """Yield the row of each wanted command: seconds of its process, against one that only imports
-    torch.
+    """Yield the row of each wanted command: seconds of its process.
 
-    `repetitions`: how often each case is measured.
+    They are compared with a process that only imports torch. `repetitions`: how often each case is
+    measured.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -243,14 +245,14 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
         requested = {case: partial(run_case, case) for case in calls if case in wanted}
         peer = {"import torch": partial(_run_python, "-c", "import torch", folder=folder)}
         seconds = interleave(peer | requested, repetitions=repetitions)
+        import_seconds = seconds["import torch"]
         for case in requested:
-            floor = seconds["import torch"]
             yield make_row(
                 case,
                 statistics.median(seconds[case]),
                 peer="import torch",
-                ratio=median_ratio(seconds[case], floor),
-                peer_seconds=statistics.median(floor),
+                ratio=median_ratio(seconds[case], import_seconds),
+                peer_seconds=statistics.median(import_seconds),
             )
 
 

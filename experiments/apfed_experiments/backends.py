@@ -91,7 +91,7 @@ def _connect_to_ray(address: str | None) -> Iterator[None]:
     from apfed_experiments.ray_backend import RayBackend
 
     joblib.register_parallel_backend("ray", RayBackend)
-    if ray.is_initialized():  # by the caller, who also ends it
+    if ray.is_initialized():  # the caller connected, and also disconnects
         yield
         return
     options: dict[str, bool] = {} if address else {"include_dashboard": False}

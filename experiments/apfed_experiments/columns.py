@@ -87,13 +87,13 @@ class Column:
             return {keys[0]: self.scale * value if self.scale != 1.0 else export_value(value)}
         if value is None:
             return dict.fromkeys(keys, math.nan)
-        parts = value if isinstance(value, tuple) else astuple(value)
-        return {key: self.scale * part for key, part in zip(keys, parts, strict=True)}
+        numbers = value if isinstance(value, tuple) else astuple(value)
+        return {key: self.scale * number for key, number in zip(keys, numbers, strict=True)}
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Return an epsilon as text: a number, or words for infinity (no guarantee) and 0 (nothing is
-    sent).
+    """Return an epsilon as text: a number, "no guarantee" for infinity, or that nothing is sent for
+    0.
     """
     return epsilon_words(epsilon or None)
 
@@ -181,9 +181,11 @@ class Table:
         ]
 
     def format_markdown(self, notes: Iterable[str] = ()) -> str:
+        """Return the visible cells as Markdown, followed by the notes as paragraphs."""
         return format_markdown(self.header, self.cells) + "".join(f"\n{note}\n" for note in notes)
 
     def format_csv(self) -> str:
+        """Return the exported rows as CSV; nested values have columns with dotted names."""
         return to_csv(pd.json_normalize(self.export_rows()))
 
 
@@ -197,9 +199,11 @@ def make_plain_table(rows: Sequence[Row], title: str = "") -> Table:
     """Return a table with a column for every key of these rows, and three digits of each number."""
 
     def format_value(value: object) -> str:
+        """Return a value as text, numbers with three digits."""
         return make_form(".3g")(value) if isinstance(value, Interval | float) else str(value)
 
     def format_epsilon_value(value: object) -> str:
+        """Return an epsilon, or its interval over the seeds, as text."""
         if isinstance(value, Interval) and value.low == value.high:
             value = value.mean  # the same in every seed
         return format_epsilon(value) if isinstance(value, float) else format_value(value)
@@ -213,8 +217,10 @@ def make_plain_table(rows: Sequence[Row], title: str = "") -> Table:
 
 
 def export_value(value: Any) -> Any:
-    """Return a row's value for programs: dataclasses become dictionaries, and objects with
-    `as_json` what that returns; other values are unchanged.
+    """Return a row's value for programs.
+
+    Dataclasses become dictionaries, and objects with `as_json` what that returns. Other values are
+    unchanged.
     """
     if hasattr(value, "as_json"):
         return value.as_json()

@@ -102,8 +102,10 @@ class Picture:
 
     @property
     def width(self) -> int:
-        """Return the width on a page, in CSS pixels of 1/96 inch, at which letters have their
+        """Return the width on a page, in CSS pixels of 1/96 inch, at which letters have their font
         size.
+
+        It is read from the header of the PNG.
         """
         header = self.path.read_bytes()[:_PNG_HEADER]
         pixels = int.from_bytes(header[_PNG_WIDTH], "big")
@@ -116,7 +118,7 @@ class Picture:
 
     @property
     def base64(self) -> str:
-        """Return the file's content for a page."""
+        """Return the file's content in base 64, as a page without other files embeds it."""
         return b64encode(self.path.read_bytes()).decode("ascii")
 
 
@@ -140,24 +142,32 @@ def draw_line(
     scale: float = 1.0,
     maximum: float = math.inf,
     fmt: str,
-    **look: Any,
+    **options: Any,
 ) -> None:
     """Draw means with their intervals, joined by a line where there are several.
 
     Args:
+        axes: axes to draw on.
         places: horizontal position of each mean.
+        intervals: means with their 95 % intervals.
         scale: factor from the intervals to the axis.
         maximum: greatest possible value, before scaling; error bars end there.
         fmt: matplotlib's format: a marker and a line style.
-        look: further options of matplotlib's `errorbar`.
+        options: further options of matplotlib's `errorbar`.
     """
     means = [scale * interval.mean for interval in intervals]
-    arms = np.reshape(
+    # matplotlib takes lengths below and above the means, (2, number of means).
+    error_bars = np.reshape(
         [interval.compute_error_bars(scale, maximum=maximum) for interval in intervals], (-1, 2)
     ).T
     marker = fmt.rstrip("-:.") or fmt  # a single mean has a marker and no line
     axes.errorbar(
-        places, means, yerr=arms, capsize=2.5, fmt=fmt if len(means) > 1 else marker, **look
+        places,
+        means,
+        yerr=error_bars,
+        capsize=2.5,
+        fmt=fmt if len(means) > 1 else marker,
+        **options,
     )
 
 
@@ -178,6 +188,7 @@ def draw_epsilons(
         The horizontal position of each: log10 of a finite positive epsilon, else that of its tick.
     """
     powers = [math.log10(epsilon) for epsilon in epsilons if 0 < epsilon < math.inf]
+    # The axis covers whole powers of ten, at least one.
     low = math.floor(min(powers, default=0.0))
     high = max(math.ceil(max(powers, default=0.0)), low + 1)
     ticks = {float(power): f"{10.0**power:g}" for power in range(low, high + 1)} if powers else {}
@@ -191,6 +202,7 @@ def draw_epsilons(
         _draw_break(axes, high + 0.5)
 
     def find_position(epsilon: float) -> float:
+        """Return where an epsilon is drawn on the horizontal axis."""
         if epsilon == 0:
             return zero_position
         return infinity_position if math.isinf(epsilon) else math.log10(epsilon)

@@ -13,7 +13,7 @@ import torch
 
 from apfed_attacks.headlines import Headline, headlines_by_direction
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.solo import RunGain, SoloRecord, load_solo, measure_gain
+from apfed_experiments.solo import BaselinesRecord, RunGain, load_solo, measure_gain
 from secure_apfed.base.files import load_json, make_private
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData
@@ -35,7 +35,7 @@ class FinishedRun:
     """A finished run with its results.
 
     Attributes:
-        config, outcome: settings and stored result of the run.
+        config, outcome: settings, and stored metrics and guarantees of the run.
         attacks: results of the mounted attacks; None: no attack was mounted.
         solo: local models of the active; None: not measured.
         influence: influence of each test row on the measure of the method's own inference; empty:
@@ -47,7 +47,7 @@ class FinishedRun:
     config: Config
     outcome: Outcome
     attacks: tuple[AttackResult, ...] | None
-    solo: SoloRecord | None = None
+    solo: BaselinesRecord | None = None
     influence: tuple[float, ...] = ()
     gain: RunGain | None = None
     who_helped: WhoHelped | None = None
@@ -66,6 +66,7 @@ class FinishedRun:
 
     @property
     def promises(self) -> tuple[Promise, ...]:
+        """The guarantees on all kinds of messages, of each party."""
         return promises_in(self.config, self.outcome)
 
     @property
@@ -97,7 +98,9 @@ def load_finished_run(path: Path) -> FinishedRun:
     outcome = load_outcome(folder)  # a newer version's is refused before its settings are read
     config = folder.load_config()
     solo = load_solo(config, folder.solo) if folder.solo.is_file() else None
-    gain = None if solo is None else solo.gain or measure_gain(folder, config, solo)
+    gain = None
+    if solo is not None:
+        gain = solo.gain or measure_gain(folder, config, solo)  # older files store no gain
     return FinishedRun(
         config=config,
         outcome=outcome,
@@ -135,11 +138,11 @@ def mount_attacks(
     finished run, or attacks.json holds something else.
     """
     recording = recording or load_recording(folder, data=data)
-    make_private(folder)
+    make_private(folder)  # attacks.json holds what attacks read: only the owner may enter
     config = recording.config
     chosen = tuple(config.attacks if choices is None else choices)
     results: tuple[AttackResult, ...] = ()
-    if chosen:  # slow to import
+    if chosen:  # the import is slow, and not needed without attacks
         from apfed_attacks.run import expand_choices, run_attacks
 
         chosen = expand_choices(chosen)

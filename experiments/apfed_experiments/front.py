@@ -18,7 +18,7 @@ PointT = TypeVar("PointT")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontLine:
+class FrontRow:
     """A row of a comparison, as a point of gain and leakage.
 
     Attributes:
@@ -40,7 +40,8 @@ def find_front(
     read: Callable[[PointT], float],
     worth: Callable[[PointT], float],
 ) -> list[PointT]:
-    """Return the Pareto front of two values, ascending by `read`; of equal points one remains.
+    """Return the Pareto front of two values, ascending by `read`; of several equal points one is
+    returned.
 
     Args:
         points: the compared points, of any type.
@@ -55,110 +56,112 @@ def find_front(
     return front
 
 
-def find_dominating(line: FrontLine, lines: Sequence[FrontLine]) -> FrontLine | None:
-    """Return the row with the highest gain of those that dominate `line`; None: none does.
+def find_dominating(row: FrontRow, rows: Sequence[FrontRow]) -> FrontRow | None:
+    """Return the row that dominates `row`: the one with the highest gain if several do. None: none
+    does.
 
-    A row dominates where it gains as much or more, less is read, and no more labels are shown.
+    A row dominates another where it gains as much or more, attacks read less, and no more labels
+    are shown.
     """
-    dominating = [other for other in lines if _dominates(other, line)]
+    dominating = [other for other in rows if _dominates(other, row)]
     return max(dominating, key=lambda other: other.gain.mean, default=None)
 
 
-def _dominates(other: FrontLine, line: FrontLine) -> bool:
-    """Return whether `other` dominates `line`: it is at least as good in gain, features read and
-    labels shown, and not equal in all.
+def _dominates(other: FrontRow, row: FrontRow) -> bool:
+    """Return whether `other` dominates `row`.
+
+    It is at least as good in gain, features read and labels shown, and not equal in all.
     """
-    if other.shows_labels and not line.shows_labels:
+    if other.shows_labels and not row.shows_labels:
         return False
-    is_as_good = other.gain.mean >= line.gain.mean and other.read.mean <= line.read.mean
+    is_as_good = other.gain.mean >= row.gain.mean and other.read.mean <= row.read.mean
     is_equal = (other.gain.mean, other.read.mean, other.shows_labels) == (
-        line.gain.mean,
-        line.read.mean,
-        line.shows_labels,
+        row.gain.mean,
+        row.read.mean,
+        row.shows_labels,
     )
     return is_as_good and not is_equal
 
 
-def describe_front(lines: Sequence[FrontLine]) -> str:
+def describe_front(rows: Sequence[FrontRow]) -> str:
     """Return a sentence on the rows of the Pareto front, and one for each dominated row."""
-    if not lines:
+    if not rows:
         return "No line has both a gain and an attack on the passives' features."
-    dominated = [(line, find_dominating(line, lines)) for line in lines]
+    dominated = [(row, find_dominating(row, rows)) for row in rows]
     front = sorted(
-        (line for line, other in dominated if other is None), key=lambda line: line.read.mean
+        (row for row, other in dominated if other is None), key=lambda row: row.read.mean
     )
-    sentences = [f"On the front of gain against features read: {_describe_lines(front)}."]
+    sentences = [f"On the front of gain against features read: {_describe_rows(front)}."]
     sentences += [
-        f"{line.name} is dominated by {other.name}: {100 * other.gain.mean:+.1f} for "
-        f"{100 * line.gain.mean:+.1f} points, R2 {other.read.mean:.2f} for {line.read.mean:.2f}."
-        for line, other in dominated
+        f"{row.name} is dominated by {other.name}: {100 * other.gain.mean:+.1f} for "
+        f"{100 * row.gain.mean:+.1f} points, R2 {other.read.mean:.2f} for {row.read.mean:.2f}."
+        for row, other in dominated
         if other is not None
     ]
     return " ".join(sentences)
 
 
-def describe_dominated(fronts: Mapping[str, Sequence[FrontLine]]) -> str:
+def describe_dominated(fronts: Mapping[str, Sequence[FrontRow]]) -> str:
     """Return a sentence that names the rows that are dominated on all of several data sets.
 
     `fronts`: compared rows by data set. A row counts if at least two data sets have it.
     """
-    names = dict.fromkeys(line.name for lines in fronts.values() for line in lines)
+    names = dict.fromkeys(row.name for rows in fronts.values() for row in rows)
     dominated = []
     for name in names:
         dominating = [
-            find_dominating(line, lines)
-            for lines in fronts.values()
-            for line in lines
-            if line.name == name
+            find_dominating(row, rows)
+            for rows in fronts.values()
+            for row in rows
+            if row.name == name
         ]
         if len(dominating) > 1 and all(other is not None for other in dominating):
             dominated.append(f"{name} ({len(dominating)} data sets)")
     return f"{', '.join(dominated)}." if dominated else "No line."
 
 
-def _describe_lines(lines: Sequence[FrontLine]) -> str:
-    """Return the names of these rows with their gain and R2."""
+def _describe_rows(rows: Sequence[FrontRow]) -> str:
+    """Return the names of these rows with gain in points and R2 of the features that are read."""
     return "; ".join(
-        f"{line.name} ({100 * line.gain.mean:+.1f} points, R2 {line.read.mean:.2f})"
-        for line in lines
+        f"{row.name} ({100 * row.gain.mean:+.1f} points, R2 {row.read.mean:.2f})" for row in rows
     )
 
 
-def draw_front(path: Path, lines: Sequence[FrontLine], *, title: str) -> Picture:
+def draw_front(path: Path, rows: Sequence[FrontRow], *, title: str) -> Picture:
     """Draw gain against features read, write the picture and return it.
 
-    A solid line joins the front of those rows that show no labels to passives, a dashed line the
-    front of all.
+    A solid line joins the front of those rows that show no labels to passives. A dashed line joins
+    the front of all rows.
     """
     with open_figure(path, (7.5, 4.4)) as figure:
         axes = figure.subplots()
         # Rows that show labels ask for more trust, so there is a front without them, too.
-        without_labels = [line for line in lines if not line.shows_labels]
-        for compared, style in ((without_labels, "-"), (lines, "--")):
+        without_labels = [row for row in rows if not row.shows_labels]
+        for compared, style in ((without_labels, "-"), (rows, "--")):
             front = find_front(
-                compared, read=lambda line: line.read.mean, worth=lambda line: line.gain.mean
+                compared, read=lambda row: row.read.mean, worth=lambda row: row.gain.mean
             )
             axes.plot(
-                [line.read.mean for line in front],
-                [100 * line.gain.mean for line in front],
+                [row.read.mean for row in front],
+                [100 * row.gain.mean for row in front],
                 color=OURS,
                 linestyle=style,
                 linewidth=1.5,
                 zorder=1,
             )
-        for number, line in enumerate(lines):
-            is_dominated = find_dominating(line, lines) is not None
+        for number, row in enumerate(rows):
+            is_dominated = find_dominating(row, rows) is not None
             colour = COLOURS[number % len(COLOURS)]
             axes.errorbar(
-                line.read.mean,
-                100 * line.gain.mean,
-                xerr=line.read.compute_error_bars(),
-                yerr=line.gain.compute_error_bars(100),
-                fmt="s" if line.shows_labels else "o",
+                row.read.mean,
+                100 * row.gain.mean,
+                xerr=row.read.compute_error_bars(),
+                yerr=row.gain.compute_error_bars(100),
+                fmt="s" if row.shows_labels else "o",
                 color=colour,
                 markerfacecolor="white" if is_dominated else colour,
                 capsize=2.5,
-                label=line.name,
+                label=row.name,
             )
         axes.axhline(0, color=OTHER, linestyle=":", linewidth=1.2)
         axes.set(

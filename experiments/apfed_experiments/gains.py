@@ -271,7 +271,7 @@ _METHODS: Mapping[str, dict[str, Any]] = {
 
 
 def _load_case_tables(case: "GainCase", seed: int) -> VerticalData:
-    """Return the tables of a case for one seed.
+    """Return the tables of a case (a row of the study's table) for one seed.
 
     Passives know fewer people where the data set says so. In an ablation their rows are shuffled,
     so that they carry no information.
@@ -286,23 +286,26 @@ def _load_case_tables(case: "GainCase", seed: int) -> VerticalData:
 def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalData:
     """Return the data where each passive knows only some of the active's training people.
 
-    `known`: the share of them that each passive keeps, sampled independently, 0 to 1. Test people
+    `known`: the share of them that each passive knows, sampled independently, 0 to 1. Test people
     all stay.
     """
     train_people = [data.active.ids[row] for row in data.train_rows.tolist()]
-    kept = round(known * len(train_people))
+    known_count = round(known * len(train_people))
     passives = []
     for table in data.passives:
         # Each passive has its own generator, so that the passives' choices are independent.
         draw = np.random.default_rng(derive_seed(seed, "overlap", table.name))
-        dropped = set(draw.permutation(train_people)[kept:].tolist())
+        dropped = set(draw.permutation(train_people)[known_count:].tolist())
         rows = [row for row, person in enumerate(table.ids) if person not in dropped]
         passives.append(select_table_rows(table, rows))
     return replace(data, passives=tuple(passives))
 
 
 def _measure_no_help(config: Config, data: VerticalData) -> TrialOutcome:
-    """Measure the student (the active's model) without any votes, trained from its prior only."""
+    """Measure the ablation of votes: the student (the active's model) trained without any vote.
+
+    Its targets are the active's own predictions (its prior). No message is sent.
+    """
     began = time.monotonic()
     scored = train_without_votes(config, data).score_rows(data.test_rows)
     measure = MEASURES[config.measure]
@@ -352,8 +355,10 @@ class GainCase:
 
     @property
     def solo_config(self) -> Config:
-        """Return the settings that measure the local models: the same for all methods on a data set
-        with equally many labelled rows, so that they are measured once.
+        """Return the settings that measure the local models.
+
+        They are the same for all methods on a data set with equally many labelled rows, so that the
+        local models are measured once.
         """
         return replace(self, method=_DEFAULT_VOTES, epsilon=None).config
 
@@ -361,7 +366,7 @@ class GainCase:
     def control(self) -> "GainCase":
         """Return the ablation: the case of the same run without the passives' help.
 
-        Its noise is the same where passives still send; elsewhere it has none.
+        It has the same noise where passives still send messages (of shuffled rows), else none.
         """
         method = _CONTROLS.get(self.method, _NO_HELP)
         has_noise = method in (
@@ -384,8 +389,9 @@ class GainCase:
     def make_point(self, folder: Path) -> Point:
         """Return this case as a point of a study: settings to run once for each seed.
 
-        `folder`: the study's folder, where each run stores its metrics only and no run folder. The
-        student without help is trained on the spot; every other case runs the whole method.
+        Runs store their metrics only, in the study's folder `folder`, and have no run folders. The
+        ablation of votes trains the student (the active's model) alone; every other case runs the
+        whole method.
         """
         return Point(
             config=self.config,
@@ -413,45 +419,47 @@ class GainCase:
 
     @property
     def _adds_sum_noise(self) -> bool:
-        """Return whether this is APFed without labels in its exchange and with noise in the sum."""
+        """Return whether this is APFed with noise in the secure sum, without labels in its
+        exchange; or its ablation.
+        """
         return self.method in (_LABELS_AFTER_NOISE, _LABELS_AFTER_NOISE_SHUFFLED)
 
     @property
     def config(self) -> Config:
         """Return the settings of this case's runs; the study sets their seeds."""
-        usual: dict[str, Any] = {
+        shared_settings: dict[str, Any] = {  # of all cases
             "name": self.name.replace("/", "-"),
             **MASKED,
             "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
             "transcript": {"keep": "none"},
         }
         data_set = self.data_set
-        settings = {**usual, **_METHODS[self.method]}
+        settings = {**shared_settings, **_METHODS[self.method]}
         settings |= {**data_set.settings, "data": {**data_set.data, "labelled": self.labelled}}
         if self.method in _VOTES:
             settings["method"] = {**settings["method"], **data_set.votes}
         settings |= self._network_settings
         if self.method in (_LAMBDA_0, _LAMBDA_0_CLIPPED):
             settings["passives"] = {"default": {"weight": 0.0}}
-        if self.method in (
-            *_LABEL_GUARDS,
-            _LAMBDA_0_CLIPPED,
-        ):  # decoders of fresh noise diverge without this limit
+        if self.method in (*_LABEL_GUARDS, _LAMBDA_0_CLIPPED):
+            # Without this limit decoders diverge that learn from representations with fresh noise.
             settings["train"] = {**settings["train"], "max_gradient_norm": 1.0}
-        if self.method == _TEACHER_SUM:  # linear networks' representations have norms above 1
+        if self.method == _TEACHER_SUM:
+            # Representations of linear networks have norms above 1, the usual clip.
             settings["secure_sum"] = {**settings["secure_sum"], "clip": 8.0}
         if self._adds_sum_noise:
-            settings["guard"] = {**usual["guard"], "mechanism": "frozen_gaussian", "epsilon": 1.0}
+            guard = shared_settings["guard"]
+            settings["guard"] = {**guard, "mechanism": "frozen_gaussian", "epsilon": 1.0}
         if self.epsilon is not None:
             group, epsilon_settings = self._epsilon_settings(self.epsilon)
             settings[group] = {**settings[group], **epsilon_settings}
         return Config.model_validate(settings)
 
     def _epsilon_settings(self, epsilon: float) -> tuple[str, Mapping[str, Any]]:
-        """Return the group of a run file that holds this method's epsilon, and its keys there.
+        """Return where this method's epsilon stands in a run file: the section, and its keys there.
 
-        Noise is added to the secure sum, to representations by the guard, or to votes by the
-        method.
+        Noise is added to the secure sum ("secure_sum"), to representations ("guard"), or to votes
+        ("method").
         """
         if self._adds_sum_noise or self.method in (_CODE, _CODE_SHUFFLED):
             return "secure_sum", {"noise": {"epsilon": epsilon}}
@@ -469,7 +477,10 @@ _UNLIMITED = (None,)
 
 
 def _list_vote_cases() -> _CaseKeys:
-    """Yield the cases of votes: with help as by default, always enabled, and validated."""
+    """Yield the cases of votes (passives send class scores).
+
+    Their help is used as by default, always, or only where validation enables it.
+    """
     yield from product(("votes",), _TWO_SETS, (20, 50, 200, None), _UNLIMITED)
     names = (_ALWAYS_USED[_DEFAULT_VOTES], _VALIDATED[_DEFAULT_VOTES])
     yield from product(names, _TWO_SETS, (20, 50, 200), _UNLIMITED)
@@ -491,7 +502,9 @@ def _list_vote_cases() -> _CaseKeys:
 
 
 def _list_joint_cases() -> _CaseKeys:
-    """Yield the cases of methods whose active learns from what all parties computed jointly."""
+    """Yield the cases of methods whose active learns from what all parties computed jointly: a
+    teacher network, or a joint representation.
+    """
     yield from product((_TEACHER_SUM, "apc_vfl"), _TWO_SETS, (20, 50), _UNLIMITED)
     for data, method, suffix in product(
         (*_TWO_SETS, "handwritten-fou"), ("apc_vfl", "vfedtrans"), ("", "-strongest")
@@ -519,12 +532,14 @@ def _list_apfed_cases() -> _CaseKeys:
 
 
 def _list_code_cases() -> _CaseKeys:
-    """Yield the cases of public codes."""
+    """Yield the cases of public codes (passives send noised projections that replace
+    representations).
+    """
     three_sets = (*_TWO_SETS, "handwritten-fou")
     yield from product((_CODE,), _TWO_SETS, (20, 50, 200), _UNLIMITED)
     views = ("handwritten-fou", "handwritten-kar", "handwritten-mor")
     yield from product((_CODE,), views, (50,), _UNLIMITED)
-    codes = [f"{_CODE}-{numbers}" for numbers in _CODE_SIZES]
+    codes = [f"{_CODE}-{size}" for size in _CODE_SIZES]
     yield from product(codes, three_sets, (50,), _UNLIMITED)
     yield from product((_CODE,), ("mnist-3-1", "fashion-mnist-3-1"), (50,), _UNLIMITED)
     yield _CODE, "breast-cancer-errors", 20, None
@@ -534,7 +549,9 @@ def _list_code_cases() -> _CaseKeys:
 
 
 def _list_other_task_cases() -> _CaseKeys:
-    """Yield the cases of another measure, of regression, and of people whom few passives know."""
+    """Yield the cases judged by AUC, those of regression, and those of passives that know few
+    people.
+    """
     credit_methods = ("votes", "apfed_r", "apfed_c", "tvfl")
     yield from product(credit_methods, ("credit-card",), (200, None), _UNLIMITED)
     yield from product(("votes",), ("credit-card",), (200, None), (4.0,))
@@ -565,7 +582,8 @@ CASES: Mapping[str, GainCase] = _make_cases()
 def list_own_cases(folder: Path) -> Mapping[str, GainCase]:
     """Return the cases on the user's own tables in a folder that holds `splits.yaml`, by name.
 
-    Votes, public codes and APFed without labels in its exchange, for 20, 50, 200 and all labels.
+    They are votes, public codes, and APFed without labels in its exchange, each with 20, 50, 200
+    and all labels.
     """
     cases = [
         GainCase(
@@ -672,8 +690,10 @@ COLUMNS = (
 
 
 def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFrame) -> Row:
-    """Return the table's row of one case: gains over the best local model, over the oracle (the
-    local model that is best on test rows) and over the ablation (the same run without help).
+    """Return the table's row of one case.
+
+    Gains are over the best local model, over the oracle (the local model that is best on test rows)
+    and over the ablation (the same run without help).
 
     Args:
         case: the case.
@@ -705,13 +725,16 @@ def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFr
         "wire_bytes": summary.wire_bytes,
         "paid": gain.sentence.partition(":")[0],
         "shared": gain.shared,
-        "of": case,
+        "gain_case": case,
     }
 
 
 def _describe_use(runs: pd.DataFrame) -> str | None:
-    """Return in how many runs the model learnt from votes, and in how many of them it was averaged
-    with the local model, such as "7 of 10, averaged in 2"; None for methods without votes.
+    """Return in how many runs the model learnt from the passives' votes, such as "7 of 10, averaged
+    in 2".
+
+    The second number counts runs whose model was averaged with the local model. None: the method
+    has no votes.
     """
     seed_runs = runs.drop_duplicates("seed")
     help_used = seed_runs["help_used"].dropna()
@@ -737,8 +760,10 @@ def compare_validation(validated: pd.DataFrame, always: pd.DataFrame) -> pd.Data
     local_models = validated[validated["target"] == "solo"]
     measure = MEASURES[str(local_models["metric"].iloc[0])]
     sign = 1.0 if measure.higher_is_better else -1.0
+    # The best local model of each seed is chosen by its measure on held-out labels.
     held_out = (sign * local_models["baseline"]).fillna(-math.inf)
-    best_rows = local_models.loc[held_out.groupby(local_models["seed"]).idxmax()]
+    best_by_seed = held_out.groupby(local_models["seed"]).idxmax()
+    best_rows = local_models.loc[best_by_seed]
     best_local = best_rows.set_index("seed")["score"]
     used = validated.drop_duplicates("seed").set_index("seed")["help_used"].astype(bool)
     return pd.DataFrame({"used": used, "gain": sign * (select_accuracies(always) - best_local)})
@@ -751,9 +776,9 @@ def count_verdicts(verdicts: pd.DataFrame) -> Table:
     gains other than 0, their mean in hundredths of the measure.
     """
     rows: list[Row] = []
-    for used, answer in ((True, "used"), (False, "not used")):
+    for used, decision in ((True, "used"), (False, "not used")):
         gains = verdicts["gain"][verdicts["used"] == used]
-        row: Row = {"help": answer}
+        row: Row = {"help": decision}
         for name, sign in (("helps", 1), ("harms", -1), ("changes nothing", 0)):
             gains_of_sign = gains[np.sign(gains) == sign]
             row[name] = (
@@ -769,10 +794,10 @@ def count_verdicts(verdicts: pd.DataFrame) -> Table:
 
 
 def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Study[Results]:
-    """Return the study of these cases; a case without data gets a row with the reason.
+    """Return the study of these cases; a case whose data are missing gets a row with the reason.
 
     For cases that are run with and without validation, a second table counts how often validation
-    decided well.
+    decided well whether to use help.
 
     `folder`: folder of the stored metrics and the report. `seeds`: number of seeds.
     """
@@ -819,24 +844,29 @@ def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Stu
 
 
 def _draw_gains(path: Path, rows: Sequence[Row]) -> list[Picture]:
-    """Draw gain by epsilon, a line for each method, data set and number of labels.
+    """Draw gain by epsilon, a line for each method, data set and number of labels; write the
+    picture.
 
     Returns no picture where no line has two epsilons.
     """
-    lines: dict[str, list[Row]] = {}
+    rows_by_line: dict[str, list[Row]] = {}
     for row in rows:
-        if "gain" in row and row["of"].epsilon is not None:
-            case = row["of"]
-            lines.setdefault(f"{case.method}, {case.data}, n {case.labelled}", []).append(row)
-    lines = {name: line_rows for name, line_rows in lines.items() if len(line_rows) > 1}
-    if not lines:
+        if "gain" in row and row["gain_case"].epsilon is not None:
+            case = row["gain_case"]
+            rows_by_line.setdefault(f"{case.method}, {case.data}, n {case.labelled}", []).append(
+                row
+            )
+    rows_by_line = {
+        name: line_rows for name, line_rows in rows_by_line.items() if len(line_rows) > 1
+    }
+    if not rows_by_line:
         return []
     with open_figure(path, (7.5, 4.2)) as figure:
         axes = figure.subplots()
-        for colour, (name, line_rows) in zip(COLOURS, lines.items(), strict=False):
+        for colour, (name, line_rows) in zip(COLOURS, rows_by_line.items(), strict=False):
             draw_line(
                 axes,
-                [row["of"].epsilon for row in line_rows],
+                [row["gain_case"].epsilon for row in line_rows],
                 [row["gain"] for row in line_rows],
                 scale=100,
                 fmt="o-",
@@ -849,7 +879,9 @@ def _draw_gains(path: Path, rows: Sequence[Row]) -> list[Picture]:
             xlabel="epsilon of a person's vote at one passive, or of a row's releases",
             ylabel="hundredths over the best local model",
         )
-        ticks = sorted({row["of"].epsilon for line_rows in lines.values() for row in line_rows})
+        ticks = sorted(
+            {row["gain_case"].epsilon for line_rows in rows_by_line.values() for row in line_rows}
+        )
         axes.set_xticks(ticks, [f"{epsilon:g}" for epsilon in ticks])
         axes.minorticks_off()
         axes.legend(fontsize=8)

@@ -17,7 +17,7 @@ from apfed_attacks.foreign import Evaluation, Finding
 from apfed_attacks.interface import Target
 from apfed_experiments.drawing import STYLE
 from apfed_experiments.summary import Interval, Leakage, Row
-from apfed_experiments.tradeoff import Board, draw_board
+from apfed_experiments.tradeoff import Leaderboard, draw_board
 from apfed_experiments.words import format_number
 from secure_apfed.errors import DataError
 
@@ -38,10 +38,11 @@ def tradeoff_figure(
 
     - `label`: what was done there, for the legend;
     - `accuracy`: a share, 0 to 1, or several of as many seeds, drawn with their 95 % interval;
-    - `attack`: an advantage of your own, or what `evaluate` returned (of several seeds a list);
+    - `attack`: an advantage (score of an attack minus that of its baseline) of your own, or what
+      `evaluate` returned; of several seeds a list;
     - `epsilon`: the guarantee, 0 or more; left out, None or infinite: "no guarantee".
 
-    Of evaluations that attack is drawn whose advantage is the highest, by its mean over the seeds.
+    Of several attacks the one is drawn whose advantage is the highest, by its mean over the seeds.
     The figure belongs to no window and changes no setting of matplotlib: `figure.savefig("a.png")`.
 
     Args:
@@ -51,7 +52,7 @@ def tradeoff_figure(
     Raises:
         DataError: a point lacks a key, or a number is none or out of range; names the point.
     """
-    unchecked: object = points
+    unchecked: object = points  # users may pass anything, whatever the annotation says
     is_list = isinstance(unchecked, Sequence) and not isinstance(unchecked, str)
     if not is_list or not points:
         raise DataError(f"points: expected a list of mappings such as {_EXAMPLE}, got {points!r}")
@@ -62,7 +63,7 @@ def tradeoff_figure(
     rows = [_make_row(point, name, drawn_target) for point, name in zip(points, names, strict=True)]
     with mpl.rc_context(STYLE):
         figure = Figure(layout="constrained")
-        draw_board(figure, Board(rows), drawn_target, describe=_describe_point)
+        draw_board(figure, Leaderboard(rows), drawn_target, describe=_describe_point)
         (axes,) = figure.axes
         axes.set_title(title or f"Accuracy against leakage: {drawn_target}")
     return figure
@@ -176,11 +177,11 @@ def _find_leakage(attack: Any, name: str, target: str) -> Leakage:
         setting: [finding.advantage for finding in findings]
         for setting, findings in findings_by_setting.items()
     }
-    worst = max(
+    best = max(
         advantages_by_setting, key=lambda setting: float(np.mean(advantages_by_setting[setting]))
     )
-    metric = str(findings_by_setting[worst][0].result.metric)
-    return _make_leakage(target, worst, metric, advantages_by_setting[worst])
+    metric = str(findings_by_setting[best][0].result.metric)
+    return _make_leakage(target, best, metric, advantages_by_setting[best])
 
 
 def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[float]) -> Leakage:
@@ -193,6 +194,7 @@ def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[fl
         attack=attack,
         metric=metric,
         advantage=Interval.from_values(advantages),
+        # The picture shows advantages only.
         score=math.nan,
         baseline=math.nan,
         missing="",

@@ -2,14 +2,14 @@
 
 The main job shows APFed as intended: passives that reconstruct, contrast, or both, with a secure
 sum and a guard, and labels that no message depends on. Beside it stand the same network trained
-locally, noisy votes, and a teacher that all parties train. Each row of the table (a `Line`) is
+locally, noisy votes, and a teacher that all parties train. Each row of the table (a `StudyRow`) is
 compared with the best local model; rows with an ablation are repeated with the passives' data
 shuffled, so that these carry no information.
 
 The study of all methods compares the gain with the leakage of the passives' features, on three data
 sets.
 
-One YAML file describes the base of a data set. Every run is derived from it by a `Line`, so all
+One YAML file describes the base of a data set. Every run is derived from it by a `StudyRow`, so all
 share data, seeds and labelled rows. Everything is stored in one folder; a stopped job resumes.
 """
 
@@ -43,17 +43,17 @@ from apfed_experiments.drawing import (
     name_rows,
     open_figure,
 )
-from apfed_experiments.front import FrontLine, describe_dominated, describe_front, draw_front
+from apfed_experiments.front import FrontRow, describe_dominated, describe_front, draw_front
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
 from apfed_experiments.shown import FROZEN, JOINT_TRAINING, MIXED_OBJECTIVES
 from apfed_experiments.study import (
     MASKED,
     STUDENT,
-    Line,
     OnDone,
     Point,
     Results,
+    StudyRow,
     base_config,
     list_trials,
     load_seed_tables,
@@ -61,7 +61,7 @@ from apfed_experiments.study import (
     shuffle_passives_rows,
 )
 from apfed_experiments.summary import Interval, Row, Summary, measure_difference
-from apfed_experiments.verdict import ComparedLine, VerdictLine, describe_comparison
+from apfed_experiments.verdict import ComparedRow, VerdictLine, describe_comparison
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.data.catalogue import view_count
@@ -111,7 +111,7 @@ _TITLES_BY_INFERENCE: Mapping[str, str] = {
     "tvfl_r": "TVFL-R",
     "joint_teacher_sum_together": "Teacher, all parties",
 }
-_TITLES_BY_WAY: Mapping[str, str] = {"alone": "left alone", "together": "all parties"}
+_TITLES_BY_SUFFIX: Mapping[str, str] = {"alone": "left alone", "together": "all parties"}
 _DIRECTIONS: Mapping[str, tuple[str, str]] = {
     "labels": ("passive reads labels", "balanced accuracy"),
     "features": ("active reads features of passives", "R2"),
@@ -127,21 +127,21 @@ def _make_leak_column(key: str) -> Column:
     """Return the column of the best attack's advantage in one leak direction (who reads whose
     what).
 
-    `key`: key of `_DIRECTIONS`. A cell without an attack is "not attacked".
+    `key`: "labels", "features" or "features_of_active". A cell without an attack is "not attacked".
     """
-    kind, metric = _DIRECTIONS[key]
+    direction, metric = _DIRECTIONS[key]
     measure = next(measure for measure in MEASURES.values() if measure.title == metric)
-    width = measure.most - measure.least  # largest possible difference of two values
+    largest_difference = measure.most - measure.least  # an advantage is a difference of two scores
 
     def describe_missing_seeds(row: Row) -> str:
         """Return in how many seeds the attack ran, as "4 of 5 seeds"; empty: in all."""
-        leak = row["summary"].leakage.get(kind)
+        leak = row["summary"].leakage.get(direction)
         return "" if leak is None else str(leak.missing)
 
     return Column(
         name=key,
-        title=kind,
-        form=make_form(".3f", minimum=-width, maximum=width),
+        title=direction,
+        form=make_form(".3f", minimum=-largest_difference, maximum=largest_difference),
         missing=NOT_ATTACKED,
         note=describe_missing_seeds,
         keys=(key, f"{key}_low", f"{key}_high"),
@@ -192,7 +192,7 @@ _MASKED_CLIPPED = {**_ECDH, "secure_sum": {**MASKED["secure_sum"], "clip": 1.0}}
 _ABLATION_SUFFIX = "-shuffled"
 
 
-def _make_line(
+def _make_row(
     key: str,
     label: str,
     method: str,
@@ -202,7 +202,7 @@ def _make_line(
     ablated: bool = False,
     changes: Mapping[str, Any] = {},
     **options: Any,
-) -> Line:
+) -> StudyRow:
     """Return one row of the table: how its runs differ from the base.
 
     Args:
@@ -212,10 +212,11 @@ def _make_line(
         protection: text of the column "protection".
         protected: whether messages are protected, which fills the row's dots in the picture.
         ablated: whether the ablation (passives' rows shuffled) is also measured.
-        changes: sections of settings in place of the base's.
+        changes: sections of settings that replace those of the base (the settings of a data set
+            that all rows share).
         options: further settings of the method.
     """
-    return Line(
+    return StudyRow(
         key=key,
         label=label,
         settings={**changes, "method": {"name": method, **options}},
@@ -224,7 +225,7 @@ def _make_line(
 
 
 _VOTE_SETTINGS = {**_VOTE_STUDENT, **_ECDH}
-_SINGLE_VIEW = _make_line(
+_SINGLE_VIEW = _make_row(
     "alone",
     "SingleVL",
     "single_view",
@@ -232,7 +233,7 @@ _SINGLE_VIEW = _make_line(
     protected=False,
     changes={**_PLAIN, **_ECDH, "train": {**JOINT_TRAINING, "device": "cpu"}},
 )
-_JOINT_TEACHER = _make_line(
+_JOINT_TEACHER = _make_row(
     "joint-teacher",
     "Joint teacher",
     "joint_teacher_sum",
@@ -240,8 +241,8 @@ _JOINT_TEACHER = _make_line(
     changes={**_JOINT_TEACHER_SETTINGS, **_ECDH},
     labels="spreading",
 )
-_CONTRASTIVE = _make_line("apfed_c", "APFed-C", "apfed_c", "CKKS + guard, epsilon 1", ablated=True)
-_RANDOMISED_VOTES = _make_line(
+_CONTRASTIVE = _make_row("apfed_c", "APFed-C", "apfed_c", "CKKS + guard, epsilon 1", ablated=True)
+_RANDOMISED_VOTES = _make_row(
     "votes-randomised",
     "Votes",
     "votes_randomised",
@@ -252,12 +253,12 @@ _RANDOMISED_VOTES = _make_line(
 )
 
 
-def _make_reconstructive_line(*, ablated: bool) -> Line:
+def _make_reconstructive_row(*, ablated: bool) -> StudyRow:
     """Return the row of APFed-R.
 
     `ablated`: whether the ablation (passives' rows shuffled) is also measured.
     """
-    return _make_line(
+    return _make_row(
         "apfed_r",
         "APFed-R",
         "apfed_r",
@@ -267,18 +268,18 @@ def _make_reconstructive_line(*, ablated: bool) -> Line:
     )
 
 
-MAIN_LINES: tuple[Line, ...] = (
+MAIN_LINES: tuple[StudyRow, ...] = (
     _SINGLE_VIEW,
     _CONTRASTIVE,
-    _make_line(
+    _make_row(
         "apfed_c-8",
         "APFed-C",
         "apfed_c",
         "masks + guard, epsilon 8",
         changes={**_MASKED_CLIPPED, "guard": {**FROZEN, "epsilon": 8.0}},
     ),
-    _make_reconstructive_line(ablated=True),
-    _make_line(
+    _make_reconstructive_row(ablated=True),
+    _make_row(
         "apfed",
         "APFed, mixed objectives",
         "apfed",
@@ -288,22 +289,22 @@ MAIN_LINES: tuple[Line, ...] = (
     _RANDOMISED_VOTES,
     _JOINT_TEACHER,
 )
-FEWER_LINES: tuple[Line, ...] = (
+FEWER_LINES: tuple[StudyRow, ...] = (
     _SINGLE_VIEW,
     _CONTRASTIVE,
-    _make_reconstructive_line(ablated=False),
+    _make_reconstructive_row(ablated=False),
     _RANDOMISED_VOTES,
     _JOINT_TEACHER,
 )
 """Lines of the main job's second data set, without those that measure a setting's effect again."""
-METHOD_LINES: tuple[Line, ...] = (
+METHOD_LINES: tuple[StudyRow, ...] = (
     _SINGLE_VIEW,
-    _make_line("votes", "Votes", "votes", "secure sum", changes=_VOTE_SETTINGS),
-    _make_line(
+    _make_row("votes", "Votes", "votes", "secure sum", changes=_VOTE_SETTINGS),
+    _make_row(
         "votes-noise", "Votes", "votes", "secure sum + noise", changes=_VOTE_SETTINGS, epsilon=4.0
     ),
     *(
-        _make_line(
+        _make_row(
             f"votes-randomised-{epsilon:g}",
             "Votes",
             "votes_randomised",
@@ -313,14 +314,14 @@ METHOD_LINES: tuple[Line, ...] = (
         )
         for epsilon in (4.0, 2.0)
     ),
-    _make_line(
+    _make_row(
         "votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", changes=_VOTE_SETTINGS
     ),
-    _make_line(
+    _make_row(
         "apfed_code", "APFed by code", "apfed_code", "secure sum", changes={**_PUBLIC_CODE, **_ECDH}
     ),
     _JOINT_TEACHER,
-    _make_line(
+    _make_row(
         "tvfl",
         "TVFL",
         "tvfl",
@@ -333,7 +334,7 @@ METHOD_LINES: tuple[Line, ...] = (
         },
     ),
     *(
-        _make_line(
+        _make_row(
             method,
             METHODS[method].settings.title,
             method,
@@ -347,11 +348,12 @@ METHOD_LINES: tuple[Line, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Rows of tables (`Line`) that are run on several data sets and compared on one page.
+    """A study on several data sets: the same rows of settings are run and compared on each.
 
     Attributes:
-        configs: names of the YAML files that describe the bases.
-        lines: rows of each table, unless `fewer` has others.
+        title, reading: title of the study's page, and sentences on how to read its tables.
+        configs: names of the YAML files with the base settings, one for each data set.
+        lines: rows of each data set's table, unless `fewer` has others.
         fewer: rows of tables that show fewer, by name of the YAML file.
         first: key of the row that is measured before all others, on the first data set, and shown
             when its seeds are done; empty: none.
@@ -360,11 +362,11 @@ class Job:
     title: str
     reading: str
     configs: tuple[str, ...]
-    lines: tuple[Line, ...]
-    fewer: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
+    lines: tuple[StudyRow, ...]
+    fewer: Mapping[str, tuple[StudyRow, ...]] = field(default_factory=dict)
     first: str = ""
 
-    def list_lines(self, config: str) -> tuple[Line, ...]:
+    def list_rows(self, config: str) -> tuple[StudyRow, ...]:
         """Return the rows of one data set's table; `config`: name of its YAML file."""
         return self.fewer.get(config, self.lines)
 
@@ -392,53 +394,56 @@ def _load_shuffled(config: Config, seed: int) -> VerticalData:
     return shuffle_passives_rows(load_seed_tables(config.data, seed), seed=seed)
 
 
-def build_line_config(line: Line, base: Config) -> Config:
-    """Return the configuration of a row's runs on one data set: the base's, changed by the row.
+def build_row_config(study_row: StudyRow, base: Config) -> Config:
+    """Return the configuration of a row's runs on one data set.
 
-    The section `passives` is dropped for methods whose passives send no gradients, since they have
-    no such settings.
+    `study_row`: the row, whose sections of settings replace those of `base`. The section `passives`
+    is dropped for methods whose passives send no gradients, since they have no such settings.
     """
     base_settings = base.model_dump(mode="json", exclude_defaults=True)
-    if not METHODS[line.method].settings.sums_gradients:
+    if not METHODS[study_row.method].settings.sums_gradients:
         base_settings.pop("passives", None)
-    return line.build_config(base_settings, name=f"{base.name}-{line.key}")
+    return study_row.build_config(base_settings, name=f"{base.name}-{study_row.key}")
 
 
-def title_line(line: Line, inference: str) -> str:
-    """Return the title of a row for one mode of inference: the row's label, followed by who takes
-    part where the mode is not the method's own.
+def title_row(study_row: StudyRow, inference: str) -> str:
+    """Return the title of a row for one mode of inference.
 
-    `inference`: key of the mode in `Outcome.accuracy`.
+    It is the row's label, followed by who takes part where the mode is not the method's own.
+
+    `inference`: key of the mode in `Outcome.accuracy`, such as "tvfl_alone".
     """
-    way = inference.removeprefix(f"{line.method}_")
-    if inference in _TITLES_BY_INFERENCE or way == inference:
-        return _TITLES_BY_INFERENCE.get(inference, line.label)
-    return f"{line.label}, {_TITLES_BY_WAY.get(way, way)}"
+    suffix = inference.removeprefix(f"{study_row.method}_")
+    if inference in _TITLES_BY_INFERENCE or suffix == inference:
+        return _TITLES_BY_INFERENCE.get(inference, study_row.label)
+    return f"{study_row.label}, {_TITLES_BY_SUFFIX.get(suffix, suffix)}"
 
 
-def make_points(base: Config, folder: Path, lines: Sequence[Line] = MAIN_LINES) -> list[Point]:
+def make_points(
+    base: Config, folder: Path, study_rows: Sequence[StudyRow] = MAIN_LINES
+) -> list[Point]:
     """Return one point (settings that are run for each seed) for each row of the table.
 
     Runs are stored in a subfolder named after the base.
     """
     return [
         Point(
-            config=build_line_config(line, base),
+            config=build_row_config(study_row, base),
             folder=folder / base.name,
-            line=line,
-            solo_config=base,
+            study_row=study_row,
+            solo_config=base,  # all rows are compared with the same local models
         )
-        for line in lines
+        for study_row in study_rows
     ]
 
 
 def make_ablation(point: Point) -> Point | None:
     """Return the ablation of a point: the same run with the passives' rows shuffled.
 
-    Only its metrics are stored. Its sum is masked instead of encrypted, which is faster and changes
-    the accuracy by rounding only. None: the row of the table has no ablation.
+    Its sum is masked instead of encrypted, which is faster and changes the accuracy by rounding
+    only. Returns None if the point's row of the table has no ablation.
     """
-    if not point.line.cells["ablated"]:
+    if not point.study_row.cells["ablated"]:
         return None
     settings = point.config.model_dump(mode="json", exclude_defaults=True)
     settings["name"] += _ABLATION_SUFFIX
@@ -448,9 +453,9 @@ def make_ablation(point: Point) -> Point | None:
     return Point(
         config=Config.model_validate(settings),
         folder=point.folder,
-        line=point.line,
+        study_row=point.study_row,
         solo_config=point.solo_config,
-        figures_only=True,
+        figures_only=True,  # it is not attacked, so only its metrics are stored
         tables=partial(_load_shuffled, point.config),
     )
 
@@ -458,43 +463,52 @@ def make_ablation(point: Point) -> Point | None:
 def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Table:
     """Return the table of these points, with a row for each mode of inference.
 
-    Gains are over the best local model and over the ablation, for the method's own mode of
-    inference and only if the active predicts without passives. `seeds`: number of seeds.
+    `seeds`: number of seeds with which each point was run.
     """
-    rows: list[Row] = []
-    for point in points:
-        line = point.line
-        summary = Summary.from_rows(results.select_rows(point))
-        method = METHODS[line.method]
-        ablation = make_ablation(point)
-        for position, (inference, accuracy) in enumerate(summary.accuracies.items()):
-            # The first mode of inference is the method's own. Only where it needs no passives is a
-            # comparison with local models fair.
-            is_local = position == 0 and method.settings.predicts_alone
-            over_ablation = None
-            if is_local and ablation is not None:
-                over_ablation = measure_difference(
-                    results.select_rows(point), results.select_rows(ablation)
-                )
-            rows.append(
-                {
-                    "method": title_line(line, inference),
-                    **line.cells,
-                    "accuracy": accuracy,
-                    "summary": summary,
-                    "config": point.config,
-                    "gain": summary.gain.over_chosen if is_local and summary.gain else None,
-                    "ablation": over_ablation,
-                    "bytes": summary.wire_bytes,
-                    "epsilon": summary.epsilon_of(method.public_facts),
-                    **{
-                        key: summary.leakage[kind].advantage if kind in summary.leakage else None
-                        for key, (kind, _) in _DIRECTIONS.items()
-                    },
-                }
-            )
+    rows = [row for point in points for row in _make_table_rows(point, results)]
     add_p_values(rows, seeds)
     return Table(COLUMNS, rows, _make_title(points, rows, seeds))
+
+
+def _make_table_rows(point: Point, results: Results) -> list[Row]:
+    """Return the rows of one point, one for each mode of inference.
+
+    Gains over the best local model and over the ablation are in the row of the method's own mode
+    of inference, and only if the active predicts without passives.
+    """
+    study_row = point.study_row
+    summary = Summary.from_rows(results.select_rows(point))
+    method = METHODS[study_row.method]
+    ablation = make_ablation(point)
+    advantages = {
+        key: summary.leakage[kind].advantage if kind in summary.leakage else None
+        for key, (kind, _) in _DIRECTIONS.items()
+    }
+    rows: list[Row] = []
+    for position, (inference, accuracy) in enumerate(summary.accuracies.items()):
+        # The first mode of inference is the method's own. Only where it needs no passives is a
+        # comparison with local models fair.
+        is_local = position == 0 and method.settings.predicts_alone
+        over_ablation = None
+        if is_local and ablation is not None:
+            over_ablation = measure_difference(
+                results.select_rows(point), results.select_rows(ablation)
+            )
+        rows.append(
+            {
+                "method": title_row(study_row, inference),
+                **study_row.cells,
+                "accuracy": accuracy,
+                "summary": summary,
+                "config": point.config,
+                "gain": summary.gain.over_chosen if is_local and summary.gain else None,
+                "ablation": over_ablation,
+                "bytes": summary.wire_bytes,
+                "epsilon": summary.epsilon_of(method.public_facts),
+                **advantages,
+            }
+        )
+    return rows
 
 
 def _make_title(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str:
@@ -517,21 +531,21 @@ def _make_title(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str
     return title
 
 
-def list_compared_lines(table: Table) -> list[ComparedLine]:
+def list_compared_rows(table: Table) -> list[ComparedRow]:
     """Return the rows of a table of `compare_points` in the form that the verdict reads.
 
-    Each row has, for every leak direction (who reads whose what) of the table, the advantage of the
-    best attack or the reason why none ran.
+    The verdict is the summary of a study in plain words. Each row has, for every leak direction
+    (who reads whose what), the advantage of the best attack or the reason why none ran.
     """
-    lines = []
+    compared_rows = []
     for row in table.rows:
         leaks = {
             kind: leak.clipped_advantage
             for kind, leak in row["summary"].leakage.items()
             if kind in _TABLE_DIRECTIONS
         }
-        lines.append(
-            ComparedLine(
+        compared_rows.append(
+            ComparedRow(
                 name=f"{row['method']} ({row['protection']})",
                 epsilon=row["epsilon"],
                 wire_bytes=row["bytes"],
@@ -545,63 +559,72 @@ def list_compared_lines(table: Table) -> list[ComparedLine]:
                 },
             )
         )
-    return lines
+    return compared_rows
 
 
 def _get_config(row: Row) -> Config:
-    """Return the configuration of a row's runs, with its type."""
+    """Return the configuration of a row's runs. A row's values have no type, so it is given one
+    here.
+    """
     config: Config = row["config"]
     return config
 
 
-def list_front_lines(table: Table) -> list[FrontLine]:
-    """Return the rows of a table that have both a gain and an attack on the passives' features, as
-    points of the front of both.
+def list_front_rows(table: Table) -> list[FrontRow]:
+    """Return the rows of a table that take part in the Pareto front of gain and leakage.
+
+    These are the rows with both a gain and an attack on the passives' features.
     """
     kind, _ = _DIRECTIONS["features"]
     return [
-        FrontLine(
-            name=line.name,
-            gain=line.gain,
-            read=line.leaks[kind],
+        FrontRow(
+            name=compared_row.name,
+            gain=compared_row.gain,
+            read=compared_row.leaks[kind],
             shows_labels="labels are shown" in _get_config(row).method.facts,
         )
-        for row, line in zip(table.rows, list_compared_lines(table), strict=True)
-        if line.gain is not None and kind in line.leaks
+        for row, compared_row in zip(table.rows, list_compared_rows(table), strict=True)
+        if compared_row.gain is not None and kind in compared_row.leaks
     ]
 
 
 def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Results]:
-    """Return the study of a job: a part for each data set, with the ablations of its rows.
+    """Return the study of a job, with the ablations of its rows.
+
+    Its page has a part (table, verdict and pictures) for each data set.
 
     `folder`: folder of the study. `seeds`: seeds with which every point is run.
     """
     bases = {name: base_config(name) for name in job.configs}
-    parts = [
-        (base, make_points(base, folder, job.list_lines(name))) for name, base in bases.items()
+    points_by_base = [  # pairs of base settings, one for each data set, and their points
+        (base, make_points(base, folder, job.list_rows(name))) for name, base in bases.items()
     ]
-    points = [point for _, base_points in parts for point in base_points]
+    points = [point for _, base_points in points_by_base for point in base_points]
     possible_ablations = [make_ablation(point) for point in points]
     ablations = [ablation for ablation in possible_ablations if ablation is not None]
 
     def compare(results: Results) -> list[Part]:
-        """Return a part for each data set; the last one also names the rows that another row beats
-        on all of them.
+        """Return a part for each data set.
+
+        The last part also names the rows that another row dominates on all data sets.
         """
         tables = {
             base.name: compare_points(base_points, results, seeds=len(seeds))
-            for base, base_points in parts
+            for base, base_points in points_by_base
         }
-        *first_parts, last_part = [_make_part(folder, base, tables[base.name]) for base, _ in parts]
-        fronts = {name: list_front_lines(table) for name, table in tables.items()}
+        *first_parts, last_part = [
+            _make_part(folder, base, tables[base.name]) for base, _ in points_by_base
+        ]
+        fronts = {name: list_front_rows(table) for name, table in tables.items()}
         summary = VerdictLine("Dominated on every data set", describe_dominated(fronts))
         return [*first_parts, replace(last_part, lines=[*last_part.lines, summary])]
 
-    first_base, first_base_points = parts[0]
-    first_points = [point for point in first_base_points if point.line.key == job.first]
+    first_base, first_base_points = points_by_base[0]
+    first_points = [point for point in first_base_points if point.study_row.key == job.first]
 
     def measure_first(*, jobs: int, on_done: OnDone) -> list[str]:
         """Measure the row that is shown first, and return a sentence on it."""
+        # Points that are run later use the local models that are measured here.
         results = run_points(
             first_points, seeds, jobs=jobs, on_done=on_done, solo=True, later=first_base_points
         )
@@ -628,10 +651,11 @@ def _describe_first(base: Config, point: Point, results: Results, *, seeds: int)
     `base`: base configuration of the data set. `point`: settings of the row. `seeds`: number of
     seeds.
     """
+    study_row = point.study_row
     summary = Summary.from_rows(results.select_rows(point))
     sentence = (
-        f"First line of {base.name}, {seeds} seed{'' if seeds == 1 else 's'}: {point.line.label} "
-        f"({point.line.cells['protection']}) predicts {ACCURACY_SHARE.form(summary.accuracy)} % "
+        f"First line of {base.name}, {seeds} seed{'' if seeds == 1 else 's'}: {study_row.label} "
+        f"({study_row.cells['protection']}) predicts {ACCURACY_SHARE.form(summary.accuracy)} % "
         "of the active's test rows"
     )
     if summary.gain is not None:
@@ -644,12 +668,14 @@ def _describe_first(base: Config, point: Point, results: Results, *, seeds: int)
 
 
 def _make_part(folder: Path, base: Config, table: Table) -> Part:
-    """Return the part of one data set: its table, the verdict, and pictures of the table and of the
-    front of gain against features read.
+    """Return the part of the page on one data set: its table, the verdict, and pictures.
+
+    The pictures show the table, and the Pareto front of gain against features read. They are
+    written to the study's folder.
     """
     pictures = [draw_table(folder / f"{base.name}.png", table)]
-    lines = list(describe_comparison(list_compared_lines(table)))
-    front = list_front_lines(table)
+    lines = list(describe_comparison(list_compared_rows(table)))
+    front = list_front_rows(table)
     if front:
         pictures.append(draw_front(folder / f"{base.name}-front.png", front, title=base.name))
         lines.append(VerdictLine("Gain against what is read", describe_front(front)))
@@ -657,8 +683,10 @@ def _make_part(folder: Path, base: Config, table: Table) -> Part:
 
 
 def draw_table(path: Path, table: Table) -> Picture:
-    """Draw a table row by row: gain, epsilon, and the advantage of attacks in each leak direction
-    (who reads whose what); write the picture and return it.
+    """Draw a table row by row, write the picture and return it.
+
+    Panels from left to right: gain, epsilon, and the advantage of attacks in each leak direction
+    (who reads whose what).
     """
     rows = table.rows
     with open_figure(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:
@@ -698,7 +726,9 @@ def _draw_dots(
     colour: str,
     scale: float = 1.0,
 ) -> None:
-    """Draw each row's mean and interval at the heights 0, -1, ..., filled if the row is protected.
+    """Draw each row's mean and interval as a dot with error bars, at the heights 0, -1, ...
+
+    Dots of rows whose messages are protected are filled.
 
     `intervals`: interval of each row; None: no dot. `scale`: factor from the intervals to the axis.
     """

@@ -23,32 +23,38 @@ _MEASURE_ALIASES = {"macro_f1": "f1"}
 
 
 def load_splits(folder: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Return the settings `data` and `measure` of the runs on each table of a folder, by name.
+    """Return the settings `data` and `measure` of the runs on each table of a folder, by table
+    name.
 
-    Raises ConfigError: `splits.yaml` cannot be read, or a table lacks its file or named columns.
+    `entries.yaml` in the folder names the tables, and the columns that each party holds.
+
+    Raises ConfigError: `entries.yaml` cannot be read, or a table lacks its file or named columns.
     """
     path = folder / _SPLITS
     try:
-        splits = yaml.safe_load(path.read_text("utf-8"))
+        entries = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); it cuts the tables there") from error
-    if not isinstance(splits, dict) or not all(
-        isinstance(split, dict) for split in splits.values()
+    if not isinstance(entries, dict) or not all(
+        isinstance(entry, dict) for entry in entries.values()
     ):
         raise ConfigError(f"{path}: expected of each table its measure and each party's columns")
-    return {str(name): _make_split(path, str(name), split) for name, split in splits.items()}
+    return {
+        str(name): _make_table_settings(path, str(name), entry) for name, entry in entries.items()
+    }
 
 
-def _make_split(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, Any]:
+def _make_table_settings(path: Path, name: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings `data` and `measure` of the runs on one table.
 
-    `path`: path of `splits.yaml`. `name`: name of the table. `split`: the table's entry there.
+    `path`: path of `splits.yaml`. `name`: name of the table. `entry`: the table's entry there, with
+    the measure, and each party's columns.
 
     Raises ConfigError: the table's file or a second party is missing, or the file lacks columns
-    that `split` names.
+    that `entry` names.
     """
     columns_by_party = {
-        party: [*map(str, columns)] for party, columns in split.items() if isinstance(columns, list)
+        party: [*map(str, columns)] for party, columns in entry.items() if isinstance(columns, list)
     }
     if "active" not in columns_by_party or len(columns_by_party) < 2:
         raise ConfigError(f"{path}: {name} needs columns of the party active and of another")
@@ -71,5 +77,5 @@ def _make_split(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str,
         }
     classes = sorted(frame["label"].dropna().unique())
     data = {"dataset": "tables", "folder": str(path.parent), "parties": parties, "classes": classes}
-    measure = str(split.get("measure", "accuracy"))
+    measure = str(entry.get("measure", "accuracy"))
     return {"data": data, "measure": _MEASURE_ALIASES.get(measure, measure)}

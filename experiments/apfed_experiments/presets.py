@@ -85,40 +85,41 @@ def _iter_presets() -> Iterator[tuple[str, Preset]]:
     """Yield APC-VFL's partitions by name, in the order of the Appendix.
 
     The active has five to two columns, the passive all others. (The Appendix's sentence names the
-    two parties the other way round.) Deviations from the paper: sex, education and marriage of the
-    credit cards are one-hot encoded, as everywhere in this library; a tenth of the rows tests in
-    place of ten folds, drawn by the seed; passives also hold the test rows, for joint prediction.
-    The partitions "all-aligned" are of the paper's comparison with SplitNN: there are only so many
-    people, and 500 (or 50) of them test.
+    two parties the other way round.) In the partitions "all-aligned", of the paper's comparison
+    with SplitNN, all people are aligned, and 500 (or 50) of them test.
+
+    These deviate from the paper: sex, education and marriage of the credit cards are one-hot
+    encoded, as everywhere in this library. A tenth of the rows, drawn by the seed, tests in place
+    of ten folds. Passives also hold the test rows, for joint prediction.
     """
-    for dataset, printed in _APC_VFL.items():
+    for dataset, paper in _APC_VFL.items():
         all_columns = list(chain(*find_dataset(dataset).natural_views.values()))
         for size in (5, 4, 3, 2):
-            active_columns = printed.columns[5 - size :]
+            active_columns = paper.columns[5 - size :]
             passive_columns = tuple(
                 column for column in all_columns if column not in active_columns
             )
             columns = {BUILT_IN_ACTIVE: active_columns, "passive-1": passive_columns}
-            for aligned in (*printed.aligned, *printed.fewer):
-                about = f"{size} columns at the active, {aligned} of {printed.rows} people aligned"
+            for aligned in (*paper.aligned, *paper.fewer):
+                about = f"{size} columns at the active, {aligned} of {paper.rows} people aligned"
                 settings = {
                     "dataset": dataset,
-                    "rows": printed.rows,
+                    "rows": paper.rows,
                     "test_fraction": 0.1,
                     "aligned": aligned,
                     "columns": columns,
                 }
                 yield f"apc-vfl/{dataset}/{size}/{aligned}", Preset(about, settings)
             if size == 5:  # the paper's comparison with SplitNN uses all five columns
-                for rows in printed.aligned:
+                for rows in paper.aligned:
                     settings = {
                         "dataset": dataset,
                         "rows": rows,
-                        "test_fraction": printed.tested / rows,
+                        "test_fraction": paper.tested / rows,
                         "split": "at_random",
                         "columns": columns,
                     }
-                    about = f"{rows} people, all aligned, of whom {printed.tested} test"
+                    about = f"{rows} people, all aligned, of whom {paper.tested} test"
                     yield f"apc-vfl/{dataset}/all-aligned/{rows}", Preset(about, settings)
 
 

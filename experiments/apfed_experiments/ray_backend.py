@@ -32,11 +32,14 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
     supports_retrieve_callback = True
 
     def __init__(self, **settings: Any) -> None:
-        """Prepare the backend; `settings` are joblib's."""
+        """Prepare the backend; `settings` are joblib's.
+
+        Ray's tasks are awaited in threads of this process, which `configure` starts.
+        """
         super().__init__(**settings)
         self._remote_task = ray.remote(num_cpus=1, max_retries=_MAX_RETRIES)(_call_task)
         self._waiters: ThreadPoolExecutor | None = None
-        self._running: set[Any] = set()
+        self._running: set[Any] = set()  # Ray's references to the tasks that are not done
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """Return how many tasks run at once: `n_jobs`, one for None, or one for each CPU of the
@@ -85,6 +88,9 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
             self._running.discard(reference)
 
     def retrieve_result_callback(self, out: "Future[Any]") -> Any:
+        """Return the result of a finished task, or raise its error; joblib calls this in its
+        callback.
+        """
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
@@ -100,5 +106,6 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
             self.configure(self.parallel.n_jobs, self.parallel)
 
     def terminate(self) -> None:
+        """Let the waiting threads end, after the last task."""
         if self._waiters is not None:
             self._waiters.shutdown(wait=False)

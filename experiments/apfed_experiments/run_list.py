@@ -14,12 +14,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from apfed_attacks.headlines import NOT_ATTACKED, Headline, worst_by_kind
+from apfed_attacks.headlines import NOT_ATTACKED, Headline, select_best_by_kind
 from apfed_experiments.finished import FinishedRun, load_finished_run
 from apfed_experiments.solo import (
     OTHER_ROWS,
+    BaselinesRecord,
     RunGain,
-    SoloRecord,
     load_solo,
     measure_gain,
     solo_file,
@@ -47,6 +47,8 @@ HEADER = (
 
 
 class State(StrEnum):
+    """The state of a run folder: finished, unfinished (to resume), or broken (not to be read)."""
+
     FINISHED = "finished"
     UNFINISHED = "unfinished"
     BROKEN = "broken"
@@ -85,7 +87,7 @@ class ListedRun:
     accuracy: float | None = None
     measure: Measure = ACCURACY
     value: float | None = None
-    alone: SoloRecord | None = None
+    alone: BaselinesRecord | None = None
     run_gain: RunGain | None = None
     promise: Promise | None = None
     wire_bytes: int | None = None
@@ -101,8 +103,9 @@ class ListedRun:
 
     @property
     def score_text(self) -> str:
-        """Return the value of the run's measure, such as "95.2 %" (accuracy) or "AUC 0.952"; empty
-        for an unfinished run.
+        """Return the value of the run's measure, such as "95.2 %" (accuracy) or "AUC 0.952".
+
+        It is empty for an unfinished run.
         """
         if self.value is None:
             return ""
@@ -141,7 +144,7 @@ class ListedRun:
         leaks = ", ".join(
             f"{kind} {headline.advantage:+.2f}"
             for kind, headline in self.leaks.items()
-            if headline.worst is not None
+            if headline.best_attack is not None
         )
         if not leaks and self.state is State.FINISHED:
             leaks = NOT_ATTACKED
@@ -195,7 +198,7 @@ class ListedRun:
 def list_runs(top: Path) -> list[ListedRun]:
     """Return the runs in all run folders at or below `top`, the newest first.
 
-    Runs of which a study stores metrics only are not listed.
+    Runs whose study stores metrics only have no run folder, and are not listed.
 
     Raises DataError: the folder `top` does not exist.
     """
@@ -214,16 +217,20 @@ def flatten_settings(config: Config) -> dict[str, str]:
 def _iter_run_folders(top: Path) -> Iterator[Path]:
     """Yield all run folders at or below `top`, then all folders that cannot be read.
 
-    Folders inside a run folder are not searched.
+    Folders inside a run folder are not searched. A folder that cannot be read is yielded, since the
+    list then shows why.
     """
     unreadable: list[Path] = []
 
     def note_unreadable(error: OSError) -> None:
+        """Note a folder that os.walk could not list."""
         unreadable.append(Path(error.filename))
 
     for path, subfolders, files in os.walk(top, onerror=note_unreadable):
-        has_begun = "config.yaml" in files and ("contract.json" in files or "parties" in subfolders)
-        if has_begun or "result.json" in files:
+        is_begun_run = "config.yaml" in files and (
+            "contract.json" in files or "parties" in subfolders
+        )
+        if is_begun_run or "result.json" in files:
             subfolders.clear()  # os.walk then does not enter them
             yield Path(path)
     yield from unreadable
@@ -263,7 +270,8 @@ def _complete_run(listed: ListedRun, run: FinishedRun) -> ListedRun:
 
     Local models are the run's own, or those that the runs of a study share, one folder above.
     """
-    accuracy = next(iter(run.outcome.accuracy.values()))  # NaN if nothing is classified
+    # The method's own mode of inference comes first; its accuracy is NaN in a regression.
+    accuracy = next(iter(run.outcome.accuracy.values()))
     solo = run.solo
     gain = run.gain
     study_solo_path = solo_file(run.config, listed.path.parent)
@@ -283,16 +291,17 @@ def _complete_run(listed: ListedRun, run: FinishedRun) -> ListedRun:
         promise=run.promise,
         wire_bytes=run.outcome.wire_bytes,
         attacked=run.attacks is not None,
-        leaks=worst_by_kind(run.headlines),
+        leaks=select_best_by_kind(run.headlines),
         report=(listed.path / "report.html").is_file(),
     )
 
 
 def _find_date(folder: RunFolder) -> datetime:
-    """Return when the result, metrics or settings changed last, whichever exists first, else when
-    the folder did.
+    """Return when the run last made progress.
 
-    1970 if the time of the file is out of range, as a wrong clock at its sender may write it.
+    It is when the first of these files that exists changed last: result, metrics, settings. Without
+    them it is when the folder changed. If the time is out of range, as a wrong clock at the file's
+    sender may write it, the result is 1970.
     """
     files = (folder.result, folder.metrics, folder.config)
     existing = (file for file in files if os.access(file, os.F_OK))

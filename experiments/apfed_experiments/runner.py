@@ -21,7 +21,7 @@ PAGE = "index.html"
 
 
 class Measured(Protocol):
-    """A study's measurements, with the failures among them."""
+    """A study's measurements, of any type that lists the failures among them."""
 
     @property
     def failures(self) -> Sequence[Failure]: ...
@@ -115,7 +115,7 @@ def run_study(
     failed = {failure.trial for failure in measured.failures}
     reported = [trial for trial in study.reported if trial.name not in failed]
     # Worker processes of this machine write reports, wherever the runs were computed, while this
-    # process compares.
+    # process compares. They begin here; their pages are awaited below.
     pages = Parallel(n_jobs=jobs, backend="loky", return_as="generator")(
         delayed(_write_trial_report)(trial) for trial in reported
     )
@@ -140,12 +140,15 @@ def run_study(
 
 
 def _write_trial_report(trial: Trial) -> Path:
-    """Write the report of a finished trial, with the study's local models; return its path."""
+    """Write the report of a finished trial (a run of the study), and return its path.
+
+    The local models that the study measured are shown in it.
+    """
     return write_report(trial.path, solo=finish_trial(trial).solo)
 
 
 def _write_table(base: Path, part: Part, failures: Sequence[str]) -> None:
-    """Write a part's table as CSV, Markdown and JSON.
+    """Write the table of a part of the study (such as one data set) as CSV, Markdown and JSON.
 
     `base`: path without suffix, whose name may hold dots. `failures`: sentences that the Markdown
     file ends with.

@@ -20,11 +20,11 @@ from apfed_experiments.runner import Study
 from apfed_experiments.solo import RANKINGS
 from apfed_experiments.study import (
     Failure,
-    Figures,
+    MetricRows,
     OnDone,
     Point,
     Trial,
-    iter_figures,
+    iter_metric_rows,
     list_trials,
     run_points,
 )
@@ -69,12 +69,12 @@ class Ranked:
 
 @dataclass(frozen=True, kw_only=True)
 class SeveralSeeds:
-    """The results of the runs of one configuration.
+    """The results of the runs of one configuration under several seeds.
 
     Attributes:
         config: settings of the runs, except their seeds.
         folders: folder of each run, by seed.
-        reached: value of the run's own measure, by seed.
+        reached: value of the run's own measure on the test rows, by seed.
         summary: means and intervals over the seeds.
         rankings: ranking measures and prevalence on test rows of two classes, by seed.
         ranked: ranking measures other than the run's own, over the seeds.
@@ -184,25 +184,26 @@ def _run_seeds(
 ) -> SeveralSeeds:
     """Run the trials whose folders are missing, summarise all, and write several.json.
 
-    `trials`: one for each seed. `baselines`: whether local models are measured. `jobs`: number of
-    runs at a time. `on_done`: function that is called after each run.
+    `trials`: one run for each seed. `baselines`: whether local models are measured. `jobs`: number
+    of runs at a time. `on_done`: function that is called after each run.
     """
     point = trials[0].point
     config = point.config
-    runs = dict[int, FinishedRun]()
+    runs = dict[int, FinishedRun]()  # `run_points` returns their metrics only
 
-    def note_figures(run: FinishedRun) -> Figures:
+    def note_run(run: FinishedRun) -> MetricRows:
         """Keep a finished run by its seed, and return its metrics as rows."""
         runs[run.config.seed] = run
-        return iter_figures(run)
+        return iter_metric_rows(run)
 
     folders = {trial.seed: trial.path for trial in trials}
     table = run_points(
-        [point], list(folders), jobs=jobs, on_done=on_done, solo=baselines, figures=note_figures
+        [point], list(folders), jobs=jobs, on_done=on_done, solo=baselines, list_metrics=note_run
     ).table
     reached = {int(str(seed)): float(value) for seed, value in select_accuracies(table).items()}
     summary = Summary.from_rows(table)
-    shared = float(table["shared"].max())  # the same for all seeds that know it
+    # Correlation of two seeds' metrics: 0 for runs whose number of training rows is not known.
+    shared = float(table["shared"].max())
     ranking_by_seed = {seed: run.outcome.ranking for seed, run in runs.items()}
     ranked_measures = [
         _summarise_ranking(name, list(runs.values()), summary.gain, shared)
@@ -224,7 +225,9 @@ def _run_seeds(
 
 
 def _make_report_parts(several: SeveralSeeds) -> list[Part]:
-    """Return the table of the results over all seeds, with the verdict, and the table by seed."""
+    """Return the parts of the study's page: the results over all seeds with the verdict (summary in
+    plain words), and the results by seed.
+    """
     common_rows = [{"figure": name, "value": value} for name, value in several.list_common_rows()]
     columns = [Column(name="figure", title=""), Column(name="value", title="")]
     title = f"{several.config.name}: {len(several.reached)} seeds"
@@ -236,8 +239,10 @@ def _make_report_parts(several: SeveralSeeds) -> list[Part]:
 
 
 def _make_seed_table(several: SeveralSeeds) -> Table:
-    """Return the table by seed: the measure and, for two classes, ranking measures, prevalence and
-    mean predicted probability on the test rows.
+    """Return the table by seed: the measure and, for two classes, what `Ranking` holds.
+
+    That is AUC, average precision, prevalence and mean predicted probability on the test rows. The
+    cell of the last says "not met" where it does not agree with the prevalence.
     """
     measure = MEASURES[several.config.measure]
     rankings = several.rankings
@@ -281,8 +286,8 @@ def _summarise_ranking(
     Args:
         name: name of the ranking measure.
         runs: one run for each seed.
-        gain: gain by the run's own measure, whose chosen local model is compared here, too; None:
-            no local model was measured.
+        gain: gain by the run's own measure, which names the local model to compare with; None: no
+            local model was measured.
         shared: correlation of two seeds' metrics, 0 to 1.
 
     Returns:

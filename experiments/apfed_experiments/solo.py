@@ -145,7 +145,10 @@ class BaselineResult:
 
     @property
     def has_collapsed(self) -> bool:
-        """Return whether the predicted classes differ too much from those of the labels."""
+        """Return whether the predicted classes differ too much from those of the labels.
+
+        A model that predicts nearly one class only is an example.
+        """
         return self.apart is not None and self.apart > MAX_APART
 
 
@@ -153,12 +156,14 @@ def pick_best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY)
     """Return the result with the best `validation`; ties go to the higher likelihood, then to the
     first.
 
-    Results that have collapsed are ignored, unless all have.
+    Results that have collapsed (their predicted classes differ too much from those of the labels)
+    are ignored, unless all have.
     """
     all_results = list(results)
     candidates = [result for result in all_results if not result.has_collapsed] or all_results
 
     def rank_result(result: BaselineResult) -> tuple[float, float]:
+        """Return what results are compared by; a value that is not known ranks lowest."""
         likelihood = -math.inf if result.likelihood is None else result.likelihood
         return measure.rank_value(result.validation), likelihood
 
@@ -189,7 +194,7 @@ class RunGain(Written):
 
     @property
     def points(self) -> str:
-        """Return the gain with its unit."""
+        """Return the gain with its unit, such as percentage points."""
         return MEASURES[self.measure].format_points(self.value)
 
     @property
@@ -209,7 +214,7 @@ class RunGain(Written):
         return f"{gain_text}, 95 % over them, paired: {self.interval}"
 
 
-class SoloRecord(Written):
+class BaselinesRecord(Written):
     """A file of baselines, the local models of the active.
 
     Attributes:
@@ -240,6 +245,7 @@ class SoloRecord(Written):
 
     @property
     def headline_measure(self) -> Measure:
+        """Return the measure that chooses the best baseline."""
         return MEASURES[self.measure]
 
     @property
@@ -258,13 +264,13 @@ class SoloRecord(Written):
 
     def describe_best(self) -> str:
         """Return a sentence that names the best baseline, how it was chosen, and its test rows."""
-        learnt = "" if self.labels == "true" else ", taught by the same answers,"
+        training_note = "" if self.labels == "true" else ", taught by the same answers,"
         if self.sample:
-            learnt += f" fitted on {self.sample:,}"
-            learnt += f" of {self.learnt:,} rows" if self.learnt else " rows"
+            training_note += f" fitted on {self.sample:,}"
+            training_note += f" of {self.learnt:,} rows" if self.learnt else " rows"
         rows = "" if self.rows is None else f" on {self.rows:,} test rows"
         return (
-            f"{self.best.title}, the best that the active does alone{learnt} {self.chosen}: "
+            f"{self.best.title}, the best that the active does alone{training_note} {self.chosen}: "
             f"{self.headline_measure.title} "
             f"{self.headline_measure.format_value(self.best.test)}{rows}"
         )
@@ -291,15 +297,18 @@ def settings_digest(config: Config) -> str:
     shared, _ = split_code(config, config.data.active_name, ())
     # A mapped table's baselines learn from a sample.
     unsampled = {"memory_map"} if config.data.memory_map == "auto" else set()
-    relevant = {
+    relevant: dict[str, Any] = {
         "data": config.data.model_dump(mode="json", exclude=unsampled),
         "seed": config.seed,
         "model": shared.model.model_dump(mode="json", exclude={"head_network"}),
         # No baseline weighs classes, or takes another loss.
         "train": config.train.model_dump(mode="json", exclude={"class_weights", "loss"}),
-        **({} if config.measure == ACCURACY.name else {"measure": config.measure}),
-        **({"labels": config.labels.model_dump(mode="json")} if config.labels_are_private else {}),
     }
+    # These enter the digest only where they differ from the usual, as in files of older versions.
+    if config.measure != ACCURACY.name:
+        relevant["measure"] = config.measure
+    if config.labels_are_private:
+        relevant["labels"] = config.labels.model_dump(mode="json")
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
 
 
@@ -319,8 +328,11 @@ def baseline_scores_file(path: Path) -> Path:
 @isolate_torch_modes()
 def load_or_measure_baselines(
     config: Config, path: Path, *, data: VerticalData | None = None, with_scores: bool = False
-) -> SoloRecord:
-    """Return the baselines that learn from true labels: stored ones, or measured and then stored.
+) -> BaselinesRecord:
+    """Return a study's baselines (local models of the active): stored ones, or measured and then
+    stored.
+
+    They learn from true labels.
 
     Args:
         config: run whose data, network and training the baselines share.
@@ -337,10 +349,10 @@ def load_or_measure_baselines(
             f"{config.name}: labels and dp_sgd keep training labels private, and baselines of the "
             "labels as they are would tell them; measure them for settings without both"
         )
-    files = files_digest(config.data, of=[config.data.active_name])
+    table_digest = files_digest(config.data, of=[config.data.active_name])
     if path.is_file():
         stored = load_solo(config, path)
-        if stored.files not in ("", files):
+        if stored.files not in ("", table_digest):
             raise CheckpointError(
                 f"{path} holds solo baselines of a table that was edited since; remove it and "
                 "measure again"
@@ -350,16 +362,18 @@ def load_or_measure_baselines(
     own = (data or load_data(config.data, seed=config.seed)).select_party(config.data.active_name)
     assert own is not None
     scores_path = baseline_scores_file(path) if with_scores else None
-    return _measure_baselines(config, path, own, files=files, all_predictions=scores_path)
+    return _measure_baselines(config, path, own, files=table_digest, all_predictions=scores_path)
 
 
-def restrict_solo(solo: SoloRecord, path: Path, tested: Tensor) -> SoloRecord | None:
-    """Return a study's baselines, measured again on some of its test rows.
+def restrict_solo(solo: BaselinesRecord, path: Path, tested: Tensor) -> BaselinesRecord | None:
+    """Return a study's baselines (local models), measured again on some of its test rows.
+
+    A joint model may be measured on fewer rows than the active tests; gains compare equal rows.
 
     Args:
         solo: baselines, measured on all test rows.
         path: file of the baselines.
-        tested: whether each test row is used, (T,), boolean.
+        tested: whether each of the T test rows is used, (T,), boolean.
 
     Returns:
         None if the baselines' test predictions were not stored, or are of other rows.
@@ -392,12 +406,14 @@ def restrict_solo(solo: SoloRecord, path: Path, tested: Tensor) -> SoloRecord | 
 
 def measure_run_baselines(
     config: Config, folder: Path, trained: OwnData | None
-) -> SoloRecord | None:
-    """Measure or read the baselines of a finished run, on the rows and labels that it trained on.
+) -> BaselinesRecord | None:
+    """Measure or read the baselines (local models) of a finished run, on its own rows and labels.
+
+    Measured baselines are stored in the run's folder, with the gain of the run over the best one.
 
     Args:
         config: settings of the run.
-        folder: folder of the run, where the baselines are stored, too.
+        folder: folder of the run.
         trained: the active's data, from the run's `RunResult`; None: stored baselines are read, and
             none are measured.
 
@@ -405,19 +421,21 @@ def measure_run_baselines(
         None: none are stored, or the run uses DP-SGD (`LEFT_OUT`), or its rows are not in memory
         (`NOT_IN_MEMORY`).
     """
-    path = RunFolder(folder).solo
+    run_folder = RunFolder(folder)
+    path = run_folder.solo
     if config.dp_sgd is not None:
         return None
     if trained is None:
         return load_solo(config, path) if path.is_file() else None
     if not has_baselines(trained):
         return None
-    files = RunFolder(folder)
-    own = _select_test_rows(trained, files)
+    own = _select_test_rows(trained, run_folder)
     positions = _sample_test_rows(own, config.seed)
     own = replace(own, test_rows=own.test_rows[positions])
-    record = _measure_baselines(config, path, own, best_predictions=files.solo_scored)
-    gain = measure_gain(files, config, record, positions) if files.result.is_file() else None
+    record = _measure_baselines(config, path, own, best_predictions=run_folder.solo_scored)
+    gain = None
+    if run_folder.result.is_file():
+        gain = measure_gain(run_folder, config, record, positions)
     if gain is not None:
         record = record.model_copy(update={"gain": gain})
         _write_solo(path, record)
@@ -425,14 +443,16 @@ def measure_run_baselines(
 
 
 def has_baselines(data: OwnData) -> bool:
-    """Return whether local models can read the active's rows, or a sample of them."""
+    """Return whether local models can be fitted: the active's rows are in memory, or can be
+    sampled.
+    """
     return not is_lazy(data.table.features) or is_sampled(data.table.features)
 
 
 def _sample_test_rows(data: OwnData, seed: int) -> Tensor:
-    """Return the positions, among the test rows, of those that baselines predict.
+    """Return the positions, among the test rows, of those that baselines predict, ascending.
 
-    These are all test rows, or a random sample of a memory-mapped table, in ascending order.
+    These are all test rows, or a random sample of a memory-mapped table, which may have too many.
     """
     rows = len(data.test_rows)
     if not is_sampled(data.table.features) or rows <= _MAX_TEST_ROWS:
@@ -451,7 +471,8 @@ def _select_test_rows(data: OwnData, files: RunFolder) -> OwnData:
     return replace(data, test_rows=data.test_rows[tested.to(data.test_rows.device)])
 
 
-def _write_solo(path: Path, record: SoloRecord) -> None:
+def _write_solo(path: Path, record: BaselinesRecord) -> None:
+    """Write a record of baselines to its file, whose folder only the owner may enter."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
 
@@ -464,7 +485,7 @@ def _measure_baselines(
     files: str = "",
     best_predictions: Path | None = None,
     all_predictions: Path | None = None,
-) -> SoloRecord:
+) -> BaselinesRecord:
     """Measure the baselines on one thread, write their file and return them.
 
     Args:
@@ -479,7 +500,7 @@ def _measure_baselines(
     predictions_by_name: dict[str, Scored] = {}
     with one_thread():
         results = _compare_baselines(config, data, predictions_by_name)
-    people: tuple[str, ...] = ()
+    people: tuple[str, ...] = ()  # IDs of the test rows
     training_rows = len(_select_training_rows(data))
     is_sample = training_rows > MAX_ROWS
     # A study stores influences, by person, for intervals over seeds; a run stores predictions.
@@ -493,7 +514,7 @@ def _measure_baselines(
             )
             for result in results
         ]
-    record = SoloRecord(
+    record = BaselinesRecord(
         settings=settings_digest(config),
         baselines=tuple(results),
         measure=config.measure,
@@ -517,9 +538,9 @@ def _measure_baselines(
 def round_influences(data: DataSettings, scored: Scored, measure: Measure) -> tuple[float, ...]:
     """Return the influence of each test row on the measure of these predictions, to four digits.
 
-    Studies store it for intervals over seeds whose test rows overlap. The result is empty where the
-    data set fixes its test rows, so that seeds differ by training alone, or where some influence is
-    not finite.
+    Studies store it for intervals over seeds whose test rows overlap. The result is empty where
+    some influence is not finite, or where the data set fixes its test rows: seeds then differ by
+    training alone.
     """
     if data.dataset in DATASETS and DATASETS[data.dataset].split:
         return ()
@@ -532,46 +553,68 @@ def round_influences(data: DataSettings, scored: Scored, measure: Measure) -> tu
 def _compare_baselines(
     config: Config, data: OwnData, predictions_by_name: dict[str, Scored]
 ) -> list[BaselineResult]:
-    """Return the result of every baseline: of regressions in the unit of the labels, or of
-    classifiers.
+    """Return the result of every baseline: of regressions, or of classifiers.
 
     `predictions_by_name`: dictionary that is filled with each baseline's test predictions.
+    """
+    is_regression = data.targets is not None
+    compare = _compare_run_regressions if is_regression else _compare_run_classifiers
+    return compare(config, data, predictions_by_name)
+
+
+def _flatten_rows(data: OwnData, rows: Tensor) -> FloatArray:
+    """Return the features of these B rows as a matrix, (B, F), with F numbers each."""
+    return np.asarray(data.table.features[rows].flatten(1).double().numpy())
+
+
+def _compare_run_regressions(
+    config: Config, data: OwnData, predictions_by_name: dict[str, Scored]
+) -> list[BaselineResult]:
+    """Return the result of every regression, in the unit of the labels.
+
+    `predictions_by_name`: dictionary that is filled with each regression's test predictions.
+    """
+    labels = data.table.labels
+    targets = data.targets
+    assert labels is not None
+    assert targets is not None
+    sampled = _sample_rows(data, config.seed, MAX_ROWS)
+    targets_n = targets.decode(labels[sampled])
+    truth_B = targets.decode(labels[data.test_rows])
+    are_counts = TASKS[config.task].learns_counts
+    if are_counts:  # labels are stored standardised: a count of 0 may decode just below 0
+        targets_n = targets_n.clamp(min=0)
+        truth_B = truth_B.clamp(min=0)
+    return compare_regressions(
+        _flatten_rows(data, sampled),
+        targets_n,
+        _flatten_rows(data, data.test_rows),
+        truth_B,
+        measure=MEASURES[config.measure],
+        seed=config.seed,
+        are_counts=are_counts,
+        predictions_by_name=predictions_by_name,
+    )
+
+
+def _compare_run_classifiers(
+    config: Config, data: OwnData, predictions_by_name: dict[str, Scored]
+) -> list[BaselineResult]:
+    """Return the result of every classifier.
+
+    `predictions_by_name`: dictionary that is filled with each classifier's test predictions.
     """
     table = data.table
     rows = data.train_rows
     labelled = data.labelled_rows
-    seed = config.seed
     assert table.labels is not None
-
-    def flatten_rows(rows: Tensor) -> FloatArray:
-        """Return the features of these rows as a matrix, (B, F)."""
-        return np.asarray(table.features[rows].flatten(1).double().numpy())
-
-    sampled = _sample_rows(data, seed, MAX_ROWS)
-    test_BF = flatten_rows(data.test_rows)
+    sampled = _sample_rows(data, config.seed, MAX_ROWS)
+    test_BF = _flatten_rows(data, data.test_rows)
     labels_B = table.labels[data.test_rows]
-    if data.targets is not None:
-        targets_n = data.targets.decode(table.labels[sampled])
-        truth_B = data.targets.decode(labels_B)
-        measure = MEASURES[config.measure]
-        are_counts = TASKS[config.task].learns_counts
-        if are_counts:  # a count of 0 is rounded as a standardised number
-            targets_n = targets_n.clamp(min=0)
-            truth_B = truth_B.clamp(min=0)
-        return compare_regressions(
-            flatten_rows(sampled),
-            targets_n,
-            test_BF,
-            truth_B,
-            measure=measure,
-            seed=seed,
-            are_counts=are_counts,
-            predictions_by_name=predictions_by_name,
-        )
     # Labelled rows outside the sample are left out; rows without a label remain.
     rows = rows[~torch.isin(rows, labelled) | torch.isin(rows, sampled)]
     if is_sampled(table.features) and len(rows) > MAX_ROWS:
-        rows = _sample_unlabelled_rows(rows, sampled, seed)
+        rows = _sample_unlabelled_rows(rows, sampled, config.seed)
     task = SoloTask.from_run(config, replace(data, labelled=sampled), rows)
     baselines = dict(every_baseline())
     if config.model.is_own:
@@ -579,7 +622,9 @@ def _compare_baselines(
         _, code_by_party = split_code(config, data.table.name, ())
         networks = OwnCode.from_file(code_by_party[data.table.name]).copy_networks()
         task = replace(task, family=networks)
-        if networks is None:  # it was handed in, and nothing makes it anew
+        if (
+            networks is None
+        ):  # the network was passed as an object, so no untrained copy can be made
             del baselines["network"]
     return compare_baselines(
         task, test_BF, labels_B.numpy(), baselines, predictions_by_name=predictions_by_name
@@ -597,9 +642,9 @@ def find_best_local(config: Config, data: OwnData) -> tuple[str, float]:
 def estimate_baseline_seconds(config: Config, data: VerticalData) -> float:
     """Estimate the seconds that the baselines of a run take on this machine.
 
-    Two samples of its rows are timed, of which the larger takes some ten seconds, and a line
-    through both is extended to all rows. Fits that the method shares with the baselines are
-    counted, too. Returns 0 where there are no baselines (`LEFT_OUT`, `NOT_IN_MEMORY`).
+    Two samples of its rows are timed, and a straight line through both times is extended to all
+    rows. The larger sample takes some ten seconds. Fits that the method shares with the baselines
+    are counted, too. Returns 0 where there are no baselines (`LEFT_OUT`, `NOT_IN_MEMORY`).
     """
     if config.dp_sgd is not None:
         return 0.0
@@ -629,8 +674,12 @@ def estimate_baseline_seconds(config: Config, data: VerticalData) -> float:
 
 
 def _select_training_rows(data: OwnData) -> Tensor:
-    """Return the rows that baselines learn from; a regression learns from labelled ones only."""
-    return data.train_rows if data.targets is None else data.labelled_rows
+    """Return the rows that baselines learn from.
+
+    A regression learns from labelled rows only, a classifier also from rows without a label.
+    """
+    is_regression = data.targets is not None
+    return data.labelled_rows if is_regression else data.train_rows
 
 
 def _sample_rows(data: OwnData, seed: int, maximum: int) -> Tensor:
@@ -638,22 +687,28 @@ def _sample_rows(data: OwnData, seed: int, maximum: int) -> Tensor:
 
     Every class keeps its share, and at least one row; a regression counts as one class.
     """
-    labelled_n = data.labelled_rows
+    labelled_n = data.labelled_rows  # positions of the n labelled rows
     if len(labelled_n) <= maximum or data.table.labels is None:
         return labelled_n
+    is_regression = data.targets is not None
+    classes_n = torch.zeros_like(labelled_n) if is_regression else data.table.labels[labelled_n]
     draw = np.random.default_rng(derive_seed(seed, "solo", "sample"))
     order_n = torch.from_numpy(draw.permutation(len(labelled_n)))
-    class_n = torch.zeros_like(labelled_n) if data.targets else data.table.labels[labelled_n]
-    shuffled_classes = pd.Series(class_n[order_n].numpy())
-    classes = shuffled_classes.groupby(shuffled_classes)
+    # In random order, the first rows of each class are chosen.
+    shuffled_classes = pd.Series(classes_n[order_n].numpy())
+    rows_by_class = shuffled_classes.groupby(shuffled_classes)
     share = maximum / len(labelled_n)
-    class_sample_sizes = np.ceil(share * classes.transform("size"))
-    is_chosen = classes.cumcount() < class_sample_sizes
-    return labelled_n[order_n[torch.tensor(is_chosen.to_numpy())]].sort().values
+    class_sample_sizes = np.ceil(share * rows_by_class.transform("size"))
+    is_chosen = rows_by_class.cumcount() < class_sample_sizes
+    chosen = order_n[torch.tensor(is_chosen.to_numpy())]
+    return labelled_n[chosen].sort().values
 
 
 def _sample_unlabelled_rows(rows: Tensor, labelled: Tensor, seed: int) -> Tensor:
-    """Return all labelled rows and random others of `rows`, `MAX_ROWS` in all, ascending."""
+    """Return all labelled rows and random others of `rows`, `MAX_ROWS` in all, ascending.
+
+    `rows`: positions of labelled and unlabelled rows. `labelled`: positions of the labelled ones.
+    """
     unlabelled = rows[~torch.isin(rows, labelled)]
     draw = np.random.default_rng(derive_seed(seed, "solo", "unlabelled"))
     order = torch.from_numpy(draw.permutation(len(unlabelled)))
@@ -672,11 +727,13 @@ def compare_regressions(
     are_counts: bool = False,
     predictions_by_name: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:
-    """Return the results of all regressions: validation by five-fold predictions, test by a fit on
-    all labelled rows.
+    """Return the results of all regressions.
+
+    Each is validated by five-fold predictions, and tested after a fit on all labelled rows.
 
     Args:
-        features_nF: features of the n labelled rows; rows of any shape are flattened.
+        features_nF: features of the n labelled rows, F numbers each; rows of any shape are
+            flattened.
         targets_n: labels of these rows.
         test_features_BF, test_targets_B: features and labels of the test rows.
         measure: measure of the predictions.
@@ -687,13 +744,7 @@ def compare_regressions(
 
     Raises DataError: fewer than four rows have a label.
     """
-    from sklearn.dummy import DummyRegressor
-    from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
-    from sklearn.kernel_approximation import RBFSampler
-    from sklearn.linear_model import PoissonRegressor, RidgeCV
     from sklearn.model_selection import KFold, cross_val_predict
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
     x_nF, y_n, x_BF, y_B = (
         np.asarray(values, dtype=np.float64)
@@ -708,41 +759,20 @@ def compare_regressions(
             f"{_FEWEST_LABELS} or more"
         )
 
-    def derive_state(purpose: str) -> int:
-        """Return a seed for one model, of 32 bits, as scikit-learn takes."""
-        return derive_seed(seed, "solo", purpose) % 2**32
-
-    ridge = RidgeCV(alphas=_RIDGE_PENALTIES)
-    cosines = RBFSampler(gamma="scale", n_components=_COSINES, random_state=derive_state("cosines"))
-    # Small trees and leaves, since few rows may have a label.
-    models: dict[str, Any] = {
-        "ridge": make_pipeline(StandardScaler(), ridge),
-        "cosines": make_pipeline(StandardScaler(), cosines, ridge),
-        "gradient_boosting": HistGradientBoostingRegressor(
-            max_iter=60,
-            max_leaf_nodes=8,
-            min_samples_leaf=min(max(count // 8, 1), 20),
-            early_stopping=False,
-            random_state=derive_state("gradient_boosting"),
-        ),
-        "random_forest": RandomForestRegressor(
-            n_estimators=200, min_samples_leaf=3, random_state=derive_state("random_forest")
-        ),
-        "mean": DummyRegressor(),
-    }
+    models = _make_regressors(count, seed)
     titles = dict(REGRESSORS)
     if are_counts:
-        models["poisson"] = make_pipeline(StandardScaler(), PoissonRegressor(max_iter=1000))
+        models["poisson"] = _make_poisson_regressor()
         titles |= {"poisson": "Poisson regression"}
-    folds = KFold(min(_FOLDS, count), shuffle=True, random_state=derive_state("folds"))
+    folds = KFold(min(_FOLDS, count), shuffle=True, random_state=_derive_state(seed, "folds"))
     results = []
-    score = partial(Scored, are_counts=are_counts)
+    make_scored = partial(Scored, are_counts=are_counts)
     for done, (name, title) in enumerate(titles.items()):
         report_work(_WORK_NAME, done, len(titles), title)
         predicted_n = cross_val_predict(models[name], x_nF, y_n, cv=folds)
-        validation = measure.compute_value(score(truth=y_n, scores=predicted_n))
+        validation = measure.compute_value(make_scored(truth=y_n, scores=predicted_n))
         predicted_B = models[name].fit(x_nF, y_n).predict(x_BF)
-        scored = score(truth=y_B, scores=predicted_B)
+        scored = make_scored(truth=y_B, scores=predicted_B)
         _store_predictions(predictions_by_name, name, scored)
         results.append(
             BaselineResult(
@@ -756,6 +786,54 @@ def compare_regressions(
     return results
 
 
+def _derive_state(seed: int, purpose: str) -> int:
+    """Return a seed for one model, of 32 bits, as scikit-learn takes."""
+    return derive_seed(seed, "solo", purpose) % 2**32
+
+
+def _make_regressors(count: int, seed: int) -> dict[str, Any]:
+    """Return the untrained models of `REGRESSORS` by name.
+
+    `count`: number of labelled rows. `seed`: seed of random models.
+    """
+    from sklearn.dummy import DummyRegressor
+    from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+    from sklearn.kernel_approximation import RBFSampler
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    ridge = RidgeCV(alphas=_RIDGE_PENALTIES)
+    cosines = RBFSampler(
+        gamma="scale", n_components=_COSINES, random_state=_derive_state(seed, "cosines")
+    )
+    # Small trees and leaves, since few rows may have a label.
+    return {
+        "ridge": make_pipeline(StandardScaler(), ridge),
+        "cosines": make_pipeline(StandardScaler(), cosines, ridge),
+        "gradient_boosting": HistGradientBoostingRegressor(
+            max_iter=60,
+            max_leaf_nodes=8,
+            min_samples_leaf=min(max(count // 8, 1), 20),
+            early_stopping=False,
+            random_state=_derive_state(seed, "gradient_boosting"),
+        ),
+        "random_forest": RandomForestRegressor(
+            n_estimators=200, min_samples_leaf=3, random_state=_derive_state(seed, "random_forest")
+        ),
+        "mean": DummyRegressor(),
+    }
+
+
+def _make_poisson_regressor() -> Any:
+    """Return an untrained Poisson regression on standardised features."""
+    from sklearn.linear_model import PoissonRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), PoissonRegressor(max_iter=1000))
+
+
 def compare_baselines(
     task: SoloTask,
     test_BF: FloatArray,
@@ -764,20 +842,22 @@ def compare_baselines(
     *,
     predictions_by_name: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:
-    """Return the results of all classifiers: validation by cross-validation, test by a fit on all
-    labelled rows.
+    """Return the results of all classifiers.
+
+    Each is validated by cross-validation over the labelled rows, and tested after a fit on all of
+    them.
 
     Args:
         task: training rows and labels of the active, and the measure.
-        test_BF, labels_B: features of the test rows, and their classes.
+        test_BF, labels_B: features of the B test rows, F numbers each, and their classes.
         baselines: classifiers to compare, by name.
-        predictions_by_name: dictionary that is filled with each baseline's test predictions; None:
-            they are not needed.
+        predictions_by_name: dictionary that is filled with each classifier's test predictions;
+            None: they are not needed.
 
     Raises ModelError: the run's own network diverged or cannot take such rows.
     """
     results = []
-    task = task.with_few_rows
+    task = task.with_few_rows  # as many labelled rows as cross-validation can afford
     with cache_fits():
         for done, (name, baseline) in enumerate(baselines.items()):
             report_work(_WORK_NAME, done, len(baselines), baseline.title)
@@ -808,13 +888,15 @@ def compare_baselines(
 def _store_predictions(
     predictions_by_name: dict[str, Scored] | None, name: str, scored: Scored
 ) -> None:
-    """Store the test predictions of one baseline unless the caller wants none (None)."""
+    """Add the test predictions of one baseline to a dictionary; None: the caller does not need
+    them.
+    """
     if predictions_by_name is not None:
         predictions_by_name[name] = scored
 
 
 def measure_gain(
-    folder: RunFolder, config: Config, solo: SoloRecord, positions: Tensor | None = None
+    folder: RunFolder, config: Config, solo: BaselinesRecord, positions: Tensor | None = None
 ) -> RunGain | None:
     """Return the gain of a run's model over the best baseline on the same test rows.
 
@@ -839,10 +921,11 @@ def measure_gain(
     if solo.measure != outcome.measure:
         return None
     model = load_scores(folder, variant, threshold=outcome.threshold)
-    baseline = load_scores(folder, best.name, threshold=None, alone=True)
+    baseline = load_scores(folder, best.name, threshold=None, alone=True)  # of local models
     if model is None or baseline is None:
         return _compute_gain_without_scores(config, outcome, solo)
-    # Either may have predicted fewer rows than the other; both are reduced to the common ones.
+    # Either may have predicted fewer rows than the other: the baseline a sample of the test rows,
+    # the model the rows that all parties know. Both are reduced to the common rows.
     if positions is not None and len(positions) == len(baseline.truth) < len(model.truth):
         model = model.select_rows(positions.numpy())
     tested = load_tested_rows(folder)
@@ -864,13 +947,13 @@ def measure_gain(
 
 
 def _compute_gain_without_scores(
-    config: Config, outcome: Outcome, solo: SoloRecord
+    config: Config, outcome: Outcome, solo: BaselinesRecord
 ) -> RunGain | None:
-    """Return the gain from the stored measures of a run and of its local models, without an
+    """Return the gain from the stored measures of a run and of its best local model, without an
     interval.
 
-    None if model and baseline were measured on different numbers of test rows, or the number is
-    not known.
+    Returns None if the two were measured on different numbers of test rows, or if the number is not
+    known.
     """
     variant = next(iter(outcome.accuracy))
     rows = count_measured_rows(config, outcome, variant)
@@ -889,27 +972,30 @@ def _compute_gain_without_scores(
 
 
 def train_without_votes(config: Config, data: VerticalData) -> Student:
-    """Train the student (the active's model) of a run with votes, on its prior only.
+    """Train the student (the active's model) of a run with votes, on the active's own predictions
+    only.
 
-    The prior is the active's own class probabilities. This is the ablation without help: the same
-    student, with no votes (class scores) of passives.
+    The student's targets are its prior: the class probabilities of the active's own labeller. This
+    is the ablation without help: the same student, without votes (class scores) of passives.
     """
     name = data.active.name
     inputs = SimulationInputs(config=config, data=data)
+    # The active takes part alone: it has no links to passives.
     context = inputs.build_context(name, fresh_secrets(config, name), {})
     student = Student(context, torch.arange(len(data.active.ids)))
-    weighed = weigh_votes(None, student, find_configured_prior(config), seed=config.seed)
-    student.fit_to_labels(weighed.likely)
+    prior = find_configured_prior(config)
+    targets = weigh_votes(None, student, prior, seed=config.seed)  # None: there are no votes
+    student.fit_to_labels(targets.likely)
     train_student(student, config)
     return student
 
 
-def load_solo(config: Config, path: Path) -> SoloRecord:
+def load_solo(config: Config, path: Path) -> BaselinesRecord:
     """Read a file of baselines.
 
     Raises CheckpointError: the file is no file of baselines, or of other data or settings.
     """
-    record = load_json(path, SoloRecord)
+    record = load_json(path, BaselinesRecord)
     if record.settings != settings_digest(config):
         raise CheckpointError(
             f"{path} holds solo baselines of other data or settings; remove it and measure again"

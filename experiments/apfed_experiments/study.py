@@ -24,9 +24,10 @@ import torch
 from joblib import Parallel, delayed
 
 from apfed_attacks.headlines import Direction
+from apfed_attacks.interface import AttackResult
 from apfed_experiments.finished import FinishedRun, load_finished_run, mount_attacks
 from apfed_experiments.solo import (
-    SoloRecord,
+    BaselinesRecord,
     load_or_measure_baselines,
     load_solo,
     make_fit_store,
@@ -66,8 +67,8 @@ from secure_apfed.solo.interface import use_fit_store
 
 OnDone: TypeAlias = Callable[[int, int], None]
 """Function that is called with the number of finished trials and of all trials."""
-Figures: TypeAlias = Iterator[Mapping[str, Any]]
-"""Metrics of one run as rows, with the columns of `iter_figures`."""
+MetricRows: TypeAlias = Iterator[Mapping[str, Any]]
+"""Metrics of one run as rows, with the columns of `iter_metric_rows`."""
 MASKED: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
 STUDENT: Mapping[str, Any] = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
 """Settings that studies share: sums that hide a passive's part, and the student of votes."""
@@ -78,7 +79,10 @@ _SHARED_ALIGNMENTS: dict[str, PastAlignment] = {}
 
 
 def describe_missing_data(config: Config) -> str:
-    """Return why the data of a run are not available here; empty if they are."""
+    """Return why the data of a run are not available on this machine; empty if they are.
+
+    The data are loaded only to see whether that raises an error.
+    """
     try:
         load_data(config.data, seed=0)
     except DataError as error:
@@ -93,7 +97,7 @@ def base_config(name: str) -> Config:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Line:
+class StudyRow:
     """A row of a study's table, and how its runs differ from those of other rows.
 
     Attributes:
@@ -135,7 +139,10 @@ class TrialOutcome(Outcome):
 
 
 def measure_outcome(config: Config, data: VerticalData) -> TrialOutcome:
-    """Run these settings on these tables without a run folder; return the metrics to store."""
+    """Run these settings on these tables without a run folder, and return the metrics to store.
+
+    This is how points whose runs store metrics only (`Point.figures_only`) are measured.
+    """
     began = time.monotonic()
     result = run(config, None, data=data)
     aligned = result.recording.alignment.get(data.active.name, ())
@@ -170,15 +177,16 @@ class Point:
         folder: folder in which the runs are stored.
         figures_only: whether each run is one small file of metrics in place of a run folder; such
             runs are not attacked.
-        solo_config: run whose network and training the local models use; None: `config`.
+        solo_config: settings whose network and training the local models use; None: `config`.
         centralised: whether the active holds all features in one table. Only metrics are stored,
             since a run folder would look like a run of the active alone.
         party_seeds: origin of the parties' seeds, whatever `config` says; by default a repeated
             study gives the same metrics.
-        line: row of the study's table that the point belongs to.
-        tables: function that returns the tables of a seed; None: those that `config` names.
-        measure: function that runs a configuration on tables and returns the metrics, where only
-            metrics are stored.
+        study_row: row of the study's table that shows this point; None: the study makes its rows
+            otherwise.
+        tables: function from a seed to the parties' tables; None: those that `config` names.
+        measure: function that runs a configuration on tables and returns the metrics. It is called
+            only where runs store nothing but metrics.
     """
 
     config: Config
@@ -187,7 +195,7 @@ class Point:
     solo_config: Config | None = None
     centralised: bool = False
     party_seeds: PartySeeds = "shared_for_comparison"
-    line: Any = None
+    study_row: Any = None
     tables: Callable[[int], VerticalData] | None = None
     measure: Callable[[Config, VerticalData], TrialOutcome] = measure_outcome
 
@@ -197,6 +205,7 @@ class Point:
         return self.config.name
 
     def make_trial(self, seed: int) -> "Trial":
+        """Return the run of this point with one seed."""
         return Trial(self, seed)
 
     def load_tables(self, seed: int) -> VerticalData:
@@ -209,13 +218,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a point, with its seed."""
+    """One run of a study: a point (choice of settings) with its seed."""
 
     point: Point
     seed: int
 
     @property
     def name(self) -> str:
+        """Return the name of the run, also the name of its folder or file."""
         return f"{self.point.name}-seed{self.seed}"
 
     @property
@@ -230,39 +240,43 @@ class Trial:
 
     @property
     def solo_config(self) -> Config:
-        """Return the configuration of the local models: without private labels and DP-SGD, since
-        nothing is sent.
+        """Return the settings that measure the active's local models for this trial.
+
+        Private labels and DP-SGD are switched off, since a local model sends nothing.
         """
         public_settings = {"seed": self.seed, "labels": LabelSettings(), "dp_sgd": None}
         return (self.point.solo_config or self.config).model_copy(update=public_settings)
 
     @property
-    def keeps_figures(self) -> bool:
-        """Return whether the trial is a file of metrics in place of a run folder."""
+    def stores_only_metrics(self) -> bool:
+        """Return whether the trial's path is a file of metrics in place of a run folder."""
         return self.point.figures_only or self.point.centralised
 
     @property
     def path(self) -> Path:
-        return self.point.folder / (f"{self.name}.json" if self.keeps_figures else self.name)
+        """Return the run's folder, or its file of metrics."""
+        return self.point.folder / (f"{self.name}.json" if self.stores_only_metrics else self.name)
 
     @property
-    def settings(self) -> str:
-        """Return the SHA-256 digest of what the metrics depend on, except the code: settings that
-        differ from the defaults, and the files of users' own tables.
+    def settings_digest(self) -> str:
+        """Return the SHA-256 digest of what the metrics depend on, except the code.
+
+        It covers the settings that differ from the defaults, and the files of users' own tables.
         """
         settings = self.config.model_dump_json(exclude_defaults=True) + str(self.point.centralised)
         settings += files_digest(self.config.data)
         return hashlib.sha256(settings.encode()).hexdigest()
 
     def measure(self) -> TrialOutcome:
+        """Run the trial without a run folder, and return the metrics to store."""
         return self.point.measure(self.config, self.point.load_tables(self.seed))
 
     def refuse_another_run(self) -> None:
         """Raise CheckpointError if the trial's path holds a run of other settings."""
-        if self.keeps_figures:
+        if self.stores_only_metrics:
             if self.path.exists():
                 # Called for its exception: it raises if the stored settings differ.
-                _load_figures(self.path, _StoredOutcome, self.settings)
+                _load_metrics(self.path, _StoredOutcome, self.settings_digest)
             return
         folder = RunFolder(self.path)
         begun = folder.result.exists() or can_resume(self.path, self.config)
@@ -272,13 +286,17 @@ class Trial:
             )
 
 
-class StoredFigures(Written):
-    """A small file of metrics, with the digest of what they depend on, except the code."""
+class StoredMetrics(Written):
+    """A file of metrics.
+
+    Attributes:
+        settings: digest of all that the metrics depend on, except the code.
+    """
 
     settings: str
 
 
-_K = TypeVar("_K", bound=StoredFigures)
+_K = TypeVar("_K", bound=StoredMetrics)
 _T = TypeVar("_T")
 
 
@@ -291,7 +309,7 @@ def measure_once(
         path: file of the metrics.
         kind: class of the stored metrics.
         settings: digest of the settings that the metrics depend on.
-        measure: function that returns the fields of `kind` except the digest.
+        measure: function that returns all fields of `kind` except the digest, by name.
 
     Raises CheckpointError: the file holds something else, or metrics of other settings.
     """
@@ -300,11 +318,11 @@ def measure_once(
             stored = kind(settings=settings, **measure())
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, to_json(stored.model_dump(exclude_unset=True)).encode())
-    return _load_figures(path, kind, settings)
+    return _load_metrics(path, kind, settings)
 
 
-def _load_figures(path: Path, kind: type[_K], settings: str) -> _K:
-    """Return stored metrics.
+def _load_metrics(path: Path, kind: type[_K], settings: str) -> _K:
+    """Return the metrics stored at `path`.
 
     `kind`: class of the stored metrics. `settings`: digest of the settings that they must have.
 
@@ -325,10 +343,11 @@ def _load_figures(path: Path, kind: type[_K], settings: str) -> _K:
 
 @contextmanager
 def _prepare_measurement(folder: Path) -> Iterator[None]:
-    """Prepare the block for a measurement: one thread, shared fits, and fewer warnings.
+    """Prepare the block for a measurement: one thread, stored fits, and fewer warnings.
 
-    Models that several runs of the study fit are stored in `folder`. Warnings of unsafe choices, of
-    help without gain and of narrow tables are off, since the study's tables show the same.
+    Models that several runs of the study fit are fitted once and stored in `folder`. Warnings of
+    unsafe choices, of help without gain and of narrow tables are off, since the study's tables show
+    the same.
     """
     with one_thread(), warnings.catch_warnings(), use_fit_store(make_fit_store(folder)):
         for category in (UnsafeChoiceWarning, NoHelpWarning, NarrowTableWarning):
@@ -336,7 +355,9 @@ def _prepare_measurement(folder: Path) -> Iterator[None]:
         yield
 
 
-class _StoredOutcome(StoredFigures):
+class _StoredOutcome(StoredMetrics):
+    """The stored outcome of a trial of which only metrics are stored."""
+
     outcome: TrialOutcome
 
 
@@ -346,32 +367,54 @@ def finish_trial(trial: Trial) -> FinishedRun:
     Raises CheckpointError: the folder is a link or holds other settings. Errors of the run itself
     are passed on.
     """
+    # Runs of one data set and seed have the same people, so they share one alignment.
     with share_alignments(_SHARED_ALIGNMENTS):
-        if trial.keeps_figures:
-            stored = measure_once(
-                trial.path, _StoredOutcome, trial.settings, lambda: {"outcome": trial.measure()}
+        if trial.stores_only_metrics:
+            return _finish_metrics(trial)
+        _finish_run_folder(trial)
+    return _load_trial(trial)
+
+
+def _finish_metrics(trial: Trial) -> FinishedRun:
+    """Return the metrics of a trial that stores nothing else, measured unless they are stored."""
+    stored = measure_once(
+        trial.path, _StoredOutcome, trial.settings_digest, lambda: {"outcome": trial.measure()}
+    )
+    return FinishedRun(
+        config=trial.config,
+        outcome=stored.outcome,
+        attacks=None,
+        solo=_select_tested_solo(trial, stored.outcome),
+        influence=stored.outcome.influence,
+    )
+
+
+def _finish_run_folder(trial: Trial) -> None:
+    """Run and attack a trial, as far as its run folder lacks that.
+
+    Raises CheckpointError: the folder is a link or holds other settings.
+    """
+    own_subfolder(trial.path)
+    trial.refuse_another_run()
+    recording = None  # a run of this process; otherwise the attacks load it from the folder
+    with _prepare_measurement(trial.point.folder):
+        if not RunFolder(trial.path).result.exists():
+            resume = can_resume(trial.path, trial.config)
+            data = load_seed_tables(trial.config.data, trial.seed)
+            recording = run(trial.config, trial.path, data=data, resume=resume).recording
+        if not (trial.path / "attacks.json").exists():
+            mount_attacks(
+                trial.path,
+                data=load_seed_tables(trial.config.data, trial.seed),
+                recording=recording,
             )
-            return FinishedRun(
-                config=trial.config,
-                outcome=stored.outcome,
-                attacks=None,
-                solo=_select_tested_solo(trial, stored.outcome),
-                influence=stored.outcome.influence,
-            )
-        own_subfolder(trial.path)
-        trial.refuse_another_run()
-        recording = None
-        with _prepare_measurement(trial.point.folder):
-            if not RunFolder(trial.path).result.exists():
-                resume = can_resume(trial.path, trial.config)
-                data = load_seed_tables(trial.config.data, trial.seed)
-                recording = run(trial.config, trial.path, data=data, resume=resume).recording
-            if not (trial.path / "attacks.json").exists():
-                mount_attacks(
-                    trial.path,
-                    data=load_seed_tables(trial.config.data, trial.seed),
-                    recording=recording,
-                )
+
+
+def _load_trial(trial: Trial) -> FinishedRun:
+    """Return the run in a finished trial's folder.
+
+    Local models, and the influence of each test row on the run's measure, are added.
+    """
     finished = load_finished_run(trial.path)
     outcome = finished.outcome
     folder = RunFolder(trial.path)
@@ -396,32 +439,34 @@ def _store_solo(config: Config, path: Path, *, with_scores: bool) -> None:
 
 
 def load_seed_tables(settings: DataSettings, seed: int) -> VerticalData:
-    """Return the tables of a run, which are cached for other runs on the same data and seed."""
+    """Return the tables of a run; they are cached for other runs on the same data and seed."""
     return _load_seed_data(settings.model_dump_json(), seed)
 
 
 @lru_cache(maxsize=2)
 def _load_seed_data(settings: str, seed: int) -> VerticalData:
+    """Return the tables of a run from its settings as JSON, which the cache can compare."""
     return load_data(DataSettings.model_validate_json(settings), seed=seed)
 
 
-def _load_solo(trial: Trial) -> SoloRecord | None:
+def _load_solo(trial: Trial) -> BaselinesRecord | None:
     """Return the local models on the trial's data; None: the study has not measured them."""
     path = solo_file(trial.solo_config, trial.point.folder)
     return load_solo(trial.solo_config, path) if path.is_file() else None
 
 
-def _select_tested_solo(trial: Trial, outcome: Outcome) -> SoloRecord | None:
-    """Return the local models, measured on the test rows on which the trial's model was measured.
+def _select_tested_solo(trial: Trial, outcome: Outcome) -> BaselinesRecord | None:
+    """Return the local models, measured on the same test rows as the trial's model.
 
-    Joint inference may be measured on fewer test rows than the active has. None: local models were
-    not measured, or these rows are not known.
+    Joint inference may be measured on fewer test rows than the active has. Returns None if local
+    models were not measured, or if these rows are not known.
     """
     solo = _load_solo(trial)
-    rows = count_measured_rows(trial.config, outcome, next(iter(outcome.accuracy)))
+    own_inference = next(iter(outcome.accuracy))  # the method's own comes first
+    rows = count_measured_rows(trial.config, outcome, own_inference)
     if solo is None or rows is None or rows == outcome.test_rows:
         return solo
-    tested = None if trial.keeps_figures else load_tested_rows(RunFolder(trial.path))
+    tested = None if trial.stores_only_metrics else load_tested_rows(RunFolder(trial.path))
     if tested is None or int(tested.sum()) != rows:
         return None
     return restrict_solo(solo, solo_file(trial.solo_config, trial.point.folder), tested)
@@ -429,13 +474,18 @@ def _select_tested_solo(trial: Trial, outcome: Outcome) -> SoloRecord | None:
 
 @dataclass(frozen=True)
 class Failure:
-    """A trial that ended with an error; the next start of the study tries it again."""
+    """A trial that ended with an error; the next start of the study tries it again.
+
+    Attributes:
+        trial, message: name of the trial, and the error's class and text.
+    """
 
     trial: str
     message: str
 
     @property
     def point(self) -> str:
+        """Return the name of the trial's point (choice of settings)."""
         return self.trial.rpartition("-seed")[0]
 
 
@@ -461,10 +511,10 @@ def run_tasks(
     """Run tasks in worker processes, and return their results by name.
 
     Args:
-        tasks: name and call of each; the next one is requested when a worker is free.
-        total: number of tasks, for `on_done`.
+        tasks: name and function of each task; the next one is requested when a worker is free.
+        total: number of tasks, passed on to `on_done`.
         jobs: number of worker processes.
-        on_done: function that is called after each task.
+        on_done: function of the numbers of finished tasks and of all, called after each task.
     """
     results: dict[str, _T] = {}
     parallel = Parallel(
@@ -473,8 +523,8 @@ def run_tasks(
     with warnings.catch_warnings():
         # joblib replaces a worker whose memory has grown between two tasks; no result is lost.
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
-        # Workers have read no settings: they get the user's modules that the caller's settings
-        # name.
+        # A worker refuses user code that no settings named. It has read no settings itself, so it
+        # gets the import paths that the caller's settings named.
         own_modules = list_noted_code()
         calls = (delayed(_run_task)(*task, own_modules=own_modules) for task in tasks)
         for name, result in parallel(calls):
@@ -484,7 +534,7 @@ def run_tasks(
 
 
 def _run_task(name: str, task: Callable[[], _T], *, own_modules: Iterable[str]) -> tuple[str, _T]:
-    """Return a task's name and its result, computed in a worker.
+    """Run a task in a worker process, and return its name and result.
 
     `own_modules`: import paths of the user's own code, which the task may import.
     """
@@ -493,7 +543,7 @@ def _run_task(name: str, task: Callable[[], _T], *, own_modules: Iterable[str]) 
     return name, task()
 
 
-def iter_figures(run: FinishedRun) -> Figures:
+def iter_metric_rows(run: FinishedRun) -> MetricRows:
     """Yield a row for each mode of inference, each local model and each attack that applied.
 
     Columns:
@@ -510,6 +560,7 @@ def iter_figures(run: FinishedRun) -> Figures:
 
     Local models measured on other test rows than the method's own inference are left out.
     """
+    # IDs of the test rows' people; only the file of local models stores them.
     people = () if run.solo is None else run.solo.people
     row_counts = {
         name: count_measured_rows(run.config, run.outcome, name) for name in run.outcome.scores
@@ -517,26 +568,34 @@ def iter_figures(run: FinishedRun) -> Figures:
     own_inference = next(iter(row_counts))
     own_rows = row_counts[own_inference]
     for name, score in run.outcome.scores.items():
-        figures = {
+        columns = {
             "name": name,
             "metric": run.outcome.measure,
             "score": score,
             "rows": row_counts[name],
         }
         influence = run.influence if name == own_inference else ()
-        yield {"target": "task", **figures, "influence": _index_influence(influence, people)}
+        yield {"target": "task", **columns, "influence": _index_influence(influence, people)}
     if run.solo is not None and _has_as_many_rows(run.solo, run.outcome, own_rows):
         for solo_baseline in run.solo.baselines:
-            figures = {
+            columns = {
                 "name": solo_baseline.name,
                 "metric": run.solo.measure,
                 "score": solo_baseline.test,
                 "rows": own_rows,
                 "influence": _index_influence(solo_baseline.influence, people),
             }
-            yield {"target": "solo", **figures, "baseline": solo_baseline.validation}
-    for attack in run.attacks or ():
-        # An attack that did not apply, or whose metric is not defined, has no row.
+            yield {"target": "solo", **columns, "baseline": solo_baseline.validation}
+    yield from _iter_attack_rows(run.attacks or ())
+
+
+def _iter_attack_rows(attacks: Iterable[AttackResult]) -> MetricRows:
+    """Yield a row for each attack result that has a finite advantage over its best baseline.
+
+    Others did not apply to the run, or their metric is not defined. `iter_metric_rows` names the
+    columns.
+    """
+    for attack in attacks:
         if attack.advantage is None or not math.isfinite(attack.advantage):
             continue
         metric = str(attack.metric)
@@ -551,11 +610,11 @@ def iter_figures(run: FinishedRun) -> Figures:
         }
 
 
-def _has_as_many_rows(solo: SoloRecord, outcome: Outcome, rows: int | None) -> bool:
-    """Return whether local models were measured on as many test rows as the run's model.
+def _has_as_many_rows(solo: BaselinesRecord, outcome: Outcome, rows: int | None) -> bool:
+    """Return whether the local models were measured on as many test rows as the run's model.
 
-    `rows`: number of test rows of the run's model; None: not known. A number that older files lack
-    is taken for equal.
+    `rows`: number of test rows of the run's model; None: not known. A number that is not known,
+    as in files of older versions, counts as equal.
     """
     solo_rows = outcome.test_rows if solo.rows is None else solo.rows
     return rows is None or solo_rows is None or rows == solo_rows
@@ -576,25 +635,26 @@ class Results:
 
     Attributes:
         table: a row for each metric of each run, seed by seed. Columns: point, seed, those of
-            `iter_figures`, epsilons, releases, bytes and use of help of the run, and shared, the
-            correlation of two seeds' metrics (`estimate_seed_correlation`).
+            `iter_metric_rows`, epsilons, releases, bytes and use of help of the run, and shared,
+            the correlation of two seeds' metrics (`estimate_seed_correlation`).
     """
 
     table: pd.DataFrame
     failures: tuple[Failure, ...] = ()
 
     def select_rows(self, point: Point) -> pd.DataFrame:
+        """Return the rows of one point (choice of settings), of all its seeds."""
         return self.table[self.table["point"] == point.name]
 
 
 def collect_results(
     finished: Iterable[tuple[Trial, FinishedRun | Failure]],
     *,
-    figures: Callable[[FinishedRun], Figures] = iter_figures,
+    list_metrics: Callable[[FinishedRun], MetricRows] = iter_metric_rows,
 ) -> Results:
     """Return the table of the metrics of all finished runs, and the failures.
 
-    `finished`: trials with their runs. `figures`: function that returns the rows of a run.
+    `finished`: trials with their runs. `list_metrics`: function that returns the rows of a run.
     """
     rows: list[dict[str, Any]] = []
     failures: list[Failure] = []
@@ -606,6 +666,7 @@ def collect_results(
         passives = result.outcome.contributions.values()
         labelled = outcome.labelled_rows or 0
         test = outcome.test_rows or 0
+        help_decision = outcome.help  # None: the method does not decide whether it uses help
         # Files of older versions hold the number of aligned rows only.
         train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
         row_counts = {"train": train, "test": test}
@@ -616,19 +677,20 @@ def collect_results(
             "epsilon_y": outcome.privacy.epsilon_y,
             "releases": outcome.privacy.releases or 0,
             "wire_bytes": outcome.wire_bytes,
-            "help_used": None if outcome.help is None else outcome.help.is_in_use,
-            "help_averaged": None if outcome.help is None else outcome.help.averaged,
+            "help_used": None if help_decision is None else help_decision.is_in_use,
+            "help_averaged": None if help_decision is None else help_decision.averaged,
             # Largest privacy cost that a passive recorded for one person; infinite without noise.
             "epsilon_passives": max((account.epsilon for account in passives), default=math.inf),
             "shared": estimate_seed_correlation(trial.config.data, **row_counts) if train else 0.0,
         }
-        rows += [{**run_columns, **figure} for figure in figures(result)]
+        rows += [{**run_columns, **metrics} for metrics in list_metrics(result)]
     return Results(pd.DataFrame(rows), tuple(failures))
 
 
 def list_trials(points: Sequence[Point], seeds: Sequence[int]) -> list[Trial]:
-    """Return the trials of all points and seeds, ordered by seed, so that a stopped study has
-    complete seeds.
+    """Return the trials of all points and seeds.
+
+    They are ordered by seed, so that a study that is stopped has complete seeds.
     """
     return [point.make_trial(seed) for seed in seeds for point in points]
 
@@ -640,7 +702,7 @@ def run_points(
     jobs: int = 1,
     on_done: OnDone = lambda done, total: None,
     keep_going: bool = False,
-    figures: Callable[[FinishedRun], Figures] = iter_figures,
+    list_metrics: Callable[[FinishedRun], MetricRows] = iter_metric_rows,
     solo: bool = False,
     later: Sequence[Point] = (),
 ) -> Results:
@@ -652,18 +714,18 @@ def run_points(
         jobs: number of processes, with one thread each.
         on_done: function that is called after each trial.
         keep_going: whether an error for users makes a trial a failure; else it ends the study.
-        figures: function that returns the rows of a run.
+        list_metrics: function that returns the rows of a run.
         solo: whether local models are measured, too, once for all runs on the same data.
         later: points that will be run later and need the same local models.
 
     Raises CheckpointError: a trial's path holds another run. Other errors of a trial are passed on.
     """
     trials = list_trials(points, seeds)
-    solo_configs = {
-        solo_file(trial.solo_config, trial.point.folder): trial.solo_config
-        for trial in trials
-        if solo
-    }
+    solo_configs: dict[Path, Config] = {}
+    if solo:
+        solo_configs = {
+            solo_file(trial.solo_config, trial.point.folder): trial.solo_config for trial in trials
+        }
     # Joint inference may be measured on some test rows only: then local models' predictions are
     # stored, to measure them on these rows.
     files_with_scores = {
@@ -690,13 +752,16 @@ def run_points(
         result = results[trial.name]
         if isinstance(result, FinishedRun) and result.solo is None:
             results[trial.name] = replace(result, solo=_select_tested_solo(trial, result.outcome))
-    return collect_results(((trial, results[trial.name]) for trial in trials), figures=figures)
+    return collect_results(
+        ((trial, results[trial.name]) for trial in trials), list_metrics=list_metrics
+    )
 
 
 def shuffle_passives_rows(data: VerticalData, *, seed: int) -> VerticalData:
-    """Return the data where each passive's rows are randomly assigned to other people.
+    """Return the data with each passive's rows randomly assigned to other people.
 
-    The passives' rows then carry no information on the active's people.
+    The passives' rows then carry no information on the active's people: this is the ablation
+    without help, with messages of the same sizes.
     """
     passives = []
     for table in data.passives:
@@ -708,6 +773,8 @@ def shuffle_passives_rows(data: VerticalData, *, seed: int) -> VerticalData:
 
 def centralise_data(data: VerticalData) -> VerticalData:
     """Return the data with one table, the active's, which has all parties' features of its people.
+
+    Columns are joined side by side, strips of images from top to bottom.
 
     Raises DataError: a passive lacks some of these people, or the views do not make one table.
     """
@@ -726,12 +793,14 @@ def centralise_data(data: VerticalData) -> VerticalData:
         for table in tables
         if isinstance(table.encoding, ImageEncoding)
     ]
-    parts = [table.encoding for table in tables if isinstance(table.encoding, ColumnEncoding)]
-    if strips and parts:
+    column_encodings = [
+        table.encoding for table in tables if isinstance(table.encoding, ColumnEncoding)
+    ]
+    if strips and column_encodings:
         raise DataError("images and tables of columns do not make one table")
-    if parts:
+    if column_encodings:
         encoding: FeatureEncoding = ColumnEncoding(
-            columns=tuple(column for part in parts for column in part.columns)
+            columns=tuple(column for part in column_encodings for column in part.columns)
         )
         features = torch.cat([table.features for table in tables], dim=1)
     else:  # from the top of the image to its bottom

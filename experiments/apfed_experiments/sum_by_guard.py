@@ -28,7 +28,7 @@ from apfed_experiments.columns import (
 )
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
-from apfed_experiments.study import Line, Point, Results, run_points
+from apfed_experiments.study import Point, Results, StudyRow, run_points
 from apfed_experiments.summary import Row, Summary
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
@@ -99,7 +99,7 @@ COLUMNS = (
 )
 
 
-def make_lines(base: Config) -> list[Line]:
+def make_study_rows(base: Config) -> list[StudyRow]:
     """Return a row of the table for each choice of objectives, sum and guard, on the data of
     `base`.
 
@@ -107,7 +107,7 @@ def make_lines(base: Config) -> list[Line]:
     """
     weight = base.passives["default"].weight if "default" in base.passives else _DEFAULT_WEIGHT
     passives = [table.name for table in load_data(base.data, seed=0).passives]
-    lines = []
+    study_rows = []
     for label, sum_name, guard_name in product(OBJECTIVES, SUMS, GUARDS):
         passive_settings = {
             name: {"objective": {"name": objective}, "weight": weight}
@@ -125,15 +125,15 @@ def make_lines(base: Config) -> list[Line]:
         }
         sum_key = "masked" if sum_name == "masked" else "clear"
         guard_key = "guarded" if has_guard else "open"
-        lines.append(
-            Line(
+        study_rows.append(
+            StudyRow(
                 key=f"{label.lower()}-{sum_key}-{guard_key}",
                 label=label,
                 settings=settings,
                 cells={"objectives": label, "sum": sum_name, "guard": guard_name},
             )
         )
-    return lines
+    return study_rows
 
 
 def make_points(base: Config, folder: Path) -> list[Point]:
@@ -144,32 +144,34 @@ def make_points(base: Config, folder: Path) -> list[Point]:
     settings = base.model_dump(mode="json", exclude_defaults=True)
     # The protocol of the alignment changes nothing that these attacks read: the default is used.
     alignment = settings.pop("alignment", {})
-    if others := {key: alignment[key] for key in alignment if key not in _MATCHING_KEYS}:
-        settings["alignment"] = others
+    kept_settings = {key: alignment[key] for key in alignment if key not in _MATCHING_KEYS}
+    if kept_settings:
+        settings["alignment"] = kept_settings
     return [
         Point(
-            config=line.build_config(settings, name=f"{base.name}-{line.key}"),
+            config=study_row.build_config(settings, name=f"{base.name}-{study_row.key}"),
             folder=folder / base.name,
-            line=line,
+            study_row=study_row,
         )
-        for line in make_lines(base)
+        for study_row in make_study_rows(base)
     ]
 
 
 def compare_points(points: Sequence[Point], results: Results, *, seeds: int) -> Table:
-    """Return the table with a row for each point.
+    """Return the table with a row for each point (settings that are run for each seed).
 
     `seeds`: number of seeds.
     """
+    # Advantages of different attacks are then over the same baseline, so they can be compared.
     results = replace(results, table=unify_baselines(results.table))
     rows: list[Row] = []
     for point in points:
         summary = Summary.from_rows(results.select_rows(point))
         rows.append(
             {
-                **point.line.cells,
+                **point.study_row.cells,
                 "accuracy": summary.accuracy,
-                "epsilon": summary.epsilon_of(METHODS[point.line.method].public_facts),
+                "epsilon": summary.epsilon_of(METHODS[point.study_row.method].public_facts),
                 **{key: _describe_reading(point.config, summary, key) for key in READERS},
                 "readings": {key: _export_reading(summary, key) for key in READERS},
             }
@@ -180,11 +182,10 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int) -> 
 
 
 def unify_baselines(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the metrics where all attacks by one reader on one victim have the best of their
-    baselines.
+    """Return the metrics with one baseline for all attacks by one reader on one victim: their best.
 
-    An attack chooses its baseline by known rows, and may choose one that is bad on the others; its
-    advantage would then seem larger than that of an attack that reads as much.
+    An attack chooses its baseline by the rows that it knows. It may choose one that is bad on the
+    others, and its advantage would then seem larger than that of an attack that reads as much.
 
     `table`: metrics of runs (`Results.table`), in which attacks are the rows with an advantage.
     """
@@ -212,24 +213,26 @@ def _describe_reading(config: Config, summary: Summary, key: str) -> str:
 
 
 def _export_reading(summary: Summary, key: str) -> Any:
-    """Return attack, score, baseline and advantage of a reader's best attack as plain values; None
-    if no attack ran.
+    """Return a reader's best attack as plain values: its name, score, baseline and advantage.
 
-    `key`: key of `READERS`, which names the leak direction (who reads whose what).
+    `key`: key of `READERS`, which names the leak direction (who reads whose what). Returns None if
+    no attack ran.
     """
     leak = summary.leakage.get(READERS[key].kind)
     return None if leak is None else leak.as_json()
 
 
 def declare_study(base: Config, folder: Path, *, seeds: Sequence[int]) -> Study[Results]:
-    """Return the study of all combinations on the data, network and training of `base`.
+    """Return the study of all combinations of objectives, sum and guard.
 
-    Method, passives, sum, guard and attacks of `base` are replaced. `base` must have at least two
-    passives, as masks need. `folder`: folder of the study. `seeds`: seeds of the runs.
+    Data, network and training are those of `base`; its method, passives, sum, guard and attacks are
+    replaced. `base` must have at least two passives, as masks need. `folder`: folder of the study.
+    `seeds`: seeds of the runs.
     """
     points = make_points(base, folder)
 
     def compare(results: Results) -> list[Part]:
+        """Return the one part of the study's page: the table."""
         table = compare_points(points, results, seeds=len(seeds))
         return [Part(name=f"{base.name}-sum-by-guard", table=table)]
 

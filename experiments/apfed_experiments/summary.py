@@ -21,7 +21,7 @@ _CONFIDENCE = 0.95
 
 
 def estimate_seed_correlation(data: DataSettings | None, *, train: int, test: int) -> float:
-    """Return the assumed correlation between the metrics of two seeds, 0 to 1.
+    """Return the assumed correlation between the metrics of two seeds' runs, 0 to 1.
 
     Each seed splits the same people into training and test rows, so metrics of two seeds are not
     independent. Nadeau and Bengio (2003, Inference for the generalization error, section 3) assume
@@ -83,7 +83,7 @@ class Interval:
             shared: correlation rho of two seeds' values, used where `common` is None: the
                 covariance is then variance * rho / (1 - rho), the corrected resampled t interval
                 (Nadeau and Bengio 2003). It is wide where few labelled rows cause most spread.
-            common: covariance of two seeds' values (`estimate_covariance`).
+            common: covariance of two seeds' values (`estimate_covariance`); None: not known.
         """
         mean = float(np.mean(values))
         # One seed has no spread; equal values have none either, so their interval is the mean.
@@ -94,9 +94,9 @@ class Interval:
         variance = float(np.var(values, ddof=1))
         if common is None:
             common = variance * shared / (1 - shared)
-        spread = math.sqrt(variance / len(values) + common)
-        arm = float(t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1)) * spread
-        return cls(mean, mean - arm, mean + arm)
+        standard_error = math.sqrt(variance / len(values) + common)
+        half_width = float(t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1)) * standard_error
+        return cls(mean, mean - half_width, mean + half_width)
 
     def p_value(self, seeds: int) -> float:
         """Return the two-sided p-value for a true mean of 0, by Student's t; NaN for one seed.
@@ -108,10 +108,11 @@ class Interval:
         # All seeds had the same value: the mean is 0 for certain, or certainly not.
         if self.high <= self.low:
             return float(self.mean == 0)
-        freedom = seeds - 1
-        half_width = (self.high - self.low) / 2  # quantile times standard error
-        statistic = abs(self.mean) / half_width * t.ppf((1 + _CONFIDENCE) / 2, freedom)
-        return float(2 * t.sf(statistic, freedom))
+        degrees = seeds - 1
+        # The half width is the quantile times the standard error, which the statistic divides by.
+        half_width = (self.high - self.low) / 2
+        statistic = abs(self.mean) / half_width * t.ppf((1 + _CONFIDENCE) / 2, degrees)
+        return float(2 * t.sf(statistic, degrees))
 
     def clip_ends(self, minimum: float, maximum: float) -> "Interval":
         """Return the interval with its ends clipped to the possible values of what it measures."""
@@ -186,11 +187,11 @@ class Leakage:
         `attacks`: results of every attack of one adversary on `target`, a row for each attack and
         seed. `seeds`: number of seeds that were run.
         """
-        worst = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
-        rows = attacks[attacks["name"] == worst]
+        best = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
+        rows = attacks[attacks["name"] == best]
         return cls(
             target=target,
-            attack=str(worst),
+            attack=str(best),
             metric=str(rows["metric"].iloc[0]),
             advantage=Interval.from_values(
                 rows["advantage"].tolist(), shared=_get_correlation(rows)
@@ -258,37 +259,41 @@ class Gain:
 
     @classmethod
     def from_rows(cls, rows: pd.DataFrame, control: pd.DataFrame | None = None) -> "Gain | None":
-        """Return the gain of a study's point, or None if no local model was measured.
+        """Return the gain of a study's point (one choice of settings) over all seeds.
 
-        `rows`: metrics of the point's runs and local models, as `iter_figures` yields them.
-        `control`: metrics of the point's ablation; None: it has none.
+        `rows`: metrics of the point's runs and local models, as `iter_metric_rows` yields them.
+        `control`: metrics of the point's ablation, the same run without help; None: it has none.
+
+        Returns None if no local model was measured.
         """
         local_models = rows[rows["target"] == "solo"]
         if local_models.empty:
             return None
         measure = MEASURES[str(local_models["metric"].iloc[0])]
         sign = 1.0 if measure.higher_is_better else -1.0
-        # Rows of one local model over the seeds; its `baseline` is the measure on held-out labels.
-        runs_by_name = local_models.groupby("name", sort=False)
-        chosen = str((sign * runs_by_name["baseline"].mean()).fillna(-math.inf).idxmax())
-        best = str((sign * runs_by_name["score"].mean()).idxmax())
-        headline = _select_headline(rows)
+        # A group is one local model over the seeds. Its column `baseline` is the measure on
+        # held-out labels, which chooses the model to compare with; `score` is that on test rows.
+        models = local_models.groupby("name", sort=False)
+        chosen = str((sign * models["baseline"].mean()).fillna(-math.inf).idxmax())
+        best_on_test = str((sign * models["score"].mean()).idxmax())
+        headline = _select_headline(rows)  # the run's own model, by seed
         shared = _get_correlation(rows)
         control_headline = None if control is None else _select_headline(control)
 
         def compute_gain_over(other: pd.DataFrame) -> Interval:
+            """Return the run's gain over one local model, paired by seed."""
             return _compute_difference(headline, other.set_index("seed"), sign, shared)
 
-        averaged = runs_by_name.get_group("mean") if "mean" in runs_by_name.groups else None
+        averaged = models.get_group("mean") if "mean" in models.groups else None
         return cls(
             baseline=chosen,
             shared=shared,
-            solo=float(runs_by_name["score"].mean()[chosen]),
+            solo=float(models["score"].mean()[chosen]),
             reached=float(headline["score"].mean()),
             measure=measure.name,
-            over_chosen=compute_gain_over(runs_by_name.get_group(chosen)),
-            hindsight=best,
-            over_hindsight=compute_gain_over(runs_by_name.get_group(best)),
+            over_chosen=compute_gain_over(models.get_group(chosen)),
+            hindsight=best_on_test,
+            over_hindsight=compute_gain_over(models.get_group(best_on_test)),
             control=None if control_headline is None else float(control_headline["score"].mean()),
             over_control=None
             if control_headline is None
@@ -317,7 +322,9 @@ class Gain:
 
     @property
     def sentence(self) -> str:
-        """Return a sentence on whether help paid, cost or shows nothing, by the 95 % interval."""
+        """Return a sentence on whether help paid, cost or shows nothing, by the 95 % interval of
+        the gain.
+        """
         gain = self.over_chosen
         gain_text = (
             f"{self.format_gain(gain)} over {self.baseline}, the best local model{self._rows_note}"
@@ -382,7 +389,7 @@ class Summary:
             str(target): target_rows for target, target_rows in rows.groupby("target", sort=False)
         }
         tasks = rows_by_target.pop("task").groupby("name", sort=False)
-        # What remains without the run's model and the local models are attacks.
+        # Without the run's model ("task") and the local models ("solo") attacks remain.
         rows_by_target.pop("solo", None)
         accuracies = {
             str(name): _make_interval(runs["score"], _get_correlation(rows), _list_influences(runs))
@@ -416,9 +423,8 @@ def measure_difference(rows: pd.DataFrame, other: pd.DataFrame) -> Interval | No
     if not headline["rows"].equals(other_headline["rows"]):
         return None
     measure = MEASURES[str(headline["metric"].iloc[0])]
-    return _compute_difference(
-        headline, other_headline, 1.0 if measure.higher_is_better else -1.0, _get_correlation(rows)
-    )
+    sign = 1.0 if measure.higher_is_better else -1.0
+    return _compute_difference(headline, other_headline, sign, _get_correlation(rows))
 
 
 def select_accuracies(rows: pd.DataFrame) -> "pd.Series[float]":
@@ -432,7 +438,9 @@ def _select_headline(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_rows(rows: pd.DataFrame) -> tuple[int, int] | None:
-    """Return the fewest and the most test rows of a seed; None if some seed lacks the number."""
+    """Return the fewest and the most test rows of a seed; None if the number is not known for some
+    seed.
+    """
     if "rows" not in rows or rows["rows"].isna().any():
         return None
     return int(rows["rows"].min()), int(rows["rows"].max())
@@ -449,8 +457,10 @@ def _compute_difference(
         shared: the correlation of two seeds' scores. It is used only if some run did not store the
             influence of each person on its score.
     """
-    other = other.loc[runs.index]
+    other = other.loc[runs.index]  # in the order of `runs`, without further seeds
     other_influences = _list_influences(other)
+    # The influence of a person on a difference is the difference of its influences. The list is
+    # empty if one of the two runs stored none.
     influences = [
         own_influence - other_influence
         for own_influence, other_influence in zip(

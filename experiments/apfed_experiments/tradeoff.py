@@ -52,7 +52,7 @@ from apfed_experiments.runner import Study
 from apfed_experiments.shown import JOINT_TRAINING
 from apfed_experiments.study import OnDone, Point, Results, Trial, list_trials, run_points
 from apfed_experiments.summary import Interval, Leakage, Row, Summary
-from apfed_experiments.verdict import ComparedLine, describe_comparison
+from apfed_experiments.verdict import ComparedRow, describe_comparison
 from secure_apfed.base.files import make_private
 from secure_apfed.base.names import RunName
 from secure_apfed.config import Config
@@ -223,6 +223,8 @@ def make_tradeoff(config: Config) -> TradeOff:
 def make_points(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
     """Return all points of a study, references first, after checking their settings and attacks.
 
+    A point is a defence at one strength, or a reference.
+
     `folder`: folder of the study, below which each run has its own.
 
     Raises ConfigError: a change that no run accepts, an unknown attack, or two points whose names
@@ -246,7 +248,10 @@ def make_points(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
 
 
 def _make_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
-    """Yield the points of references, then those of defences at each strength."""
+    """Yield the points of references, then those of defences at each strength.
+
+    References are what defences are compared with, such as the active alone.
+    """
     undefended = next(defence for defence in tradeoff.defences if defence.undefended)
     training = _reference_training(tradeoff)
     for key in dict.fromkeys(tradeoff.references):
@@ -281,7 +286,8 @@ def _reference_training(tradeoff: TradeOff) -> dict[str, Any]:
     Where the base's networks train without labels (`train.labels: after`), those of references are
     trained by labels, since references have no exchange.
     """
-    if not load_config_text(tradeoff.base, source="base", own=True).train.meets_labels_after:
+    base = load_config_text(tradeoff.base, source="base", own=True)
+    if not base.train.meets_labels_after:
         return {}
     training = {"labels": "joint", **JOINT_TRAINING}
     return {f"train.{name}": value for name, value in training.items()}
@@ -298,7 +304,8 @@ def _make_config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> 
         letter if letter.isascii() and letter.isalnum() else "-" for letter in label.lower()
     )
     name = f"{tradeoff.name}-{file_name}"
-    # The name with the longest suffix of a seed is checked; the runs' own suffixes come later.
+    # The length of names is limited, so the name is checked with the longest suffix that a run of
+    # this point gets.
     settings = {**tradeoff.set, **changes, "name": f"{name}-seed{tradeoff.seeds - 1}"}
     overrides = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
     try:
@@ -373,7 +380,8 @@ def make_row(point: DefencePoint, summary: Summary, undefended: Interval) -> Row
 
 
 def select_front(rows: Iterable[Row], target: str) -> list[Row]:
-    """Return the rows of the Pareto front of accuracy and advantage, least leaking first.
+    """Return the rows of the Pareto front of accuracy and advantage of attacks, the least leaking
+    first.
 
     `target`: leak direction (who reads whose what), a key of a row's `leakage`.
     """
@@ -427,7 +435,7 @@ _DCS = make_visible_column("dcs_baseline", "dcs_baseline", make_form(".3f"), mis
 
 
 @dataclass(frozen=True)
-class Board:
+class Leaderboard:
     """The leaderboard of a finished study: references, then defences, the highest DCS first.
 
     DCS is the defence capability score `dcs_baseline` (`compute_dcs`). Points with a failed trial
@@ -437,7 +445,7 @@ class Board:
     rows: Sequence[Row]
 
     @classmethod
-    def from_results(cls, points: Sequence[DefencePoint], results: Results) -> "Board":
+    def from_results(cls, points: Sequence[DefencePoint], results: Results) -> "Leaderboard":
         """Return the leaderboard of all points without a failed trial."""
         failed = {failure.point for failure in results.failures}
         complete = [
@@ -505,7 +513,7 @@ class Board:
         )
 
 
-def _write_picture(board: Board, target: str, folder: Path) -> Picture:
+def _write_picture(board: Leaderboard, target: str, folder: Path) -> Picture:
     """Draw accuracy against leakage in one direction, write the picture into the folder and return
     it.
 
@@ -525,11 +533,13 @@ def _write_picture(board: Board, target: str, folder: Path) -> Picture:
 
 
 def describe_protection(row: Row) -> str:
-    """Return a point's epsilons in words for a legend: of what is sent of rows, with the number of
-    releases of a row, and of labels.
+    """Return the epsilons of a point (a defence at one strength) in words, for a legend.
+
+    They bound what is sent of rows, with the number of releases of a row, and what is sent of
+    labels.
     """
-    figure = row["point"].config.method.figure
-    rows_text = describe_epsilon(figure, row["epsilon"] or None)
+    epsilon_name = row["point"].config.method.figure
+    rows_text = describe_epsilon(epsilon_name, row["epsilon"] or None)  # 0: nothing is sent
     labels_text = describe_epsilon("epsilon_y", row["epsilon_y"])
     releases_text = ""
     if row["releases"]:
@@ -540,12 +550,13 @@ def describe_protection(row: Row) -> str:
 
 def draw_board(
     figure: Figure,
-    board: Board,
+    board: Leaderboard,
     target: str,
     *,
     describe: Callable[[Row], str] = describe_protection,
 ) -> list[Text]:
-    """Draw accuracy against leakage in one direction, with references as lines and a legend.
+    """Draw the leaderboard: accuracy against leakage in one direction, references as lines, a
+    legend.
 
     `target`: leak direction (who reads whose what). `describe`: function that returns the text of a
     row's guarantee for the legend. Returns the numbers beside the marks, as matplotlib's texts.
@@ -577,7 +588,8 @@ def draw_board(
         else:
             position = "above" if percent > high else "below"
             axes.plot([], [], " ", label=f"{position}: {name}, {percent:.1f} %")
-    if rows and (gain := rows[0]["gain"]):  # what lies below it was no help
+    # All points have the same local models. Points below the best of them gain nothing by help.
+    if rows and (gain := rows[0]["gain"]):
         label = f"best local model ({find_baseline(gain.baseline).title})"
         axes.axhline(100 * gain.solo, color=COLOURS[0], linewidth=1.3, linestyle=":", label=label)
     metric = next(iter(rows))["leakage"][target].metric.replace("_", " ")
@@ -622,7 +634,9 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
 def _draw_points(
     axes: Axes, rows: Sequence[Row], target: str, describe: Callable[[Row], str]
 ) -> list[Text]:
-    """Draw each point with its intervals, and return the numbers beside the marks.
+    """Draw each row as a mark with its intervals, and return the numbers beside the marks.
+
+    The legend repeats the numbers with the rows' labels.
 
     `target`: leak direction (who reads whose what). `describe`: function that returns the text of a
     row's guarantee for the legend.
@@ -630,8 +644,8 @@ def _draw_points(
     defences = dict.fromkeys(row["defence"] for row in rows)
     # The strengths of one defence share colour and marker.
     styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
-    numbers: list[Text] = []
-    for count, row in enumerate(rows, start=1):
+    texts: list[Text] = []
+    for number, row in enumerate(rows, start=1):
         colour, marker = styles[row["defence"]]
         leak = row["leakage"][target].advantage
         accuracy = row["accuracy"]
@@ -645,47 +659,49 @@ def _draw_points(
             markersize=7,
             elinewidth=1,
             capsize=2,
-            label=f"{count}  {row['label']} ({describe(row)})",
+            label=f"{number}  {row['label']} ({describe(row)})",
         )
-        numbers.append(
+        texts.append(
             axes.text(
                 leak.mean,
                 100 * accuracy.mean,
-                str(count),
+                str(number),
                 fontsize=9,
                 weight="bold",
                 color=colour,
                 path_effects=[withStroke(linewidth=2.5, foreground="white")],
             )
         )
-    return numbers
+    return texts
 
 
 class TradeOffError(ApfedError):
-    """A study has no result, since the point that others are compared with failed; finished trials
-    are kept.
+    """A study without a result: the undefended point, which others are compared with, failed.
+
+    Finished trials are kept.
     """
 
 
 def declare_study(tradeoff: TradeOff, folder: Path) -> Study[Results]:
-    """Return the study of a trade-off; a trial that fails leaves its point out.
+    """Return the study of a trade-off. A defence of which a trial fails is left out.
 
-    Raises ConfigError: no run accepts a defence. Measuring raises CheckpointError, before it runs
-    anything, if the folder holds something else, and TradeOffError if the undefended point failed.
+    Raises ConfigError: no run accepts a defence. The study's `measure` raises CheckpointError,
+    before it runs anything, if the folder holds something else, and TradeOffError if the undefended
+    point failed.
     """
     points = make_points(tradeoff, folder)
     deltas = sorted({point.config.delta for point in points})
 
     def compare(results: Results) -> list[Part]:
-        """Return the leaderboard, a picture for each target, and the verdict."""
-        board = Board.from_results(points, results)
+        """Return the leaderboard, with a picture for each leak direction, and the verdict."""
+        board = Leaderboard.from_results(points, results)
         return [
             Part(
                 name="leaderboard",
                 table=board.table,
                 brief=board.summary,
                 pictures=[_write_picture(board, target, folder) for target in board.targets],
-                lines=list(describe_comparison(_list_compared_lines(board))),
+                lines=list(describe_comparison(_list_compared_rows(board))),
             )
         ]
 
@@ -710,7 +726,7 @@ def _measure_points(
 ) -> Results:
     """Run the trials that the folder lacks, and return the metrics of all.
 
-    `jobs`: number of runs at a time. `on_done`: function that is called after each.
+    `jobs`: number of runs at a time. `on_done`: function that is called after each run.
 
     Raises CheckpointError: the folder holds something else. Raises TradeOffError: the undefended
     point failed.
@@ -736,10 +752,10 @@ def _require_undefended(
         )
 
 
-def _list_compared_lines(board: Board) -> list[ComparedLine]:
-    """Return the defences of the board in the form that the verdict reads."""
+def _list_compared_rows(board: Leaderboard) -> list[ComparedRow]:
+    """Return the defences of the leaderboard in the form that the verdict (a summary) reads."""
     return [
-        ComparedLine(
+        ComparedRow(
             name=row["label"],
             epsilon=row["epsilon"],
             wire_bytes=row["wire_bytes"],
@@ -758,7 +774,8 @@ def _list_compared_lines(board: Board) -> list[ComparedLine]:
 
 
 def _prepare_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -> None:
-    """Create the study's folder and store the study's settings there.
+    """Create the study's folder, which only its owner may enter, and store the study's settings
+    there.
 
     `trials`: all trials of the study.
 

@@ -50,6 +50,7 @@ def describe_tested_rows(config: Config, outcome: Outcome, variant: str) -> str:
         return "rows not known" if all_rows is None else f"of some of {all_rows:,} test rows"
     if all_rows is None or rows == all_rows:
         return f"of {rows:,} test rows"
+    # Joint inference predicts only the rows of people whom all parties know.
     if not rows:
         return f"of none of {all_rows:,} test rows"
     return f"of {rows:,} of {all_rows:,} test rows, whom all parties know"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from apfed_experiments.several import SeveralSeeds
 
 __all__ = [
-    "ComparedLine",
+    "ComparedRow",
     "VerdictLine",
     "describe_comparison",
     "describe_party",
@@ -53,8 +53,10 @@ class VerdictLine(NamedTuple):
 
 
 def describe_run(run: "FinishedRun") -> tuple[VerdictLine, ...]:
-    """Return the four lines of the verdict on one finished run: protection and its cost, gain of
-    help by passives, what attacks read, and what was not attacked.
+    """Return the four lines of the verdict (summary in plain words) on one finished run.
+
+    They are on protection and its cost, on the gain of help by passives, on what attacks read, and
+    on what was not attacked.
     """
     return (
         VerdictLine(PROTECTED, _describe_protection(run)),
@@ -93,17 +95,17 @@ def _describe_promises(config: RunSettings, promises: Sequence[Promise]) -> str:
         for promise in promises
         if promise.state == "nothing is sent"
     ]
-    parts = [f"Bounded: {'; '.join(bounded)}." if bounded else "No epsilon bounds anything."]
+    sentences = [f"Bounded: {'; '.join(bounded)}." if bounded else "No epsilon bounds anything."]
     if unbounded:
-        parts.append(f"No guarantee for {'; '.join(unbounded)}.")
+        sentences.append(f"No guarantee for {'; '.join(unbounded)}.")
     if unsent:
-        parts.append(f"Nothing is sent of {'; '.join(unsent)}.")
-    return " ".join(parts)
+        sentences.append(f"Nothing is sent of {'; '.join(unsent)}.")
+    return " ".join(sentences)
 
 
 def _name_protection(config: RunSettings, promise: Promise) -> str:
-    """Return what the epsilon of a guarantee bounds, whose data that is, and from whom it is
-    protected.
+    """Return what the epsilon of a guarantee bounds, whose data that is, and who is kept from
+    reading it.
     """
     passives = promise.party or "each passive"
     owner, reader = {
@@ -132,17 +134,21 @@ def _describe_sum(config: RunSettings) -> str:
 
 
 def _describe_help(run: "FinishedRun") -> str:
-    """Return sentences on the measure reached, on what help added, and on whether validation
-    enabled help.
+    """Return sentences on the measure reached, on the gain over the best local model, and on
+    whether validation enabled help.
+
+    Help is what the passives' messages add to the active's model. Where a method validates it on
+    labelled rows, it may be disabled, or averaged with the local model.
     """
     outcome = run.outcome
-    variant = next(iter(outcome.accuracy))  # the method's own mode of inference comes first
+    own_inference = next(iter(outcome.accuracy))  # the method's own mode of inference comes first
     measure = outcome.headline_measure
-    value = measure.format_value(outcome.scores[variant])
+    value = measure.format_value(outcome.scores[own_inference])
     title = f"{measure.title[0].upper()}{measure.title[1:]}"
-    rows = describe_tested_rows(run.config, outcome, variant)
-    if run.gain is not None and count_measured_rows(run.config, outcome, variant) is None:
-        rows = f"of {run.gain.rows:,} test rows"  # an older run's scores count them
+    rows = describe_tested_rows(run.config, outcome, own_inference)
+    if run.gain is not None and count_measured_rows(run.config, outcome, own_inference) is None:
+        # An older run does not store the number; the gain, from stored predictions, has it.
+        rows = f"of {run.gain.rows:,} test rows"
     reached = f"{title} {value} {rows}: {_describe_gain(run)}"
     if "passives take part" not in run.config.method.facts:
         return f"No party helped, the active trained alone. {reached}"
@@ -156,6 +162,8 @@ def _describe_help(run: "FinishedRun") -> str:
 def _describe_gain(run: "FinishedRun") -> str:
     """Return the gain over the best local model and what its interval shows, or why it is not
     known.
+
+    With DP-SGD no local model is measured: without its noise it would reveal training rows.
     """
     if run.config.dp_sgd is not None:
         return f"the gain is not known; {LEFT_OUT}."
@@ -186,9 +194,9 @@ def _describe_attacks(headlines: Iterable[Headline]) -> str:
     """Return a sentence on the advantage of the best attack in each leak direction (who reads whose
     what), or that none ran.
 
-    `headlines`: best attack, or why none ran, one for each direction.
+    `headlines`: best attack, or the reason why none ran, one for each direction.
     """
-    ran = [headline for headline in headlines if headline.worst is not None]
+    ran = [headline for headline in headlines if headline.best_attack is not None]
     if not ran:
         return "Not known: no attack ran."
     parts = "; ".join(
@@ -207,35 +215,41 @@ def _name_attack(headline: Headline) -> str:
 
     `headline` must be of a direction in which an attack ran.
     """
-    worst = headline.worst
+    worst = headline.best_attack
     assert worst is not None
     metric = words.format_key(str(worst.metric))
     return f"{metric} by {words.format_key(worst.attack)} ({worst.variant})"
 
 
 def _describe_unattacked(headlines: Sequence[Headline]) -> str:
-    """Return a sentence on the leak directions (who reads whose what) in which no attack ran, each
-    with its reason.
+    """Return a sentence on the leak directions (who reads whose what) in which no attack ran, with
+    reasons.
 
-    `headlines`: best attack, or why none ran, one for each direction.
+    `headlines`: best attack, or the reason why none ran, one for each direction.
     """
-    kinds_by_reason: dict[str, list[str]] = {}
+    titles_by_reason: dict[str, list[str]] = {}
     for headline in headlines:
-        if headline.worst is None:
-            kinds_by_reason.setdefault(headline.note, []).append(headline.direction.title)
+        if headline.best_attack is None:
+            titles_by_reason.setdefault(headline.note, []).append(headline.direction.title)
     # Attacks on membership have a headline only if the run chose one; it is missing otherwise.
     if all(headline.direction.target != "membership" for headline in headlines):
-        kinds_by_reason.setdefault("no attack of this direction was chosen", []).append(_MEMBERSHIP)
-    if not kinds_by_reason:
+        titles_by_reason.setdefault("no attack of this direction was chosen", []).append(
+            _MEMBERSHIP
+        )
+    if not titles_by_reason:
         return "Every direction of this run was attacked; attacks that nobody wrote stay unknown."
     return (
-        "; ".join(f"{', '.join(titles)}: {reason}" for reason, titles in kinds_by_reason.items())
+        "; ".join(f"{', '.join(titles)}: {reason}" for reason, titles in titles_by_reason.items())
         + "."
     )
 
 
 def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
-    """Return the verdict of a passive on its own part of a session."""
+    """Return the verdict (summary in plain words) of a passive on its own part of a session.
+
+    It is read from the passive's folder alone, so the gain of help, which the active measures, is
+    not known.
+    """
     name = party.own.name
     role = str(party.roles[name])
     promises = party.own.list_promises(party.config, role)
@@ -244,7 +258,7 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
     )
     sent = sum(flow.wire_bytes for flow in party.flows if flow.sender == name)
     headlines = headlines_by_direction(party.attacks or ())
-    missing = [headline for headline in headlines if headline.worst is None]
+    missing = [headline for headline in headlines if headline.best_attack is None]
     if not headlines:
         not_attacked = f"No attack was mounted on what {name} let out."
     elif missing:
@@ -265,19 +279,21 @@ def _list_notes(headlines: Iterable[Headline]) -> str:
 
 
 def describe_seeds(several: "SeveralSeeds") -> tuple[VerdictLine, ...]:
-    """Return the four lines of the verdict on a run under several seeds: protection and its cost,
-    gain of help, what attacks read, and what was not attacked.
+    """Return the four lines of the verdict (summary in plain words) on a run under several seeds.
+
+    They are on protection and its cost, on the gain of help by passives, on what attacks read, and
+    on what was not attacked.
     """
     config = several.config
     summary = several.summary
     figure = config.method.figure
     largest = epsilon_words(summary.epsilon_of(config.method) or None)
     if summary.gain is not None:
-        worth = summary.gain.sentence
+        gain_text = summary.gain.sentence
     elif config.dp_sgd is not None:
-        worth = f"Not known; {LEFT_OUT}."
+        gain_text = f"Not known; {LEFT_OUT}."
     else:
-        worth = "Not known: what the active would do alone was not measured on the same rows."
+        gain_text = "Not known: what the active would do alone was not measured on the same rows."
     read = [
         f"{kind} {leak.clipped_advantage.format_text(form='+.3f')}, "
         f"{words.format_key(leak.metric)} by {leak.name}"
@@ -290,7 +306,7 @@ def describe_seeds(several: "SeveralSeeds") -> tuple[VerdictLine, ...]:
             f"{figure_title(figure)}: {largest}, the largest of {summary.seeds} seeds. "
             f"{_describe_sum(config)}Cost: {words.format_size(summary.wire_bytes)} sent a run.",
         ),
-        VerdictLine(HELP, worth),
+        VerdictLine(HELP, gain_text),
         VerdictLine(READ, f"{'; '.join(read)}." if read else "Not known: no attack ran."),
         VerdictLine(
             NOT_ATTACKED,
@@ -300,7 +316,7 @@ def describe_seeds(several: "SeveralSeeds") -> tuple[VerdictLine, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedLine:
+class ComparedRow:
     """A row of a study's table, as far as its verdict needs it.
 
     Attributes:
@@ -322,36 +338,39 @@ class ComparedLine:
     p_holm: float = math.nan
 
 
-def describe_comparison(lines: Sequence[ComparedLine]) -> tuple[VerdictLine, ...]:
-    """Return the four lines of the verdict on the compared rows of a study's table: protection and
-    its cost, gain of help, what attacks read, and what was not attacked.
+def describe_comparison(rows: Sequence[ComparedRow]) -> tuple[VerdictLine, ...]:
+    """Return the four lines of the verdict (summary in plain words) on the rows of a study's table.
+
+    They are on protection and its cost, on the gain of help by passives, on what attacks read, and
+    on what was not attacked.
     """
     return (
-        VerdictLine(PROTECTED, _describe_epsilons(lines)),
-        VerdictLine(HELP, _describe_gains(lines)),
-        VerdictLine(READ, _describe_leaks(lines)),
-        VerdictLine(NOT_ATTACKED, _describe_unattacked_lines(lines)),
+        VerdictLine(PROTECTED, _describe_epsilons(rows)),
+        VerdictLine(HELP, _describe_gains(rows)),
+        VerdictLine(READ, _describe_leaks(rows)),
+        VerdictLine(NOT_ATTACKED, _describe_unattacked_rows(rows)),
     )
 
 
-def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
-    """Return sentences on how many rows of the table have a finite epsilon, on which send nothing
-    or have no guarantee, and on the cost in bytes.
+def _describe_epsilons(rows: Sequence[ComparedRow]) -> str:
+    """Return sentences on the epsilons of a table's rows, and on the cost in bytes.
+
+    They say how many rows have a finite epsilon, which send nothing, and which have no guarantee.
     """
     bounded = sorted(
-        (line for line in lines if 0 < line.epsilon < math.inf), key=lambda line: line.epsilon
+        (row for row in rows if 0 < row.epsilon < math.inf), key=lambda row: row.epsilon
     )
-    unsent = [line.name for line in lines if line.epsilon == 0]
-    unbounded = [line.name for line in lines if math.isinf(line.epsilon)]
-    names = ", ".join(f"{line.name} {line.epsilon:.3g}" for line in bounded[:_NAMES_SHOWN])
+    unsent = [row.name for row in rows if row.epsilon == 0]
+    unbounded = [row.name for row in rows if math.isinf(row.epsilon)]
+    names = ", ".join(f"{row.name} {row.epsilon:.3g}" for row in bounded[:_NAMES_SHOWN])
     more_mark = ", ..." if len(bounded) > _NAMES_SHOWN else ""
     names_note = f" ({names}{more_mark})" if names else ""
-    parts = [f"With a finite epsilon: {_format_count(len(bounded), len(lines))}{names_note}."]
+    parts = [f"With a finite epsilon: {_format_count(len(bounded), len(rows))}{names_note}."]
     if unsent:
         parts.append(f"Nothing is sent by {_join_names(unsent)}.")
     if unbounded:
         parts.append(f"No guarantee: {_join_names(unbounded)}.")
-    sent = [line.wire_bytes for line in lines]
+    sent = [row.wire_bytes for row in rows]
     if sent:
         parts.append(
             f"Cost: {words.format_size(min(sent))} to {words.format_size(max(sent))} sent a run."
@@ -359,11 +378,13 @@ def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
     return " ".join(parts)
 
 
-def _describe_gains(lines: Sequence[ComparedLine]) -> str:
-    """Return sentences on the rows of the table where the passives' help raised or lowered the
-    measure, by the 95 % interval of the gain.
+def _describe_gains(rows: Sequence[ComparedRow]) -> str:
+    """Return sentences on the rows of a table in which the passives' help raised or lowered the
+    measure.
+
+    A row counts if the 95 % interval of its gain excludes 0.
     """
-    gains = [(line.name, line.gain) for line in lines if line.gain is not None]
+    gains = [(row.name, row.gain) for row in rows if row.gain is not None]
     if not gains:
         return "Not known: no line has a gain over what the active does alone."
     comparison = "over the best of the active alone, on the same rows"
@@ -376,7 +397,7 @@ def _describe_gains(lines: Sequence[ComparedLine]) -> str:
         name, gain = max(paid, key=lambda item: item[1].mean)
         # Gains are differences of shares, so they lie in -1 to 1; the text is in points.
         gain_text = gain.clip_ends(-1.0, 1.0).format_text(scale=100, form="+.1f")
-        parts[0] += f", most in {name}: {gain_text} points{_describe_correction(lines)}"
+        parts[0] += f", most in {name}: {gain_text} points{_describe_correction(rows)}"
     parts[0] += "."
     if cost:
         parts.append(f"It cost in {_join_names(cost)}.")
@@ -385,47 +406,51 @@ def _describe_gains(lines: Sequence[ComparedLine]) -> str:
     return " ".join(parts)
 
 
-def _describe_correction(lines: Sequence[ComparedLine]) -> str:
-    """Return in how many rows of the table help paid after the correction for all comparisons;
-    empty if some p-value is not known.
+def _describe_correction(rows: Sequence[ComparedRow]) -> str:
+    """Return in how many rows of a table help paid after the correction for all comparisons (Holm).
+
+    The text is empty if some p-value is not known.
     """
-    gains = [(line.gain, line.p_holm) for line in lines if line.gain is not None]
+    gains = [(row.gain, row.p_holm) for row in rows if row.gain is not None]
     if any(math.isnan(p) for _, p in gains):
         return ""
     significant = sum(gain.mean > 0 and p < _SIGNIFICANCE_LEVEL for gain, p in gains)
     return f"; after correction for all {len(gains)} (Holm) in {significant or 'none'}"
 
 
-def _describe_leaks(lines: Sequence[ComparedLine]) -> str:
-    """Return a sentence for each leak direction (who reads whose what): the row of the table with
-    the highest advantage of an attack, and in how many rows its 95 % interval is above 0.
+def _describe_leaks(rows: Sequence[ComparedRow]) -> str:
+    """Return a sentence for each leak direction (who reads whose what) in which attacks ran.
+
+    It names the row of the table with the highest advantage of an attack, and the number of rows in
+    which the 95 % interval of the advantage is above 0.
     """
     parts = []
-    for kind in dict.fromkeys(kind for line in lines for kind in line.leaks):
-        leaks = [(line.name, line.leaks[kind]) for line in lines if kind in line.leaks]
-        name, worst = max(leaks, key=lambda item: item[1].mean)
+    for kind in dict.fromkeys(kind for row in rows for kind in row.leaks):
+        leaks = [(row.name, row.leaks[kind]) for row in rows if kind in row.leaks]
+        name, highest = max(leaks, key=lambda item: item[1].mean)
         above = sum(interval.low > 0 for _, interval in leaks)
         count_note = (
-            "" if math.isnan(worst.low) else f", above 0 in {_format_count(above, len(leaks))}"
+            "" if math.isnan(highest.low) else f", above 0 in {_format_count(above, len(leaks))}"
         )
-        parts.append(f"{kind}: at most {worst.format_text(form='+.3f')} ({name}){count_note}")
+        parts.append(f"{kind}: at most {highest.format_text(form='+.3f')} ({name}){count_note}")
     return f"{'; '.join(parts)}." if parts else "Not known: no attack ran."
 
 
-def _describe_unattacked_lines(lines: Sequence[ComparedLine]) -> str:
-    """Return a sentence on the leak directions (who reads whose what) that were not attacked, each
-    with the reason and the rows of the table.
+def _describe_unattacked_rows(rows: Sequence[ComparedRow]) -> str:
+    """Return a sentence on the leak directions (who reads whose what) that were not attacked.
+
+    Each direction has its reason, and the rows of the table that it holds for.
     """
-    lines_by_reason: dict[tuple[str, str], list[str]] = {}
-    for line in lines:
-        for kind, reason in line.missing.items():
-            lines_by_reason.setdefault((kind, reason), []).append(line.name)
-    if not lines_by_reason:
+    names_by_reason: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for kind, reason in row.missing.items():
+            names_by_reason.setdefault((kind, reason), []).append(row.name)
+    if not names_by_reason:
         return "Every direction was attacked in every line."
     return (
         "; ".join(
             f"{kind}, {reason}: {_join_names(names)}"
-            for (kind, reason), names in lines_by_reason.items()
+            for (kind, reason), names in names_by_reason.items()
         )
         + "."
     )

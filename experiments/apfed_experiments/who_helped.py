@@ -47,11 +47,10 @@ READING = (
 
 
 def make_points(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[Point, ...]:
-    """Return the point (settings that are run for each seed) with all passives, then one point
-    without each passive.
+    """Return the points (settings that are run for each seed) that measure each passive's worth.
 
-    No run is attacked or keeps a transcript. Points without a passive share the local models of the
-    point with all.
+    The first has all passives, then there is one without each passive. No run is attacked or keeps
+    a transcript. Points without a passive share the local models of the point with all.
     """
     unattacked = {"attacks": (), "tradeoff": {}, "transcript": TranscriptSettings(keep="none")}
     joint = Point(config=config.model_copy(update=unattacked), folder=folder, figures_only=True)
@@ -69,14 +68,14 @@ def make_points(config: Config, folder: Path, passives: tuple[str, ...]) -> tupl
 
 
 def _load_tables_without(config: Config, passive: str, seed: int) -> VerticalData:
-    """Load the tables of one seed without this passive."""
+    """Return the tables of one seed without this passive's."""
     return leave_out(load_seed_tables(config.data, seed), passive)
 
 
 def declare_study(
     config: Config, folder: Path, *, seeds: int, baselines: bool = True
 ) -> Study[Results]:
-    """Return the study of each passive's worth in a run.
+    """Return the study of each passive's worth in a run: what the model loses without the passive.
 
     Its table has a row for each passive, then, with `baselines`, one for all passives over the best
     local model.
@@ -117,12 +116,12 @@ def _compare_points(
 ) -> list[Row]:
     """Return a row for each passive, then one for all of them if local models were measured.
 
-    `points`: the point with all passives, then a point without each of `passives`, in their order.
-    `seeds`: number of seeds.
+    `points`: the point (settings) with all passives, then one without each of `passives`, in their
+    order. `seeds`: number of seeds.
     """
     joint_point, *points_without = points
     joint = results.select_rows(joint_point)
-    sent = Summary.from_rows(joint).wire_bytes
+    joint_bytes = Summary.from_rows(joint).wire_bytes
     common = {"seeds": seeds, "measure": joint_point.config.measure}
     rows: list[Row] = []
     for passive, point in zip(passives, points_without, strict=True):
@@ -134,7 +133,7 @@ def _compare_points(
                 **common,
                 "reached": summary.accuracy,
                 "gain": measure_difference(joint, runs_without),
-                "wire_bytes": sent - summary.wire_bytes,
+                "wire_bytes": joint_bytes - summary.wire_bytes,
             }
         )
     # p-values are adjusted for the number of passives only, before the row of all is added.
@@ -147,7 +146,7 @@ def _compare_points(
                 **common,
                 "reached": gain.solo,
                 "gain": gain.over_chosen,
-                "wire_bytes": sent,
+                "wire_bytes": joint_bytes,
             }
         )
     for row in rows:

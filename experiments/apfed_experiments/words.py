@@ -32,7 +32,7 @@ def format_percent(share: float) -> str:
 
 
 def format_size(value: float) -> str:
-    """Return bytes in the unit, B to TB, in which they are below 1000."""
+    """Return a number of bytes in the unit, B to TB, in which it is below 1000."""
     for unit in _STEPS:
         if value < 1000 or unit == _STEPS[-1]:
             digits = 0 if unit == "B" or value >= 100 else 1

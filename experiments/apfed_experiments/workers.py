@@ -45,7 +45,11 @@ def start_forkserver() -> None:
 
 @contextmanager
 def start_workers() -> Iterator[None]:
-    """Start the server of workers while the block imports modules without garbage collection."""
+    """Start the server from which workers are forked, and switch garbage collection off in the
+    block.
+
+    The block imports modules, at the same time as the server.
+    """
     start_forkserver()
     with pause_collection():
         yield
@@ -54,7 +58,8 @@ def start_workers() -> Iterator[None]:
 def end_with_parent() -> None:
     """Make every process that is forked from now on end when its parent ends.
 
-    A worker that waits for work would not notice: it holds both ends of the queue.
+    A worker that waits for work would not notice the end by itself: it holds both ends of the queue
+    that it reads, so the queue never closes.
     """
     os.register_at_fork(after_in_child=lambda: Thread(target=_wait_for_parent, daemon=True).start())
 
@@ -69,9 +74,11 @@ def _wait_for_parent() -> None:
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """Switch garbage collection off in the block, and exempt all objects made there for ever after.
+    """Switch garbage collection off in the block, and exempt all objects that exist at its end for
+    good.
 
-    For blocks that import modules, whose objects never become garbage.
+    For blocks that import modules, whose objects never become garbage: searching them only takes
+    time.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -37,7 +37,9 @@ _BYTES_PANEL_INCHES = 1.6
 
 
 def describe_worth(interval: Interval) -> str:
-    """Return in words what the interval of a passive's worth shows."""
+    """Return in words what the interval of a passive's worth shows; the worth is what the model
+    loses without the passive.
+    """
     if math.isnan(interval.low):
         return "one figure without an interval, which shows nothing yet"
     if interval.low > 0:
@@ -94,7 +96,7 @@ def format_byte_difference(difference: float) -> str:
 
 
 def describe_interval(who_helped: WhoHelped) -> str:
-    """Return sentences on what the intervals of one run cover, and what they do not."""
+    """Return sentences on what the intervals in one run's report cover, and what they do not."""
     seeds_text = (
         "All trainings begin with the same initial weights (party_seeds: shared_for_comparison)."
         if who_helped.party_seeds == "shared_for_comparison"
@@ -110,9 +112,11 @@ def describe_interval(who_helped: WhoHelped) -> str:
 
 
 def describe_cost(config: RunSettings, passives: int) -> str:
-    """Return sentences on the cost and leakage of leaving out each passive between organisations.
+    """Return sentences on what it costs, in epsilon and in leakage, to measure each passive's worth
+    between organisations.
 
-    Between organisations every training is a session of its own. `passives`: number of passives.
+    There, every training without one passive is a session of its own. `passives`: number of
+    passives.
     """
     cost_text = (
         f"Between organisations these were {passives} further sessions: each passive's account is "

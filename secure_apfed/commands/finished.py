@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.finished import FinishedRun
     from apfed_experiments.runner import Answer, Study
-    from apfed_experiments.solo import SoloRecord
+    from apfed_experiments.solo import BaselinesRecord
     from secure_apfed.config import AttackChoice, Config
     from secure_apfed.organisations.own_record import OwnRecord
     from secure_apfed.runs.folder import RunFolder as Files
@@ -149,7 +149,7 @@ def _collect_figures(
     config: "Config",
     result: "RunResult",
     results: "Sequence[AttackResult]",
-    solo: "SoloRecord | None",
+    solo: "BaselinesRecord | None",
 ) -> dict[str, Any]:
     """Return a finished run's metrics and privacy costs as `--json` prints them.
 
@@ -267,7 +267,7 @@ def report_passive(folder: Path, *, quiet: bool) -> None:
 
 def measure_local_models(
     config: "Config", result: "RunResult", *, quiet: bool
-) -> "SoloRecord | None":
+) -> "BaselinesRecord | None":
     """Measure the local models of a run's active on the same rows and labels, and return them.
 
     None where they cannot be measured; a note says why unless `quiet`.
@@ -293,7 +293,7 @@ def _show_result(
     config: "Config",
     result: "RunResult",
     results: "Sequence[AttackResult]",
-    solo: "SoloRecord | None",
+    solo: "BaselinesRecord | None",
     page: Path | None,
 ) -> None:
     """Print a finished run's table (scores, people, gain, privacy, attacks) and its verdict.
@@ -393,7 +393,7 @@ def _list_class_rows(config: "Config", result: "RunResult") -> Iterator[tuple[st
 
 
 def _list_gain_rows(
-    result: "RunResult", finished: "FinishedRun", solo: "SoloRecord | None"
+    result: "RunResult", finished: "FinishedRun", solo: "BaselinesRecord | None"
 ) -> Iterator[tuple[str, str]]:
     """Yield title and text of the best local model, the gain over it, each passive's worth, and the
     use of votes.

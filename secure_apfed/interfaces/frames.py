@@ -53,7 +53,7 @@ from secure_apfed.solo.interface import cache_fits
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
-    from apfed_experiments.solo import SoloRecord
+    from apfed_experiments.solo import BaselinesRecord
 
 _TABLES = "tables"
 _DRAWING = ("matplotlib", "jinja2", "adjustText")
@@ -126,7 +126,7 @@ class FramesResult:
     config: Config = field(repr=False)
     run: RunResult = field(repr=False)
     measures: Mapping[str, Estimate]
-    alone: "SoloRecord | None" = field(repr=False)
+    alone: "BaselinesRecord | None" = field(repr=False)
     attacks: "tuple[AttackResult, ...]" = field(repr=False)
     who_learns: Mapping[str, Sequence[Any]] = field(repr=False)
     report: Path | None

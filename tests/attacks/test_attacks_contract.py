@@ -19,7 +19,7 @@ from apfed_attacks import ATTACKS
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.decoder_extraction import DecoderExtraction
 from apfed_attacks.features.isolation import Isolation
-from apfed_attacks.headlines import Direction, headlines_by_direction, worst_by_kind
+from apfed_attacks.headlines import Direction, headlines_by_direction, select_best_by_kind
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.labels.completion import PROBES
 from apfed_attacks.live import stuffing
@@ -1112,7 +1112,7 @@ def assert_headlines_follow_what_was_sent(
     recording: Recording, results: Sequence[AttackResult]
 ) -> None:
     """Whatever a party received of another's is attacked, or the headline says that it is not."""
-    found = worst_by_kind(headlines_by_direction(results, recording.config))
+    found = select_best_by_kind(headlines_by_direction(results, recording.config))
     flows = recording.transcript.flows
     told = {
         "active reads features of passives": any(
@@ -1125,7 +1125,7 @@ def assert_headlines_follow_what_was_sent(
     for kind, is_told in told.items():
         headline = found[kind]
         ran = [one for one in results if one.applicable and kind_of(one) == kind]
-        assert (headline.worst is None) == (not ran), "a figure where no attack ran"
+        assert (headline.best_attack is None) == (not ran), "a figure where no attack ran"
         if is_told and not ran:
             assert headline.state == "not attacked", f"{kind}: {headline.text}"
         if not ran:

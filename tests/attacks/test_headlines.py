@@ -9,7 +9,7 @@ from apfed_attacks.headlines import (
     Direction,
     headlines_by_direction,
     list_directions,
-    worst_by_kind,
+    select_best_by_kind,
 )
 from apfed_attacks.interface import AttackResult
 from apfed_experiments.report.who_learns import RULES, Role, RunFacts
@@ -52,7 +52,7 @@ OF_PASSIVE: Mapping[str, Any] = {
 
 def test_an_attack_of_one_direction_says_nothing_of_another() -> None:
     results = [result_of(0.0), result_of(**OF_PASSIVE), result_of(**OF_PASSIVE)]
-    found = worst_by_kind(headlines_by_direction(results, small_config("apfed_c")))
+    found = select_best_by_kind(headlines_by_direction(results, small_config("apfed_c")))
     assert found[LABELS_READ].state == "nothing found"
     headline = found[ACTIVE_READS]
     assert (headline.state, headline.short) == ("not attacked", "not attacked")
@@ -74,7 +74,7 @@ def test_the_worst_of_a_direction_is_told_with_who_declined() -> None:
         "+0.100, r2 over baseline, sum_regression by active; 1 of 2 attacks declined: nothing was "
         "kept (1)"
     )
-    assert worst_by_kind(headlines)[ACTIVE_READS].advantage == 0.4
+    assert select_best_by_kind(headlines)[ACTIVE_READS].advantage == 0.4
 
 
 @pytest.mark.parametrize("advantage", [-0.3, 0.0])
@@ -86,7 +86,7 @@ def test_an_advantage_of_nothing_is_nothing_found(advantage: float) -> None:
 
 @pytest.mark.parametrize("kind", [ACTIVE_READS, PASSIVE_READS, LABELS_READ])
 def test_not_applicable_names_what_is_not_sent(kind: str) -> None:
-    found = worst_by_kind(headlines_by_direction([], small_config("single_view")))
+    found = select_best_by_kind(headlines_by_direction([], small_config("single_view")))
     assert found[kind].text.startswith("not applicable: nothing that depends on the "), kind
 
 
@@ -122,7 +122,7 @@ def list_directions_of_rules(method: str) -> set[str]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_who_learns_tells_is_attacked_or_said_not_to_be(method: str) -> None:
-    headlines = worst_by_kind(headlines_by_direction([], small_config(method)))
+    headlines = select_best_by_kind(headlines_by_direction([], small_config(method)))
     told = list_directions_of_rules(method)
     assert told <= set(headlines)
     states = {kind: headlines[kind].state for kind in told}
@@ -151,7 +151,7 @@ AGGREGATOR_READS = Direction(reader="aggregator", target="features").kind
 )
 def test_what_the_aggregator_reads_is_never_left_out(scheme: str, masks: str, text: str) -> None:
     config = small_config("apfed_c", secure_sum={"scheme": scheme, "masks": masks, "clip": 1.0})
-    assert worst_by_kind(headlines_by_direction([], config))[AGGREGATOR_READS].text == text
+    assert select_best_by_kind(headlines_by_direction([], config))[AGGREGATOR_READS].text == text
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -22,7 +22,7 @@ from apfed_experiments.audit.retraining import (
     declare_study,
     make_networks,
     make_task,
-    play_case,
+    measure_case,
 )
 from apfed_experiments.runner import run_study
 from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
@@ -229,7 +229,9 @@ def test_the_audit_shows_what_the_guard_alone_leaves_open(tmp_path: Path) -> Non
 def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retraining, "_MAX_TOGETHER", 100)
     monkeypatch.setattr(retraining, "make_task", lambda case: make_task(case, epochs=1))
-    result = play_case(EVERYTHING, retrainings=250, seed=0, level=LEVEL, device=torch.device("cpu"))
+    result = measure_case(
+        EVERYTHING, retrainings=250, seed=0, level=LEVEL, device=torch.device("cpu")
+    )
     # Three parts of 82 or 83, of which each has two worlds of the same size.
     assert result.figures["retrainings"] == 246
     assert len(set(result.scores[0].tolist())) == len(result.scores[0]) == 123

@@ -16,7 +16,7 @@ from apfed_experiments.audit.votes import (
     TwoTables,
     make_labelled_person,
     make_people_on_a_line,
-    play_vote_case,
+    measure_vote_case,
     score_all_answers,
     score_answers,
     score_sums,
@@ -38,7 +38,7 @@ def audit_case(name: str, **planted: Any) -> Result:
     case = replace(VOTE_CASES[name], **planted)
     # Labelling takes a millisecond a run; what is answered for at once takes nothing.
     runs = 500 if name.startswith("private") else 4000
-    return play_vote_case(case, runs=runs, seed=7, level=LEVEL)
+    return measure_vote_case(case, runs=runs, seed=7, level=LEVEL)
 
 
 @pytest.mark.sampled(every=5)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from apfed_experiments.front import (
-    FrontLine,
+    FrontRow,
     describe_dominated,
     describe_front,
     draw_front,
@@ -16,8 +16,8 @@ from apfed_experiments.front import (
 from apfed_experiments.summary import Interval
 
 
-def line(name: str, gain: float, read: float) -> FrontLine:
-    return FrontLine(
+def line(name: str, gain: float, read: float) -> FrontRow:
+    return FrontRow(
         name=name,
         gain=Interval(gain, gain - 0.01, gain + 0.01),
         read=Interval(read, read - 0.02, read + 0.02),
@@ -92,7 +92,7 @@ def test_the_front_is_drawn(tmp_path: Path) -> None:
 
 BETTER = line("better", 0.06, 0.1)
 WORSE = line("worse", 0.05, 0.2)
-OTHERS: dict[str, tuple[dict[str, list[FrontLine]], str]] = {
+OTHERS: dict[str, tuple[dict[str, list[FrontRow]], str]] = {
     "on all data sets": ({"a": [BETTER, WORSE], "b": [BETTER, WORSE]}, "worse (2 data sets)."),
     "on one of two": ({"a": [BETTER, WORSE], "b": [line("better", 0.0, 0.3), WORSE]}, "No line."),
     "measured on one alone": ({"a": [BETTER, WORSE], "b": [BETTER]}, "No line."),

@@ -14,8 +14,12 @@ from apfed_attacks.live.runs import ALL_RULES
 from apfed_attacks.run import prepare_attack
 from apfed_experiments import leaks as parts
 from apfed_experiments.leaks import PARTS, declare_study, live
-from apfed_experiments.leaks.recorded import CASES, make_paper_config, papers
-from apfed_experiments.leaks.votes import chosen_labels, poisoned_votes, repeated_votes
+from apfed_experiments.leaks.recorded import CASES, list_paper_rows, make_paper_config
+from apfed_experiments.leaks.votes import (
+    list_chosen_label_rows,
+    list_poisoned_vote_rows,
+    list_repeated_vote_rows,
+)
 from apfed_experiments.runner import run_study
 from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
@@ -27,9 +31,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 STORED = json.loads((Path(__file__).parents[2] / "docs" / "leaks.json").read_bytes())
 
 
-def _setting(*rows: Row, ends: tuple[str, ...] = (), **columns: Any) -> live.Setting:
+def _setting(*rows: Row, ends: tuple[str, ...] = (), **columns: Any) -> live.MeasuredRow:
     """That measured these rows, one for each seed."""
-    return live.Setting(
+    return live.MeasuredRow(
         columns=columns, measure=rows.__getitem__, seeds=range(len(rows)), ends=ends
     )
 
@@ -84,7 +88,7 @@ def test_a_refusal_is_a_figure() -> None:
     def refuse_seed(seed: int) -> Row:
         raise RemoteProtocolError("near-constant batch")
 
-    line = live.Setting(columns={"M": 1}, measure=refuse_seed).measure_row()
+    line = live.MeasuredRow(columns={"M": 1}, measure=refuse_seed).measure_row()
     assert line == {"M": 1, "refused": "near-constant batch"}
 
 
@@ -115,13 +119,13 @@ def test_the_stored_figures_are_of_what_is_played() -> None:
     assert set(STORED) == set(PARTS)
     assert all(STORED.values())
     rows = STORED["papers"]
-    played = [setting.columns for setting in papers()]
+    played = [setting.columns for setting in list_paper_rows()]
     stored = [{name: row[name] for name in of} for row, of in zip(rows, played, strict=True)]
     assert stored == played
     assert [row for row in rows if "advantage" not in row] == []
 
 
-def measure_line(table: Callable[[], Iterator[live.Setting]], **columns: Any) -> Row:
+def measure_line(table: Callable[[], Iterator[live.MeasuredRow]], **columns: Any) -> Row:
     """The figures of seed 0 in the line that these columns name, of breast cancer unless said."""
     wanted = {"data": "breast_cancer", **columns}
     (line,) = (setting for setting in table() if wanted.items() <= setting.columns.items())
@@ -131,7 +135,7 @@ def measure_line(table: Callable[[], Iterator[live.Setting]], **columns: Any) ->
 @pytest.mark.slow
 def test_chosen_labels_name_the_nearest_of_passives_until_noise_hides_them() -> None:
     clear, noisy = (
-        measure_line(chosen_labels, data="digits", opened="sum", epsilon=epsilon, runs=1)
+        measure_line(list_chosen_label_rows, data="digits", opened="sum", epsilon=epsilon, runs=1)
         for epsilon in (None, 4.0)
     )
     assert clear["found"] > clear["baseline"] + 0.1
@@ -141,14 +145,18 @@ def test_chosen_labels_name_the_nearest_of_passives_until_noise_hides_them() -> 
 
 def test_new_runs_read_more_and_spend_more() -> None:
     once, often = (
-        measure_line(repeated_votes, opened="each", epsilon=1.0, runs=runs) for runs in (1, 4)
+        measure_line(list_repeated_vote_rows, opened="each", epsilon=1.0, runs=runs)
+        for runs in (1, 4)
     )
     assert often["class read"] > once["class read"] + 0.05
     assert (once["epsilon spent"], often["epsilon spent"]) == (1.0, 4.0)
 
 
 def test_an_honest_passive_changes_nothing() -> None:
-    row = measure_line(poisoned_votes, opened="each", adversary="none")
+    row = measure_line(list_poisoned_vote_rows, opened="each", adversary="none")
     assert row["change"] == 0
     assert row["its agreement"] > 0.5
-    assert measure_line(poisoned_votes, opened="each", adversary="rotate")["its agreement"] < 0.5
+    assert (
+        measure_line(list_poisoned_vote_rows, opened="each", adversary="rotate")["its agreement"]
+        < 0.5
+    )

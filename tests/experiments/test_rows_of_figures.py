@@ -21,8 +21,8 @@ from apfed_experiments.several import declare_study
 from apfed_experiments.solo import (
     OTHER_ROWS,
     BaselineResult,
+    BaselinesRecord,
     RunGain,
-    SoloRecord,
     baseline_scores_file,
     load_solo,
     measure_gain,
@@ -31,7 +31,7 @@ from apfed_experiments.solo import (
     settings_digest,
     solo_file,
 )
-from apfed_experiments.study import iter_figures
+from apfed_experiments.study import iter_metric_rows
 from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.cli import execute
 from secure_apfed.config.file import dump_settings
@@ -127,7 +127,7 @@ def test_the_gain_is_one_on_every_surface(joint: Path) -> None:
     tiles = {tile.name: tile for tile in iter_tiles(run_read)}
     document = json.loads((joint / "privacy.json").read_bytes())
     (listed,) = list_runs(joint)
-    stored = SoloRecord.model_validate_json(RunFolder(joint).solo.read_bytes()).gain
+    stored = BaselinesRecord.model_validate_json(RunFolder(joint).solo.read_bytes()).gain
     assert gain.text in page
     assert tiles["gain"].value == gain.points
     assert document["gain"] == gain.text
@@ -137,8 +137,8 @@ def test_the_gain_is_one_on_every_surface(joint: Path) -> None:
     assert measure_gain(RunFolder(joint), run_read.config, store_without_gain(joint)) == gain
 
 
-def store_without_gain(folder: Path) -> SoloRecord:
-    record = SoloRecord.model_validate_json(RunFolder(folder).solo.read_bytes())
+def store_without_gain(folder: Path) -> BaselinesRecord:
+    record = BaselinesRecord.model_validate_json(RunFolder(folder).solo.read_bytes())
     return record.model_copy(update={"gain": None})
 
 
@@ -213,7 +213,7 @@ def test_a_gain_of_other_rows_is_never_told(tmp_path: Path) -> None:
     result["measured_rows"] = {"tvfl": 250}
     (path / "result.json").write_text(json.dumps(result))
     best = BaselineResult(name="ridge", title="Ridge", validation=0.8, test=0.6)
-    record = SoloRecord(settings=settings_digest(config), baselines=(best,))
+    record = BaselinesRecord(settings=settings_digest(config), baselines=(best,))
     RunFolder(path).solo.write_text(record.model_dump_json())
     run_read = load_run(path)
     assert run_read.gain is None
@@ -245,7 +245,7 @@ def test_baselines_of_a_study_are_measured_anew_on_some_rows(name: str, tmp_path
         influence=tuple([0.5] * 40),
     )
     people = tuple(f"p{at}" for at in range(40))
-    record = SoloRecord(settings="x", baselines=(best,), measure=name, people=people, rows=40)
+    record = BaselinesRecord(settings="x", baselines=(best,), measure=name, people=people, rows=40)
     assert restrict_solo(record, path, tested) is None
     save_scores(baseline_scores_file(path), {"ridge": scored})
     found = restrict_solo(record, path, tested)
@@ -270,14 +270,14 @@ def test_an_interval_is_not_invented() -> None:
 
 def test_figures_of_a_study_tell_baselines_of_the_same_rows() -> None:
     best = BaselineResult(name="ridge", title="Ridge", validation=0.8, test=0.6)
-    solo = SoloRecord(settings="x", baselines=(best,), rows=250)
+    solo = BaselinesRecord(settings="x", baselines=(best,), rows=250)
     outcome = make_outcome({"tvfl": 0.9}, measured_rows={"tvfl": 250}, test_rows=410)
     finished = FinishedRun(config=config_of("tvfl"), outcome=outcome, attacks=None, solo=solo)
-    rows = {figure["target"]: figure["rows"] for figure in iter_figures(finished)}
+    rows = {figure["target"]: figure["rows"] for figure in iter_metric_rows(finished)}
     assert rows == {"task": 250, "solo": 250}
     assert count_measured_rows(finished.config, outcome, "tvfl") == 250
     older = replace(finished, solo=solo.model_copy(update={"rows": None}))
-    assert [figure["target"] for figure in iter_figures(older)] == ["task"]
+    assert [figure["target"] for figure in iter_metric_rows(older)] == ["task"]
 
 
 @pytest.mark.parametrize("helps", ["judged", "always"])

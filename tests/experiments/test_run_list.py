@@ -13,7 +13,7 @@ import pytest
 from apfed_experiments.report import load_run, write_report
 from apfed_experiments.report.contents import iter_setting_rows
 from apfed_experiments.run_list import HEADER, ListedRun, State, list_runs
-from apfed_experiments.solo import BaselineResult, SoloRecord, settings_digest, solo_file
+from apfed_experiments.solo import BaselineResult, BaselinesRecord, settings_digest, solo_file
 from secure_apfed.base.files import MAX_JSON_BYTES, own_subfolder
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
@@ -29,7 +29,7 @@ DAY = datetime(2025, 3, 1, 12, tzinfo=UTC)
 
 def write_solo(path: Path, config: Config, test: float) -> None:
     best = BaselineResult(name="ridge", title="ridge regression", validation=0.6, test=test)
-    record = SoloRecord(settings=settings_digest(config), baselines=(best,))
+    record = BaselinesRecord(settings=settings_digest(config), baselines=(best,))
     path.write_text(record.model_dump_json())
 
 
@@ -95,7 +95,7 @@ def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: 
     headline = run.leaks["passive reads labels"]
     assert headline.advantage == 0.3
     assert "passive-2" in headline.note
-    assert {kind for kind, of in run.leaks.items() if of.worst} == {"passive reads labels"}
+    assert {kind for kind, of in run.leaks.items() if of.best_attack} == {"passive reads labels"}
     assert len(run.list_cells()) == len(HEADER)
     alone = runs["study/alone"]
     assert alone.gain == pytest.approx(-0.02)

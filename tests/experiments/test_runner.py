@@ -112,7 +112,7 @@ def test_every_study_prints_one_object(command: object) -> None:
 
 def find_points(folder: Path) -> dict[str, Point]:
     base = base_config("main-breast-cancer")
-    whole = next(p for p in main_job.make_points(base, folder) if p.line.key == "apfed_r")
+    whole = next(p for p in main_job.make_points(base, folder) if p.study_row.key == "apfed_r")
     ablation = main_job.make_ablation(whole)
     assert ablation is not None
     case = gains.GainCase(method="votes", data="wine", labelled=9)
@@ -129,7 +129,7 @@ def find_points(folder: Path) -> dict[str, Point]:
 def test_points_travel_to_workers(tmp_path: Path, name: str) -> None:
     trial = find_points(tmp_path)[name].make_trial(0)
     there = pickle.loads(pickle.dumps(trial))
-    assert (there.path, there.settings) == (trial.path, trial.settings)
+    assert (there.path, there.settings_digest) == (trial.path, trial.settings_digest)
 
 
 def test_figures_of_before_the_runner_are_read_on(

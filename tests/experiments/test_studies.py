@@ -13,10 +13,10 @@ from apfed_experiments import main_job
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.solo import BaselineResult, SoloRecord, solo_file
+from apfed_experiments.solo import BaselineResult, BaselinesRecord, solo_file
 from apfed_experiments.study import (
-    Line,
     Point,
+    StudyRow,
     _run_task,
     base_config,
     centralise_data,
@@ -42,7 +42,7 @@ SINGLE = BY_KEY["alone"]
 TVFL = BY_KEY["tvfl"]
 GUARDED = BY_KEY["apfed_c"]
 NOISY = BY_KEY["votes-randomised-4"]
-RIDGE = SoloRecord(
+RIDGE = BaselinesRecord(
     settings="x",
     baselines=(BaselineResult(name="ridge", title="Ridge", validation=0.8, test=0.875),),
 )
@@ -106,8 +106,8 @@ def test_lines_share_data_attacks_and_what_the_active_does_alone(name: str, tmp_
 
 def test_lines_change_the_guard_that_they_name() -> None:
     base = base_config(COMPARED.configs[0])
-    assert main_job.build_line_config(GUARDED, base).guard == base.guard
-    assert main_job.build_line_config(SINGLE, base).guard.mechanism == "none"
+    assert main_job.build_row_config(GUARDED, base).guard == base.guard
+    assert main_job.build_row_config(SINGLE, base).guard.mechanism == "none"
 
 
 MAIN_BY_KEY = {line.key: line for line in main_job.MAIN.lines}
@@ -117,7 +117,7 @@ MAIN_BY_KEY = {line.key: line for line in main_job.MAIN.lines}
 @pytest.mark.parametrize("name", main_job.MAIN.configs)
 def test_lines_of_the_main_job_are_protected_as_they_say(name: str, key: str) -> None:
     line = MAIN_BY_KEY[key]
-    config = main_job.build_line_config(line, base_config(name))
+    config = main_job.build_row_config(line, base_config(name))
     assert config.train.labels == "after"
     assert line.cells["protection"].endswith(f"epsilon {config.guard.epsilon:g}")
     is_encrypted = config.secure_sum.scheme == "ckks"
@@ -128,16 +128,16 @@ def test_lines_of_the_main_job_are_protected_as_they_say(name: str, key: str) ->
 
 def test_every_line_of_the_second_data_set_is_one_of_the_first() -> None:
     first, second = main_job.MAIN.configs
-    assert main_job.MAIN.list_lines(first) == main_job.MAIN_LINES
-    fewer = main_job.MAIN.list_lines(second)
+    assert main_job.MAIN.list_rows(first) == main_job.MAIN_LINES
+    fewer = main_job.MAIN.list_rows(second)
     assert len(fewer) < len(main_job.MAIN_LINES)
     assert all(line.settings == MAIN_BY_KEY[line.key].settings for line in fewer)
-    assert main_job.METHOD_COMPARISON.list_lines(second) == main_job.METHOD_LINES
+    assert main_job.METHOD_COMPARISON.list_rows(second) == main_job.METHOD_LINES
 
 
 def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path: Path) -> None:
     base = base_config("main-breast-cancer")
-    points = {point.line.key: point for point in main_job.make_points(base, tmp_path)}
+    points = {point.study_row.key: point for point in main_job.make_points(base, tmp_path)}
     ablated = {key: main_job.make_ablation(point) for key, point in points.items()}
     assert [key for key, point in ablated.items() if point] == [
         "apfed_c",
@@ -159,7 +159,7 @@ def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path:
 @pytest.mark.parametrize("key", [line.key for line in main_job.MAIN_LINES if line.cells["ablated"]])
 def test_an_ablation_stands_beside_the_local_models_of_its_line(key: str, tmp_path: Path) -> None:
     base = base_config("main-breast-cancer")
-    point = {point.line.key: point for point in main_job.make_points(base, tmp_path)}[key]
+    point = {point.study_row.key: point for point in main_job.make_points(base, tmp_path)}[key]
     ablation = main_job.make_ablation(point)
     assert ablation is not None
     measured = {
@@ -204,7 +204,7 @@ def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
 def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
     base = base_config("main-breast-cancer")
     points = main_job.make_points(base, tmp_path, COMPARED.lines)
-    point = next(point for point in points if point.line == TVFL)
+    point = next(point for point in points if point.study_row == TVFL)
     trial = point.make_trial(0)
     first = finish_trial(trial)
     written = stamps(trial.path, "result.json")
@@ -227,18 +227,18 @@ def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
         )
 
 
-def lines_of(runs: Mapping[Line, Sequence[FinishedRun]]) -> Table:
+def lines_of(runs: Mapping[StudyRow, Sequence[FinishedRun]]) -> Table:
     points = [
         point
         for point in main_job.make_points(
             base_config(COMPARED.configs[0]), Path("out"), COMPARED.lines
         )
-        if point.line in runs
+        if point.study_row in runs
     ]
     found = [
         (point.make_trial(seed), run)
         for point in points
-        for seed, run in enumerate(runs[point.line])
+        for seed, run in enumerate(runs[point.study_row])
     ]
     return main_job.compare_points(points, collect_results(found))
 
@@ -283,13 +283,13 @@ def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path)
     ids=["without local models", "beside a local model"],
 )
 def test_the_first_line_of_the_main_job_is_described_in_a_sentence(
-    solo: SoloRecord | None, sentence: str
+    solo: BaselinesRecord | None, sentence: str
 ) -> None:
     base = base_config(main_job.MAIN.configs[0])
     (point,) = (
         point
         for point in main_job.make_points(base, Path("out"))
-        if point.line.key == main_job.MAIN.first
+        if point.study_row.key == main_job.MAIN.first
     )
     run = dataclasses.replace(make_finished_run(0.9), solo=solo)
     text = main_job._describe_first(

@@ -16,8 +16,8 @@ from apfed_experiments.sum_by_guard import (
     READERS,
     compare_points,
     declare_study,
-    make_lines,
     make_points,
+    make_study_rows,
     unify_baselines,
 )
 from secure_apfed.config import Config
@@ -63,10 +63,10 @@ def make_results(points: list[Point], read: Mapping[str, float]) -> Results:
 def test_twelve_lines_are_four_cells_of_three_mixes(tmp_path: Path) -> None:
     points = make_points(BASE, tmp_path)
     assert len({point.name for point in points}) == len(points) == 12
-    cells = [tuple(point.line.cells.values()) for point in points]
+    cells = [tuple(point.study_row.cells.values()) for point in points]
     assert len(set(cells)) == 12
     for point in points:
-        objectives, total, guard = point.line.cells.values()
+        objectives, total, guard = point.study_row.cells.values()
         config = point.config
         assert (config.secure_sum.masks == "none") is (total == "none")
         assert (config.guard.mechanism == "none") is (guard == "none")
@@ -85,10 +85,12 @@ def test_cells_match_people_the_cheapest_way_and_keep_whom_they_match(tmp_path: 
     assert [name for name, alignment in found.items() if alignment != {"minimum_rows": 9}] == []
 
 
-@pytest.mark.parametrize("line", make_lines(BASE), ids=lambda line: line.key)
-def test_every_direction_in_which_something_leaves_is_attacked(line: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("study_row", make_study_rows(BASE), ids=lambda study_row: study_row.key)
+def test_every_direction_in_which_something_leaves_is_attacked(
+    study_row: Any, tmp_path: Path
+) -> None:
     usual = BASE.model_dump(mode="json", exclude_defaults=True)
-    config = line.build_config(usual, name="cell")
+    config = study_row.build_config(usual, name="cell")
     check_all_directions(config)
 
 

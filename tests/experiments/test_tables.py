@@ -17,10 +17,10 @@ from apfed_experiments.tables.apc_vfl import SCENARIOS, measure_exchange, score_
 from apfed_experiments.tables.mmvfl import select_features
 from apfed_experiments.tables.table import (
     Job,
-    Line,
     PaperTable,
     Printed,
-    Size,
+    TableExtent,
+    TableRow,
     declare_study,
 )
 from secure_apfed.cli import execute
@@ -48,19 +48,19 @@ def job(name: str, measure: Callable[..., Mapping[str, float]] = measure_figures
 
 def line(
     name: str, measure: Callable[..., Mapping[str, float]] = measure_figures, **more: Any
-) -> Line:
+) -> TableRow:
     cells = {"method": name}
-    return Line(cells=cells, job=job(name, measure), figure="found", series=name, **more)
+    return TableRow(cells=cells, job=job(name, measure), figure="found", series=name, **more)
 
 
 def toy(*, axis: str = "") -> PaperTable:
     """Two measured lines and their difference; the full table has a third, of missing data."""
 
-    def size(full: bool) -> Size:
+    def size(full: bool) -> TableExtent:
         a = line("a", paper=Printed(mean=9.0, sd=1.0), at=1.0)
         b = line("b", paper=Printed(mean=7.0), at=1.0)
-        gain = Line(cells={"method": "a minus b"}, combines=((1.0, a), (-1.0, b)))
-        return Size([a, b, gain, *([line("c", impossible)] if full else ())], 2)
+        gain = TableRow(cells={"method": "a minus b"}, combines=((1.0, a), (-1.0, b)))
+        return TableExtent([a, b, gain, *([line("c", impossible)] if full else ())], 2)
 
     return PaperTable(
         name="toy",
@@ -80,13 +80,13 @@ def test_every_line_is_measured_or_combines_some_that_are(table: PaperTable) -> 
     runs = []
     for full in (False, True):
         size = table.size(full)
-        assert len({tuple(of.cells.values()) for of in size.lines}) == len(size.lines)
-        assert len({tuple(of.cells) for of in size.lines}) == 1
+        assert len({tuple(of.cells.values()) for of in size.rows}) == len(size.rows)
+        assert len({tuple(of.cells) for of in size.rows}) == 1
         assert len({of.label for of in size.jobs}) == len(size.jobs)
-        for of in size.lines:
+        for of in size.rows:
             parts = [*of.chooses, *(part for _, part in of.combines)]
             assert (of.job is None) is bool(parts)
-            assert all(part in size.lines and (part.job or part.chooses) for part in parts)
+            assert all(part in size.rows and (part.job or part.chooses) for part in parts)
         runs.append((size.seeds, {of.label for of in size.jobs}))
     assert (runs[0] != runs[1]) is bool(table.leaves_out)
 
@@ -154,9 +154,9 @@ JUDGED = {
 def test_a_line_of_the_best_is_chosen_by_what_was_held_out(seed: int, chosen: float | None) -> None:
     """Never by the figure that it then shows."""
     points = [replace(line(name), figure="test") for name in ("a", "b")]
-    best = Line(cells={"method": "best"}, chooses=points, chosen_by="held out")
+    best = TableRow(cells={"method": "best"}, chooses=points, chosen_by="held out")
     assert best.compute_values(JUDGED).get(seed) == chosen
-    against = Line(cells={"method": "gain"}, combines=((1.0, best), (-1.0, points[0])))
+    against = TableRow(cells={"method": "gain"}, combines=((1.0, best), (-1.0, points[0])))
     assert set(against.compute_values(JUDGED)) == {0, 1, 2}
 
 
@@ -233,7 +233,7 @@ def test_importance_keeps_the_longest_rows() -> None:
 
 
 def test_runs_are_those_that_tables_say() -> None:
-    at_0 = [of for of in TABLES["apfed-lambda"].size(False).lines if of.cells["lambda"] == "0"]
+    at_0 = [of for of in TABLES["apfed-lambda"].size(False).rows if of.cells["lambda"] == "0"]
     assert len(at_0) == 4
     assert {of.job.settings["config"]["method"]["name"] for of in at_0 if of.job} == {"single_view"}
     few = TABLES["apfed-few-labels"].size(False)
@@ -242,7 +242,7 @@ def test_runs_are_those_that_tables_say() -> None:
     data = [of.settings["config"]["data"] for of in few.jobs]
     assert {(each["labelled"], each["limit"]) for each in data} == {(500, 10_000)}
     assert {of.settings["config"]["train"]["epochs"] for of in few.jobs} == {13}
-    assert all(line.paper is None for line in few.lines)
+    assert all(line.paper is None for line in few.rows)
     config = Config.model_validate(TABLES["apfed-table2"].size(True).jobs[0].settings["config"])
     train = config.train
     assert (train.epochs, train.learning_rate, train.momentum) == (300, 1e-3, 0.9)

@@ -16,7 +16,7 @@ from apfed_experiments.runner import Answer, run_study
 from apfed_experiments.shown import JOINT_TRAINING
 from apfed_experiments.study import base_config, collect_results
 from apfed_experiments.tradeoff import (
-    Board,
+    Leaderboard,
     TradeOff,
     TradeOffError,
     compute_dcs,
@@ -81,14 +81,14 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, 
     return study, place / "out", answer
 
 
-def board_of(tradeoff: TradeOff, **by_defence: tuple[float, float]) -> Board:
+def board_of(tradeoff: TradeOff, **by_defence: tuple[float, float]) -> Leaderboard:
     found = []
     points = make_points(tradeoff, Path("out"))
     for point in points:
         accuracy, advantage = by_defence.get(point.defence, (0.7, 0.1))
         run = make_finished_run(accuracy, releases=3, attacks=[make_attack_result(advantage)])
         found += [(point.make_trial(seed), run) for seed in range(2)]
-    return Board.from_results(points, collect_results(found))
+    return Leaderboard.from_results(points, collect_results(found))
 
 
 def test_points_are_every_strength_and_the_references(study_file: Path) -> None:

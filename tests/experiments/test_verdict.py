@@ -12,11 +12,11 @@ from apfed_attacks.interface import AttackResult
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.solo import BaselineResult, RunGain, SoloRecord
+from apfed_experiments.solo import BaselineResult, BaselinesRecord, RunGain
 from apfed_experiments.summary import Interval
 from apfed_experiments.variants import title_variant
 from apfed_experiments.verdict import (
-    ComparedLine,
+    ComparedRow,
     describe_comparison,
     describe_run,
 )
@@ -35,7 +35,7 @@ ANSWERS = (
     "not attacked",
 )
 BASELINE = BaselineResult(name="ridge", title="Ridge", validation=0.8, test=0.6)
-SOLO = SoloRecord(settings="x", baselines=(BASELINE,), rows=250)
+SOLO = BaselinesRecord(settings="x", baselines=(BASELINE,), rows=250)
 GAIN = RunGain(
     measure="accuracy",
     baseline="Ridge",
@@ -55,7 +55,7 @@ def make_finished_run(
     config: Config,
     *,
     attacks: Sequence[AttackResult] | None = None,
-    solo: SoloRecord | None = SOLO,
+    solo: BaselinesRecord | None = SOLO,
     gain: RunGain | None = GAIN,
     epsilon: float = math.inf,
     **changed: Any,
@@ -251,14 +251,14 @@ def test_membership_is_named_where_nobody_chose_it_and_not_where_it_ran() -> Non
     assert "outsider" not in ran[ANSWERS[3]]
 
 
-def line(name: str, **changed: Any) -> ComparedLine:
+def line(name: str, **changed: Any) -> ComparedRow:
     usual: dict[str, Any] = {
         "epsilon": math.inf,
         "wire_bytes": 1e6,
         "gain": Interval(0.1, 0.05, 0.15),
         "leaks": {},
     }
-    return ComparedLine(name=name, **{**usual, **changed})
+    return ComparedRow(name=name, **{**usual, **changed})
 
 
 def test_a_comparison_says_who_paid_and_which_lines_have_no_guarantee() -> None:

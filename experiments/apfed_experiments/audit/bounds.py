@@ -55,8 +55,8 @@ class Claim:
         title: title of the audit, for people.
         says: what the claim covers, for people.
         claim: the claimed mu or epsilon.
-        exceeded: whether the audit is expected to prove the claim wrong, since it reads more than
-            the claim covers.
+        exceeded: whether the audit is expected to prove the claim wrong, since its score reads more
+            than the claim covers.
     """
 
     title: str
@@ -90,7 +90,7 @@ class Result:
 
 
 def make_table(results: Sequence[Result], title: str) -> Table:
-    """Return the table of these results: what each case claims, and what it proves."""
+    """Return the table of these results: what each audited case claims, and what its runs prove."""
     rows = [{**result.as_json(), "counted": result.counted} for result in results]
     return Table(COLUMNS, rows, title)
 
@@ -125,7 +125,10 @@ class Evidence:
 def collect_evidence(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, level: float
 ) -> Evidence:
-    """Return the rates and the bound on mu that scores of independent retrainings prove.
+    """Return the rates of true and false positives, and the bound on mu, that scores prove.
+
+    The scores are of independent retrainings. World 1 has another record than world 0 in one row of
+    its data. A third of the scores choose the threshold above which world 1 is guessed.
 
     `scores_0`, `scores_1`: scores of the retrainings in world 0 and in world 1, equally many, (R,).
     `level`: probability that the bound is wrong, at most.
@@ -144,7 +147,8 @@ def collect_evidence(
     first_0 = np.sort(scores_0[:third])
     first_1 = np.sort(scores_1[:third])
     thresholds = np.sort(np.concatenate([first_0, first_1]))
-    # The rates differ most there; for two normal distributions with one variance in their middle.
+    # The chosen threshold is where the two rates differ most. Between two normal distributions of
+    # one variance it is the middle.
     below_0 = first_0.searchsorted(thresholds, side="right")
     below_1 = first_1.searchsorted(thresholds, side="right")
     threshold = float(thresholds[np.argmax(below_0 - below_1)])
@@ -155,6 +159,9 @@ def bound_epsilon_by_scores(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, delta: float, level: float
 ) -> float:
     """Return a lower bound on epsilon at `delta` that assumes (epsilon, delta)-DP only.
+
+    World 1 has another record than world 0 in one row of its data. A third of the scores choose the
+    threshold above which world 1 is guessed, the others give the bound.
 
     `scores_0`, `scores_1`: scores of the retrainings in world 0 and in world 1, equally many, (R,).
     `level`: probability that the bound is wrong, at most.

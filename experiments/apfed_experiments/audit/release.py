@@ -76,6 +76,8 @@ def audit_release(
 ) -> Audit:
     """Attack a release function and return lower bounds on its epsilon.
 
+    Canary rows, each a long vector with a random sign, are released. The attack guesses the signs.
+
     Args:
         release: function of representations (B, D), the step and the rows' numbers (B,) that
             returns what is sent: (B, D), or several such blocks in one longer matrix if a row is
@@ -97,7 +99,7 @@ def audit_release(
         )
     generator = torch.Generator().manual_seed(seed)
     bits_B = torch.randint(0, 2, (canaries,), generator=generator) * 2 - 1  # -1 or 1
-    direction_D = torch.full((_DIMENSION,), _DIMENSION**-0.5)
+    direction_D = torch.full((_DIMENSION,), _DIMENSION**-0.5)  # a unit vector
     h_BD = _CANARY_NORM * bits_B[:, None] * direction_D
     rows = torch.arange(canaries)
     score_B = torch.zeros(canaries, dtype=torch.float64)
@@ -108,6 +110,7 @@ def audit_release(
                 f"expected {canaries} released rows of {_DIMENSION} numbers, or a multiple, "
                 f"got shape {tuple(z_BD.shape)}"
             )
+        # A row that was sent more than once adds all its blocks.
         score_B += (z_BD.double() @ direction_D.double()).reshape(-1, canaries).sum(dim=0)
     surest = score_B.abs().topk(guesses).indices
     is_right_B = torch.where(score_B >= 0, 1, -1) == bits_B  # a tie is a guess like any other
@@ -145,10 +148,11 @@ def bound_epsilon_by_guesses(
     def rejects_epsilon(epsilon: float) -> bool:
         """Return whether the guesses contradict (epsilon, delta)-DP by Theorem 5.2."""
         chance = expit(epsilon)
+        # P(W < v - i) for i = v, ..., 1, then P(v - i <= W < v) for i = 1, ..., v.
         below = binom.cdf(np.arange(right) - 1, guesses, chance)
         window = binom.cdf(right - 1, guesses, chance) - below[::-1]
-        worst = float((window / np.arange(1, right + 1)).max(initial=0))
-        return bool(binom.sf(right - 1, guesses, chance) + 2 * canaries * delta * worst < level)
+        largest = float((window / np.arange(1, right + 1)).max(initial=0))
+        return bool(binom.sf(right - 1, guesses, chance) + 2 * canaries * delta * largest < level)
 
     return _find_largest(rejects_epsilon, _LARGEST_EPSILON)
 

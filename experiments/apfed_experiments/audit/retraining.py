@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from apfed_experiments.audit.bounds import DELTA, Claim, Result, collect_evidence, make_table
-from apfed_experiments.audit.votes import VOTE_CASES, play_vote_case
+from apfed_experiments.audit.votes import VOTE_CASES, measure_vote_case
 from apfed_experiments.columns import write_text
 from apfed_experiments.machine import describe_machine
 from apfed_experiments.report.page import Part
@@ -66,7 +66,9 @@ Audited: TypeAlias = Found[dict[str, list[Result]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The data and the schedule of a training in both worlds.
+    """The data and the schedule of a training in both worlds, which differ in one record.
+
+    Letters: N rows, F features, B rows of a batch.
 
     Attributes:
         features, labels: features and labels of the active in world 0, (N, F) and (N,).
@@ -120,6 +122,8 @@ class Protection:
 class Step:
     """A step of all retrainings, and what an auditor sees of it.
 
+    Letters: R retrainings, B rows of a batch, D dimensions of a representation, P parameters.
+
     Attributes:
         number: number of the step, from 0.
         rows: row numbers of the batch, (B,).
@@ -140,8 +144,10 @@ class Step:
 
 
 class Retrainings:
-    """R retrainings side by side, the first half in world 0 and the second in world 1, where one
-    record of the training data differs.
+    """R retrainings side by side, the first half in world 0 and the second in world 1.
+
+    The worlds differ in one record of the training data. Letters of shapes: R retrainings, B rows
+    of a batch, F features, K classes, D dimensions of a representation, P parameters.
     """
 
     def __init__(
@@ -182,7 +188,7 @@ class Retrainings:
         self.world_R = (torch.arange(count, device=device) >= count // 2).long()
 
     def run_training(self, watch: Callable[[Step], None]) -> None:
-        """Run all steps of all retrainings; `watch` is called after each."""
+        """Run all steps of all retrainings; `watch` is called with each step after it."""
         number = 0
         for _ in range(self.task.epochs):
             for rows_B in self.task.batches:
@@ -190,8 +196,10 @@ class Retrainings:
                 number += 1
 
     def _run_step(self, number: int, rows_B: Tensor) -> Step:
-        """Run one step of all retrainings: representations, noise, the passive's gradients, the
-        active's update. Half of the retrainings (world 1) have another record in one row.
+        """Run one step of all retrainings, and return what an auditor sees of it.
+
+        Representations are noised, the passive returns its gradients on them, and the active
+        updates its weights. The retrainings of world 1 have another record in one row.
 
         `number`: number of the step, from 0. `rows_B`: row numbers of the batch.
         """
@@ -213,7 +221,8 @@ class Retrainings:
         # A likelihood ratio needs what would be sent in either world at the same parameters.
         worlds: tuple[tuple[Tensor, Tensor], ...] = ()
         if has_record:
-            worlds = self._collect_worlds(sum_RP, gradient_RBD[:, position : position + 1])
+            record_gradient_R1D = gradient_RBD[:, position : position + 1]
+            worlds = self._collect_worlds(sum_RP, record_gradient_R1D)
         self._update_weights("active", update_RP / len(rows_B))
         return Step(
             number=number,
@@ -272,8 +281,9 @@ class Retrainings:
     def compute_example_gradients(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
         """Return each example's gradient, (R, B, P), which DP-SGD clips.
 
-        The loss is the task loss on features `x_RBF` and labels `y_RB`, plus <row, z>, where
-        `row_RBD` are the passive's gradients on the representations z.
+        The loss is the task loss on features `x_RBF` and labels `y_RB`, plus <g, z>: the product of
+        the passive's gradients g (`row_RBD`) and the representations z. Its gradient by z is thus
+        g.
         """
 
         def compute_loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
@@ -282,6 +292,7 @@ class Retrainings:
             z_1D = onto_ball(sent_1D, self.protection.clip)
             return make_joint_loss(F.cross_entropy(scores_1K, y[None]), z_1D, row_D)
 
+        # The inner vmap is over the examples of a batch, the outer one over the retrainings.
         example_gradient = vmap(vmap(grad(compute_loss), in_dims=(None, 0, 0, 0)))
         gradients: Weights = example_gradient(self._weights["active"], x_RBF, y_RB, row_RBD)
         return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
@@ -301,7 +312,10 @@ class Retrainings:
         return z_RBD
 
     def _run_passive_step(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
-        """Update the passive; return its gradient B dL/dz on each row, clipped to `row_clip`.
+        """Update the passive's weights; return its gradient on each row, clipped to `row_clip`.
+
+        The gradient is B dL/dz, of the loss L by the representation z. L is a mean over the B rows
+        of the batch, so the factor B makes the gradient independent of the batch's size.
 
         `sent_RBD`: representations that the passive received. `features_BF`: its own features of
         these rows.
@@ -329,7 +343,10 @@ class Retrainings:
         }
 
     def _draw_normal(self, like: Tensor) -> Tensor:
-        """Draw standard normal noise in the shape of `like`; paired retrainings get the same."""
+        """Draw standard normal noise in the shape of `like`.
+
+        With paired noise, retraining k of world 0 and of world 1 get the same.
+        """
         count = self.count // 2 if self._has_paired_noise else self.count
         shape = (count, *like.shape[1:])
         noise = torch.randn(shape, generator=self._noise, device=like.device, dtype=like.dtype)
@@ -337,7 +354,7 @@ class Retrainings:
 
 
 def _repeat_weights(module: nn.Module, count: int) -> Weights:
-    """Return the weights of a module for `count` retrainings, (R, *shape) each."""
+    """Return the weights of a module for `count` (R) retrainings by name, (R, *shape) each."""
     return {name: p.detach().expand(count, *p.shape) for name, p in module.named_parameters()}
 
 
@@ -459,33 +476,48 @@ def make_task(case: Case, *, epochs: int = EPOCHS) -> Task:
 
 
 class OtherRowsScore:
-    """The linear score of all rows but the record's: each released row times its mean change from
-    world 0 to world 1 (`estimate_directions`), summed.
+    """The score of an auditor that reads the releases of all rows but the record's.
+
+    It is linear: each released row times its mean change from world 0 to world 1
+    (`estimate_directions`), summed.
     """
 
     def __init__(self, runs: Retrainings, directions: Sequence[Tensor]) -> None:
+        """Start with a score of 0 for each retraining.
+
+        `directions`: mean change of each row in each step, (B, D) each.
+        """
         self._directions = directions
         self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
 
     def __call__(self, step: Step) -> None:
-        """Add the part of one step, <z_j, d_j> summed over its rows j, to the score (R,)."""
+        """Add the part of one step to the score (R,): <z_j, d_j> summed over the rows j.
+
+        z_j is the released row, d_j its mean change.
+        """
         self.score_R += (step.sent * self._directions[step.number]).sum((1, 2)).double()
 
 
 class WhiteBoxScore:
-    """The log likelihood ratio of all releases and updates, for retrainings with DP-SGD."""
+    """The score of an auditor that sees everything: the log likelihood ratio of all releases and
+    updates.
+
+    It is for retrainings with DP-SGD.
+    """
 
     def __init__(self, runs: Retrainings) -> None:
+        """Start with a score of 0 for each retraining."""
         self._sigma = runs.protection.sigma
         self._gradient_sigma = runs.get_noise_deviation()
         self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
 
     def __call__(self, step: Step) -> None:
-        """Add a step's log likelihood ratio: of the record's release, and of the noisy sum of
-        gradients.
+        """Add the log likelihood ratios of one step: of the record's release and of the noisy sum
+        of gradients.
         """
         if step.record_position < 0:  # without the record, a step is the same in both worlds
             return
+        # The record's representation, and the sum of gradients, in world 0 and in world 1.
         (z_0, sum_0), (z_1, sum_1) = step.worlds
         self.score_R += _compute_ratio(step.sent[:, step.record_position], z_0, z_1, self._sigma)
         self.score_R += _compute_ratio(step.update, sum_0, sum_1, self._gradient_sigma)
@@ -523,7 +555,9 @@ def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> lis
     directions: list[Tensor] = []
 
     def note_direction(step: Step) -> None:
-        """Keep the mean change of each row of this step over the pairs."""
+        """Add the mean change of each row of this step, over the pairs of retrainings, to
+        the list.
+        """
         change_BD = (step.clean[pairs:] - step.clean[:pairs]).mean(0)
         if step.record_position >= 0:
             change_BD[step.record_position] = 0
@@ -551,7 +585,7 @@ def declare_study(
         reading=f"The proved epsilons of each table hold together at {_CONFIDENCE:.0%}. One above "
         "its claim proves the claim wrong; one below proves nothing about it.",
         folder=folder,
-        measure=partial(_play_cases, folder, retrainings=retrainings, seed=seed, device=device),
+        measure=partial(_measure_cases, folder, retrainings=retrainings, seed=seed, device=device),
         compare=lambda audited: [
             Part(name=name.lower(), table=make_table(results, name))
             for name, results in audited.values.items()
@@ -560,7 +594,7 @@ def declare_study(
     )
 
 
-def _play_cases(
+def _measure_cases(
     folder: Path,
     *,
     retrainings: int,
@@ -569,7 +603,7 @@ def _play_cases(
     jobs: int,
     on_done: OnDone,
 ) -> Audited:
-    """Measure all cases one after another, whatever `jobs` is, and write audit.json.
+    """Measure all audited cases one after another, whatever `jobs` is, and write audit.json.
 
     `retrainings`: number of retrainings of each case, both worlds together. `seed`: seed of the
     noise. `device`: device that computes. `on_done`: function that is called after each case.
@@ -578,6 +612,7 @@ def _play_cases(
     votes = list[Result]()
 
     def note_result(results: list[Result], result: Result) -> None:
+        """Append a result to the list of its table, and report progress."""
         results.append(result)
         on_done(len(trainings) + len(votes), len(CASES) + len(VOTE_CASES))
 
@@ -586,13 +621,13 @@ def _play_cases(
     for index, case in enumerate(CASES.values()):
         # A case uses several seeds from its first one on, one for each batch of retrainings.
         first_seed = 1000 * seed + 100 * index
-        result = play_case(
+        result = measure_case(
             case, retrainings=retrainings, seed=first_seed, level=level, device=device
         )
         note_result(trainings, result)
     level = (1 - _CONFIDENCE) / len(VOTE_CASES)
     for index, vote_case in enumerate(VOTE_CASES.values()):
-        result = play_vote_case(
+        result = measure_vote_case(
             vote_case, runs=retrainings // 2, seed=1000 * seed + index, level=level
         )
         note_result(votes, result)
@@ -608,10 +643,12 @@ def _play_cases(
     return Found({"Trainings": trainings, "Votes": votes})
 
 
-def play_case(
+def measure_case(
     case: Case, *, retrainings: int, seed: int, level: float, device: torch.device
 ) -> Result:
-    """Retrain, score and bound one case.
+    """Retrain as one case says, score the retrainings, and bound mu from below.
+
+    World 1 has another record than world 0 in one row of the training data.
 
     Args:
         case: what is audited.
@@ -647,7 +684,7 @@ def play_case(
     scores_0, scores_1 = (torch.cat(parts).numpy() for parts in scores_by_world)
     evidence = collect_evidence(scores_0, scores_1, level=level)
     count = 2 * len(scores_0)
-    result = {
+    measured_values = {
         "view": case.view,
         "retrainings": count,
         "epochs": EPOCHS,
@@ -661,5 +698,9 @@ def play_case(
     counted = f"mu {evidence.mu_low:.2f}, claimed {case.claim:.2f}; {count} retrainings"
     exceeded = evidence.mu_low > case.claim
     return Result(
-        case=case, exceeded=exceeded, counted=counted, figures=result, scores=(scores_0, scores_1)
+        case=case,
+        exceeded=exceeded,
+        counted=counted,
+        figures=measured_values,
+        scores=(scores_0, scores_1),
     )

@@ -46,13 +46,17 @@ Floats = NDArray[np.float64]
 
 
 def _derive_key(seed: int, *use: str | int) -> bytes:
-    """Derive a key for a repeatable audit, where nobody's data are at stake."""
+    """Derive a key of 32 bytes from a seed and what it is for.
+
+    The key is no secret: the audit is repeatable, and nobody's data are at stake.
+    """
     return hashlib.sha256(repr((seed, *use)).encode()).digest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySum:
-    """A noisy sum of votes: one passive's votes and the noise of several honest passives.
+    """A secure sum of votes with noise: one passive's votes and the noise of several honest
+    passives.
 
     Attributes:
         point: fixed-point encoding, with the standard deviation of each passive's noise.
@@ -64,6 +68,8 @@ class NoisySum:
 
     def reveal_sums(self, votes_RK: Floats, *, seed: int, world: int) -> Floats:
         """Return R decrypted sums of one passive's votes, (R, K), in steps of fixed point.
+
+        Each of the R runs has one vote, with a score for each of K classes, and noise of its own.
 
         The other passives' votes are 0, since the reader and colluding passives can subtract them.
 
@@ -92,6 +98,8 @@ class NoisySum:
 class TwoTables:
     """A passive's table in two worlds, which differ in one row.
 
+    Letters: U rows, F features, K classes.
+
     Attributes:
         features: features in world 0 and in world 1, (U, F).
         labelled, labels: numbers of the labelled rows, and their labels.
@@ -110,13 +118,15 @@ class TwoTables:
 
 
 def make_people_on_a_line(*, labelled: bool) -> TwoTables:
-    """Return tables of one feature: two groups far apart and nine people in the middle.
+    """Return tables of one feature: two groups far apart, and nine people in the middle.
 
-    `labelled`: whether the person in whom the worlds differ has a label. Without a label the person
-    lies between the middle and either group, and is a group's only link to the middle in a graph of
-    neighbours. With a label the person is the only one of class 1, on the right or far on the left.
+    The worlds differ in one person, whose record is to change as many votes as possible. Without a
+    label the person lies between the middle and either group, and is that group's only link to the
+    middle in a graph of neighbours. With a label the person is the only one of class 1, on the
+    right or far on the left.
+
+    `labelled`: whether the person has a label.
     """
-    # Positions on the line are chosen so that the one record changes as many votes as possible.
     left_group = np.array([-2.0, -2.1, -1.9])
     middle = np.linspace(-0.01, 0.01, 9)
     others = [*left_group, *-left_group, *middle]
@@ -132,15 +142,16 @@ def make_people_on_a_line(*, labelled: bool) -> TwoTables:
 
 
 def make_labelled_person() -> TwoTables:
-    """Return tables of two labelled people and three unit vectors.
+    """Return tables of two labelled people and three unit vectors, whose votes reveal a labeller's
+    weights.
 
     In world 1 the features of the first labelled person have the opposite sign.
     """
-    world = np.concatenate([np.eye(3)[:2], np.eye(3)])
-    other = world.copy()
-    other[0] *= -1
+    features_0 = np.concatenate([np.eye(3)[:2], np.eye(3)])
+    features_1 = features_0.copy()
+    features_1[0] *= -1
     return TwoTables(
-        features=(world, other),
+        features=(features_0, features_1),
         labelled=np.array([0, 1]),
         labels=np.array([0, 1]),
         classes=3,
@@ -152,6 +163,7 @@ def make_labelled_person() -> TwoTables:
 def score_answers(response: VoteResponse, runs: int, seed: int, world: int) -> Floats:
     """Score `runs` randomised answers to one vote: 1 for class 1, -1 for class 0, else 0.
 
+    A vote names a class; randomised response answers with it or, at random, with another class.
     `response`: randomised response under audit. `runs`: R. `world`: 0 or 1, the class of the vote.
     Returns the scores, (R,).
     """
@@ -165,10 +177,10 @@ def score_answers(response: VoteResponse, runs: int, seed: int, world: int) -> F
 def score_sums(
     added: NoisySum, votes: tuple[Floats, Floats], runs: int, seed: int, world: int
 ) -> Floats:
-    """Score `runs` noisy sums along the difference of the two worlds' votes; return (R,).
+    """Score `runs` noisy sums of votes along the difference of the two worlds' votes; return (R,).
 
-    `added`: noisy sum under audit. `votes`: vote of a passive on one row in each world, (K,) each.
-    `runs`: R. `world`: 0 or 1, whose vote is in the sum.
+    `added`: noisy sum under audit. `votes`: vote of a passive on one row in each world, a score for
+    each of K classes, (K,). `runs`: R. `world`: 0 or 1, whose vote is in the sum.
     """
     total_RK = added.reveal_sums(np.tile(votes[world], (runs, 1)), seed=seed, world=world)
     return np.asarray(total_RK @ (votes[1] - votes[0]))
@@ -178,6 +190,8 @@ def score_all_answers(
     labeller: Labeller, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
     """Score `runs` sets of randomised answers on all rows by their log likelihood ratio, (R,).
+
+    Letters: R runs, U rows, F features, K classes.
 
     `labeller`: semi-supervised rule that makes the votes. `response`: randomised response of the
     hard votes. `tables`: two tables that differ in one record, one for each world. `world`: 0 or 1,
@@ -193,6 +207,8 @@ def score_all_answers(
     )
     votes_0_UK, votes_1_UK = votes_by_world
     answers_RUK = np.eye(tables.classes)[answers].reshape(runs, *votes_0_UK.shape)
+    # An answer equal to the vote is e^epsilon times as likely as one other class, so each answer
+    # that agrees with world 1's vote, and not with world 0's, adds epsilon.
     agreement_R = (answers_RUK * (votes_1_UK - votes_0_UK)).sum(axis=(1, 2))
     return np.asarray(agreement_R * response.epsilon)
 
@@ -203,7 +219,10 @@ MakeLabeller = Callable[[bytes], PrivateLogistic]
 
 @dataclass(frozen=True, kw_only=True)
 class _WeightReadings:
-    """What an auditor observes of a private labeller in one world (on one of two tables).
+    """What an auditor observes of a private labeller (a passive's rule that votes, whose weights
+    are noised) in one world.
+
+    Letters: R runs, K classes.
 
     Attributes:
         ratio: log likelihood ratio of the noisy weights, world 1 over world 0, (R,).
@@ -219,11 +238,14 @@ class _WeightReadings:
 def _observe_weights(
     private: MakeLabeller, tables: TwoTables, runs: int, seed: int, world: int
 ) -> _WeightReadings:
-    """Fit a private labeller `runs` times and compute its noisy weights from votes on unit vectors.
+    """Fit a private labeller `runs` times, and compute its noisy weights from votes on unit
+    vectors.
 
-    Weights are in units of the noise. `private`: function that returns the labeller for a key of
-    its noise. `tables`: two tables that differ in one record, one for each world. `world`: 0 or 1,
-    whose table is fitted. Letters: R runs, U rows, F features, K classes.
+    A labeller is a passive's rule that votes; the weights of a private one are noised. Weights are
+    in units of the noise. Letters: R runs, U rows, F features, K classes.
+
+    `private`: function that returns the labeller for a key of its noise. `tables`: two tables that
+    differ in one record, one for each world. `world`: 0 or 1, whose table is fitted.
     """
     unit_rows = slice(tables.readable, tables.readable + tables.features[0].shape[1])
     labelled = tables.labelled
@@ -261,11 +283,12 @@ def _observe_weights(
 def score_weights(
     private: MakeLabeller, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score `runs` noisy weights, which other people's votes reveal, by their log likelihood ratio.
+    """Score `runs` noisy weights of a labeller by their log likelihood ratio; return the scores,
+    (R,).
 
-    `private`: function that returns the labeller for a key of its noise. `tables`: two tables that
-    differ in one record, one for each world. `world`: 0 or 1, whose table is fitted. Returns the
-    scores, (R,).
+    Other people's votes reveal these weights. `private`: function that returns the labeller for a
+    key of its noise. `tables`: two tables that differ in one record, one for each world. `world`: 0
+    or 1, whose table is fitted.
     """
     return _observe_weights(private, tables, runs, seed, world).ratio
 
@@ -278,18 +301,18 @@ def score_weights_and_answer(
     seed: int,
     world: int,
 ) -> Floats:
-    """Score `runs` noisy weights together with the person's own randomised answer, by their log
-    likelihood ratio.
+    """Score `runs` noisy weights of a labeller together with the person's own randomised answer.
 
-    `private`: function that returns the labeller for a key of its noise. `response`: randomised
-    response of the person's vote. `tables`: two tables that differ in one record, one for each
-    world. `world`: 0 or 1, whose table the passive has. Returns the scores, (R,).
+    The scores, (R,), are log likelihood ratios. `private`: function that returns the labeller for a
+    key of its noise. `response`: randomised response of the person's vote. `tables`: two tables
+    that differ in one record, one for each world. `world`: 0 or 1, whose table the passive has.
     """
     readings = _observe_weights(private, tables, runs, seed, world)
     answers_R = response.randomise_votes(
         readings.votes, key=_derive_key(seed, "own", world), about=b"audit"
     )
     vote_0_RK, vote_1_RK = readings.votes_by_world
+    # 1 where an answer agrees with the vote of world 1 only, -1 for world 0 only, else 0.
     agreement_RK = vote_1_RK - vote_0_RK
     return readings.ratio + response.epsilon * agreement_RK[np.arange(runs), answers_R]
 
@@ -297,12 +320,12 @@ def score_weights_and_answer(
 def score_weights_and_sum(
     private: MakeLabeller, added: NoisySum, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """Score `runs` noisy weights together with the noisy sum of hard votes on the person's row, by
-    their log likelihood ratio.
+    """Score `runs` noisy weights of a labeller together with the noisy sum of votes on the person's
+    row.
 
-    `private`: function that returns the labeller for a key of its noise. `added`: noisy sum of the
-    passives' votes. `tables`: two tables that differ in one record, one for each world. `world`: 0
-    or 1, whose table the passive has. Returns the scores, (R,).
+    The scores, (R,), are log likelihood ratios. `private`: function that returns the labeller for a
+    key of its noise. `added`: noisy sum of the passives' votes. `tables`: two tables that differ in
+    one record, one for each world. `world`: 0 or 1, whose table the passive has.
     """
     readings = _observe_weights(private, tables, runs, seed, world)
     total_RK = added.reveal_sums(readings.votes, seed=seed, world=world)
@@ -310,8 +333,8 @@ def score_weights_and_sum(
     # The noise of all honest passives adds up; sums are in steps of fixed point.
     variance = added.honest * added.point.noise**2
     middle_RK = (mean_0_RK + mean_1_RK) / 2
-    own_R = ((total_RK - middle_RK) * (mean_1_RK - mean_0_RK)).sum(axis=1) / variance
-    return np.asarray(readings.ratio + own_R)
+    sum_ratio_R = ((total_RK - middle_RK) * (mean_1_RK - mean_0_RK)).sum(axis=1) / variance
+    return np.asarray(readings.ratio + sum_ratio_R)
 
 
 # Claims on the privacy of votes.
@@ -333,11 +356,11 @@ class VoteCase(Claim):
     scores: Callable[[int, int, int], Floats]
 
 
-def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Result:
-    """Run one case `runs` times in each world (with and without one record changed) and bound its
-    epsilon from below.
+def measure_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Result:
+    """Run one case `runs` times in each of two worlds, and bound its epsilon from below.
 
-    `level`: probability that the bound is wrong, at most; two bounds share it equally.
+    The worlds are two tables that differ in one record. `level`: probability that the bound is
+    wrong, at most; two bounds share it equally.
     """
     began = time.monotonic()
     scores_0, scores_1 = (case.scores(runs, seed, world) for world in (0, 1))
@@ -347,7 +370,7 @@ def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Res
     if case.gaussian:
         evidence = collect_evidence(scores_0, scores_1, level=bound_level)
         epsilon_low = max(epsilon_low, evidence.epsilon_low(DELTA))
-    result = {
+    measured_values = {
         "delta": DELTA,
         "claim_epsilon": case.claim,
         "epsilon_low": epsilon_low,
@@ -359,7 +382,7 @@ def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Res
         case=case,
         exceeded=epsilon_low > case.claim,
         counted=f"{2 * runs} runs",
-        figures=result,
+        figures=measured_values,
     )
 
 

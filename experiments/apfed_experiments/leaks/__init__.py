@@ -25,25 +25,25 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from apfed_experiments.columns import export_value, make_plain_table, write_text
-from apfed_experiments.leaks.integrity import integrity
+from apfed_experiments.leaks.integrity import list_integrity_rows
 from apfed_experiments.leaks.live import (
-    Setting,
-    chosen,
-    decoder,
-    hijacking,
-    inversion,
-    isolation,
-    joint_inversion,
-    noise,
-    reversed_hijacking,
-    stuffing,
+    MeasuredRow,
+    list_chosen_rows,
+    list_decoder_rows,
+    list_hijacking_rows,
+    list_inversion_rows,
+    list_isolation_rows,
+    list_joint_inversion_rows,
+    list_noise_rows,
+    list_reversed_hijacking_rows,
+    list_stuffing_rows,
 )
-from apfed_experiments.leaks.recorded import few_labels, labels, papers
+from apfed_experiments.leaks.recorded import list_few_label_rows, list_label_rows, list_paper_rows
 from apfed_experiments.leaks.votes import (
-    chosen_labels,
-    poisoned_votes,
-    repeated_votes,
-    vote_membership,
+    list_chosen_label_rows,
+    list_poisoned_vote_rows,
+    list_repeated_vote_rows,
+    list_vote_membership_rows,
 )
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
@@ -58,37 +58,35 @@ __all__ = ["PARTS", "declare_study"]
 PartRows: TypeAlias = Found[dict[str, list[Row]]]
 """The rows of every part that was measured."""
 
-PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
-    part.__name__: part
-    for part in (
-        inversion,
-        chosen,
-        decoder,
-        noise,
-        isolation,
-        labels,
-        joint_inversion,
-        hijacking,
-        reversed_hijacking,
-        stuffing,
-        few_labels,
-        chosen_labels,
-        repeated_votes,
-        vote_membership,
-        poisoned_votes,
-        integrity,
-        papers,
-    )
+PARTS: Mapping[str, Callable[[], Iterator[MeasuredRow]]] = {
+    "inversion": list_inversion_rows,
+    "chosen": list_chosen_rows,
+    "decoder": list_decoder_rows,
+    "noise": list_noise_rows,
+    "isolation": list_isolation_rows,
+    "labels": list_label_rows,
+    "joint_inversion": list_joint_inversion_rows,
+    "hijacking": list_hijacking_rows,
+    "reversed_hijacking": list_reversed_hijacking_rows,
+    "stuffing": list_stuffing_rows,
+    "few_labels": list_few_label_rows,
+    "chosen_labels": list_chosen_label_rows,
+    "repeated_votes": list_repeated_vote_rows,
+    "vote_membership": list_vote_membership_rows,
+    "poisoned_votes": list_poisoned_vote_rows,
+    "integrity": list_integrity_rows,
+    "papers": list_paper_rows,
 }
 
 
 def declare_study(names: Sequence[str], store: Path | None = None) -> Study[PartRows]:
-    """Return the study of some parts.
+    """Return the study of some parts, which are tables of attacks.
 
     `names`: keys of `PARTS`. `store`: JSON file in which each part, when it ends, replaces its
     rows; None: rows are not stored.
 
-    Measuring raises ConfigError, before anything is run, if `store` holds something else.
+    The study's `measure` raises ConfigError, before anything is run, if `store` holds something
+    else.
     """
     return Study(
         title="What an active or a passive reads",
@@ -106,8 +104,9 @@ def declare_study(names: Sequence[str], store: Path | None = None) -> Study[Part
 def _measure_parts(
     names: Sequence[str], store: Path | None, *, jobs: int, on_done: OnDone
 ) -> PartRows:
-    """Measure parts one after another on one thread, whatever `jobs` is, since each holds all
-    parties in memory.
+    """Measure parts (tables) one after another on one thread, and store each when it ends.
+
+    They do not run in parallel, whatever `jobs` is, since each holds all parties in memory.
 
     `names`: keys of `PARTS`. `store`: JSON file of the rows; None: they are not stored. `on_done`:
     function that is called after each part.
@@ -116,7 +115,7 @@ def _measure_parts(
     rows_by_part: dict[str, list[Row]] = {}
     for done, name in enumerate(names, start=1):
         with one_thread():
-            rows_by_part[name] = [setting.measure_row() for setting in PARTS[name]()]
+            rows_by_part[name] = [row.measure_row() for row in PARTS[name]()]
         if store:
             stored[name] = [export_value(row) for row in rows_by_part[name]]
             ordered = {part: stored[part] for part in PARTS if part in stored}

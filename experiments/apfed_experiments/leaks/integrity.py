@@ -27,7 +27,7 @@ from apfed_attacks.live.runs import (
     VotesRun,
     choose_people,
 )
-from apfed_experiments.leaks.live import VICTIM, Setting, make_live_config
+from apfed_experiments.leaks.live import VICTIM, MeasuredRow, make_live_config
 from apfed_experiments.leaks.votes import open_votes_run
 from apfed_experiments.summary import Row
 from secure_apfed.methods.alignment import find_positions_in_table_order
@@ -47,26 +47,30 @@ _UNCLIPPED_NORM = 3.0
 """Norm of a forged row where the sum clips nothing; else the norm is that of the clip."""
 
 
-def integrity() -> Iterator[Setting]:
-    """Yield the table's rows: how one passive's attack changes the active's predictions of test
+def list_integrity_rows() -> Iterator[MeasuredRow]:
+    """Yield the table's rows on how one passive's attack changes the active's predictions of test
     rows.
 
-    Values are in per cent: accuracy; `called`, the share predicted as the target class among people
-    of other classes who have the backdoor; `others called`, that share without a backdoor.
+    Values are in per cent. `accuracy` is of all test rows. `called` is the share predicted as the
+    attacker's target class, among people of other classes who have the backdoor (a feature by which
+    the attacker chooses them). `others called` is that share without a backdoor.
     """
-    harms: tuple[Harm, ...] = HARMS
+    all_harms: tuple[Harm, ...] = HARMS
     for answer in _METHOD_BY_ANSWER:
-        for harm in harms if answer != _VOTE else ("backdoor",):
+        harms = all_harms if answer != _VOTE else ("backdoor",)  # votes are poisoned in one way
+        for harm in harms:
             measure = partial(_measure_harm, answer, harm)
-            yield Setting(columns={"answer": answer, "harm": harm}, measure=measure, seeds=_SEEDS)
+            yield MeasuredRow(
+                columns={"answer": answer, "harm": harm}, measure=measure, seeds=_SEEDS
+            )
 
 
 def _measure_harm(answer: str, harm: Harm, seed: int) -> Row:
     """Return the accuracy under an attack, the change from an honest run and, for a backdoor, how
     often it works.
 
-    `answer`: what passives send, a key of `_METHOD_BY_ANSWER`. `harm`: kind of attack, one of
-    `HARMS`.
+    `answer`: what passives send in response to the active, a key of `_METHOD_BY_ANSWER`. `harm`:
+    kind of attack, one of `HARMS`.
     """
     honest = _measure_predictions(answer, None, seed)
     harmed = _measure_predictions(answer, harm, seed)
@@ -81,8 +85,11 @@ def _measure_harm(answer: str, harm: Harm, seed: int) -> Row:
 
 @cache
 def _measure_predictions(answer: str, harm: Harm | None, seed: int) -> dict[str, float]:
-    """Return the accuracy, and the shares predicted as the target class among people of other
-    classes with a backdoor (`chosen`) and without (`others`), in per cent.
+    """Train a session with or without an attack, and return what it predicts for test people, in
+    per cent.
+
+    `accuracy` is of all of them. `chosen` and `others` are the shares predicted as the target
+    class, among people of other classes with a backdoor and without.
 
     `answer`: what passives send, a key of `_METHOD_BY_ANSWER`. `harm`: kind of attack; None: an
     honest run. Letters: N aligned people, T test people among them.
@@ -94,7 +101,7 @@ def _measure_predictions(answer: str, harm: Harm | None, seed: int) -> dict[str,
     aligned = run.alignment[run.data.active.name]
     test_T = find_positions_in_table_order(aligned, run.data.test_rows)
     test_T = test_T[test_T >= 0]  # test people whom all parties know
-    predicted_T = _predict_rows(run, test_T)
+    predicted_T = _train_and_predict(run, test_T)
     labels_T = _read_labels(run)[test_T]
     is_other_T = labels_T != _TARGET
     is_called_T = predicted_T == _TARGET
@@ -112,8 +119,9 @@ def _compute_percent(is_so: Tensor) -> float:
 
 
 def _open_run(answer: str, seed: int) -> LiveSession[Any]:
-    """Return a live session whose passives send this kind of message, a key of
-    `_METHOD_BY_ANSWER`.
+    """Return a live session (all parties in this process) whose passives send this kind of message.
+
+    `answer`: the kind, a key of `_METHOD_BY_ANSWER`.
     """
     method = _METHOD_BY_ANSWER[answer]
     if answer == _VOTE:
@@ -125,21 +133,28 @@ def _open_run(answer: str, seed: int) -> LiveSession[Any]:
 
 
 def _choose_people(run: LiveSession[Any]) -> Tensor:
-    """Return whether each person has the backdoor, by the adversary's own columns, (N,)."""
+    """Return whether each of the N aligned people has the backdoor, (N,).
+
+    The adversary chooses them by its own columns.
+    """
     table = next(table for table in run.data.passives if table.name == _ADVERSARY)
     rows_NF = table.features[run.alignment[_ADVERSARY]].flatten(1)
     return torch.from_numpy(choose_people(rows_NF.double().numpy()))
 
 
 def _read_labels(run: LiveSession[Any]) -> Tensor:
-    """Return the true labels of all aligned people, (N,)."""
+    """Return the true labels of all N aligned people, (N,)."""
     active = run.data.active
     assert active.labels is not None
     return active.labels[run.alignment[active.name]]
 
 
 def _find_known_target_people(run: LiveSession[Any]) -> Tensor:
-    """Return whether the adversary knows that each person is of the target class, (N,)."""
+    """Return whether the adversary knows of each of the N aligned people that it is of the target
+    class, (N,).
+
+    It knows the first `_KNOWN_PEOPLE` of them among the training people.
+    """
     aligned = run.alignment[run.data.active.name]
     is_target_N = _read_labels(run) == _TARGET
     is_target_N &= torch.isin(aligned, run.data.train_rows)
@@ -157,7 +172,7 @@ def _poison_run(run: LiveSession[Any], harm: Harm, has_backdoor_N: Tensor, seed:
         voter = run.get_voter(_ADVERSARY)
         voter.labeller = PoisonedVotes(honest=voter.labeller, way="backdoor", seed=seed)
         return
-    clip = run.config.secure_sum.clip
+    clip = run.config.secure_sum.clip  # None or 0: rows are not clipped
     steering = Steering(
         harm=harm,
         chosen=has_backdoor_N,
@@ -171,7 +186,7 @@ def _poison_run(run: LiveSession[Any], harm: Harm, has_backdoor_N: Tensor, seed:
         poison_gradients(run, _ADVERSARY, steering)
 
 
-def _predict_rows(run: LiveSession[Any], test_T: Tensor) -> Tensor:
+def _train_and_predict(run: LiveSession[Any], test_T: Tensor) -> Tensor:
     """Train the session, and return the predicted class of some people, (T,).
 
     `test_T`: positions of these people in the alignment, (T,).

@@ -72,7 +72,7 @@ _ADVERSARIES: tuple[tuple[Role, str], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class MeasuredRow:
     """A row of a table, measured for each seed.
 
     Attributes:
@@ -103,6 +103,7 @@ class Setting:
                 merged[name] = " / ".join(dict.fromkeys(map(str, values)))
             elif values:
                 merged[name] = Interval.from_values([float(value) for value in values])
+            # Its minimum and maximum are wanted, too.
             if name in self.ends:
                 merged |= {f"least {name}": min(values), f"greatest {name}": max(values)}
         return merged
@@ -207,12 +208,14 @@ def open_run(
     *,
     kind: type[LiveRun] = LiveRun,
 ) -> LiveRun:
-    """Return a live session after a few honest epochs; the same data are aligned once.
+    """Return a live session (all parties in this process) after a few honest epochs.
+
+    Sessions on the same data and seed share one alignment.
 
     `passives`: number of passives. `rules`: rules of the protocol that the passives enforce.
     `kind`: class of the session.
     """
-    key = config.name.removeprefix("leaks-"), passives, config.seed
+    key = config.name.removeprefix("leaks-"), passives, config.seed  # arguments of `_load_data`
     past_alignment = _ALIGNMENTS.get(key)
     run = kind(config, _load_data(*key), rules=rules, alignment=past_alignment)
     _ALIGNMENTS[key] = run.alignment
@@ -223,11 +226,13 @@ def open_run(
 def make_sum_config(
     data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
 ) -> Config:
-    """Return the configuration of a run: with a protected sum under all rules, else with a plain
-    sum without clip.
+    """Return the configuration of a run, with the sum that these rules allow.
 
-    `passives`: number of passives. `rules`: rules that the passives enforce. `changes`: further
-    arguments of `make_live_config`.
+    Under all rules the sum is masked or encrypted, and clipped; else it is in the clear, without
+    clip.
+
+    `passives`: number of passives. `rules`: rules of the protocol that the passives enforce.
+    `changes`: further arguments of `make_live_config`.
     """
     if rules != ALL_RULES:
         return make_live_config(data, method, masks="none", clip=None, **changes)
@@ -237,7 +242,10 @@ def make_sum_config(
 def open_sum_run(
     data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
 ) -> LiveRun:
-    """Return a live session after a few honest epochs, with the sum of `make_sum_config`."""
+    """Return a live session after a few honest epochs, with the sum of `make_sum_config`.
+
+    `data`, `method`, `passives`, `rules` and `changes` are as there.
+    """
     return open_run(make_sum_config(data, method, passives, rules, **changes), passives, rules)
 
 
@@ -250,15 +258,19 @@ def pick_protection(passives: int) -> dict[str, Any]:
 
 
 def compute_centred_cosine(guess_ND: Tensor, truth_ND: Tensor) -> float:
-    """Return the mean cosine similarity of corresponding rows after centring the columns."""
+    """Return the mean cosine similarity of corresponding rows after centring the columns.
+
+    `guess_ND`, `truth_ND`: N rows of D numbers each.
+    """
     guess_ND = guess_ND - guess_ND.mean(dim=0)
     truth_ND = truth_ND - truth_ND.mean(dim=0)
     return float(F.cosine_similarity(guess_ND, truth_ND).mean())
 
 
 def list_feature_figures(result: AttackResult) -> Row:
-    """Return R2 and MSE of an attack on features and the R2 of its baseline, or why the attack was
-    refused.
+    """Return the table's values of an attack on features, or why the attack was refused.
+
+    They are its best variant, R2 and MSE, and the name and R2 of its baseline.
     """
     if not result.applicable or result.baseline is None:
         return {"refused": result.reason}
@@ -274,20 +286,21 @@ def list_feature_figures(result: AttackResult) -> Row:
 # A5 in live runs: an honest active inverts the sums of APFed-C, by the number of passives.
 
 
-def inversion() -> Iterator[Setting]:
-    """Yield the table's rows of A5: an honest active infers a passive's representations z^p from
-    the sums of honest steps, then features x^p from these.
+def list_inversion_rows() -> Iterator[MeasuredRow]:
+    """Yield the table's rows of attack A5, by an honest active, on APFed-C.
+
+    It infers a passive's representations z from the sums of honest steps, then the passive's
+    features x from these.
     """
     for (name, seeds), passives in product(_INVERSION_SEEDS.items(), (1, 2, 5)):
         columns = {"data": name.removesuffix("-in-6"), "M": passives}
-        yield Setting(
+        yield MeasuredRow(
             columns=columns, measure=partial(_measure_inversion, name, passives), seeds=seeds
         )
 
 
 def _measure_inversion(name: str, passives: int, seed: int) -> Row:
-    """Return how well the passives' representations z and the victim's features are recovered from
-    honest sums.
+    """Return how well representations z and the victim's features are recovered from honest sums.
 
     `name`: key of `_DATA`. `passives`: number of passives.
     """
@@ -298,9 +311,12 @@ def _measure_inversion(name: str, passives: int, seed: int) -> Row:
     choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
     mounted = run_attacks(run.recording, [choice], seed=seed)
 
-    def average_over_passives(figure: Callable[[Tensor, Tensor], float | None]) -> float:
-        """Return the mean, over the passives, of a metric of guessed and true representations."""
-        values = [figure(guess, passive_truth) or 0.0 for passive_truth in truth.unbind(dim=1)]
+    def average_over_passives(metric: Callable[[Tensor, Tensor], float | None]) -> float:
+        """Return the mean, over the passives, of a metric of guessed and true representations.
+
+        Which passive a guess is of is not known: it is compared with each.
+        """
+        values = [metric(guess, passive_truth) or 0.0 for passive_truth in truth.unbind(dim=1)]
         return sum(values) / len(values)
 
     return {
@@ -311,9 +327,10 @@ def _measure_inversion(name: str, passives: int, seed: int) -> Row:
 
 
 def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
-    """Train honestly for an epoch and invert the sums of its first steps.
+    """Train honestly for an epoch, and recover the passives' representations from its first sums.
 
-    Returns the recovered representations, (N, D), and the true ones of all passives, (N, M, D).
+    Returns the recovered representations of N people, (N, D), and the true ones of all M passives,
+    (N, M, D).
     """
     truth_by_step: dict[int, Tensor] = {}
 
@@ -333,7 +350,7 @@ def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
     truth = []
     for step, _, sent in iter_batches(view, view.epochs[-1]):
         if step in truth_by_step:
-            # What the active sent and the sum that it read explain the passives' representations.
+            # The representations are found by which the passives would have returned this sum.
             question = Question.from_batch(sent, view.revealed[step])
             guesses.append(explain_sums([question], contributors, _ITERATIONS))
             truth.append(truth_by_step[step])
@@ -347,9 +364,12 @@ def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
 # everybody once, or as often as the contract's epochs allow, and then averages the sums.
 
 
-def chosen() -> Iterator[Setting]:
-    """Yield the table's rows of A6: the active chooses representations to read the sum of the
-    passives' representations z, up to its mean.
+def list_chosen_rows() -> Iterator[MeasuredRow]:
+    """Yield the table's rows of attack A6: the active chooses representations that reveal the sum
+    of the passives' representations z, up to its mean.
+
+    Sent rows differ by noise of the size `spread`, or the share `decoys` of them is honest, as
+    rules against equal rows demand.
     """
     variants: tuple[tuple[str, frozenset[Rule], int, Row], ...] = (
         # title of the rules, rules, people whose z is read, how sent rows differ
@@ -366,14 +386,16 @@ def chosen() -> Iterator[Setting]:
             start_run = partial(open_sum_run, data, "apfed_c", passives, rules)
             attack = ChosenRepresentations(people=people, **options)
             measure = partial(_measure_sum_attack, start_run, attack)
-            yield Setting(columns={**columns, **options}, measure=measure)
+            yield MeasuredRow(columns={**columns, **options}, measure=measure)
 
 
 def _measure_sum_attack(
     start_run: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int
 ) -> Row:
     """Return how well the attack recovers the sum of the passives' representations z, up to its
-    mean: the largest error of a row, and R^2.
+    mean.
+
+    The row holds the largest error of a person, and R^2.
 
     `start_run`: function that opens a session with this seed.
     """
@@ -388,7 +410,7 @@ def _measure_sum_attack(
     view = view_of(
         live.recording, [active], knowledge=knowledge, played=played_attack, iterations=500
     )
-    people, guess_ND = attack.recover_representations(view)
+    people, guess_ND = attack.recover_representations(view)  # N people, D numbers each
     total = truth[:, people].sum(dim=0)
     # The attack cannot recover the mean, so both are centred.
     guess_ND = guess_ND - guess_ND.mean(dim=0)
@@ -399,9 +421,11 @@ def _measure_sum_attack(
     }
 
 
-def decoder() -> Iterator[Setting]:
-    """Yield the table's rows of A7: the active sends one representation for all people and reads
-    the passives' decoders, linear and with a hidden layer.
+def list_decoder_rows() -> Iterator[MeasuredRow]:
+    """Yield the table's rows of attack A7: the active reads the passives' decoders (APFed-R).
+
+    It sends one representation for all people. Decoders are linear, or have a hidden layer. Sent
+    rows differ by noise of the size `spread`, or the share `decoys` of them is honest.
     """
     protections: tuple[tuple[str, frozenset[Rule], Row], ...] = (
         ("no rules", UNPROTECTED, {}),
@@ -435,25 +459,26 @@ def decoder() -> Iterator[Setting]:
                 "rules": title,
             }
             measure = partial(_measure_decoder_attack, start_run, attack)
-            yield Setting(columns={**columns, **options}, measure=measure)
+            yield MeasuredRow(columns={**columns, **options}, measure=measure)
 
 
 def _measure_decoder_attack(
     start_run: Callable[..., LiveRun], attack: DecoderExtraction, seed: int
 ) -> Row:
-    """Return the metrics of the attack on a fresh session (`list_feature_figures`).
+    """Return the metrics of the attack on a fresh session, in the form of `list_feature_figures`.
 
     `start_run`: function that opens a session with this seed.
     """
     return list_feature_figures(play_from(start_run(seed=seed), attack, VICTIM, seed=seed))
 
 
-def noise() -> Iterator[Setting]:
-    """Yield the table's rows with noise in the sum: what the active reads if it sends its chosen
-    representations once, and if it repeats them and averages the sums.
+def list_noise_rows() -> Iterator[MeasuredRow]:
+    """Yield the table's rows with noise in the sum: what an active reads that chooses
+    representations.
 
-    Epsilon and accuracy are those of 20 epochs. The noise is fresh in every run, so seeds differ in
-    it, too; it makes some trainings fail, as the minimum and maximum of the accuracy show.
+    It sends them once, or repeats them and averages the sums. Epsilon and accuracy are those of 20
+    epochs. The noise is fresh in every run, so seeds differ in it, too; it makes some trainings
+    fail, as the minimum and maximum of the accuracy show.
     """
     for method, strength in product(("apfed_r", "apfed_c"), _STRENGTHS):
         settings: Row = {
@@ -463,7 +488,9 @@ def noise() -> Iterator[Setting]:
             "noise": strength,
         }
         objective = make_sum_config("digits", **settings).method.own_objective
-        decodes = isinstance(objective, ReconstructionSettings)
+        decodes = isinstance(
+            objective, ReconstructionSettings
+        )  # passives decode features (APFed-R)
         strength_text = "none"
         if strength:
             strength_text = " ".join(f"{name} {value:g}" for name, value in strength.items())
@@ -471,7 +498,7 @@ def noise() -> Iterator[Setting]:
         measure = _measure_repeated_decoder if decodes else _measure_repeated_sum
         columns = {"method": method, "noise": strength_text, "reads": reads}
         measure_noisy = partial(_measure_noise, measure, settings)
-        yield Setting(
+        yield MeasuredRow(
             columns=columns, measure=measure_noisy, seeds=_NOISE_SEEDS, ends=("accuracy",)
         )
 
@@ -479,11 +506,11 @@ def noise() -> Iterator[Setting]:
 def _measure_noise(
     read: Callable[[Callable[..., LiveRun], int], Row], settings: Mapping[str, Any], seed: int
 ) -> Row:
-    """Return the metrics of an attack, and the accuracy and the largest epsilon of a passive in an
-    honest run.
+    """Return the metrics of an attack, then accuracy and largest epsilon of a passive in an honest
+    run.
 
     `read`: function that attacks sessions; it takes a function that opens them, and a seed.
-    `settings`: arguments of `make_sum_config` but the data set and the seed.
+    `settings`: arguments of `make_sum_config` except the data set and the seed.
     """
     row = read(partial(open_sum_run, **settings), seed)
     with TemporaryDirectory() as folder:
@@ -495,8 +522,9 @@ def _measure_noise(
 
 
 def _measure_repeated_decoder(start_run: Callable[..., LiveRun], seed: int) -> Row:
-    """Return how well decoder extraction reads features if each request is sent once, and if it is
-    sent 16 times and the responses are averaged.
+    """Return how well decoder extraction reads features from requests sent once, and sent 16 times.
+
+    Responses to repeated requests are averaged, against the noise.
 
     `start_run`: function that opens a session on given data with a seed.
     """
@@ -513,8 +541,9 @@ def _measure_repeated_decoder(start_run: Callable[..., LiveRun], seed: int) -> R
 
 
 def _measure_repeated_sum(start_run: Callable[..., LiveRun], seed: int) -> Row:
-    """Return how well chosen representations read the sum from two requests, and from 16 whose
-    responses are averaged.
+    """Return how well chosen representations read the sum from two requests, and from 16.
+
+    Responses to repeated requests are averaged, against the noise.
 
     `start_run`: function that opens a session on given data with a seed.
     """
@@ -529,9 +558,11 @@ def _measure_repeated_sum(start_run: Callable[..., LiveRun], seed: int) -> Row:
 # A8 in live runs: isolation of one passive's contribution, against each rule of the protocol.
 
 
-def isolation() -> Iterator[Setting]:
-    """Yield the table's rows of A8: techniques that isolate one passive's contribution to the sum,
-    against no rule, the rule that prevents them, all other rules, and all rules.
+def list_isolation_rows() -> Iterator[MeasuredRow]:
+    """Yield the table's rows of attack A8, which isolates one passive's contribution to the sum.
+
+    Each technique is tried against no rule of the protocol, the rule that prevents it, all other
+    rules, and all rules.
     """
     preventing_rules = {
         "weight": Rule.WEIGHT,
@@ -540,21 +571,27 @@ def isolation() -> Iterator[Setting]:
     }
     for method in ("apfed_c", "apfed_r"):
         for way, rule in preventing_rules.items():
-            yield _make_setting(method, "no rules", UNPROTECTED, way=way)
-            yield _make_setting(method, f"only {rule}", frozenset({rule}), way=way)
+            yield _make_isolation_row(method, "no rules", UNPROTECTED, way=way)
+            yield _make_isolation_row(method, f"only {rule}", frozenset({rule}), way=way)
             if way == "unequal":
-                yield _make_setting(method, "only norms", frozenset({Rule.NORMS}), way=way)
-                yield _make_setting(method, "only norms", frozenset({Rule.NORMS}), way=way, far=9e3)
-            yield _make_setting(method, f"all but {rule}", ALL_RULES - {rule}, way=way)
-            yield _make_setting(method, "all rules", ALL_RULES, way=way)
+                yield _make_isolation_row(method, "only norms", frozenset({Rule.NORMS}), way=way)
+                yield _make_isolation_row(
+                    method, "only norms", frozenset({Rule.NORMS}), way=way, far=9e3
+                )
+            yield _make_isolation_row(method, f"all but {rule}", ALL_RULES - {rule}, way=way)
+            yield _make_isolation_row(method, "all rules", ALL_RULES, way=way)
         for colluding in (0, 1, 2):
-            yield _make_setting(
+            yield _make_isolation_row(
                 method, "all rules", ALL_RULES, way="collusion", colluding=colluding
             )
 
 
 class RecordingRun(LiveRun):
-    """A run that records the victim's true contribution to the first sum."""
+    """A live session that records the victim's true contribution to the first sum.
+
+    Attributes:
+        truth: the contribution; None: no sum was requested yet.
+    """
 
     truth: Tensor | None = None
 
@@ -566,8 +603,10 @@ class RecordingRun(LiveRun):
         return total
 
 
-def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: Any) -> Setting:
-    """Return the table's row of one technique of isolation under these rules.
+def _make_isolation_row(
+    method: str, title: str, rules: frozenset[Rule], **options: Any
+) -> MeasuredRow:
+    """Return the table's row of one technique of isolation under these rules of the protocol.
 
     `title`: name of the set of rules. `options`: options of the attack; `way` names the technique.
     """
@@ -575,7 +614,7 @@ def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: An
     masked = Rule.PARTICIPANTS in rules and Rule.BINDING in rules
     config = make_live_config("digits", method, masks="pairwise" if masked else "none")
     columns = {"method": method, "way": options["way"], "rules": title}
-    return Setting(
+    return MeasuredRow(
         columns={**columns, "sum": find_sum_class(config.secure_sum).name, **options},
         measure=partial(_measure_isolation, config, rules, Isolation(**options)),
     )
@@ -601,7 +640,7 @@ def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation
 # A10: how many of its guesses a party tries and learns in intersections, by limit.
 
 
-def stuffing() -> Iterator[Setting]:
+def list_stuffing_rows() -> Iterator[MeasuredRow]:
     """Yield the table's rows of ID stuffing: the adversary adds guessed IDs to its own list.
 
     Both parties have 500 people, 300 in common. The adversary tries 400 further IDs, half of which
@@ -612,7 +651,7 @@ def stuffing() -> Iterator[Setting]:
         attack = IdStuffing(candidates=400, intersections=times, overstuff=overstuff)
         settings = AlignmentSettings(protocol=protocol, maximum_ids=size, minimum_rows=minimum)
         columns = {"adversary": role, "protocol": protocol, "limits": limits}
-        yield Setting(
+        yield MeasuredRow(
             columns=columns, measure=partial(_measure_stuffing, attack, settings, role, runs)
         )
 
@@ -654,13 +693,14 @@ _HIJACK_SEEDS = range(5)
 _FEWER_SEEDS = range(3)  # of MNIST and of APFed-C, where a run takes several times as long
 
 
-def joint_inversion() -> Iterator[Setting]:
-    """Yield the table's rows of a curious active that knows pairs of a representation and its
-    features, public rows without pairs, or the encoder.
+def list_joint_inversion_rows() -> Iterator[MeasuredRow]:
+    """Yield the table's rows of a curious active of TVFL that rebuilds a passive's features.
+
+    It knows pairs of a representation and its features, public rows without pairs, or the encoder.
     """
     for name in ("inverse_network", "representation_network", "unpaired_inversion"):
         measure = partial(_measure_joint_inversion, name)
-        yield Setting(columns={"attack": name}, measure=measure, seeds=_HIJACK_SEEDS)
+        yield MeasuredRow(columns={"attack": name}, measure=measure, seeds=_HIJACK_SEEDS)
 
 
 def _measure_joint_inversion(name: str, seed: int) -> Row:
@@ -672,10 +712,11 @@ def _measure_joint_inversion(name: str, seed: int) -> Row:
     return _pick_figures(next(result for result in results if result.victim == VICTIM))
 
 
-def hijacking() -> Iterator[Setting]:
-    """Yield the table's rows of feature-space hijacking (FSHA) by the active against a real
-    passive.
+def list_hijacking_rows() -> Iterator[MeasuredRow]:
+    """Yield the table's rows of feature-space hijacking (FSHA): a malicious active rebuilds
+    features.
 
+    It sends the passive gradients that pull its encoder into a space that the adversary can invert.
     The adversary's generator gets the active's own features of the same people, or not.
     """
     cases = (
@@ -689,13 +730,14 @@ def hijacking() -> Iterator[Setting]:
         columns = {"data": name, "told x": "yes" if with_x else "no", "epochs": epochs}
         attack = FeatureSpaceHijack(hidden=_HIJACK_HIDDEN, conditioned=with_x)
         measure = partial(_measure_hijack, attack, partial(make_live_config, name, "tvfl"), epochs)
-        yield Setting(columns={**columns, "attack": "hijack"}, measure=measure, seeds=seeds)
+        yield MeasuredRow(columns={**columns, "attack": "hijack"}, measure=measure, seeds=seeds)
 
 
-def reversed_hijacking() -> Iterator[Setting]:
-    """Yield the table's rows of A4 on digits: the only passive hijacks the active's encoder.
+def list_reversed_hijacking_rows() -> Iterator[MeasuredRow]:
+    """Yield the table's rows of attack A4 on digits: the only passive hijacks the active's encoder.
 
-    Its gradients compete with the active's own loss, and are limited by clip and guard.
+    Its gradients pull the encoder into a space that it can invert. They compete with the active's
+    own loss, and are limited by clip and guard (clip and noise of representations).
     """
     # strength of the gradients, clip of the sum, noise of the guard (0: none)
     for strength, clip, sigma in (
@@ -715,7 +757,7 @@ def reversed_hijacking() -> Iterator[Setting]:
         measure = partial(
             _measure_hijack, attack, partial(_make_guarded_config, clip, sigma), _HIJACK_EPOCHS
         )
-        yield Setting(columns=columns, measure=measure, seeds=_FEWER_SEEDS)
+        yield MeasuredRow(columns=columns, measure=measure, seeds=_FEWER_SEEDS)
 
 
 def _measure_hijack(

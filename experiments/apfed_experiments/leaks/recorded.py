@@ -11,7 +11,7 @@ from typing import Any
 
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.run import run_attacks
-from apfed_experiments.leaks.live import Setting
+from apfed_experiments.leaks.live import MeasuredRow
 from apfed_experiments.leaks.votes import make_labels_config
 from apfed_experiments.study import base_config
 from apfed_experiments.summary import Row
@@ -108,17 +108,18 @@ _AVERAGED_MEMBERSHIP = tuple(
 # the whole transcript is kept.
 
 
-def labels() -> Iterator[Setting]:
-    """Yield the table's rows of A1 and A2 (labels inferred from representations, at once and over
-    time), by noise and by the number of labels that passives know.
+def list_label_rows() -> Iterator[MeasuredRow]:
+    """Yield the table's rows of attacks A1 and A2: a passive infers labels from representations.
 
-    Values are balanced accuracies, averaged over the passives.
+    A1 reads one representation of a person, A2 all over time. Rows differ in the guard's noise and
+    in the number of labels that passives know. Values are balanced accuracies, averaged over the
+    passives.
     """
     for name, noise, known in product(_DATA, _GUARDS, _KNOWN_LABELS):
         data = name.removeprefix("all-labels-")
         columns = {"data": data, "noise": noise, "labels a class": known or "none"}
         measure = partial(_measure_labels, name, noise, known)
-        yield Setting(columns=columns, measure=measure, seeds=_SEEDS)
+        yield MeasuredRow(columns=columns, measure=measure, seeds=_SEEDS)
 
 
 @lru_cache(maxsize=len(_SEEDS))
@@ -132,10 +133,10 @@ def _run_settings(settings: str) -> tuple[Recording, float]:
 
 
 def _make_guarded_config(name: str, noise: str, seed: int) -> Config:
-    """Return the configuration of a run of the main job with another guard and a plain sum, which
-    changes no result here.
+    """Return the configuration of a run of the main job with another guard and a plain sum.
 
-    `name`: name of the base configuration. `noise`: key of `_GUARDS`.
+    The sum changes no result here. `name`: name of the base configuration. `noise`: key of
+    `_GUARDS`, which noise the guard adds to representations.
     """
     settings = base_config(name).model_dump(mode="json") | {
         "seed": seed,
@@ -150,11 +151,12 @@ def _make_guarded_config(name: str, noise: str, seed: int) -> Config:
 def _measure_labels(name: str, noise: str, known: int, seed: int) -> Row:
     """Return the balanced accuracies of both attacks and of the best baseline with the same labels.
 
-    A1 is model completion, A2 reads a person's representations over time. `name`: name of the base
-    configuration. `noise`: key of `_GUARDS`. `known`: number of labels of each class that a passive
-    knows; 0: clusters are matched to classes by the truth. In the row, "x" is the best baseline of
-    A1: probes on a passive's own features, alone or beside decoys. Values are means over the
-    passives, except the advantage of each.
+    A1 is model completion; A2 reads a person's representations over time. In the row, "x" is the
+    best baseline of A1: a classifier on a passive's own features, alone or beside random columns.
+    Values are means over the passives, except the advantage of each.
+
+    `name`: name of the base configuration. `noise`: key of `_GUARDS`. `known`: number of labels of
+    each class that a passive knows; 0: clusters are matched to classes by the truth.
     """
     recording, _ = _run_settings(
         _make_guarded_config(name, noise, seed).model_dump_json(exclude_defaults=True)
@@ -199,10 +201,10 @@ def _get_score(result: AttackResult) -> float:
 # Attacks on votes beside attacks on APFed-C and joint training, with few labels.
 
 
-def few_labels() -> Iterator[Setting]:
+def list_few_label_rows() -> Iterator[MeasuredRow]:
     """Yield the table's row of each method with each attack that applies to its messages.
 
-    Values are means over all adversaries and victims of the attack.
+    Few rows have labels. Values are means over all adversaries and victims of the attack.
     """
     for data, target in product(("digits", "breast_cancer"), _ATTACKS):
         for method, (name, options) in product(_METHODS, _ATTACKS[target]):
@@ -212,7 +214,7 @@ def few_labels() -> Iterator[Setting]:
                 measure = partial(
                     _measure_attack, partial(_make_labels_config, data, method), name, options
                 )
-                yield Setting(columns=columns, measure=measure, seeds=_SEEDS)
+                yield MeasuredRow(columns=columns, measure=measure, seeds=_SEEDS)
 
 
 def _make_labels_config(data: str, method: str, seed: int) -> Config:
@@ -223,8 +225,9 @@ def _make_labels_config(data: str, method: str, seed: int) -> Config:
 def _measure_attack(
     make_config: Callable[[int], Config], attack: str, options: Mapping[str, Any], seed: int
 ) -> Row:
-    """Return the metrics of an attack on a run, averaged over adversaries and victims, and the
-    run's accuracy in per cent.
+    """Return the metrics of an attack on a run, averaged over adversaries and victims.
+
+    The run's accuracy in per cent is added.
 
     `make_config`: function that returns the run's configuration for a seed. `attack`, `options`:
     name and options of the attack.
@@ -358,7 +361,7 @@ CASES = (
 )
 
 
-def papers() -> Iterator[Setting]:
+def list_paper_rows() -> Iterator[MeasuredRow]:
     """Yield the table's row of each case (a method and its data) with each of its attacks.
 
     Values are means over the attack's adversaries and victims.
@@ -369,12 +372,14 @@ def papers() -> Iterator[Setting]:
             columns = {"method": case.method, "data": case.data, "settings": case.note}
             measure = partial(_measure_attack, partial(make_paper_config, case), name, options)
             columns |= {"attack": name, "options": options_text}
-            yield Setting(columns=columns, measure=measure, seeds=_PAPER_SEEDS)
+            yield MeasuredRow(columns=columns, measure=measure, seeds=_PAPER_SEEDS)
 
 
 def make_paper_config(case: Case, seed: int) -> Config:
-    """Return the configuration of a case's run, without a guard and with its whole transcript."""
-    usual: dict[str, Any] = {
+    """Return the configuration of a case's run (a paper's method), without a guard and with its
+    whole transcript, which attacks read.
+    """
+    shared_settings: dict[str, Any] = {  # of all cases
         "name": f"papers-{case.method}",
         "seed": seed,
         "data": _PAPER_DATA[case.data],
@@ -385,4 +390,4 @@ def make_paper_config(case: Case, seed: int) -> Config:
         "transcript": {"keep": "all"},
     }
     method_settings = {"name": case.method, **case.changes.get("method", {})}
-    return Config.model_validate({**usual, **case.changes, "method": method_settings})
+    return Config.model_validate({**shared_settings, **case.changes, "method": method_settings})

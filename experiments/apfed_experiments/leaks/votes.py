@@ -22,7 +22,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from apfed_attacks.live.runs import Poison, PoisonedVotes, VotesRun
-from apfed_experiments.leaks.live import VICTIM, Setting
+from apfed_experiments.leaks.live import VICTIM, MeasuredRow
 from apfed_experiments.summary import Row
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
@@ -79,6 +79,7 @@ def make_labels_config(
 
 @cache
 def _load_data(name: str, seed: int) -> VerticalData:
+    """Return the data set with this name and seed, which sessions share."""
     return load_data(make_labels_config(name, "votes").data, seed=seed)
 
 
@@ -88,7 +89,9 @@ _ALIGNMENTS: dict[tuple[str, int], Mapping[str, Tensor]] = {}
 def open_votes_run(
     data: str, method: str, epsilon: float | None, seed: int, labeller: str = "spreading"
 ) -> VotesRun:
-    """Return a new live session on the same people; earlier sessions do not count towards limits.
+    """Return a new live session with votes, on the same people as earlier ones.
+
+    Earlier sessions do not count towards limits. A vote is a passive's row of class scores.
 
     `data`: key of `_DATA`. `method`: name of the method. `epsilon`: privacy of one vote; None: no
     noise. `labeller`: rule by which passives vote.
@@ -99,7 +102,7 @@ def open_votes_run(
     return run
 
 
-def _make_setting(
+def _make_vote_row(
     measure: Callable[[int], Row],
     data: str,
     revealed: str,
@@ -107,7 +110,7 @@ def _make_setting(
     *,
     seeds: Sequence[int] = _SEEDS,
     **more: object,
-) -> Setting:
+) -> MeasuredRow:
     """Return one row of a table on votes.
 
     `measure`: function that returns the values of a seed. `revealed`: "sum" or "each", whether the
@@ -115,27 +118,29 @@ def _make_setting(
     no noise. `more`: further columns.
     """
     columns = {"data": data, "opened": revealed, "epsilon": epsilon, **more}
-    return Setting(columns=columns, measure=measure, seeds=seeds)
+    return MeasuredRow(columns=columns, measure=measure, seeds=seeds)
 
 
-def chosen_labels() -> Iterator[Setting]:
+def list_chosen_label_rows() -> Iterator[MeasuredRow]:
     """Yield the table's rows of an active that chooses labels to find each person's neighbours.
 
-    It gives one person each class but the last, and others the last class. Votes for class k then
-    say how near everybody is to person k in the passives' features. Measured: the share of the ten
-    nearest people in a passive's features whom the active names, after one run and several. The
-    baseline names the ten nearest in the active's own features; chance is ten of all people.
+    It gives each class but the last to one person, and the last class to all others. Votes for
+    class k then say how near everybody is to person k in the passives' features. Measured is the
+    share of the ten nearest people in a passive's features whom the active names, after one run and
+    several. The baseline names the ten nearest in the active's own features; chance is ten of all
+    people.
     """
     for data, (revealed, method, epsilon), runs in product(_DATA, _REVEALS, (1, 8)):
         measure = partial(_measure_neighbours, data, method, epsilon, runs)
-        yield _make_setting(measure, data, revealed, epsilon, seeds=range(3), runs=runs)
+        yield _make_vote_row(measure, data, revealed, epsilon, seeds=range(3), runs=runs)
 
 
 def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: int) -> Row:
-    """Return the share of the landmarks' nearest neighbours that votes name ("found"), beside that
-    of the active's own features ("baseline") and chance.
+    """Return the share of the landmarks' nearest neighbours that votes name, with baseline and
+    chance.
 
-    Landmarks are random people with chosen labels. `epsilon`: privacy of one vote; None: no noise.
+    Landmarks are random people to whom the active gives a class of their own. The baseline takes
+    the nearest in the active's own features. `epsilon`: privacy of one vote; None: no noise.
     `runs`: number of runs whose votes are averaged. Letters: U people, k landmarks.
     """
     run = open_votes_run(data, method, epsilon, seed)
@@ -169,9 +174,9 @@ def _request_landmark_votes(
 ) -> NDArray[np.float64]:
     """Return everybody's votes for the class of each landmark, (U, k): higher is nearer.
 
-    Soft votes have a share for the landmark whoever else is labelled, so all people are labelled. A
-    hard vote is for the nearest labelled person: only a tenth of the people is labelled, so that
-    about ten people vote for each landmark.
+    A landmark is a person who gets a class of its own. Soft votes have a share for the landmark
+    whoever else is labelled, so all people are labelled. A hard vote is for the nearest labelled
+    person: only a tenth of the people is labelled, so that about ten people vote for each landmark.
 
     `rows`: the U people on whom votes are requested. `landmarks`: positions in `rows` of the k
     people who get a class of their own. `draw`: generator that chooses who is labelled.
@@ -188,9 +193,9 @@ def _request_landmark_votes(
 
 
 def _find_nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the ten rows nearest to each landmark, (k, 10), without itself.
+    """Return the ten rows nearest to each of k rows (landmarks), (k, 10), without itself.
 
-    `rows_U`: features of all rows. `landmarks`: positions of k of them.
+    `rows_U`: features of all U rows. `landmarks`: positions of the k rows.
     """
     features_UF = rows_U.flatten(1).double().numpy()
     search = NearestNeighbors(n_neighbors=_NEIGHBOURS + 1).fit(features_UF)
@@ -204,16 +209,16 @@ def _find_nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _compute_overlap(neighbours: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
-    """Return the mean share of true neighbours among those named; both are (k, 10)."""
+    """Return the mean share of true neighbours among those that were named; both are (k, 10)."""
     pairs = zip(neighbours, truth, strict=True)
     return fmean(len(set(named) & set(expected)) / _NEIGHBOURS for named, expected in pairs)
 
 
-def repeated_votes() -> Iterator[Setting]:
+def list_repeated_vote_rows() -> Iterator[MeasuredRow]:
     """Yield the table's rows of an active that averages the noisy votes of new runs on the same
     people.
 
-    Measured: the share of people for whom the class with the most votes, on average, is also that
+    Measured is the share of people for whom the class with the most votes, on average, is also that
     of the votes without noise. Every run has its own privacy budget.
     """
     cases = (
@@ -223,14 +228,14 @@ def repeated_votes() -> Iterator[Setting]:
     )
     for data, (revealed, method, epsilon), runs in product(_DATA, cases, (1, 4, 16)):
         measure = partial(_measure_repeats, data, method, epsilon, runs)
-        yield _make_setting(measure, data, revealed, epsilon, runs=runs)
+        yield _make_vote_row(measure, data, revealed, epsilon, runs=runs)
 
 
 def _measure_repeats(data: str, method: str, epsilon: float, runs: int, seed: int) -> Row:
-    """Return the share of people whose class with the most votes is read from the mean of several
-    runs' noisy votes, and the epsilon of all runs.
+    """Return the share of people whose most voted class is read from several runs' noisy votes.
 
-    `runs`: number of runs, each with its own noise.
+    The votes of the runs are averaged. The epsilon of all runs together is returned, too. `runs`:
+    number of runs, each with its own noise.
     """
     run = open_votes_run(data, method, epsilon, seed)
     votes_by_run = [run.request_votes()[1]]
@@ -244,7 +249,7 @@ def _measure_repeats(data: str, method: str, epsilon: float, runs: int, seed: in
     return {"class read": float(is_read_U1.mean()), "epsilon spent": epsilon * runs}
 
 
-def vote_membership() -> Iterator[Setting]:
+def list_vote_membership_rows() -> Iterator[MeasuredRow]:
     """Yield the table's rows of an attack on membership: is a person in the passives' tables?
 
     Votes of two runs are compared whose labels differ in that person only. The score is the
@@ -252,7 +257,7 @@ def vote_membership() -> Iterator[Setting]:
     knows the truth from the intersection; this measures what votes alone reveal to a reader.
     """
     for data, (revealed, method, epsilon) in product(_DATA, _REVEALS):
-        yield _make_setting(
+        yield _make_vote_row(
             partial(_measure_membership, data, method, epsilon), data, revealed, epsilon
         )
 
@@ -290,7 +295,7 @@ def _measure_membership(data: str, method: str, epsilon: float | None, seed: int
     return {"auc": float(roc_auc_score(are_members, distances))}
 
 
-def poisoned_votes() -> Iterator[Setting]:
+def list_poisoned_vote_rows() -> Iterator[MeasuredRow]:
     """Yield the table's rows of one passive that poisons its votes.
 
     The measured value is the accuracy in per cent of the student, the active's model that learns
@@ -299,14 +304,17 @@ def poisoned_votes() -> Iterator[Setting]:
     ways: tuple[Poison | None, ...] = (None, "random", "constant", "flip", "rotate")
     for data, (revealed, method, epsilon), way in product(_DATA, _REVEALS, ways):
         measure = partial(_measure_poisoning, data, method, epsilon, way)
-        yield _make_setting(measure, data, revealed, epsilon, adversary=way or "none")
+        yield _make_vote_row(measure, data, revealed, epsilon, adversary=way or "none")
 
 
 def _measure_poisoning(
     data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
 ) -> Row:
-    """Return the accuracy of the student (the active's model, which learns from votes) where one
-    passive poisons its votes, the change from an honest run, and how far votes agree.
+    """Return the student's accuracy where one passive poisons its votes, and the change from an
+    honest run.
+
+    The student is the active's model, which learns from votes. If single votes are revealed, the
+    row also says how far the poisoned and the other votes agree.
 
     `epsilon`: privacy of one vote; None: no noise. `way`: kind of poisoning; None: the passive is
     honest.
@@ -324,16 +332,19 @@ def _measure_poisoning(
 def _measure_accuracy(
     data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
 ) -> tuple[float, Mapping[str, float]]:
-    """Return the accuracy of the student (the active's model) in per cent, and each passive's
-    agreement with the others' votes, which is empty unless single votes are revealed.
+    """Return the student's accuracy in per cent, and each passive's agreement with the others'
+    votes.
+
+    The student is the active's model, which learns from votes. The agreement is empty unless single
+    votes are revealed.
 
     `epsilon`: privacy of one vote; None: no noise. `way`: kind of poisoning by one passive; None:
     all are honest.
     """
     run = open_votes_run(data, method, epsilon, seed)
     if way is not None:
-        victim = run.get_voter(VICTIM)
-        victim.labeller = PoisonedVotes(honest=victim.labeller, way=way, seed=seed)
+        voter = run.get_voter(VICTIM)
+        voter.labeller = PoisonedVotes(honest=voter.labeller, way=way, seed=seed)
     run.learn_from_votes()
     agreement = {name: agreed.others or 0.0 for name, agreed in run.learner.agreement.items()}
     scored = run.learner.student.score_rows(run.data.test_rows)

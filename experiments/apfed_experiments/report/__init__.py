@@ -4,18 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from apfed_experiments.report.run import audit_guard, load_run, measure_predictions
-from apfed_experiments.solo import SoloRecord, measure_gain
+from apfed_experiments.solo import BaselinesRecord, measure_gain
 from secure_apfed.base.files import make_private, to_json, write_atomically
 from secure_apfed.runs.folder import RunFolder
 
 __all__ = ["load_run", "write_report"]
 
 
-def write_report(folder: Path, *, solo: SoloRecord | None = None) -> Path:
+def write_report(folder: Path, *, solo: BaselinesRecord | None = None) -> Path:
     """Write the report of a run into its folder and return the page's path.
 
-    For a finished run these are pictures/*.png, report.html and privacy.json; for the folder of a
-    passive its own report.html. The folder becomes private.
+    For a finished run these are pictures/*.png, report.html and privacy.json. For the folder of a
+    passive, whose parties ran in processes of their own, it is report.html. Only the owner may
+    enter the folder from then on.
 
     Args:
         folder: folder of the run, or of a passive's part of it.

@@ -14,7 +14,7 @@ from apfed_experiments import words
 from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Role, find_rule
-from apfed_experiments.solo import OTHER_ROWS, SoloRecord
+from apfed_experiments.solo import OTHER_ROWS, BaselinesRecord
 from apfed_experiments.verdict import describe_run
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import max_guesses
@@ -50,7 +50,7 @@ Reported: TypeAlias = ReportedRun | ReportedParty
 
 
 class Tile(NamedTuple):
-    """A metric at the top of a report: its title, its value as text, and a note below it."""
+    """A value at the top of a report: its title, its value as text, and a note below it."""
 
     name: str
     value: str
@@ -98,8 +98,27 @@ def describe_training(run: ReportedRun) -> str:
 
 
 def list_warnings(run: ReportedRun) -> tuple[str, ...]:
-    """Return sentences that readers must see first: on common people, missing protection, synthetic
-    data, few test rows of a class, classes never predicted, and parties that fell silent.
+    """Return sentences that readers must see first.
+
+    They are on common people, missing protection, synthetic data, few test rows of a class, classes
+    that are never predicted, and parties that stopped responding.
+    """
+    missing = describe_unpredicted_classes(run.config, run.outcome.never_predicted)
+    never_predicted = () if missing is None else (f"Of the test rows: {missing}.",)
+    attendance = run.outcome.attendance
+    silent = (
+        f"{name} fell silent in step {step}: of the steps from then on "
+        f"{attendance.steps_without_all} went on without all passives."
+        for name, step in attendance.left.items()
+    )
+    people = describe_people(load_common_people(RunFolder(run.path)))
+    return (*people, *_iter_fact_warnings(run), *never_predicted, *silent)
+
+
+def _iter_fact_warnings(run: ReportedRun) -> Iterator[str]:
+    """Yield the warnings that depend on what the run's method and settings protect.
+
+    `run.facts.words` are those facts in words, such as "passives vote".
     """
     facts = run.facts
     words = run.facts.words
@@ -171,22 +190,15 @@ def list_warnings(run: ReportedRun) -> tuple[str, ...]:
             ),
         ),
     )
-    missing = describe_unpredicted_classes(run.config, run.outcome.never_predicted)
-    never_predicted = () if missing is None else (f"Of the test rows: {missing}.",)
-    attendance = run.outcome.attendance
-    silent = (
-        f"{name} fell silent in step {step}: of the steps from then on "
-        f"{attendance.steps_without_all} went on without all passives."
-        for name, step in attendance.left.items()
-    )
-    people = describe_people(load_common_people(RunFolder(run.path)))
-    warnings = (sentence for holds, sentence in conditions_and_sentences if holds)
-    return (*people, *warnings, *never_predicted, *silent)
+    for holds, sentence in conditions_and_sentences:
+        if holds:
+            yield sentence
 
 
 def describe_people(common: Sequence[CommonPeople]) -> Iterator[str]:
-    """Yield sentences on how many of each party's people are common, and on IDs that hardly ever
-    matched.
+    """Yield sentences on how many of each party's people are common to all.
+
+    A warning follows for a party whose IDs hardly ever matched.
     """
     for party_people in common:
         yield f"{party_people.party}: {party_people.sentence}."
@@ -207,8 +219,37 @@ def _count_rare_class_rows(ranking: Ranking | None) -> int | None:
 
 
 def iter_tiles(run: ReportedRun) -> Iterator[Tile]:
-    """Yield the values at the top of a report: measures, best local model, gain, weakest guarantee,
-    attacks by leak direction (who reads whose what), bytes and duration.
+    """Yield the values at the top of a report.
+
+    They are measures, best local model, gain, weakest guarantee, attacks by leak direction (who
+    reads whose what), bytes and duration.
+    """
+    outcome = run.outcome
+    yield from _iter_measure_tiles(run)
+    if run.solo is not None:
+        yield from _iter_solo_tiles(run, run.solo)
+    yield _make_weakest_promise_tile(run)
+    for headline in run.headlines:
+        yield Tile(headline.direction.title, headline.short, headline.note)
+    if run.own is not None:
+        # The folder of the active of a real session holds its own messages only.
+        yield from iter_traffic_tiles(run, run.own.name)
+    else:
+        messages = words.format_count(sum(flow.messages for flow in run.flows))
+        sessions_note = f" in {outcome.sessions} sessions" if outcome.sessions > 1 else ""
+        note = f"{messages} messages{sessions_note}"
+        yield Tile("sent", words.format_size(outcome.wire_bytes), note)
+    device = run.versions.get("device")
+    device_note = f"on {device}" if isinstance(device, str) else ""
+    if outcome.sessions > 1:
+        device_note = f"{device_note}, training in {outcome.sessions} sessions".removeprefix(", ")
+    yield Tile("duration", words.format_duration(outcome.seconds), device_note)
+
+
+def _iter_measure_tiles(run: ReportedRun) -> Iterator[Tile]:
+    """Yield the run's measure and, in classification, the accuracy, for each mode of inference.
+
+    The note has the number of test rows, or why the value is not defined.
     """
     outcome = run.outcome
     measure = outcome.headline_measure
@@ -230,26 +271,12 @@ def iter_tiles(run: ReportedRun) -> Iterator[Tile]:
             ACCURACY.format_value(share) if math.isnan(share) else words.format_percent(share),
             reason if math.isnan(share) else tested,
         )
-    if run.solo is not None:
-        yield from _iter_solo_tiles(run, run.solo)
-    yield _make_weakest_promise_tile(run)
-    for headline in run.headlines:
-        yield Tile(headline.direction.title, headline.short, headline.note)
-    if run.own is not None:
-        yield from iter_traffic_tiles(run, run.own.name)
-    else:
-        messages = words.format_count(sum(flow.messages for flow in run.flows))
-        several = f" in {outcome.sessions} sessions" if outcome.sessions > 1 else ""
-        yield Tile("sent", words.format_size(outcome.wire_bytes), f"{messages} messages{several}")
-    device = run.versions.get("device")
-    device_note = f"on {device}" if isinstance(device, str) else ""
-    if outcome.sessions > 1:
-        device_note = f"{device_note}, training in {outcome.sessions} sessions".removeprefix(", ")
-    yield Tile("duration", words.format_duration(outcome.seconds), device_note)
 
 
-def _iter_solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
-    """Yield the best local model and the gain over it on the same rows, or why there is none."""
+def _iter_solo_tiles(run: ReportedRun, solo: BaselinesRecord) -> Iterator[Tile]:
+    """Yield the best local model, and the gain over it on the same test rows, or why there is no
+    gain.
+    """
     gain = run.gain
     value = solo.best.test if gain is None else gain.alone
     rows = solo.rows if gain is None else gain.rows
@@ -264,8 +291,10 @@ def _iter_solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
 
 
 def _make_weakest_promise_tile(run: ReportedRun) -> Tile:
-    """Return the weakest guarantee on the method's main kind of message (`run.figure`, such as
-    "epsilon_x"), with the weakest guarantee on every other kind in its note.
+    """Return the tile of the weakest guarantee on the method's main kind of message.
+
+    `run.figure` names the epsilon of that kind, such as "epsilon_x" for representations. The note
+    has the weakest guarantee on every other kind.
     """
     weakest = worst_promise(run.promises, run.figure)
     other_figures = {promise.figure for promise in run.promises} - {weakest.figure}
@@ -282,14 +311,16 @@ def _make_weakest_promise_tile(run: ReportedRun) -> Tile:
 def list_learned(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
     """Return what each party received, and what it can read of that, by heading.
 
-    Numbers are from the transcript. Parties of one role that received the same share a heading. In
-    a party's own report, other parties have what they received from it, and what they read of sums.
+    Numbers are from the transcript. Parties of one role that received the same share a heading. A
+    party's own report has, for other parties, what they received from it, and what they read of
+    sums.
     """
-    groups: dict[tuple[Role, tuple[Learned, ...]], list[str]] = {}
+    names_by_received: dict[tuple[Role, tuple[Learned, ...]], list[str]] = {}
     for name, role in run.roles.items():
-        groups.setdefault((role, tuple(_describe_flows(run, name, role))), []).append(name)
+        role_and_received = role, tuple(_describe_flows(run, name, role))
+        names_by_received.setdefault(role_and_received, []).append(name)
     received_by_heading = {}
-    for (role, received), names in groups.items():
+    for (role, received), names in names_by_received.items():
         each_note = ", each of them" if len(names) > 1 else ""
         heading = (
             f"{', '.join(names)} ({role}{each_note})" if names != [role] else role.capitalize()
@@ -301,7 +332,8 @@ def list_learned(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
 def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
     """Yield, for each kind of message that a party received, counts, bytes and what can be read.
 
-    `name`: name of the receiving party. `role`: role of that party.
+    A flow counts the messages of one kind from one sender to one receiver. `name`: name of the
+    receiving party. `role`: role of that party.
     """
     kinds = list(Kind)
     flows = sorted(
@@ -331,7 +363,8 @@ def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
 def _describe_unseen(run: Reported, role: Role, kinds_seen: Set[Kind]) -> Iterator[Learned]:
     """Yield what another party can read of contributions, if its messages are not in this folder.
 
-    `role`: role of the other party. `kinds_seen`: kinds of messages to it that are in this folder.
+    A party's own folder holds only the messages that it sent or received. `role`: role of the other
+    party. `kinds_seen`: kinds of messages to it that are in this folder.
     """
     # Without an aggregator no contribution passes between other parties.
     if Role.AGGREGATOR not in run.roles.values():
@@ -375,7 +408,7 @@ def describe_alignment_leaks(run: Reported) -> tuple[str, ...]:
     if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
         return ()
     settings = run.config.alignment
-    guesses = max_guesses(settings)
+    guesses = max_guesses(settings)  # of the active (hub) and of a passive (member)
     guesses_sentence = (
         f"With maximum_ids {settings.maximum_ids:,}, an active that deviates tries out up to "
         f"{guesses.hub:,} guessed IDs at each passive in one intersection, others at another; a "
@@ -397,6 +430,7 @@ def list_limits(run: Reported) -> tuple[str, ...]:
     """Return sentences on what this run does not protect, weaker settings first."""
     limits = tuple(limit.sentence for limit in LIMITS if limit.holds_for(run.facts))
     # How many linear values of each person the sums revealed, as the run counted them.
+    # A party's own folder does not know it.
     revealed = run.outcome.sum.get("opened") if isinstance(run, ReportedRun) else None
     if revealed is not None:
         sentence = f"Of each person the active opens, linear in others' columns, {revealed}."
@@ -405,25 +439,27 @@ def list_limits(run: Reported) -> tuple[str, ...]:
 
 
 def list_departures(run: Reported) -> tuple[str, ...]:
-    """Return a sentence on settings that protect less than their defaults, and one on organisations
-    that run several parties, as far as there are any.
+    """Return up to two sentences: on settings that protect less than their defaults, and on
+    organisations that run several parties.
 
     Both are read from the run's settings and folder, whatever its result claims.
     """
     folder = run.path if isinstance(run, ReportedRun) else run.own.path
     departures = describe_departures(run.config)
     organisations = describe_shared_organisations(folder)
-    lines = list[str]()
+    sentences = list[str]()
     if departures:
-        lines.append(f"Settings that protect less than by default: {'; '.join(departures)}.")
+        sentences.append(f"Settings that protect less than by default: {'; '.join(departures)}.")
     if organisations:
-        lines.append(f"Run by one organisation: {'; '.join(organisations)}.")
-    return tuple(lines)
+        sentences.append(f"Run by one organisation: {'; '.join(organisations)}.")
+    return tuple(sentences)
 
 
 def list_account_rows(run: ReportedRun) -> tuple[tuple[str, str], ...]:
-    """Return title and text of the privacy account: epsilons, delta, releases, further values,
-    signed statements of passives, and the number of privacy costs recorded in each ledger.
+    """Return title and text of what the run spent of privacy.
+
+    These are epsilons, delta, releases, further values, signed statements of passives on what they
+    spent, and the number of privacy costs recorded in each party's ledger.
     """
     privacy = run.outcome.privacy
     rows = [(promise.format_title(fixed=True), promise.sentence) for promise in run.promises]
@@ -464,8 +500,9 @@ def list_agreement_rows(run: ReportedRun) -> tuple[tuple[str, str], ...]:
 
 
 def list_trace(run: ReportedRun) -> tuple[str, ...]:
-    """Return the lines of an accountant's computation of epsilon_x (privacy of representations),
-    and the results of other accountants, unless they are 0.
+    """Return the steps of the accountant's computation of epsilon_x (privacy of representations).
+
+    The results of other accountants follow, unless they are 0.
     """
     privacy = run.outcome.privacy
     lines = [*privacy.trace]
@@ -478,8 +515,10 @@ def list_trace(run: ReportedRun) -> tuple[str, ...]:
 
 
 def describe_unevenness(result: AttackResult) -> str:
-    """Return in words how unevenly an attack hits people: its metrics on extreme deciles, and the
-    lowest and highest recall of a class.
+    """Return in words how unevenly an attack hits people.
+
+    The text has its metrics on extreme deciles of the people, and the lowest and highest recall of
+    a class.
     """
     recall_by_class = {
         name.removeprefix(_CLASS_RECALL_PREFIX): recall
@@ -510,7 +549,7 @@ def iter_setting_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:
     labels = config.labels
     is_own_tables = data.dataset == "tables"
     title = "the parties' own tables" if is_own_tables else find_dataset(data.dataset).title
-    rows = {
+    row_counts = {
         "trained": outcome.train_rows,
         "of these with a label": outcome.labelled_rows,
         "tested": outcome.test_rows,
@@ -518,16 +557,21 @@ def iter_setting_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:
     }
     yield "method", run.config.method.title
     yield "task", TASKS[config.task].title
-    parted = "parties with people of their own" if data.horizontal else "views"
-    yield "data", f"{title}, {view_count(data)} {parted}"
+    parties = "parties with people of their own" if data.horizontal else "views"
+    yield "data", f"{title}, {view_count(data)} {parties}"
     yield "parties", ", ".join(run.roles)
     yield (
         "rows",
-        ", ".join(f"{words.format_count(n)} {name}" for name, n in rows.items() if n is not None),
+        ", ".join(
+            f"{words.format_count(count)} {name}"
+            for name, count in row_counts.items()
+            if count is not None
+        ),
     )
     rate = f"learning rate {train.learning_rate:g}"
     yield "training", f"{train.epochs} epochs, batches of {train.batch_size}, {rate}"
     if not data.horizontal:
+        # Of built-in data, settings choose the number or share of common people.
         request = (
             f"people {data.aligned}"
             if data.aligned
@@ -563,9 +607,10 @@ def _describe_settings(settings: Settings, *, except_for: str = "") -> str:
 def build_privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[str, Any]:
     """Return the content of privacy.json as plain values: everything on privacy in the report.
 
-    "inventory" holds the numbers of messages that each party received, "who_learns_what" what it
-    can read of them, and "directions" the results of attacks by who reads whose what. `audited`:
-    audit of the guard, which clips and perturbs representations; None: it released nothing.
+    "inventory" holds the numbers of messages that each party received, and "who_learns_what" what
+    it can read of them. "directions" holds the results of attacks by who reads whose what.
+    `audited`: audit of the guard, which clips and perturbs representations; None: it released
+    nothing.
     """
     privacy = run.outcome.privacy
     return {

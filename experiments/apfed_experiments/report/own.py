@@ -45,7 +45,7 @@ _REASONS_TO_KEEP: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSide:
-    """A party's own side of a run.
+    """What a party's own folder holds of a run in which each party had a process of its own.
 
     Attributes:
         path: the party's folder.
@@ -61,12 +61,13 @@ class OwnSide:
 
     @property
     def name(self) -> str:
+        """Return the party's name."""
         return self.end.party
 
     @classmethod
     def from_folder(cls, path: Path) -> "OwnSide | None":
-        """Return the side of the party whose folder this is; None: it is no party's folder, or the
-        party's part has not ended.
+        """Return what a party's folder holds; None: it is no party's folder, or the party's part
+        has not ended.
         """
         ended = PartyFolder(path).ended
         if not ended.is_file():
@@ -81,8 +82,9 @@ class OwnSide:
         return cls(path=path, end=load_json(ended, PartyEnd), log=log, broken=broken)
 
     def iter_log_rows(self) -> Iterator[tuple[str, str]]:
-        """Yield title and text on the audit log: last chain value, signature, sessions and traffic;
-        or why it is not valid.
+        """Yield title and text on the audit log, or why it is not valid.
+
+        The rows are its last chain value (hash over all lines), signature, sessions and traffic.
         """
         log = self.log
         if log is None:
@@ -110,11 +112,11 @@ class OwnSide:
         """Return the guarantees of this party to the people in its table, by its own ledgers.
 
         `config`: settings of the run. `role`: role of this party. Without a ledger the result is a
-        single entry that says why nothing is guaranteed or needed.
+        single entry, which says why nothing is guaranteed or why nothing needs a guarantee.
         """
         privacy = self.end.privacy
         contributions = self.end.contributions
-        accounts: list[dict[str, Any]] = []
+        accounts: list[dict[str, Any]] = []  # what the party spent, one entry for each epsilon
         if contributions is not None:
             accounts.append(contributions.model_dump())
         if privacy is not None:
@@ -132,6 +134,8 @@ class OwnSide:
 
 
 class _StoredContract(Written):
+    """The file of a run's contract: what all parties signed, and its hash."""
+
     document: Contract
     sha256: str
 
@@ -139,8 +143,8 @@ class _StoredContract(Written):
 def list_statements(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]]:
     """Yield title and text of the epsilons that each passive states for its messages.
 
-    Statements are in `statements.json` of the run's folder; the text says whether the signature is
-    valid and is for this run's contract.
+    The passives' statements are in `statements.json` of the run's folder. The text says whether the
+    signature is valid and is for this run's contract.
     """
     # Simulated passives sign nothing.
     if not outcome.stated:
@@ -216,8 +220,10 @@ class ReportedParty:
         return tuple((promise.format_title(fixed=True), promise.sentence) for promise in promises)
 
     def iter_limit_rows(self) -> Iterator[tuple[str, str]]:
-        """Yield title and text of the common people, and of the limits on what this party sends
-        (its gradients and votes) that all parties have signed.
+        """Yield title and text of the common people, and of the limits that all parties have
+        signed.
+
+        The limits are on what this party sends: its gradients and votes.
         """
         contract = self.contract
         rules = self.config.rules
@@ -250,8 +256,7 @@ def load_statements(path: Path) -> Mapping[str, Statement]:
 
 
 def load_party(path: Path) -> ReportedParty | None:
-    """Return the passive whose folder this is; None: it is no passive's folder, or its part has not
-    ended.
+    """Return the passive whose folder this is; None: it is no passive's, or its part has not ended.
 
     Raises CheckpointError: a file is missing, since the process was killed before it wrote all.
     """

@@ -61,12 +61,12 @@ def render_run(
 
 
 def _make_promise_tile(name: str, promise: str) -> contents.Tile:
-    """Return the tile (title, value and note) of one guarantee.
+    """Return the tile (title, value and note) of one guarantee, for the top of a report.
 
-    `promise`: text of the guarantee, with the reason after a colon if there is none.
+    `name`: title. `promise`: text of the guarantee, with the reason after a colon if there is none.
     """
-    figure, _, reason = promise.partition(": ")
-    return contents.Tile(name, figure, reason)
+    value, _, reason = promise.partition(": ")
+    return contents.Tile(name, value, reason)
 
 
 def render_party(party: ReportedParty) -> str:
@@ -128,8 +128,9 @@ def _make_environment() -> Environment:
 
 
 def _escape_unprintable(value: Any) -> Any:
-    """Return a text with escapes in place of invisible characters; markup and values that are no
-    text are unchanged.
+    """Return a text with escapes in place of invisible characters.
+
+    Markup, and values that are no text, are unchanged.
     """
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
@@ -146,14 +147,14 @@ def _flatten_values(values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of a study's results, such as those on one data set.
+    """A part of a study's page, such as the results on one data set.
 
     Attributes:
         name: stem of the names of the part's files.
         table: table with all columns.
         brief: narrower table for terminals; None: `table`.
         pictures: pictures of the part, in reading order.
-        lines: lines of the verdict on protection, gain and attacks.
+        lines: lines of the verdict (summary in plain words) on protection, gain and attacks.
         notes: sentences below the table.
     """
 
@@ -208,7 +209,7 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
         states=[(str(state), sum(run.state is state for run in runs)) for state in State],
         targets=directions,
         rows=[
-            (run, _format_figures(run, directions), _make_address(run, path.parent)) for run in runs
+            (run, _format_metrics(run, directions), _make_address(run, path.parent)) for run in runs
         ],
         choices={
             "method": sorted({run.config.method.name for run in runs if run.config}),
@@ -221,7 +222,7 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
     return path
 
 
-def _format_figures(
+def _format_metrics(
     run: ListedRun, targets: Sequence[str]
 ) -> dict[str, tuple[str, str, float | None]]:
     """Return the metrics of a run by column, each as text, note, and number to sort by.
@@ -231,24 +232,24 @@ def _format_figures(
     gain = run.gain
     local_models = run.alone
     note = run.gain_text if local_models is None or gain is None else local_models.best.title
-    figures = {
-        "reached": _format_figure(run.value, lambda _: run.score_text),
-        "gain": _format_figure(gain, lambda _: run.gain_text.replace("-", "\u2212"), note),
+    cells = {
+        "reached": _format_metric(run.value, lambda _: run.score_text),
+        "gain": _format_metric(gain, lambda _: run.gain_text.replace("-", "\u2212"), note),
         "epsilon": _format_promise(run),
     }
     for target in targets:
         leak = run.leaks.get(target)
-        figures[target] = ("", "", None) if leak is None else _format_headline(leak)
-    return {**figures, "sent": _format_figure(run.wire_bytes, words.format_size)}
+        cells[target] = ("", "", None) if leak is None else _format_headline(leak)
+    return {**cells, "sent": _format_metric(run.wire_bytes, words.format_size)}
 
 
 def _format_headline(headline: Headline) -> tuple[str, str, float | None]:
-    """Return the best attack's advantage in a leak direction (who reads whose what) as text, note,
-    and number to sort by.
+    """Return the best attack's advantage in a leak direction (who reads whose what).
 
-    If no attack ran, the text says so ("not attacked", for example) and the number is None.
+    It is returned as text, note, and number to sort by. If no attack ran, the text says so ("not
+    attacked", for example) and the number is None.
     """
-    if headline.worst is None:
+    if headline.best_attack is None:
         return headline.state, headline.note, None
     return words.format_difference(headline.advantage), headline.note, headline.advantage
 
@@ -269,7 +270,7 @@ def _make_address(run: ListedRun, start: Path) -> str:
     return quote(os.fsencode(address)) if run.report else ""
 
 
-def _format_figure(value: Any, form: Any, note: str = "") -> tuple[str, str, float | None]:
+def _format_metric(value: Any, form: Any, note: str = "") -> tuple[str, str, float | None]:
     """Return a value as text, note, and number to sort by; None: it is not known.
 
     `form`: function that returns the text of the value.

@@ -5,7 +5,7 @@ show.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -94,44 +94,34 @@ def _draw_learning(run: ReportedRun) -> Drawing:
     curves = _collect_curves(run)
     if not losses and not curves:
         return None
-    count = 1 + bool(losses and curves)
+    panel_count = 2 if losses and curves else 1
     height = _TITLE_HEIGHT + _CURVE_HEIGHT + _AXIS_HEIGHT
-    figure = Figure(figsize=(_LEARNING_WIDTH, count * height))
+    figure = Figure(figsize=(_LEARNING_WIDTH, panel_count * height))
     # One below the other, so that both are legible on a phone.
-    panels = figure.subplots(count, 1, squeeze=False)[:, 0]
+    panels = figure.subplots(panel_count, 1, squeeze=False)[:, 0]
     has_many_epochs = len(run.epochs) > _MANY_EPOCHS
     look: dict[str, Any] = {"marker": None if has_many_epochs else "o", "markersize": 3.5}
-    parts = []
+    shown = []  # what the panels show, for the caption
     right_margin = 0.1
     if losses:
         panels[0].plot(*zip(*losses, strict=True), color=OURS, **look)
         panels[0].set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
         panels[0].set_ylim(bottom=0)
-        parts.append("task loss on the rows that it trains on")
+        shown.append("task loss on the rows that it trains on")
     if curves:
-        measure = run.outcome.headline_measure
-        ends = []
-        for position, (variant, points) in enumerate(curves.items()):
-            color = OURS if position == 0 else OTHER
-            panels[-1].plot(*zip(*points, strict=True), color=color, **look)
-            ends.append((points[-1][1], run.title_inference(variant), color))
-        rows = f"per cent {run.describe_rows(next(iter(curves)))}".partition(", whom")[0]
-        panels[-1].set(
-            title=f"Test {measure.title}",
-            xlabel="epoch",
-            ylabel=rows if measure.share else measure.title,
-        )
-        last = max(points[-1][0] for points in curves.values())
-        right_margin += estimate_text_inches(_label_curves(panels[-1], last, ends, measure))
-        parts.append(f"{measure.title} on rows that no training step saw")
+        labels = _draw_measure_curves(panels[-1], run, curves, look)
+        right_margin += estimate_text_inches(labels)
+        measure_title = run.outcome.headline_measure.title
+        shown.append(f"{measure_title} on rows that no training step saw")
     for axes in panels:
         axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.set_size_inches(_CURVE_LEFT + _CURVE_WIDTH + right_margin, count * height)
+    width = _CURVE_LEFT + _CURVE_WIDTH + right_margin
+    figure.set_size_inches(width, panel_count * height)
     figure.subplots_adjust(hspace=(_TITLE_HEIGHT + _AXIS_HEIGHT) / _CURVE_HEIGHT)
     set_margins(
         figure, left=_CURVE_LEFT, right=right_margin, bottom=_AXIS_HEIGHT, top=_TITLE_HEIGHT
     )
-    caption = f"The active's {', and its '.join(parts)}."
+    caption = f"The active's {', and its '.join(shown)}."
     if curves and (finish := _describe_finished_model(run.outcome)):
         caption += f" The last point is of the finished model, {finish}."
     if omitted := [
@@ -141,8 +131,39 @@ def _draw_learning(run: ReportedRun) -> Drawing:
     return figure, caption
 
 
+def _draw_measure_curves(
+    axes: Axes,
+    run: ReportedRun,
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    look: Mapping[str, Any],
+) -> list[str]:
+    """Draw the test measure by epoch, and return the texts beside the curves' ends.
+
+    `curves`: points (epoch, measure) by mode of inference, the method's own first. `look`: options
+    of matplotlib's `plot`.
+    """
+    measure = run.outcome.headline_measure
+    ends = []
+    for position, (variant, points) in enumerate(curves.items()):
+        color = OURS if position == 0 else OTHER
+        axes.plot(*zip(*points, strict=True), color=color, **look)
+        last_value = points[-1][1]
+        ends.append((last_value, run.title_inference(variant), color))
+    # The caption of the axis leaves out who knows the rows.
+    rows = f"per cent {run.describe_rows(next(iter(curves)))}".partition(", whom")[0]
+    axes.set(
+        title=f"Test {measure.title}",
+        xlabel="epoch",
+        ylabel=rows if measure.share else measure.title,
+    )
+    last_epoch = max(points[-1][0] for points in curves.values())
+    return _label_curves(axes, last_epoch, ends, measure)
+
+
 def _draw_passive_worth(run: ReportedRun) -> Drawing:
-    """Draw the worth of each passive; None: it was not measured."""
+    """Draw the worth of each passive (what the model loses without it); None: it was not
+    measured.
+    """
     who_helped = run.who_helped
     if who_helped is None or not who_helped.passives:
         return None
@@ -168,7 +189,7 @@ def _describe_finished_model(outcome: Outcome) -> str:
 
 
 def _collect_curves(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:
-    """Return points (epoch, measure) by mode of inference, for those that several epochs measured.
+    """Return points (epoch, measure) by mode of inference, for modes that several epochs measured.
 
     Measures between 0 and 1 are in per cent.
     """
@@ -221,8 +242,9 @@ def _label_curves(
 
 
 def _draw_calibration(run: ReportedRun) -> Drawing:
-    """Draw predicted and observed shares of the positive class; None: there are not two classes, or
-    too few predictions.
+    """Draw predicted and observed shares of the positive class.
+
+    None: there are not two classes, or too few predictions.
     """
     scored = load_predictions(run)
     points = () if scored is None or scored.classes != 2 else calibration_curve(scored)
@@ -253,29 +275,14 @@ def _draw_calibration(run: ReportedRun) -> Drawing:
 
 
 def _draw_attacks(results: Sequence[AttackResult]) -> Drawing:
-    """Draw each attack joined to its baseline, in a panel for each metric, best attack first.
+    """Draw each attack joined to its baseline, in a panel for each metric, the highest advantage
+    first.
 
-    None: no attack has figures.
+    None: no attack has a score and a baseline.
     """
-    rows_by_metric: dict[str, list[tuple[str, float, float]]] = {}
-    for result in results:
-        metric = str(result.metric)
-        attack = result.score.get(metric)
-        baseline = result.baselines.get(str(result.baseline), {}).get(metric)
-        if result.applicable and attack is not None and baseline is not None:
-            attacker = f"by {result.adversary}, {_shorten_name(str(result.variant))}"
-            lines = [
-                *wrap(attack_title(result), _MAX_LINE_LENGTH),
-                *wrap(attacker, _MAX_LINE_LENGTH),
-            ]
-            name = "\n".join(lines)
-            rows_by_metric.setdefault(format_key(metric), []).append((name, attack, baseline))
+    rows_by_metric = _collect_attack_rows(results)
     if not rows_by_metric:
         return None
-    rows_by_metric = {
-        metric: sorted(rows, key=lambda row: row[2] - row[1])
-        for metric, rows in rows_by_metric.items()
-    }
     all_names = [name for rows in rows_by_metric.values() for name, *_ in rows]
     names_height = _NAME_LINE_HEIGHT * max(name.count("\n") + 1 for name in all_names)
     row_height = names_height + _ATTACK_ROW_HEIGHT
@@ -309,6 +316,33 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawing:
     )
 
 
+def _collect_attack_rows(
+    results: Sequence[AttackResult],
+) -> dict[str, list[tuple[str, float, float]]]:
+    """Return name, score and baseline's score of the attacks that have both, by metric.
+
+    Names are wrapped into lines. Attacks are sorted by advantage, the highest first.
+    """
+    rows_by_metric: dict[str, list[tuple[str, float, float]]] = {}
+    for result in results:
+        metric = str(result.metric)
+        score = result.score.get(metric)
+        baseline = result.baselines.get(str(result.baseline), {}).get(metric)
+        if not result.applicable or score is None or baseline is None:
+            continue
+        attacker = f"by {result.adversary}, {_shorten_name(str(result.variant))}"
+        lines = [
+            *wrap(attack_title(result), _MAX_LINE_LENGTH),
+            *wrap(attacker, _MAX_LINE_LENGTH),
+        ]
+        name = "\n".join(lines)
+        rows_by_metric.setdefault(format_key(metric), []).append((name, score, baseline))
+    return {
+        metric: sorted(rows, key=lambda row: row[2] - row[1])
+        for metric, rows in rows_by_metric.items()
+    }
+
+
 def _shorten_name(variant: str) -> str:
     """Return the name of an attack's variant, shortened to `_MAX_VARIANT_LENGTH` characters."""
     return (
@@ -321,7 +355,7 @@ def _shorten_name(variant: str) -> str:
 def _draw_dumbbells(
     axes: Axes, metric: str, rows: Sequence[tuple[str, float, float]], *, names_share: float
 ) -> None:
-    """Draw the attacks of one metric: each joined to its baseline, below its name.
+    """Draw the attacks of one metric, each score joined to its baseline's by a bar, below the name.
 
     Args:
         axes: axes of the panel.

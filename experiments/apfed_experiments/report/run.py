@@ -51,20 +51,26 @@ class EpochMetrics(Written):
     seconds: float = 0.0
 
     def get_scores(self, measure: str) -> dict[str, float]:
-        """Return one measure by inference variant; empty where the epoch was not evaluated."""
+        """Return one measure by mode of inference; empty if the epoch was not evaluated."""
         return scores_of(measure, self.accuracy or {}, self.measures or {})
 
 
 class _Participant(Written):
+    """A party of a contract, as far as a report needs it."""
+
     name: str
     role: Role
 
 
 class _Document(Written):
+    """The text of a contract, as far as a report needs it."""
+
     participants: tuple[_Participant, ...]
 
 
 class _Contract(Written):
+    """The file of a run's contract: its text and hash."""
+
     document: _Document
     sha256: str
 
@@ -96,15 +102,18 @@ class ReportedRun(FinishedRun):
 
     @property
     def facts(self) -> RunFacts:
+        """The facts of the run that decide who can read what."""
         passives = list(self.roles.values()).count(Role.PASSIVE)
         return RunFacts.from_settings(self.config, passives=passives, apart=self.outcome.apart)
 
     @property
     def statements(self) -> tuple[tuple[str, str], ...]:
+        """The epsilons that passives stated and signed, as title and text."""
         return tuple(list_statements(self.outcome, RunFolder(self.path)))
 
     @property
     def has_passives(self) -> bool:
+        """Whether the method has passives; else the active trains alone."""
         return "passives take part" in self.config.method.facts
 
     def title_inference(self, variant: str) -> str:
@@ -120,7 +129,11 @@ class ReportedRun(FinishedRun):
 
 
 def load_run(path: Path) -> ReportedRun:
-    """Return the run in a folder. Raises CheckpointError as `load_finished_run` does."""
+    """Return the run in a folder, with all that its report shows.
+
+    Raises CheckpointError: the run has not finished, or a file is missing, changed or of another
+    version.
+    """
     finished = load_finished_run(path)
     files = RunFolder(path)
     files.check_digests(
@@ -199,7 +212,7 @@ def measure_predictions(run: ReportedRun) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """An audit of a run's claim, and the best result that any attack can have under it.
+    """An audit of a run's claimed epsilon, and the best result that any attack can have under it.
 
     Attributes:
         claimed: epsilon_x, the claimed bound for representations.
@@ -244,9 +257,11 @@ class Audited:
 
 
 def audit_guard(run: ReportedRun) -> Audited | None:
-    """Audit a guard (clip and noise of representations) with the run's settings.
+    """Audit a guard (clip and noise of representations) of the run's settings: test its claimed
+    epsilon.
 
-    None: no guard released anything, or epsilon_x is infinite or 0, so no claim can be tested.
+    Canary rows are sent through a new guard, and what it releases is attacked. None: the run's
+    guard released nothing, or epsilon_x is infinite or 0, so no claim can be tested.
     """
     settings = run.config.guard
     privacy = run.outcome.privacy
@@ -267,6 +282,7 @@ def audit_guard(run: ReportedRun) -> Audited | None:
         seed=run.config.seed,
         confidence=1 - _AUDIT_ERROR_RATE,
     )
+    # The best test between two values of a row under mu-GDP (see `Audited`).
     mu = gdp_mu(privacy.epsilon_x, privacy.delta)
     auc = float(ndtr(mu / 2**0.5))
     tpr = float(ndtr(ndtri(_FALSE_ALARM_RATE) + mu))

@@ -20,6 +20,8 @@ from secure_apfed.settings.training import BlackBoxSettings
 
 
 class Role(StrEnum):
+    """The role of a party in a run."""
+
     ACTIVE = "active"
     PASSIVE = "passive"
     AGGREGATOR = "aggregator"
@@ -103,11 +105,18 @@ _METHOD_WORDS = frozenset[str]().union(*(method.public_facts.facts for method in
 
 
 def _evaluate_words(run: RunFacts) -> dict[str, bool]:
-    """Return the words of the column "when", except those of methods, with whether each holds."""
-    passives = "passives take part" in run.method_facts
+    """Return every word of the column "when" of who_learns.md, with whether it holds for a run.
+
+    The words of methods are left out; `RunFacts.words` adds them.
+    """
+    has_passives = "passives take part" in run.method_facts
     votes = "passives vote" in run.method_facts
     summed = "contributions are summed" in run.method_facts
     gradients = "gradients are summed" in run.method_facts
+    # Methods whose noise, if there is any, is added to the passives' terms of a sum.
+    adds_sum_noise = not run.method_facts.isdisjoint(
+        {"gradients are summed", "representations are summed", "projections are summed"}
+    )
     return {
         "always": True,
         "passives hold labels": run.labelled_passives,
@@ -117,14 +126,7 @@ def _evaluate_words(run: RunFacts) -> dict[str, bool]:
         "votes stand alone": votes and run.inductive,
         **{f"sum {name}": summed and run.secure_sum == name for name in SECURE_SUMS},
         "a passive is a black box": gradients and run.black_boxes,
-        "noise under the sum": run.noisy
-        and not run.method_facts.isdisjoint(
-            {
-                "gradients are summed",
-                "representations are summed",
-                "projections are summed",
-            }
-        ),
+        "noise under the sum": run.noisy and adds_sum_noise,
         "no noise under the sum": gradients and not run.noisy,
         "guard on": run.guarded and "representations are sent" in run.method_facts,
         "no guard": not run.guarded,
@@ -135,10 +137,10 @@ def _evaluate_words(run: RunFacts) -> dict[str, bool]:
         "no DP-SGD": not run.private,
         "alignment pairwise": run.pairwise,
         "alignment of all": "people are aligned" in run.method_facts and not run.pairwise,
-        "defences on": passives and run.defended,
-        "in one process": passives and not run.apart,
-        "in processes": passives and run.apart,
-        "shared seeds": passives and run.shared_seeds,
+        "defences on": has_passives and run.defended,
+        "in one process": has_passives and not run.apart,
+        "in processes": has_passives and run.apart,
+        "shared seeds": has_passives and run.shared_seeds,
         "M = 1": run.passives == 1,
         "M = 2": run.passives == 2,
         "M >= 2": run.passives >= 2,
@@ -158,7 +160,10 @@ class _Row:
     when: str
 
     def __post_init__(self) -> None:
-        """Raise ApfedError if the column "when" has a word that is no fact of a run."""
+        """Raise ApfedError if the column "when" has a word that is no fact of a run.
+
+        The column's parts are joined by "; " (and), the words of a part by " or ".
+        """
         words_used = {word for part in self.when.split("; ") for word in part.split(" or ")}
         if unknown := words_used - FACTS:
             raise ApfedError(
@@ -167,10 +172,13 @@ class _Row:
             )
 
     def holds_for(self, run: RunFacts) -> bool:
-        """Return whether the condition in the column "when" holds for a run."""
+        """Return whether the condition in the column "when" holds for a run.
+
+        Of each part, which "; " separates, at least one word must hold.
+        """
         words = run.words
-        alternatives = [set(part.split(" or ")) for part in self.when.split("; ")]
-        return all(words & words_of_part for words_of_part in alternatives)
+        parts = [set(part.split(" or ")) for part in self.when.split("; ")]
+        return all(words & words_of_part for words_of_part in parts)
 
 
 @dataclass(frozen=True)
@@ -201,6 +209,8 @@ class Coalition(_Row):
 
 @dataclass(frozen=True)
 class Limit(_Row):
+    """A sentence on what a run does not protect."""
+
     sentence: str
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from apfed_experiments.presets import find_preset
-from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Size
+from apfed_experiments.tables.table import Job, MeasuredValues, PaperTable, TableExtent, TableRow
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Kind
@@ -71,8 +71,8 @@ _MEASURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A part of a scenario to measure.
+class ScenarioPart:
+    """How much of a scenario (a data set and what is measured on it) is measured.
 
     Attributes:
         features: numbers of columns at the active.
@@ -103,11 +103,11 @@ class Scenario:
     test_fraction: float
     batch_size: int
     scores: Mapping[Score, str]
-    quick: Part
-    full: Part
+    quick: ScenarioPart
+    full: ScenarioPart
 
     def make_data(self, features: int, aligned: int | None) -> dict[str, Any]:
-        """Return the settings of the data.
+        """Return the settings under `data` of a run.
 
         `features`: number of columns at the active. `aligned`: number of its people whom the
         passive knows; None: all.
@@ -159,8 +159,8 @@ _APC_VFL = "APC-VFL"
 _VFEDTRANS = "VFedTrans"
 _METHOD_BY_TITLE = {_APC_VFL: "apc_vfl", _VFEDTRANS: "vfedtrans"}
 _ALIGNED_COUNTS = (10_000, 7500, 5000, 2500)
-_SMALL = Part(features=(5, 2), aligned=(10_000, 2500), seeds=2)
-_LARGE = Part(features=(5, 4, 3, 2), aligned=(*_ALIGNED_COUNTS, 100), seeds=5)
+_SMALL = ScenarioPart(features=(5, 2), aligned=(10_000, 2500), seeds=2)
+_LARGE = ScenarioPart(features=(5, 4, 3, 2), aligned=(*_ALIGNED_COUNTS, 100), seeds=5)
 _BREAST_CANCER = replace(_LARGE, aligned=(250, 200, 150, 100))
 SCENARIOS: Mapping[str, Scenario] = {
     "breast_cancer": Scenario(
@@ -184,10 +184,11 @@ SCENARIOS: Mapping[str, Scenario] = {
 }
 
 
-def score_local(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
+def score_local(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> MeasuredValues:
     """Score the active without help: on its columns, and on the code of its own autoencoder.
 
-    Returns mean scores of a cross-validation in per cent, by "columns SCORE" and "code SCORE".
+    A code is an autoencoder's hidden representation. A classifier reads the columns or the code.
+    Returns its mean scores of a cross-validation in per cent, by "columns SCORE" and "code SCORE".
     Letters: T training rows, F features, D dimensions of the code.
     """
     run_config, data, score = _prepare_run(seed, config, scores)
@@ -203,11 +204,13 @@ def score_local(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]
     return {**score("columns", features_TF), **score("code", codes_TD)}
 
 
-def score_student(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
+def score_student(
+    *, seed: int, config: Mapping[str, Any], scores: Sequence[Score]
+) -> MeasuredValues:
     """Score the active with help: on the code of the student, the encoder that a run trains.
 
-    Returns mean scores of a cross-validation in per cent by "code SCORE", and the bytes that the
-    run sent by "bytes".
+    A code is the encoder's output, which a classifier reads. Returns the classifier's mean scores
+    of a cross-validation in per cent by "code SCORE", and the bytes that the run sent by "bytes".
     """
     run_config, data, score = _prepare_run(seed, config, scores)
     result = run(run_config, None, data=data)
@@ -221,19 +224,23 @@ def score_student(*, seed: int, config: Mapping[str, Any], scores: Sequence[Scor
 
 def _prepare_run(
     seed: int, config: Mapping[str, Any], scores: Sequence[Score]
-) -> tuple[Config, VerticalData, Callable[[str, Tensor], Figures]]:
+) -> tuple[Config, VerticalData, Callable[[str, Tensor], MeasuredValues]]:
     """Return the configuration with this seed, its data, and a function that scores a classifier.
 
-    The function takes a name and what the classifier reads of the active's training rows (T, F);
-    it returns mean scores of a cross-validation in per cent, by that name and the score's.
+    The function takes a name, and values of the active's training rows (T rows, F numbers each)
+    that the classifier reads. It returns mean scores of a cross-validation in per cent, by "NAME
+    SCORE".
     """
     run_config = Config.model_validate({**config, "seed": seed})
     data = load_data(run_config.data, seed=seed)
     assert data.active.labels is not None
     labels_T = data.active.labels[data.train_rows]
 
-    def score_rows(subject: str, values_TF: Tensor) -> Figures:
-        """Return mean scores of a cross-validation in per cent, by "SUBJECT SCORE"."""
+    def score_rows(subject: str, values_TF: Tensor) -> MeasuredValues:
+        """Return mean scores of a cross-validation in per cent, by "SUBJECT SCORE".
+
+        `subject`: name of what the classifier reads, `values_TF`.
+        """
         scores_by_name = cross_validate_scores(values_TF, labels_T, seed=seed, scores=scores)
         return {
             f"{subject} {name}": 100 * float(folds.mean()) for name, folds in scores_by_name.items()
@@ -242,10 +249,10 @@ def _prepare_run(
     return run_config, data, score_rows
 
 
-def _make_scenario_size(scenario: Scenario, full: bool) -> Size:
+def _make_scenario_size(scenario: Scenario, full: bool) -> TableExtent:
     """Return the rows and seeds of the whole scenario if `full`, else of its default part."""
     part = scenario.full if full else scenario.quick
-    return Size(list(_make_lines(scenario, part)), part.seeds)
+    return TableExtent(list(_make_scenario_rows(scenario, part)), part.seeds)
 
 
 def _make_job(
@@ -280,12 +287,13 @@ def _make_job(
     return Job.for_config(label, measure, config, scores=list(scenario.scores))
 
 
-def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
+def _make_scenario_rows(scenario: Scenario, part: ScenarioPart) -> Iterator[TableRow]:
     """Yield the rows of a scenario's table for each score.
 
-    First a row for each number of features, number of aligned people and method; then APC-VFL minus
-    each other method, for each number of features and averaged over them. `part`: numbers of
-    features and of aligned people to measure.
+    First comes a row for each number of features, number of aligned people and method. Then comes
+    APC-VFL minus each other method, for each number of features and averaged over them.
+
+    `scenario`: data set. `part`: numbers of features and of aligned people to measure.
     """
     local_jobs = {features: _make_job(scenario, features) for features in part.features}
     joint_jobs = {
@@ -300,10 +308,10 @@ def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
             texts = (str(features), str(rows), method, title)  # noqa: B023 - called at once
             return dict(zip(_HEADER, texts, strict=True))
 
-        lines: dict[tuple[int, object, str], Line] = {}
+        table_rows: dict[tuple[int, object, str], TableRow] = {}
         for features in part.features:
             for method, columns in ((_LOCAL, "columns"), (_ABLATION, "code")):
-                lines[features, _ANY_ALIGNED, method] = Line(
+                table_rows[features, _ANY_ALIGNED, method] = TableRow(
                     cells=make_cells(features, _ANY_ALIGNED, method),
                     job=local_jobs[features],
                     figure=f"{columns} {score}",
@@ -312,7 +320,7 @@ def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
                     at=float(features),
                 )
             for rows, method in product(part.aligned, _METHOD_BY_TITLE):
-                lines[features, rows, method] = Line(
+                table_rows[features, rows, method] = TableRow(
                     cells=make_cells(features, rows, method),
                     job=joint_jobs[features, rows, method],
                     figure=f"code {score}",
@@ -320,42 +328,46 @@ def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
                     series=method,
                     at=float(features),
                 )
-        yield from lines.values()
+        yield from table_rows.values()
+        # Local models and the ablation do not depend on the number of aligned rows.
         for base, rows in product((_LOCAL, _ABLATION, _VFEDTRANS), part.aligned):
             base_rows = rows if base in _METHOD_BY_TITLE else _ANY_ALIGNED
             pairs = {
-                features: (lines[features, rows, _APC_VFL], lines[features, base_rows, base])
+                features: (
+                    table_rows[features, rows, _APC_VFL],
+                    table_rows[features, base_rows, base],
+                )
                 for features in part.features
             }
             difference = f"{_APC_VFL} minus {base}"
             weight = 1 / len(pairs)
             for features, (apc_vfl, other) in pairs.items():
                 gain = ((1.0, apc_vfl), (-1.0, other))
-                yield Line(cells=make_cells(features, rows, difference), combines=gain)
+                yield TableRow(cells=make_cells(features, rows, difference), combines=gain)
             mean = [(weight, apc_vfl) for apc_vfl, _ in pairs.values()]
             mean += [(-weight, other) for _, other in pairs.values()]
-            yield Line(cells=make_cells("mean", rows, difference), combines=mean)
+            yield TableRow(cells=make_cells("mean", rows, difference), combines=mean)
 
 
-def _make_lambda_table(full: bool) -> Size:
-    """Return the table's rows by lambda (weight of the distance to the joint code) on breast
-    cancer, where the passive knows half of the people.
+def _make_lambda_table(full: bool) -> TableExtent:
+    """Return the table's rows by lambda, the weight of the distance to the joint code.
 
-    Lambda 0 is the ablation, which learns from the active's columns alone. `full` has no effect:
-    the whole table is always measured.
+    The data are breast cancer, of whose people the passive knows half. Lambda 0 is the ablation,
+    which learns from the active's columns alone. `full` has no effect: the whole table is always
+    measured.
     """
     scenario = SCENARIOS[_QUICK_DATASET]
     part = scenario.full
-    lines = list[Line]()
+    table_rows = list[TableRow]()
     score, title = next(iter(scenario.scores.items()))
     rows = part.aligned[0]
-    gain_terms: dict[str, list[tuple[float, Line]]] = {}
+    gain_terms: dict[str, list[tuple[float, TableRow]]] = {}
     share = 1 / len(part.features)
     for features in part.features:
         jobs = [_make_job(scenario, features)]  # lambda 0
         jobs += [_make_job(scenario, features, _APC_VFL, rows, weight) for weight in _LAMBDAS[1:]]
         base_line, *weighted_lines = (
-            Line(
+            TableRow(
                 cells={"features": str(features), "lambda": f"{weight:g}", "score": title},
                 job=job,
                 figure=f"code {score}",
@@ -365,14 +377,14 @@ def _make_lambda_table(full: bool) -> Size:
             )
             for weight, job in zip(_LAMBDAS, jobs, strict=True)
         )
-        lines += [base_line, *weighted_lines]
-        for line in weighted_lines:
-            terms = gain_terms.setdefault(line.cells["lambda"], [])
-            terms += [(share, line), (-share, base_line)]
+        table_rows += [base_line, *weighted_lines]
+        for table_row in weighted_lines:
+            terms = gain_terms.setdefault(table_row.cells["lambda"], [])
+            terms += [(share, table_row), (-share, base_line)]
     for weight_text, terms in gain_terms.items():
         cells = {"features": "mean", "lambda": weight_text, "score": f"{title}, minus 0"}
-        lines.append(Line(cells=cells, combines=terms))
-    return Size(lines, part.seeds)
+        table_rows.append(TableRow(cells=cells, combines=terms))
+    return TableExtent(table_rows, part.seeds)
 
 
 # APC-VFL's Table 2: accuracy, rounds and bytes of joint prediction, against SplitNN.
@@ -382,7 +394,7 @@ def _make_lambda_table(full: bool) -> Size:
 # exchange.
 
 
-def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
+def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> MeasuredValues:
     """Run a method once; return its accuracy and the communication of its training.
 
     `way`: mode of inference whose accuracy is returned, a key of the run's `accuracy`.
@@ -396,7 +408,7 @@ def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figur
     last_steps = list[Progress]()
 
     def note_progress(progress: Progress) -> None:
-        """Keep the last report of training, which unlike one of evaluation has no accuracy."""
+        """Keep the last report of training; reports of an evaluation have an accuracy."""
         if progress.accuracy is None:
             last_steps[:] = [progress]
 
@@ -423,10 +435,12 @@ def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figur
 
 
 def _make_table2_config(scenario: Scenario, rows: int, method: str) -> Config:
-    """Return a run of APC-VFL or SplitNN where all of this number of rows are aligned.
+    """Return a run of APC-VFL or SplitNN in which this number of rows, all of them, are aligned.
 
     Both methods have the same networks. APC-VFL exchanges all rows in one message; SplitNN trains
     with the batches, epochs and patience of APC-VFL's encoders.
+
+    `method`: name of the method in settings.
     """
     data = find_preset(f"apc-vfl/{scenario.dataset}/all-aligned/{rows}")
     base = scenario.make_config(data, _TABLE2_METHODS["APC-VFL"], {})
@@ -454,15 +468,16 @@ def _make_table2_config(scenario: Scenario, rows: int, method: str) -> Config:
     )
 
 
-def _make_table2_size(full: bool) -> Size:
-    """Return the rows and seeds of Table 2: of one data set by default, or of all."""
+def _make_table2_size(full: bool) -> TableExtent:
+    """Return the rows of Table 2 on one data set by default, or on all if `full`, and the seeds."""
     scenarios = [scenario for name, scenario in SCENARIOS.items() if full or name == _QUICK_DATASET]
-    return Size(
-        [line for scenario in scenarios for line in _make_table2_lines(scenario)], _TABLE2_SEEDS
+    return TableExtent(
+        [table_row for scenario in scenarios for table_row in _make_table2_rows(scenario)],
+        _TABLE2_SEEDS,
     )
 
 
-def _make_table2_lines(scenario: Scenario) -> Iterator[Line]:
+def _make_table2_rows(scenario: Scenario) -> Iterator[TableRow]:
     """Yield one data set's rows of Table 2, and the difference in accuracy of the two methods."""
     title = scenario.dataset.replace("_", " ")
     aligned = scenario.full.aligned[:4]  # the paper's numbers of aligned people, without the 100
@@ -481,9 +496,9 @@ def _make_table2_lines(scenario: Scenario) -> Iterator[Line]:
         texts = (title, str(rows), method, _MEASURES[measure])
         return dict(zip(_TABLE2_HEADER, texts, strict=True))
 
-    lines = {}
+    table_rows = {}
     for measure, rows, label in product(_MEASURES, aligned, _TABLE2_METHODS):
-        lines[measure, rows, label] = Line(
+        table_rows[measure, rows, label] = TableRow(
             cells=make_cells(rows, label, measure),
             job=jobs[rows, label],
             figure=measure,
@@ -491,11 +506,11 @@ def _make_table2_lines(scenario: Scenario) -> Iterator[Line]:
             series=label,
             at=float(rows),
         )
-    yield from lines.values()
+    yield from table_rows.values()
     for rows in aligned:
-        apc_vfl = lines["accuracy", rows, "APC-VFL"]
-        split_nn = lines["accuracy", rows, "SplitNN"]
-        yield Line(
+        apc_vfl = table_rows["accuracy", rows, "APC-VFL"]
+        split_nn = table_rows["accuracy", rows, "SplitNN"]
+        yield TableRow(
             cells=make_cells(rows, "APC-VFL minus SplitNN", "accuracy"),
             combines=((1.0, apc_vfl), (-1.0, split_nn)),
         )

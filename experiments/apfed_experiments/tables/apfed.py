@@ -14,7 +14,14 @@ from itertools import product
 from typing import Any, Literal
 
 from apfed_experiments.study import base_config
-from apfed_experiments.tables.table import Job, Line, PaperTable, Printed, Size, measure_accuracies
+from apfed_experiments.tables.table import (
+    Job,
+    PaperTable,
+    Printed,
+    TableExtent,
+    TableRow,
+    measure_accuracies,
+)
 from secure_apfed.config import Config
 from secure_apfed.methods import METHODS
 
@@ -117,7 +124,7 @@ def make_run_config(
     training: Training,
     labelled: int | None = None,
 ) -> Config:
-    """Return the configuration of one run.
+    """Return the configuration of one run of APFed's paper, by `configs/apfed-table2.yaml`.
 
     Args:
         dataset: name of the images.
@@ -163,22 +170,25 @@ def make_run_config(
 def get_paper_result(dataset: str, setting: str, column: str) -> Printed:
     """Return the mean and standard deviation that the paper's Table 2 prints.
 
-    `setting`: the paper's m-i: number of views, and number of the active's view. `column`: key of
-    `COLUMNS`.
+    `setting`: the paper's m-i: number of views, and number of the active's view. `column`: method
+    of the table, a key of `COLUMNS`.
     """
     figures = PRINTED[dataset, setting]  # mean and standard deviation of each column in turn
     start = 2 * list(COLUMNS).index(column)
     return Printed(mean=figures[start], sd=figures[start + 1])
 
 
-def _make_cell_lines(
+def _make_cell_rows(
     dataset: str, setting: str, training: Training, labelled: int | None = None
-) -> Iterator[Line]:
-    """Yield the values of one row of the paper's table, a `Line` each, then APFed minus SingleVL.
+) -> Iterator[TableRow]:
+    """Yield our rows for one row of the paper's table: one for each method, then APFed minus
+    SingleVL.
+
+    With few labels only methods whose active predicts without its passives are measured, and the
+    paper has no values.
 
     `setting`: the paper's m-i: number of views, and number of the active's view. `labelled`: number
-    of labelled rows; None: all. With few labels only methods whose active predicts without its
-    passives are measured, and the paper has no values.
+    of labelled rows; None: all.
     """
     title = TITLES[dataset]
     weight = _LAMBDA_BY_DATASET[dataset]
@@ -189,53 +199,57 @@ def _make_cell_lines(
         config = make_run_config(dataset, setting, method, weight, training, labelled)
         # One job measures all modes of inference of a method.
         jobs[method] = Job.for_config(config.name, measure_accuracies, config)
-    lines = {
-        column: Line(
+    table_rows = {
+        column: TableRow(
             cells={"data": title, "views": setting, "method": column},
             job=jobs[method],
-            figure=way,
+            figure=inference,
             panels=(f"{title} {setting}",),
             series=column,
             paper=None if labelled else get_paper_result(dataset, setting, column),
         )
-        for column, (method, way) in COLUMNS.items()
+        for column, (method, inference) in COLUMNS.items()
         if method in jobs
     }
-    yield from lines.values()
+    yield from table_rows.values()
     for column in _COLUMNS_WITH_HELP:
         paper_with_help = get_paper_result(dataset, setting, column).mean
         paper_local = get_paper_result(dataset, setting, SINGLE).mean
-        yield Line(
+        yield TableRow(
             cells={"data": title, "views": setting, "method": f"{column} minus {SINGLE}"},
             paper=None if labelled else Printed(mean=paper_with_help - paper_local),
-            combines=((1.0, lines[column]), (-1.0, lines[SINGLE])),
+            combines=((1.0, table_rows[column]), (-1.0, table_rows[SINGLE])),
         )
 
 
-def _make_table2(full: bool) -> Size:
-    """Return Table 2 with the paper's training if `full`, else a part of it with the proxy's."""
+def _make_table2(full: bool) -> TableExtent:
+    """Return Table 2 with the paper's training if `full`, else a part of it with a shorter
+    training.
+    """
     training = _PAPER if full else PROXY
     cells = tuple(PRINTED) if full else _QUICK_CELLS
-    lines = [line for cell in cells for line in _make_cell_lines(*cell, training)]
-    return Size(lines, training.seeds)
+    table_rows = [table_row for cell in cells for table_row in _make_cell_rows(*cell, training)]
+    return TableExtent(table_rows, training.seeds)
 
 
-def _make_few_labels_table(full: bool) -> Size:
-    """Return the table for 500 labels, with the paper's training if `full`, else the proxy's."""
+def _make_few_labels_table(full: bool) -> TableExtent:
+    """Return the table for 500 labels, with the paper's training if `full`, else with a shorter
+    one.
+    """
     training = _PAPER if full else replace(PROXY, seeds=_PAPER.seeds)
-    lines = [
-        line
+    table_rows = [
+        table_row
         for cell in _FEW_LABELS_CELLS
-        for line in _make_cell_lines(*cell, training, _FEW_LABELS)
+        for table_row in _make_cell_rows(*cell, training, _FEW_LABELS)
     ]
-    return Size(lines, training.seeds)
+    return TableExtent(table_rows, training.seeds)
 
 
-def _make_lambda_table(full: bool) -> Size:
-    """Return Figures 3 and 4: APFed-R and APFed-C by lambda.
+def _make_lambda_table(full: bool) -> TableExtent:
+    """Return Figures 3 and 4: APFed-R and APFed-C by lambda (weight of the passives' losses).
 
     At lambda 0 both are SingleVL, which is measured once. `full`: whether the paper's training and
-    data sets are used, or the proxy's.
+    data sets are used, or a shorter training on smaller ones.
     """
     datasets = ("mnist", "cifar10")
     training = _PAPER
@@ -243,24 +257,24 @@ def _make_lambda_table(full: bool) -> Size:
         datasets = ("mnist", "fashion_mnist")
         training = PROXY
     jobs: dict[str, Job] = {}
-    lines = []
+    table_rows = []
     weights = tuple(enumerate(_LAMBDAS))
     for dataset, column, (position, weight) in product(datasets, _COLUMNS_WITH_HELP, weights):
-        method, way = COLUMNS[column if weight else SINGLE]
+        method, inference = COLUMNS[column if weight else SINGLE]
         config = make_run_config(dataset, _TWO_STRIPS, method, weight, training)
         job = jobs.setdefault(config.name, Job.for_config(config.name, measure_accuracies, config))
-        lines.append(
-            Line(
+        table_rows.append(
+            TableRow(
                 cells={"data": TITLES[dataset], "method": column, "lambda": f"{weight:g}"},
                 job=job,
-                figure=way,
+                figure=inference,
                 paper=None if weight else get_paper_result(dataset, _TWO_STRIPS, SINGLE),
                 panels=(f"{TITLES[dataset]} {_TWO_STRIPS}",),
                 series=column,
                 at=float(position),
             )
         )
-    return Size(lines, training.seeds)
+    return TableExtent(table_rows, training.seeds)
 
 
 _table = partial(PaperTable, unit="test accuracy, per cent")

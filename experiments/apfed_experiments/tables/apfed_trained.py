@@ -30,7 +30,14 @@ from apfed_experiments.tables.apfed import (
     get_paper_result,
     make_run_config,
 )
-from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Printed, Size
+from apfed_experiments.tables.table import (
+    Job,
+    MeasuredValues,
+    PaperTable,
+    Printed,
+    TableExtent,
+    TableRow,
+)
 from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
@@ -115,13 +122,15 @@ _TWO_STRIPS = "2-1"
 
 
 def hold_out_training_rows(data: VerticalData, rows: int) -> VerticalData:
-    """Return the data where the last `rows` training rows are the test rows instead."""
+    """Return the data in which the last `rows` training rows are the test rows instead."""
     training_rows, held_out_rows = data.train_rows.split([len(data.train_rows) - rows, rows])
     return replace(data, train_rows=training_rows, test_rows=held_out_rows)
 
 
 def give_active_view(data: VerticalData) -> VerticalData:
-    """Return the data where every passive holds the active's columns of its people: the control.
+    """Return the data in which every passive holds the active's columns of its people.
+
+    This is the control: it shows what the training gains without new information.
 
     Raises DataError: a passive has people whom the active does not know.
     """
@@ -145,7 +154,7 @@ def give_active_view(data: VerticalData) -> VerticalData:
 @isolate_torch_modes()
 def measure_training(
     *, seed: int, config: Mapping[str, Any], held_out: int, reads_own_view: bool
-) -> Figures:
+) -> MeasuredValues:
     """Train a run without messages between parties; return the active's accuracy in per cent.
 
     Args:
@@ -161,7 +170,7 @@ def measure_training(
     run_settings = {"seed": seed, "party_seeds": "shared_for_comparison"}
     run_config = Config.model_validate({**config, **run_settings})
     all_data = load_data(run_config.data, seed=seed)
-    # In the session's data the held-out rows stand in for the test rows, which choose nothing.
+    # The session tests on held-out rows, which choose settings. True test rows choose nothing.
     data = hold_out_training_rows(all_data, held_out)
     session = begin_simulation(run_config, give_active_view(data) if reads_own_view else data)
     active = session.learner
@@ -173,7 +182,7 @@ def measure_training(
         return 100 * ACCURACY.compute_value(active.trainer.score_rows(rows))
 
     def measure_half_way(epochs_done: int) -> None:
-        """Measure the held-out rows, the session's test rows, after half of the epochs."""
+        """Measure the held-out rows after half of the epochs."""
         if epochs_done == run_config.train.epochs // 2:
             figures[_ON_HELD_OUT_ROWS_HALF_WAY] = compute_accuracy(data.test_rows)
 
@@ -186,7 +195,8 @@ def measure_training(
 def _make_cells(dataset: str, method: str, point: str, rows: str = _ON_TEST_ROWS) -> dict[str, str]:
     """Return the cells of one row of the table by column.
 
-    `point`: hyperparameters as text. `rows`: the rows of data on which the accuracy was measured.
+    `point`: hyperparameters as text. `rows`: the rows of data on which the accuracy was measured,
+    "test", "held out" or "held out, half-way".
     """
     return {
         "data": TITLES[dataset],
@@ -220,25 +230,25 @@ def _make_jobs(dataset: str, method: Method, grid: Grid) -> dict[str, Job]:
     return jobs
 
 
-def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
+def _make_dataset_rows(dataset: str, grid: Grid) -> Iterator[TableRow]:
     """Yield the table's rows of one data set.
 
-    First all points of each method's grid, then each method's best point by held-out rows, then
-    differences between the methods' best points.
+    First come all points of each method's grid of hyperparameters, then each method's best point by
+    held-out rows, then differences between the methods' best points.
     """
     best = {}
     for method in _METHODS:
         points = {
-            (point, rows): Line(
+            (point, rows): TableRow(
                 cells=_make_cells(dataset, method.title, point, rows), job=job, figure=rows
             )
             for point, job in _make_jobs(dataset, method, grid).items()
             for rows in (_ON_TEST_ROWS, _ON_HELD_OUT_ROWS, _ON_HELD_OUT_ROWS_HALF_WAY)
         }
         yield from points.values()
-        best[method] = Line(
+        best[method] = TableRow(
             cells=_make_cells(dataset, method.title, "best on rows held out"),
-            chooses=[line for (_, rows), line in points.items() if rows == _ON_TEST_ROWS],
+            chooses=[table_row for (_, rows), table_row in points.items() if rows == _ON_TEST_ROWS],
             chosen_by=_ON_HELD_OUT_ROWS,
             paper=None
             if method is CONTROL
@@ -248,20 +258,25 @@ def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
         )
     yield from best.values()
     for method, other in _DIFFERENCES:
-        papers = [best[method].paper, best[other].paper]
-        means = [paper.mean for paper in papers if paper is not None]
-        yield Line(
+        paper = best[method].paper
+        other_paper = best[other].paper
+        printed_difference = None  # the paper has no control
+        if paper is not None and other_paper is not None:
+            printed_difference = Printed(mean=paper.mean - other_paper.mean)
+        yield TableRow(
             cells=_make_cells(dataset, f"{method.title} minus {other.title}", "paired by seed"),
             combines=((1.0, best[method]), (-1.0, best[other])),
-            paper=Printed(mean=means[0] - means[1]) if len(means) == len(papers) else None,
+            paper=printed_difference,
         )
 
 
-def _make_table_size(full: bool) -> Size:
+def _make_table_size(full: bool) -> TableExtent:
     """Return the rows and seeds of both data sets, with the authors' grid if `full`."""
     grid = _RELEASE_GRID if full else _DEFAULT_GRID
-    lines = [line for dataset in _DATASETS for line in _make_row_lines(dataset, grid)]
-    return Size(lines, grid.training.seeds)
+    table_rows = [
+        table_row for dataset in _DATASETS for table_row in _make_dataset_rows(dataset, grid)
+    ]
+    return TableExtent(table_rows, grid.training.seeds)
 
 
 TABLES: tuple[PaperTable, ...] = (

@@ -10,7 +10,7 @@ Letters: N rows, B rows of a subset, F features of a view, C classes.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from apfed_experiments.tables.mmvfl import align_views
-from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Size
+from apfed_experiments.tables.table import Job, MeasuredValues, PaperTable, TableExtent, TableRow
 from secure_apfed.data import load_data
 from secure_apfed.learning.descent import Compute
 from secure_apfed.learning.recurrent import RecurrentTraining, SequenceViews
@@ -69,7 +69,14 @@ _DROPOUT = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Numerals:
-    """All views of the numerals (N, F) and their classes (N,)."""
+    """All views of the numerals and their classes.
+
+    Letters: N rows, B rows of a subset, F features of a view, C classes.
+
+    Attributes:
+        views: features of each view, (N, F).
+        labels_N: classes, (N,).
+    """
 
     views: Sequence[Floats]
     labels_N: RowNumbers  # noqa: N815
@@ -101,15 +108,19 @@ Fit: TypeAlias = Callable[[Numerals, Sequence[int], RowNumbers, Choice, int], We
 """A function that fits weights; its arguments are data, indices of views, rows, choice and seed."""
 
 
+_FittedModel: TypeAlias = tuple[Numerals, Weights]
+"""Data, and the weights of each of their views that were fitted to them."""
+
+
 def measure_accuracy(
     numerals: Numerals, positions: Sequence[int], rows: RowNumbers, weights: Weights
 ) -> float:
     """Return the accuracy in per cent of the views' mean scores on rows outside the training.
 
-    The mean is what Z of Eqs. (12) and (13) converges to, since all zeta_k are equal.
+    The mean is what Z of Eqs. (12) and (13) of the paper converges to, since all zeta_k are equal.
 
-    `positions`: indices of the views. `rows`: numbers of the test rows. `weights`: weights (F, C)
-    of each of these views.
+    `positions`: indices of the views. `rows`: numbers of the test rows. `weights`: weights of each
+    of these views, (F, C): F features, C classes.
     """
     scores_by_view = [
         numerals.views[view][rows] @ weights_FC
@@ -120,7 +131,7 @@ def measure_accuracy(
 
 
 def make_view_model(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewModel:
-    """Return the untrained model of one view.
+    """Return the untrained linear model of one view.
 
     `x_NF`: training features of the view. `choice`: weights of the objective's terms. `rng`: draws
     the initial weights.
@@ -153,6 +164,7 @@ def fit_vertical(
     """
     rng = np.random.default_rng(seed)
     models = [make_view_model(numerals.views[view][rows], choice, rng) for view in positions]
+    # The term that draws pseudo-labels to the labels.
     pull = LabelTerm(
         numerals.encode_labels(rows), np.full((len(rows), 1), choice.pull), acts_on_own=own
     )
@@ -193,8 +205,9 @@ def make_client(
 ) -> LinearViews:
     """Return one untrained client of H-FedMV, a party that has all views of its own people.
 
-    `views`: features of the client's rows in each view, (N, F). `truth_NC`: one-hot labels of C
-    classes. `choice`: weights of the objective's terms. `rng`: draws the initial weights.
+    `views`: features of the client's rows in each view, (N, F): N rows, F features. `truth_NC`:
+    one-hot labels of C classes. `choice`: weights of the objective's terms. `rng`: draws the
+    initial weights.
     """
     models = [make_view_model(x_NF, choice, rng) for x_NF in views]
     # The term that draws the common pseudo-labels to the labels.
@@ -220,7 +233,7 @@ def average_clients(clients: Sequence[LinearViews], shares: Sequence[float]) -> 
 
 
 def list_weights(model: LinearViews) -> Weights:
-    """Return the weights (F, C) of each view of a client."""
+    """Return the weights of each view of a client, (F, C) each: F features, C classes."""
     return [view.weights_FC for view in model.views]
 
 
@@ -325,7 +338,7 @@ def split_numerals(seed: int) -> tuple[Numerals, RowNumbers, RowNumbers]:
     return numerals, order[:_TEST_ROWS], order[_TEST_ROWS:]
 
 
-def measure_views(*, seed: int) -> Figures:
+def measure_views(*, seed: int) -> MeasuredValues:
     """Measure Tables 1 and 2, and MMVFL, on one split into training and test rows.
 
     Returns accuracies in per cent by method and views; `_make_views_table` reads them by these
@@ -339,16 +352,17 @@ def measure_views(*, seed: int) -> Figures:
         "MMVFL": (partial(fit_vertical, own=True), _MMVFL_CHOICES),
         "H-FedMV": (fit_horizontal, _FEDMV_CHOICES),
     }
-    figures: dict[str, float] = {}
+    accuracies: dict[str, float] = {}
     for method, (fit, choices) in methods.items():
         for positions in view_sets:
             weights = fit_best_choice(fit, numerals, positions, train, choices, seed)
-            figures[f"{method} {format_views(positions)}"] = measure_accuracy(
+            accuracies[f"{method} {format_views(positions)}"] = measure_accuracy(
                 numerals, positions, test, weights
             )
+            # Of vertical methods with all views, each party's model also predicts alone.
             if positions == all_views and method in ("V-FedMV", "MMVFL"):
                 for view in all_views:
-                    figures[f"{method} party {_VIEWS[view]}"] = measure_accuracy(
+                    accuracies[f"{method} party {_VIEWS[view]}"] = measure_accuracy(
                         numerals, [view], test, [weights[view]]
                     )
     for view in all_views:
@@ -357,14 +371,16 @@ def measure_views(*, seed: int) -> Figures:
             ("single view FL", fit_horizontal, _FEDMV_CHOICES),
         ):
             weights = fit_best_choice(fit, numerals, [view], train, choices, seed)
-            figures[f"{method} {_VIEWS[view]}"] = measure_accuracy(numerals, [view], test, weights)
+            accuracies[f"{method} {_VIEWS[view]}"] = measure_accuracy(
+                numerals, [view], test, weights
+            )
     # What Eq. (20) reaches if one party has the columns of all.
     one_table = Numerals([np.concatenate(numerals.views, axis=1)], numerals.labels_N)
     weights = fit_best_choice(fit_by_labels, one_table, [0], train, _SUPERVISED_CHOICES, seed)
-    return figures | {"one table": measure_accuracy(one_table, [0], test, weights)}
+    return accuracies | {"one table": measure_accuracy(one_table, [0], test, weights)}
 
 
-def measure_clients(*, seed: int) -> Figures:
+def measure_clients(*, seed: int) -> MeasuredValues:
     """Measure Table 2's clients without federated learning, on the same split as `measure_views`.
 
     Returns the mean accuracy of the four clients in per cent.
@@ -401,7 +417,14 @@ def cut_into_steps(view_NF: Floats, sequence: tuple[int, int]) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """The numerals' views as flat sequences, and the training of GRUs on them."""
+    """The numerals' views as flat sequences, and how GRUs are trained on them.
+
+    Attributes:
+        views: rows of each view in the form of `cut_into_steps`.
+        labels_N: classes of the N rows.
+        training: epochs, learning rate and dropout of the GRUs.
+        seed: seed of the GRUs.
+    """
 
     views: Sequence[torch.Tensor]
     labels_N: RowNumbers  # noqa: N815
@@ -410,6 +433,7 @@ class Sequences:
 
     @property
     def features_N(self) -> torch.Tensor:  # noqa: N802
+        """Return the columns of all views side by side."""
         return torch.cat(tuple(self.views), dim=1)
 
     def make_grus(
@@ -462,9 +486,9 @@ def with_one_epoch(training: RecurrentTraining) -> RecurrentTraining:
 def fit_v_fedmv(sequences: Sequences, rows: RowNumbers, choice: Choice) -> tuple[Numerals, Weights]:
     """Fit V-FedMV to parties with one sequence each (`secure_apfed.methods.multiview`).
 
-    The first party has the labels. In each of the steps 1 to `_EPOCHS` a GRU trains for one epoch:
-    that of the first party from labels, the others from the common pseudo-labels. In the other
-    `_VERTICAL_ITERATIONS` steps, step 0 among them, only the linear models are updated.
+    Steps 1 to `_EPOCHS` train each party's GRU for one epoch: that of the first party from its
+    labels, the others from the common pseudo-labels. The other `_VERTICAL_ITERATIONS` steps, step 0
+    among them, update the linear models only.
 
     Returns the numerals as the GRUs' hidden states, and the weights of each view on these. Letters:
     N training rows (`rows`), F hidden states, C classes.
@@ -480,6 +504,7 @@ def fit_v_fedmv(sequences: Sequences, rows: RowNumbers, choice: Choice) -> tuple
     states = [sequences.compute_states(gru, [view]).views[0] for view, gru in enumerate(grus)]
     models = [make_view_model(states_NF[rows], choice, rng) for states_NF in states]
     truth_NC = np.eye(_CLASSES)[sequences.labels_N[rows]]
+    # The term that draws pseudo-labels to the labels.
     pull = LabelTerm(truth_NC, np.full((len(rows), 1), choice.pull))
     common_NC = draw_orthonormal(len(rows), _CLASSES, rng)
     positions = np.arange(len(rows))
@@ -499,7 +524,7 @@ def fit_v_fedmv(sequences: Sequences, rows: RowNumbers, choice: Choice) -> tuple
     return Numerals(states, sequences.labels_N), [model.weights_FC for model in models]
 
 
-def measure_sequences(*, seed: int) -> Figures:
+def measure_sequences(*, seed: int) -> MeasuredValues:
     """Measure Table 3, and V-FedMV, on one split into training and test rows.
 
     Each row of the table uses the learning rate with the highest accuracy on held-out training
@@ -516,15 +541,16 @@ def measure_sequences(*, seed: int) -> Figures:
     for rate in _LEARNING_RATES:
         training = RecurrentTraining(epochs=_EPOCHS, learning_rate=rate, dropout=_DROPOUT)
         sequences = Sequences(views, numerals.labels_N, training, seed)
-        for name, held_out, test in _measure_lines(sequences, rows, held_out_rows, test_rows):
+        measured = _measure_rows(sequences, rows, held_out_rows, test_rows)
+        for name, held_out_accuracy, test_accuracy in measured:
             # Ties keep the first rate: test rows choose nothing.
-            if name not in best_held_out or held_out > best_held_out[name]:
-                best_held_out[name] = held_out
-                accuracies[name] = test
+            if name not in best_held_out or held_out_accuracy > best_held_out[name]:
+                best_held_out[name] = held_out_accuracy
+                accuracies[name] = test_accuracy
     return accuracies
 
 
-def _measure_lines(
+def _measure_rows(
     sequences: Sequences, rows: RowNumbers, held_out_rows: RowNumbers, test_rows: RowNumbers
 ) -> Iterator[tuple[str, float, float]]:
     """Yield each row of Table 3: its name, and its accuracies on held-out and on test rows.
@@ -533,43 +559,53 @@ def _measure_lines(
     `held_out_rows`.
     """
     choice = Choice(beta=0.1, pull=_PULL)
+    rows_and_models = chain(
+        [("V-FedMV", [fit_v_fedmv(sequences, rows, choice)])],
+        _fit_central_models(sequences, rows, choice),
+        _fit_federated_grus(sequences, rows, choice),
+        _fit_local_grus(sequences, rows, choice),
+    )
+    for name, models in rows_and_models:
+        held_out_accuracy = _average_accuracy(models, held_out_rows)
+        yield name, held_out_accuracy, _average_accuracy(models, test_rows)
+
+
+def _average_accuracy(models: Sequence[_FittedModel], rows: RowNumbers) -> float:
+    """Return the mean accuracy of models on these rows, in per cent."""
+    accuracies = [
+        measure_accuracy(numerals, range(len(numerals.views)), rows, weights)
+        for numerals, weights in models
+    ]
+    return float(np.mean(accuracies))
+
+
+def _fit_central_models(
+    sequences: Sequences, rows: RowNumbers, choice: Choice
+) -> Iterator[tuple[str, list[_FittedModel]]]:
+    """Yield name and models of the rows whose GRUs one party trains on all training rows.
+
+    Linear models are fitted to the GRUs' hidden states: of all views by H-FedMV, or of one view.
+    """
     all_views = tuple(range(len(_VIEWS)))
-
-    def measure_both(name: str, *models: tuple[Numerals, Weights]) -> tuple[str, float, float]:
-        """Return a row's name and its mean accuracy over models, on held-out and on test rows."""
-
-        def average_accuracy(measured_rows: RowNumbers) -> float:
-            """Return the mean accuracy of the models on these rows, in per cent."""
-            return float(
-                np.mean(
-                    [
-                        measure_accuracy(
-                            numerals, range(len(numerals.views)), measured_rows, weights
-                        )
-                        for numerals, weights in models
-                    ]
-                )
-            )
-
-        return name, average_accuracy(held_out_rows), average_accuracy(test_rows)
-
-    yield measure_both("V-FedMV", fit_v_fedmv(sequences, rows, choice))
-
-    # One party trains the GRUs on all rows; linear models are fitted to their hidden states.
     central = sequences.make_grus("central", all_views, rows, sequences.training)
     central.train(0)
     states = sequences.compute_states(central, all_views)
-    yield measure_both(
-        "central", (states, fit_horizontal(states, all_views, rows, choice, sequences.seed))
-    )
+    weights = fit_horizontal(states, all_views, rows, choice, sequences.seed)
+    yield "central", [(states, weights)]
     for view in all_views:
         view_states = Numerals([states.views[view]], states.labels_N)
-        yield measure_both(
-            f"alone {_VIEWS[view]}",
-            (view_states, fit_by_labels(view_states, [0], rows, choice, sequences.seed)),
-        )
+        view_weights = fit_by_labels(view_states, [0], rows, choice, sequences.seed)
+        yield f"alone {_VIEWS[view]}", [(view_states, view_weights)]
 
-    # S-FedMV: clients train their GRUs for an epoch, and load the average of their weights.
+
+def _fit_federated_grus(
+    sequences: Sequences, rows: RowNumbers, choice: Choice
+) -> Iterator[tuple[str, list[_FittedModel]]]:
+    """Yield name and model of S-FedMV: federated GRUs, then H-FedMV on their hidden states.
+
+    In each round, clients train their GRUs for an epoch and load the average of their weights.
+    """
+    all_views = tuple(range(len(_VIEWS)))
     client_rows = split_clients(rows)
     clients = [
         sequences.make_grus(
@@ -577,7 +613,7 @@ def _measure_lines(
         )
         for client, rows_of_client in enumerate(client_rows)
     ]
-    average_RW = clients[0].weights
+    average_RW = clients[0].weights  # the clients begin with equal weights
     for step in range(_EPOCHS):
         for client in clients:
             client.load(average_RW)
@@ -590,11 +626,19 @@ def _measure_lines(
         )
     clients[0].load(average_RW)
     states = sequences.compute_states(clients[0], all_views)
-    yield measure_both(
-        "S-FedMV", (states, fit_horizontal(states, all_views, rows, choice, sequences.seed))
-    )
+    weights = fit_horizontal(states, all_views, rows, choice, sequences.seed)
+    yield "S-FedMV", [(states, weights)]
 
-    # Each client trains its own GRUs; its linear models stay local, and are then averaged.
+
+def _fit_local_grus(
+    sequences: Sequences, rows: RowNumbers, choice: Choice
+) -> Iterator[tuple[str, list[_FittedModel]]]:
+    """Yield name and models of the two rows in which each client trains GRUs of its own.
+
+    In the first row the clients' linear models stay local, in the second they are averaged.
+    """
+    all_views = tuple(range(len(_VIEWS)))
+    client_rows = split_clients(rows)
     local_states: list[Numerals] = []
     linear: list[LinearViews] = []
     for number, own_rows in enumerate(client_rows):
@@ -607,11 +651,11 @@ def _measure_lines(
         linear.append(make_client(own_views, states.encode_labels(own_rows), choice, rng))
     for model in linear:
         train_locally(model)
-    local_models = zip(local_states, [list_weights(model) for model in linear], strict=True)
-    yield measure_both("local sequential, local MV", *local_models)
+    local_weights = [list_weights(model) for model in linear]
+    yield "local sequential, local MV", list(zip(local_states, local_weights, strict=True))
     average_clients(linear, [len(own_rows) / len(rows) for own_rows in client_rows])
-    averaged_models = zip(local_states, [list_weights(model) for model in linear], strict=True)
-    yield measure_both("local sequential, H-FedMV", *averaged_models)
+    averaged_weights = [list_weights(model) for model in linear]
+    yield "local sequential, H-FedMV", list(zip(local_states, averaged_weights, strict=True))
 
 
 _VIEWS_JOB = Job(label="views", measure=measure_views)
@@ -620,13 +664,15 @@ _SEQUENCES_JOB = Job(label="sequences", measure=measure_sequences)
 _PAIRS = tuple(combinations(range(len(_VIEWS)), 2))
 
 
-def _make_line(job: Job, setting: str, method: str, views: str, figure: str, panel: str) -> Line:
+def _make_table_row(
+    job: Job, setting: str, method: str, views: str, figure: str, panel: str
+) -> TableRow:
     """Return a row of the table that one value of a job fills.
 
     `setting`, `method`, `views`: texts of the row's cells. `figure`: name of the value among the
-    job's results. `panel`: title of the panel in which the row is drawn.
+    job's results. `panel`: title of the picture's panel in which the row is drawn.
     """
-    return Line(
+    return TableRow(
         cells={"setting": setting, "method": method, "views": views},
         job=job,
         figure=figure,
@@ -635,45 +681,45 @@ def _make_line(job: Job, setting: str, method: str, views: str, figure: str, pan
     )
 
 
-def _average_lines(lines: Sequence[Line], method: str, views: str) -> Line:
-    """Return the row of the mean of these rows, with these texts as two of its cells."""
-    first = lines[0]
-    return Line(
+def _average_rows(table_rows: Sequence[TableRow], method: str, views: str) -> TableRow:
+    """Return the row of the mean of these rows; `method` and `views`: texts of two of its cells."""
+    first = table_rows[0]
+    return TableRow(
         cells={**first.cells, "method": method, "views": views},
-        combines=[(1 / len(lines), line) for line in lines],
+        combines=[(1 / len(table_rows), table_row) for table_row in table_rows],
         panels=first.panels,
         series=f"{method}, {views}",
     )
 
 
-def _make_views_table(full: bool) -> Size:
+def _make_views_table(full: bool) -> TableExtent:
     """Return the rows of Tables 1 and 2 with five seeds if `full`, else three."""
-    lines: list[Line] = []
+    table_rows: list[TableRow] = []
     for setting, methods in (
         ("a view each", ("V-FedMV", "MMVFL")),
         ("all views, people apart", ("H-FedMV",)),
     ):
-        make = partial(_make_line, _VIEWS_JOB, setting, panel=setting)
+        make = partial(_make_table_row, _VIEWS_JOB, setting, panel=setting)
         for method in methods:
-            lines.append(make(method, "all five", f"{method} all"))
+            table_rows.append(make(method, "all five", f"{method} all"))
             pairs = [
                 make(f"{method}, pairwise", format_views(pair), f"{method} {format_views(pair)}")
                 for pair in _PAIRS
             ]
-            lines.append(_average_lines(pairs, f"{method}, pairwise", "mean of ten pairs"))
-            lines += pairs
-    vertical = partial(_make_line, _VIEWS_JOB, "a view each", panel="a view each")
+            table_rows.append(_average_rows(pairs, f"{method}, pairwise", "mean of ten pairs"))
+            table_rows += pairs
+    vertical = partial(_make_table_row, _VIEWS_JOB, "a view each", panel="a view each")
     people_apart = "all views, people apart"
-    horizontal = partial(_make_line, _VIEWS_JOB, people_apart, panel=people_apart)
+    horizontal = partial(_make_table_row, _VIEWS_JOB, people_apart, panel=people_apart)
     for method in ("V-FedMV", "MMVFL"):
-        lines += [
+        table_rows += [
             vertical(f"{method}, one party predicts", view, f"{method} party {view}")
             for view in _VIEWS
         ]
-    lines += [vertical("without FL, Eq. (20)", view, f"alone {view}") for view in _VIEWS]
-    lines.append(vertical("all columns in one table, Eq. (20)", "all five", "one table"))
-    lines.append(
-        _make_line(
+    table_rows += [vertical("without FL, Eq. (20)", view, f"alone {view}") for view in _VIEWS]
+    table_rows.append(vertical("all columns in one table, Eq. (20)", "all five", "one table"))
+    table_rows.append(
+        _make_table_row(
             _CLIENTS_JOB,
             people_apart,
             "without FL, mean of clients",
@@ -682,16 +728,18 @@ def _make_views_table(full: bool) -> Size:
             people_apart,
         )
     )
-    lines += [horizontal("H-FedMV, single view", view, f"single view FL {view}") for view in _VIEWS]
-    return Size(lines, 5 if full else 3)
+    table_rows += [
+        horizontal("H-FedMV, single view", view, f"single view FL {view}") for view in _VIEWS
+    ]
+    return TableExtent(table_rows, 5 if full else 3)
 
 
-def _make_sequences_table(full: bool) -> Size:
+def _make_sequences_table(full: bool) -> TableExtent:
     """Return the rows of Table 3 with five seeds if `full`, else three."""
-    make = partial(_make_line, _SEQUENCES_JOB)
+    make = partial(_make_table_row, _SEQUENCES_JOB)
     vertical = "a sequence each"
     setting = "all sequences, people apart"
-    lines = [
+    table_rows = [
         make(vertical, "V-FedMV", "all five", "V-FedMV", vertical),
         *(
             make(vertical, "without FL, Eq. (20)", view, f"alone {view}", vertical)
@@ -702,7 +750,7 @@ def _make_sequences_table(full: bool) -> Size:
         make(setting, "local GRUs, without FL", "all five", "local sequential, local MV", setting),
         make(setting, "GRUs of all rows, H-FedMV", "all five", "central", setting),
     ]
-    return Size(lines, 5 if full else 3)
+    return TableExtent(table_rows, 5 if full else 3)
 
 
 _READING = (

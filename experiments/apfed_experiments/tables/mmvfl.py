@@ -13,7 +13,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Printed, Size
+from apfed_experiments.tables.table import (
+    Job,
+    MeasuredValues,
+    PaperTable,
+    Printed,
+    TableExtent,
+    TableRow,
+)
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.methods.multiview import (
     Floats,
@@ -87,8 +94,9 @@ def fit_mmvfl(
     than `_TOLERANCE` of itself. Limits beyond that iteration get the weights at convergence.
 
     Args:
-        views: training features of each participant (N, F); the first participant has the labels.
-        truth_NC: one-hot labels.
+        views: training features of each participant, (N, F): N rows, F features of a view; the
+            first participant has the labels.
+        truth_NC: one-hot labels of C classes.
         beta: weight of the sparsity term in the paper's objective.
         seed: seed of the initial weights and the initial common pseudo-labels.
         iterations: limits of the number of iterations.
@@ -126,8 +134,8 @@ def fit_mmvfl(
 def compute_accuracies(weights_FC: Floats, x_NF: Floats, labels_N: RowNumbers) -> dict[int, float]:
     """Return one participant's accuracy in per cent by the share of features kept (section 4.2).
 
-    `weights_FC`: weights of the participant's view. `x_NF`, `labels_N`: features and labels of the
-    test rows. Shares are in per cent.
+    Shares are in per cent of the columns. `weights_FC`: weights of the participant's view, F
+    features, C classes. `x_NF`, `labels_N`: features and labels of the N test rows.
     """
     accuracy_by_share = {}
     for share in _FEATURE_SHARES:
@@ -146,7 +154,7 @@ def select_features(weights_FC: Floats, share: float) -> RowNumbers:
     return np.sort(np.argsort(-compute_row_norms(weights_FC), kind="stable")[:count])
 
 
-def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> Figures:
+def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> MeasuredValues:
     """Measure MMVFL and supFL for every participant and share of features on one fold.
 
     supFL fits a participant's view to the labels alone (Eq. 15). As in the paper, each value takes
@@ -206,8 +214,9 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
 def _split_fold(labels_N: RowNumbers, fold: int) -> tuple[RowNumbers, RowNumbers]:
     """Return the training and test rows of a fold, equally many of each class, in ascending order.
 
-    Test rows of different folds never overlap: the partition is the same for all `fold` numbers.
-    `labels_N`: labels of all N rows. Of the rows outside the fold, 120 of each class train.
+    The partition into folds is the same for all `fold` numbers, so test rows of different folds
+    never overlap. Of the rows outside the fold, 120 of each class train. `labels_N`: labels of all
+    N rows.
     """
     rng = np.random.default_rng(0)
     train = []
@@ -227,13 +236,13 @@ _JOB = Job(
 )
 
 
-def _make_curves(full: bool) -> Size:
+def _make_curves(full: bool) -> TableExtent:
     """Return Figure 3: accuracy by participant, method and share of features.
 
     `full` has no effect: all of the figure is always measured.
     """
-    lines = [
-        Line(
+    table_rows = [
+        TableRow(
             cells={
                 "participant": str(participant),
                 "view": view,
@@ -250,18 +259,18 @@ def _make_curves(full: bool) -> Size:
         for method, measured in (("MMVFL", f"MMVFL {max(_ITERATION_LIMITS)}"), ("supFL", "supFL"))
         for share in _FEATURE_SHARES
     ]
-    return Size(lines, _FOLDS)
+    return TableExtent(table_rows, _FOLDS)
 
 
-def _make_differences(full: bool) -> Size:
+def _make_differences(full: bool) -> TableExtent:
     """Return Table 2: MMVFL minus each supervised model, by participant and iteration limit.
 
     supFL and supMVLFL are the same model (`_READING` says why), so each measured value stands in
     two rows, beside the paper's value of either. `full` has no effect.
     """
     participants = [*(f"{number} ({view})" for number, view in enumerate(_VIEWS, 1)), "average"]
-    lines = [
-        Line(
+    table_rows = [
+        TableRow(
             cells={"MMVFL minus": against, "participant": participant, "iterations": str(count)},
             job=_JOB,
             figure=f"apart {count} {participant.partition(' ')[0]}",
@@ -273,7 +282,7 @@ def _make_differences(full: bool) -> Size:
         for participant, mean in zip(participants, printed, strict=True)
         for count in _ITERATION_LIMITS
     ]
-    return Size(lines, _FOLDS)
+    return TableExtent(table_rows, _FOLDS)
 
 
 _table = partial(PaperTable, reading=_READING, leaves_out="", hours=0.02, shared=_SEED_CORRELATION)

@@ -1,8 +1,8 @@
 """A table or figure of a paper: its rows, what the paper prints in them, and jobs that fill it.
 
-A row is a `Line`. A job measures the values of some rows for a seed and stores them in one small
-file, so that a stopped table resumes; what is not measured yet stays empty. Adding a table is one
-entry in the `TABLES` of its paper's file.
+A row is a `TableRow`. A job measures the values of some rows for a seed and stores them in one
+small file, so that a stopped table resumes; what is not measured yet stays empty. Adding a table is
+one entry in the `TABLES` of its paper's file.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from apfed_experiments.study import (
     Failure,
     Found,
     OnDone,
-    StoredFigures,
+    StoredMetrics,
     catch_failure,
     measure_once,
     run_tasks,
@@ -53,9 +53,9 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.simulation import describe_obstacles, simulate_run
 
 Clock: TypeAlias = Callable[[], float]
-Figures = Mapping[str, float]
+MeasuredValues = Mapping[str, float]
 """Values that a function measured, by name, in the table's unit."""
-Measurements: TypeAlias = Found[dict[tuple[str, int], Figures]]
+Measurements: TypeAlias = Found[dict[tuple[str, int], MeasuredValues]]
 """The values that a table's jobs have measured so far, by the job's label and the seed."""
 
 _PANELS_ACROSS = 3
@@ -74,11 +74,15 @@ class Printed:
 
 
 class _Measured(BaseModel):
+    """The values that a job measured for one seed, and the seconds that it took."""
+
     figures: dict[str, float]
     seconds: float
 
 
-class _StoredMeasurement(StoredFigures):
+class _StoredMeasurement(StoredMetrics):
+    """A file of the values of one job and seed."""
+
     measured: _Measured
 
 
@@ -94,12 +98,12 @@ class Job:
     """
 
     label: str
-    measure: Callable[..., Figures]
+    measure: Callable[..., MeasuredValues]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def for_config(
-        cls, label: str, measure: Callable[..., Figures], config: Config, **more: Any
+        cls, label: str, measure: Callable[..., MeasuredValues], config: Config, **more: Any
     ) -> Self:
         """Return the job that passes a configuration to `measure`, as plain settings in `config`.
 
@@ -109,7 +113,7 @@ class Job:
         config_settings = config.model_dump(mode="json", exclude_defaults=True)
         return cls(label=label, measure=measure, settings={"config": config_settings, **more})
 
-    def load_or_measure(self, seed: int, path: Path) -> Figures:
+    def load_or_measure(self, seed: int, path: Path) -> MeasuredValues:
         """Return the values of one seed: stored ones, or measured on one thread and then stored.
 
         `path`: file of the stored values.
@@ -138,7 +142,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Line:
+class TableRow:
     """A row of a table, and how its value for each seed is computed.
 
     Attributes:
@@ -158,15 +162,17 @@ class Line:
     cells: Mapping[str, str]
     job: Job | None = None
     figure: str = ""
-    combines: Sequence[tuple[float, "Line"]] = ()
-    chooses: Sequence["Line"] = ()
+    combines: Sequence[tuple[float, "TableRow"]] = ()
+    chooses: Sequence["TableRow"] = ()
     chosen_by: str = ""
     paper: Printed | None = None
     panels: tuple[str, ...] = ("",)
     series: str = ""
     at: float | None = None
 
-    def compute_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
+    def compute_values(
+        self, measured: Mapping[tuple[str, int], MeasuredValues]
+    ) -> dict[int, float]:
         """Return the row's values by seed.
 
         `measured`: values that the jobs measured, by label and seed.
@@ -180,27 +186,34 @@ class Line:
             }
         if self.chooses:
             return self._choose_values(measured)
-        parts = [(weight, line.compute_values(measured)) for weight, line in self.combines]
-        seeds = set.intersection(*(set(values) for _, values in parts))
+        terms = [
+            (weight, table_row.compute_values(measured)) for weight, table_row in self.combines
+        ]
+        common_seeds = set.intersection(*(set(values) for _, values in terms))
         return {
-            seed: sum(weight * values[seed] for weight, values in parts) for seed in sorted(seeds)
+            seed: sum(weight * values[seed] for weight, values in terms)
+            for seed in sorted(common_seeds)
         }
 
-    def _choose_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
+    def _choose_values(
+        self, measured: Mapping[tuple[str, int], MeasuredValues]
+    ) -> dict[int, float]:
         """Return by seed the value of the candidate that is best on held-out rows.
 
         `measured`: values that the jobs measured, by label and seed.
         """
-        values = [line.compute_values(measured) for line in self.chooses]
+        # Of each candidate: its values, and its values on held-out rows, by seed.
+        values = [table_row.compute_values(measured) for table_row in self.chooses]
         held_out_values = [
-            replace(line, figure=self.chosen_by).compute_values(measured) for line in self.chooses
+            replace(table_row, figure=self.chosen_by).compute_values(measured)
+            for table_row in self.chooses
         ]
         candidates = range(len(values))
-        chosen = {}
+        value_by_seed = {}
         for seed in sorted(set.intersection(*map(set, values))):
             best = max(candidates, key=lambda candidate: held_out_values[candidate][seed])
-            chosen[seed] = values[best][seed]
-        return chosen
+            value_by_seed[seed] = values[best][seed]
+        return value_by_seed
 
     @property
     def is_difference(self) -> bool:
@@ -208,7 +221,7 @@ class Line:
         return any(weight < 0 for weight, _ in self.combines)
 
 
-def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
+def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> MeasuredValues:
     """Return a run's accuracies in per cent, by mode of inference.
 
     The run is simulated without messages between parties where its method allows that. `config`:
@@ -216,30 +229,31 @@ def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
     """
     run_settings = {"seed": seed, "party_seeds": "shared_for_comparison"}
     run_config = Config.model_validate({**config, **run_settings})
-    accuracy_by_way = (
+    accuracy_by_inference = (
         run(run_config, None).accuracy
         if describe_obstacles(run_config)
         else simulate_run(run_config)
     )
-    return {way: 100 * accuracy for way, accuracy in accuracy_by_way.items()}
+    return {inference: 100 * accuracy for inference, accuracy in accuracy_by_inference.items()}
 
 
 @dataclass(frozen=True)
-class Size:
-    """The extent to which a table is measured: its default part, or all of it.
+class TableExtent:
+    """The rows of a table that are measured, by default or in full, and the number of seeds.
 
     Attributes:
-        lines: rows of the table.
+        rows: rows of the table.
         seeds: number of seeds with which every job is measured.
     """
 
-    lines: Sequence[Line]
+    rows: Sequence[TableRow]
     seeds: int
 
     @property
     def jobs(self) -> list[Job]:
         """Return the jobs of all rows, each once."""
-        return list(dict.fromkeys(line.job for line in self.lines if line.job is not None))
+        jobs = [table_row.job for table_row in self.rows if table_row.job is not None]
+        return list(dict.fromkeys(jobs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,9 +266,9 @@ class PaperTable:
         reading: how the table is measured here, and how that differs from the paper.
         leaves_out: what the default part lacks of the full table; empty: nothing.
         hours: approximate time of the full table on two cores.
-        size: function that returns rows and number of seeds; its argument is True for the full
-            table, False for the default part.
-        axis: title of the axis of `Line.at`; empty: the picture has a dot for each row.
+        size: function that returns the rows to measure and the number of seeds; its argument is
+            True for the full table, False for the default part.
+        axis: title of the axis of `TableRow.at`; empty: the picture has a dot for each row.
         ticks: labels by position on that axis; elsewhere the number is the label.
         form: format specification of a value.
         shared: correlation of two seeds' values
@@ -268,7 +282,7 @@ class PaperTable:
     reading: str
     leaves_out: str
     hours: float
-    size: Callable[[bool], Size]
+    size: Callable[[bool], TableExtent]
     axis: str = ""
     ticks: Mapping[float, str] = field(default_factory=dict)
     form: str = ".2f"
@@ -294,39 +308,47 @@ def declare_study(
 
     Raises ConfigError: the catalogue lacks a data set.
     """
-    size = table.size(full)
+    extent = table.size(full)
     name = f"{table.name}-full" if full else table.name
     command = f"secure-apfed study table {table.name}{' --full' if full else ''}"
     unit = f": {table.unit}" if table.unit else ""
 
     def compare(measured: Measurements) -> list[Part]:
-        """Return the table, its picture and notes on what is done and left out."""
-        rows = [_make_row(line, measured.values, table) for line in size.lines]
+        """Return the one part of the page: table, picture, and notes on what is done and
+        left out.
+        """
+        rows = [_make_row(table_row, measured.values, table) for table_row in extent.rows]
         picture = _draw_table(folder / f"{name}.png", table, rows)
-        done = f"{len(measured.values)} of {size.seeds * len(size.jobs)} jobs are done."
+        all_jobs = extent.seeds * len(extent.jobs)
+        done = f"{len(measured.values)} of {all_jobs} jobs are done."
         notes = [f"{table.source}. {command}{unit}. {table.reading}", done]
         if table.leaves_out and not full:
             notes.append(f"Left out, and run by --full: {table.leaves_out}.")
-        lines = make_table(table, rows)
-        return [Part(name=name, table=lines, pictures=[picture], notes=notes)]
+        return [Part(name=name, table=make_table(table, rows), pictures=[picture], notes=notes)]
 
     return Study(
         title=table.title,
         reading="",
         folder=folder,
-        measure=partial(_measure_jobs, size, folder / "jobs", minutes=minutes, clock=clock),
+        measure=partial(_measure_jobs, extent, folder / "jobs", minutes=minutes, clock=clock),
         compare=compare,
         unit="jobs",
     )
 
 
 def _measure_jobs(
-    size: Size, folder: Path, *, minutes: float | None, clock: Clock, jobs: int, on_done: OnDone
+    extent: TableExtent,
+    folder: Path,
+    *,
+    minutes: float | None,
+    clock: Clock,
+    jobs: int,
+    on_done: OnDone,
 ) -> Measurements:
     """Measure every job of a table for every seed; return all values and failures.
 
     Args:
-        size: rows whose jobs are measured, and the number of seeds.
+        extent: rows whose jobs are measured, and the number of seeds.
         folder: folder with one file for each job and seed; what is stored is only read.
         minutes: minutes after which no further measurement begins; None: no limit.
         clock: function that returns the time in seconds.
@@ -335,21 +357,22 @@ def _measure_jobs(
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     deadline = math.inf if minutes is None else clock() + 60 * minutes
-    all_jobs = {(job.label, seed): job for seed in range(size.seeds) for job in size.jobs}
+    all_jobs = {(job.label, seed): job for seed in range(extent.seeds) for job in extent.jobs}
     files = {(label, seed): folder / f"{label}-seed{seed}.json" for label, seed in all_jobs}
 
-    def list_tasks() -> Iterator[tuple[str, Callable[[], Figures | Failure]]]:
-        """Yield a name and a call for each measurement that is stored or begins in time."""
+    def list_tasks() -> Iterator[tuple[str, Callable[[], MeasuredValues | Failure]]]:
+        """Yield a name and a function for each measurement that is stored or begins in time."""
         for (label, seed), path in files.items():
             if path.is_file() or clock() < deadline:
                 measure = partial(all_jobs[label, seed].load_or_measure, seed, path)
                 yield path.stem, partial(catch_failure, path.stem, measure)
 
     results = run_tasks(list_tasks(), len(all_jobs), jobs=jobs, on_done=on_done)
-    figures = {key: results[path.stem] for key, path in files.items() if path.stem in results}
+    # Measurements that did not begin in time have no result.
+    result_by_key = {key: results[path.stem] for key, path in files.items() if path.stem in results}
     return Found(
-        {key: result for key, result in figures.items() if not isinstance(result, Failure)},
-        [result for result in figures.values() if isinstance(result, Failure)],
+        {key: result for key, result in result_by_key.items() if not isinstance(result, Failure)},
+        [result for result in result_by_key.values() if isinstance(result, Failure)],
     )
 
 
@@ -362,19 +385,21 @@ def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
     form = table.form
 
     def format_mean(mean_and_sd: tuple[float, float | None]) -> str:
+        """Return a mean, with its standard deviation if it has one."""
         mean, sd = mean_and_sd
         return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:{form}}"
 
     def format_range(ends: tuple[float, float]) -> str:
+        """Return the ends of an interval."""
         low, high = ends
         return f"{low:{form}} to {high:{form}}"
 
-    cells = [Column(name=name, title=name) for name in (rows[0]["line"].cells if rows else ())]
+    cells = [Column(name=name, title=name) for name in (rows[0]["table_row"].cells if rows else ())]
     # Columns of numbers for programs; people see the formatted ones below.
-    plain = make_hidden_columns(
+    exported = make_hidden_columns(
         "seeds", "mean", "sd", "low", "high", "paper", "paper_sd", "difference", "in_sd"
     )
-    measured = (
+    shown = (
         make_visible_column("here", "here", format_mean),
         make_visible_column("limits", "95 % interval", format_range),
         make_visible_column("seeds", "seeds", lambda count: str(count or "")),
@@ -382,18 +407,21 @@ def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
         make_visible_column("difference", "difference", make_form(f"+{form}")),
         make_visible_column("in_sd", "in combined sd", make_form("+.1f")),
     )
-    return Table((*cells, *plain, *measured), rows, table.title)
+    return Table((*cells, *exported, *shown), rows, table.title)
 
 
-def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: PaperTable) -> Row:
+def _make_row(
+    table_row: TableRow, measured: Mapping[tuple[str, int], MeasuredValues], table: PaperTable
+) -> Row:
     """Return one row with its values by column; None: not measured, or by too few seeds.
 
-    `measured`: values of the jobs by label and seed. Columns: `sd` is over the seeds, `difference`
-    is ours minus the paper's, `in_sd` is the difference divided by the combined standard deviation
-    sqrt(ours^2 + paper's^2), `limits` are `low` and `high` clipped to the unit's possible values.
+    `measured`: values of the jobs by label and seed. In the columns, `sd` is the standard deviation
+    over the seeds, and `difference` is ours minus the paper's. `in_sd` is the difference divided by
+    the combined standard deviation sqrt(ours^2 + paper's^2). `limits` are `low` and `high` clipped
+    to the unit's possible values.
     """
-    values_by_seed = line.compute_values(measured)
-    paper = line.paper
+    values_by_seed = table_row.compute_values(measured)
+    paper = table_row.paper
     values = list(values_by_seed.values())
     interval = Interval.from_values(values, shared=table.shared) if values else None
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -408,19 +436,19 @@ def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: Pa
     if interval is not None and sd is not None:
         low = interval.low
         high = interval.high
-        limits = _clip_limits((low, high), table, is_difference=line.is_difference)
+        limits = _clip_limits((low, high), table, is_difference=table_row.is_difference)
     return {
-        **line.cells,
-        "line": line,
+        **table_row.cells,
+        "table_row": table_row,
         "values": values_by_seed,
         "interval": interval,
         "seeds": len(values),
-        "mean": interval and interval.mean,
+        "mean": None if interval is None else interval.mean,
         "sd": sd,
         "low": low,
         "high": high,
-        "paper": paper and paper.mean,
-        "paper_sd": paper and paper.sd,
+        "paper": None if paper is None else paper.mean,
+        "paper_sd": None if paper is None else paper.sd,
         "difference": difference,
         "in_sd": in_sd,
         "limits": limits,
@@ -430,33 +458,37 @@ def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: Pa
 
 
 def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
-    """Draw a table's picture: panels of curves if it has an axis, else of a dot for each row.
+    """Draw a table's picture and write it: panels of curves if it has an axis, else a dot for each
+    row.
 
     `path`: file that the picture is written to. `rows`: rows that `_make_row` makes; those without
-    a series are not drawn.
+    a series (name of a curve) are not drawn.
     """
-    drawn_rows = [row for row in rows if row["line"].series]
-    titles = dict.fromkeys(title for row in drawn_rows for title in row["line"].panels)
-    panels = {title: [row for row in drawn_rows if title in row["line"].panels] for title in titles}
-    down = math.ceil(len(panels) / _PANELS_ACROSS)
+    drawn_rows = [row for row in rows if row["table_row"].series]
+    titles = dict.fromkeys(title for row in drawn_rows for title in row["table_row"].panels)
+    panels = {
+        title: [row for row in drawn_rows if title in row["table_row"].panels] for title in titles
+    }
+    down = math.ceil(len(panels) / _PANELS_ACROSS)  # number of panels from top to bottom
     across = math.ceil(len(panels) / down)
-    most_lines = max(map(len, panels.values()))
-    panel_height = 3.4 if table.axis else 1.0 + 0.27 * most_lines  # inches
+    most_rows = max(map(len, panels.values()))
+    panel_height = 3.4 if table.axis else 1.0 + 0.27 * most_rows  # inches
     # Curves of one unit share their vertical axis, so that panels can be compared.
     share_axis = bool(table.axis and table.unit)
     with open_figure(path, (max(6.5, 4.6 * across), 0.7 + panel_height * down)) as figure:
         grid = figure.subplots(down, across, squeeze=False, sharey=share_axis)
         for axes in grid.flat[len(panels) :]:
             axes.remove()
-        for axes, (panel, lines) in zip(grid.flat, panels.items(), strict=False):
-            axes.set_title(panel)
+        for axes, (title, panel_rows) in zip(grid.flat, panels.items(), strict=False):
+            axes.set_title(title)
             if table.axis:
-                _draw_curves(axes, lines, table)
+                _draw_curves(axes, panel_rows, table)
             else:
-                _draw_dots(axes, lines, table)
+                _draw_dots(axes, panel_rows, table)
                 axes.set_xlabel(table.unit)
             if share_axis:
                 axes.label_outer()
+        # Each label stands in the legend once.
         handles = {
             label: handle
             for axes in figure.axes
@@ -489,36 +521,36 @@ def _clip_limits(
     return max(low, lowest), min(high, highest)
 
 
-def _draw_dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
+def _draw_dots(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
     """Draw a dot for each row, the first on top, and the paper's value a little below it.
 
-    `lines`: rows of one panel, made by `_make_row`.
+    `rows`: rows of one panel, made by `_make_row`.
     """
     look_here: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
     look_paper: dict[str, Any] = {"fmt": "D", "color": OTHER, "label": "paper, standard deviation"}
-    for height, row in enumerate(lines):
+    for height, row in enumerate(rows):
         for interval, offset, look in (
             # Offsets are in rows: ours above the middle of the row, the paper's below.
             (row["interval"], 0.12, look_here),
             (_make_paper_interval(row), -0.18, {**look_paper, "markerfacecolor": "white"}),
         ):
             if interval is not None:
-                arms = interval.compute_error_bars(maximum=_largest_value(table))
-                axes.errorbar(interval.mean, offset - height, xerr=arms, capsize=2.5, **look)
-    name_rows(axes, [row["line"].series for row in lines])
-    axes.set_ylim(-len(lines) + 0.4, 0.6)
+                bars = interval.compute_error_bars(maximum=_largest_value(table))
+                axes.errorbar(interval.mean, offset - height, xerr=bars, capsize=2.5, **look)
+    name_rows(axes, [row["table_row"].series for row in rows])
+    axes.set_ylim(-len(rows) + 0.4, 0.6)
 
 
-def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
+def _draw_curves(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
     """Draw a curve for each series, and the paper's values hollow and in its colour.
 
-    `lines`: rows of one panel, made by `_make_row`. Ticks stand at the rows' positions. If all
+    `rows`: rows of one panel, made by `_make_row`. Ticks stand at the rows' positions. If all
     means are at least 0, the axis ends just below 0, also where an interval reaches further.
     """
     series: dict[str, list[Row]] = {}
-    for row in lines:
-        series.setdefault(row["line"].series, []).append(row)
-    ticks = sorted({row["line"].at for row in lines})
+    for row in rows:
+        series.setdefault(row["table_row"].series, []).append(row)
+    ticks = sorted({row["table_row"].at for row in rows})
     # Curves are shifted to both sides of the tick; an axis with one tick has length 1.
     step = _CURVE_SHIFT * (ticks[-1] - ticks[0] or 1.0)
     for index, (name, rows) in enumerate(series.items()):
@@ -531,7 +563,7 @@ def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
             ([_make_paper_interval(row) for row in rows], look_paper),
         ):
             points = [
-                (row["line"].at + shift, interval)
+                (row["table_row"].at + shift, interval)
                 for row, interval in zip(rows, intervals, strict=True)
                 if interval is not None
             ]
@@ -549,7 +581,7 @@ def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
                 )
     axes.set(xlabel=table.axis, ylabel=table.unit)
     axes.set_xticks(ticks, [table.ticks.get(tick, f"{tick:g}") for tick in ticks])
-    means = [row["interval"].mean for row in lines if row["interval"] is not None]
+    means = [row["interval"].mean for row in rows if row["interval"] is not None]
     low, high = axes.get_ylim()
     if low < 0 <= min(means, default=-1.0):
         axes.set_ylim(bottom=-_MARGIN_BELOW_ZERO * high)
