@@ -164,7 +164,7 @@ def _short_runs(request: pytest.FixtureRequest) -> Iterator[Mapping[str, object]
     from secure_apfed.solo import BASELINES
 
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
-    short: dict[str, object] = {"apfed_experiments.solo.every_baseline": lambda: few}
+    short: dict[str, object] = {"apfed_experiments.solo.list_candidates": lambda: few}
     if not _below(request, *STARTS_OTHERS):
         taught: tuple[object, ...] = (_FEW_TREES, tuple(few.values()))
         short |= {"secure_apfed.solo.BASELINES": few, "secure_apfed.solo.COMBINATIONS": {}}

@@ -71,11 +71,11 @@ from secure_apfed.solo import (
     MAX_APART,
     Baseline,
     SoloTask,
-    every_baseline,
-    likelihood_of,
+    compute_mean_log_likelihood,
+    compute_validation,
+    list_candidates,
     measure_collapse,
     score_out_of_fold,
-    validation_of,
 )
 from secure_apfed.solo.interface import (
     MAX_ROWS,
@@ -616,7 +616,7 @@ def _compare_run_classifiers(
     if is_sampled(table.features) and len(rows) > MAX_ROWS:
         rows = _sample_unlabelled_rows(rows, sampled, config.seed)
     task = SoloTask.from_run(config, replace(data, labelled=sampled), rows)
-    baselines = dict(every_baseline())
+    baselines = dict(list_candidates())
     if config.model.is_own:
         # The run that trained this network imported it into this process.
         _, code_by_party = split_code(config, data.table.name, ())
@@ -874,10 +874,10 @@ def compare_baselines(
                 BaselineResult(
                     name=name,
                     title=baseline.title,
-                    validation=validation_of(held_out, task.measure),
+                    validation=compute_validation(held_out, task.measure),
                     test=task.measure.compute_value(scored),
                     ranked=ranked,
-                    likelihood=None if held_out is None else likelihood_of(held_out),
+                    likelihood=None if held_out is None else compute_mean_log_likelihood(held_out),
                     apart=measure_collapse(predictor, task),
                 )
             )

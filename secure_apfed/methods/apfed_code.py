@@ -53,7 +53,7 @@ from secure_apfed.networks.rank import compute_number_limit, count_columns
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import FOLDS, LocalModel, SoloTask, rank_of
+from secure_apfed.solo import FOLDS, LocalModel, SoloTask, rank_scores
 from secure_apfed.solo.interface import cache_fits, split_folds
 
 ASK = 0
@@ -160,7 +160,7 @@ class CodeStudent(Student):
                 teachers[source] = task, teacher
             best_source = max(
                 scores_by_source,
-                key=lambda source: rank_of(scores_by_source[source], self._measure),
+                key=lambda source: rank_scores(scores_by_source[source], self._measure),
             )
             if is_surely_better(scores_by_source[best_source], local):
                 self.helped = best_source

@@ -57,7 +57,7 @@ from secure_apfed.solo import (
     pick_models,
     surely_better,
 )
-from secure_apfed.solo.fitted import FittedModel, View, average_of, modules_in
+from secure_apfed.solo.fitted import FittedModel, View, average_models, rebuild_modules
 from secure_apfed.solo.interface import FloatArray, cache_fits, sample_rows
 
 Combine: TypeAlias = Literal["mean", "mean_of_three", "best"]
@@ -88,7 +88,7 @@ class LocalModels:
     left_out: tuple[str, ...] = ()
     reads_help: bool = True
 
-    def score_rows_of(self, table: PartyTable) -> Callable[[Tensor], Tensor]:
+    def make_scorer(self, table: PartyTable) -> Callable[[Tensor], Tensor]:
         """Return a function from row numbers of this table, (B,), to log-probabilities (B, K)."""
 
         @torch.no_grad()
@@ -285,7 +285,7 @@ class LocalEnding:
         `labels_N`: the labels of all N rows of the table.
         """
         assert self.fitted is not None
-        return score_model(self.fitted.score_rows_of(self._party.data.table), rows, labels_N.cpu())
+        return score_model(self.fitted.make_scorer(self._party.data.table), rows, labels_N.cpu())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the fitted models' state; empty before they are fitted."""
@@ -353,7 +353,7 @@ def fit_local_models(
         local = _list_candidates(encoder, task, ["x"] if needs_local else [])
         used, left_out, reads_help = _pick_helped_or_alone(helped, local, maximum=max_models)
         fitted = [(candidate.view, candidate.build_network()) for candidate in used]
-    average = average_of(fitted)
+    average = average_models(fitted)
     if all(candidate.input == "x" for candidate in used):
         networks = wrap_as_networks(average)  # no model reads h, so no encoder is stored
     else:
@@ -448,7 +448,7 @@ def wrap_as_networks(model: nn.Module) -> ActiveNetworks:
     """
     encoder: nn.Module = model
     if isinstance(model, FittedModel):
-        head: nn.Module = model.plain_head()
+        head: nn.Module = model.make_identity_head()
     else:
         encoder, head = model.cpu().children()
     return ActiveNetworks(encoder, head).requires_grad_(False).eval()
@@ -462,7 +462,7 @@ def restore_networks(state: Mapping[str, Tensor], template: ActiveNetworks) -> A
     """
     first_tensor = next(iter(state.values()))
     networks = copy.deepcopy(template).cpu().to(first_tensor.dtype)
-    encoder, head = modules_in(state, lambda _: (networks.encoder, networks.head))
+    encoder, head = rebuild_modules(state, lambda _: (networks.encoder, networks.head))
     restored = ActiveNetworks(encoder, head)
     restored.load_state_dict(state)
     return restored.requires_grad_(False).eval()

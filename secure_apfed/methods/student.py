@@ -59,8 +59,8 @@ from secure_apfed.solo import (
     LocalModel,
     SoloTask,
     choose_baseline,
+    choose_class_measure,
     find_baseline,
-    measure_of_classes,
     score_out_of_fold,
 )
 from secure_apfed.solo.fitted import (
@@ -69,7 +69,7 @@ from secure_apfed.solo.fitted import (
     blend_models,
     convert_forest,
     join_scores_to_row,
-    scores_of_network,
+    make_score_reader,
 )
 from secure_apfed.solo.forests import grow_regressing_trees
 from secure_apfed.solo.interface import cache_fits, split_folds
@@ -206,7 +206,7 @@ class Student:
         self.classes = count_classes(party)
         self._model = config.model
         self._train = config.train
-        self._measure = measure_of_classes(config)
+        self._measure = choose_class_measure(config)
         self._shape = features_N.shape[1:]
         self.features_UF: Floats = features_N[rows_U].flatten(1).double().numpy()
         self.labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
@@ -311,7 +311,7 @@ class Student:
             )
         # Ridge regression on random features predicts probabilities; other networks give logits.
         are_shares = isinstance(student.encoder, RandomFeatures)
-        view, scores = scores_of_network(features, self.classes, are_shares=are_shares)
+        view, scores = make_score_reader(features, self.classes, are_shares=are_shares)
         head = blend_models(view, scores, local).as_head()
         networks = ActiveNetworks(join_scores_to_row(student.encoder, student.head), head)
         return networks.requires_grad_(False).eval()

@@ -43,7 +43,7 @@ from secure_apfed.runs.folder import RunFolder
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.plugins import CODE_NAME, reading_settings
 from secure_apfed.settings.training import ModelSettings
-from secure_apfed.solo.fitted import FittedModel, modules_in
+from secure_apfed.solo.fitted import FittedModel, rebuild_modules
 
 
 class _NetworkCard(BaseModel):
@@ -284,7 +284,7 @@ def _build_network(
         with device:
             return encoder, family.make_head(size, outputs, parts.model)
 
-    encoder, head = modules_in(tensors, build_parts)
+    encoder, head = rebuild_modules(tensors, build_parts)
     if isinstance(encoder, FittedModel):
         encoder.require_shape(math.prod(shape), outputs)
     elif isinstance(head, nn.Sequential) and isinstance(head[0], FittedModel):

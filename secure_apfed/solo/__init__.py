@@ -37,16 +37,16 @@ from secure_apfed.solo.classical import (
     Spreading,
     SpreadingStudent,
 )
-from secure_apfed.solo.fitted import FittedModel, View, average_of
+from secure_apfed.solo.fitted import FittedModel, View, average_models
 from secure_apfed.solo.interface import (
     Baseline,
     FloatArray,
     Predictor,
     SoloTask,
     cache_fits,
-    fit_name,
+    choose_class_measure,
     fit_once,
-    measure_of_classes,
+    name_fit,
     score_once,
     split_folds,
 )
@@ -64,21 +64,21 @@ __all__ = [
     "Predictor",
     "SoloTask",
     "average_held_out",
+    "average_predictors",
     "choose_baseline",
+    "choose_class_measure",
+    "compute_mean_log_likelihood",
+    "compute_validation",
     "convert_predictor",
-    "every_baseline",
     "find_baseline",
     "has_collapsed",
-    "likelihood_of",
+    "list_candidates",
     "list_local_models",
-    "mean_of",
     "measure_collapse",
-    "measure_of_classes",
     "pick_models",
-    "rank_of",
+    "rank_scores",
     "score_out_of_fold",
     "surely_better",
-    "validation_of",
 ]
 
 FOLDS = 3
@@ -101,10 +101,12 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType({baseline.name: baseline fo
 TEACHERS = tuple(baseline for name, baseline in BASELINES.items() if name != "network")
 """Baselines that may read others' numbers beside own features: all but the run's own network."""
 _RESAMPLES = 200
+"""Bootstrap resamples of a comparison."""
 MAX_APART = 0.4
-"""Total variation between the classes that a model predicts and those of the labels, at most."""
+"""A model has collapsed if its predicted class shares differ from the labels' by more than this, in
+total variation."""
 _MIN_UNLABELLED = 30
-"""Rows needed to detect a collapse."""
+"""Smallest number of unlabelled rows by which a collapse is measured."""
 _MIN_LIKELY = 1e-6
 """Smallest probability in a log-likelihood, so that one row predicted with certainty and wrongly
 decides no tie."""
@@ -116,12 +118,12 @@ def list_local_models() -> tuple[Baseline, ...]:
 
 
 def measure_collapse(predictor: Predictor, task: SoloTask) -> float:
-    """Return how far the predicted classes are from the labels' classes, 0 to 1.
+    """Return how far the predicted class shares are from the labels' class shares, 0 to 1.
 
-    It is the total variation distance between the class shares predicted on rows without a label
-    and those of the labels; 0 if fewer than 30 rows have no label.
+    The measure is their total variation distance. Predictions are made for the rows without a
+    label; if these are fewer than 30, the result is 0.
 
-    `predictor`: a fitted model.
+    `predictor`: a fitted model. `task`: the rows, and the labels of some of them.
     """
     unlabelled = np.setdiff1d(np.arange(len(task.features)), task.labelled)
     if len(unlabelled) < _MIN_UNLABELLED:
@@ -132,24 +134,24 @@ def measure_collapse(predictor: Predictor, task: SoloTask) -> float:
     return float(np.abs(predicted_K - labels_K).sum() / 2)
 
 
-def every_baseline() -> dict[str, Baseline]:
+def list_candidates() -> dict[str, Baseline]:
     """Return the single models and their combinations, by name."""
     return {**BASELINES, **COMBINATIONS}
 
 
 def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
-    """Return whether a baseline fitted to this task has collapsed: predicts classes in other shares
-    than the labels have (by more than `MAX_APART`).
+    """Return whether a baseline fitted to this task has collapsed.
 
-    The result is cached where a store of fits is in use. Raises ModelError: the baseline
-    cannot be fitted to these rows.
+    It has if it predicts classes in other shares than the labels have, by more than `MAX_APART`.
+    The result is cached if a store of fits is in use. Raises ModelError: the baseline cannot be
+    fitted to these rows.
     """
 
     def compute_collapse() -> FloatArray:
-        """Return the distance in an array, as the store has scores."""
+        """Return the distance as an array, since the store takes arrays of scores."""
         return np.array([measure_collapse(fit_once(baseline, task), task)])
 
-    name = f"apart-{fit_name(baseline, task)}"
+    name = f"apart-{name_fit(baseline, task)}"
     (collapse,) = score_once(name, task, compute_collapse, of_run=baseline.of_run)
     return bool(collapse > MAX_APART)
 
@@ -163,7 +165,10 @@ class LocalModel:
 
     @classmethod
     def choose_best(cls, task: SoloTask, *, candidates: Iterable[Baseline] | None = None) -> Self:
-        """Return a task's best model by held-out labels; see `choose_baseline`."""
+        """Return the task's best model by held-out labels; see `choose_baseline`.
+
+        `candidates`: the baselines to choose from; None: all single models and combinations.
+        """
         return cls(baseline=choose_baseline(task, candidates=candidates), task=task.with_few_rows)
 
     @property
@@ -171,17 +176,17 @@ class LocalModel:
         return self.baseline.name
 
     def fit(self) -> Predictor:
-        """Return the fitted baseline; within `cache_fits` it is fitted once."""
+        """Fit the baseline, and return it; within `cache_fits` it is fitted once."""
         return fit_once(self.baseline, self.task)
 
     def build_network(self) -> nn.Module:
-        """Return the fitted baseline as a network with parameters of its own."""
-        make_model = self.fit().kept
+        """Fit the baseline, and return it as a network, which can be stored."""
+        make_model = self.fit().make_network
         assert make_model is not None  # every baseline has a model
         return copy.deepcopy(make_model())
 
     def has_collapsed(self) -> bool:
-        """Return whether it predicts classes in other shares than the labels have."""
+        """Return whether it predicts classes in very different shares than the labels have."""
         return has_collapsed(self.baseline, self.task)
 
     def score_held_out(self) -> Scored | None:
@@ -189,11 +194,12 @@ class LocalModel:
         return score_out_of_fold(self.baseline, self.task)
 
     def compute_rank(self) -> tuple[float, float]:
-        """Return the task's measure and the mean log-likelihood of held-out labels, as a key to
-        sort by: higher is better.
+        """Return a key by which models are sorted; higher is better.
+
+        It is the task's measure on held-out labels, and for ties their mean log-likelihood.
         """
         scored = self.score_held_out()
-        return rank_of(scored, self.task.measure), likelihood_of(scored)
+        return rank_scores(scored, self.task.measure), compute_mean_log_likelihood(scored)
 
 
 ModelT = TypeVar("ModelT", bound=LocalModel)
@@ -202,12 +208,13 @@ ModelT = TypeVar("ModelT", bound=LocalModel)
 def pick_models(
     models: Iterable[ModelT], *, maximum: int | None = None
 ) -> tuple[list[ModelT], list[str]]:
-    """Return the models to use, and the names of the others with the reason.
+    """Return the models to use, and for each omitted one its name with the reason.
 
-    A collapsed model is not used, unless all have collapsed: then the labels' class shares are no
-    guide.
+    A collapsed model predicts classes in very different shares than the labels have. It is omitted,
+    unless all have collapsed: then the labels' class shares are no guide.
 
     Args:
+        models: the models to choose from; they are fitted.
         maximum: how many to use, the best by held-out labels, best first; None: all, in their
             order. Models ranked lower are neither fitted to all labels nor named.
 
@@ -236,8 +243,9 @@ def pick_models(
 
 
 def _rank_models(models: Iterable[ModelT], omitted: list[str]) -> list[ModelT]:
-    """Return the models that can be fitted, best first; append the names of the others, with the
-    reason, to `omitted`.
+    """Return the models that can be fitted, best first by held-out labels.
+
+    The names of the others are appended to `omitted`, with the reason.
     """
     ranks: dict[ModelT, tuple[float, float]] = {}
     for model in models:
@@ -249,12 +257,15 @@ def _rank_models(models: Iterable[ModelT], omitted: list[str]) -> list[ModelT]:
 
 
 def _describe_fit_failure(model: LocalModel) -> str:
-    """Return a model's name, and that it cannot be fitted."""
+    """Return a sentence that says that a model cannot be fitted."""
     return f"{model.name}: it cannot be fitted"
 
 
 def average_held_out(models: Iterable[LocalModel]) -> Scored | None:
-    """Return the mean held-out predictions of models of one task; None: no label is held out."""
+    """Return the mean of several models' held-out predictions; None: no label can be held out.
+
+    All models belong to one task, so that they hold out the same rows.
+    """
     predictions = [model.score_held_out() for model in models]
     scored = [held_out for held_out in predictions if held_out is not None]
     if not scored:
@@ -264,58 +275,63 @@ def average_held_out(models: Iterable[LocalModel]) -> Scored | None:
 
 
 class MeanOfModels(Baseline):
-    """The mean of the probabilities of local models, all of them or the best by validation.
+    """A baseline that averages the probabilities of local models, of all or of the best.
 
     Args:
-        maximum: how many models, the best by held-out labels; None: all.
+        name: the baseline's key.
+        title: the baseline's name for people.
+        maximum: how many models are averaged, the best by held-out labels; None: all.
     """
 
     def __init__(self, name: str, title: str, *, maximum: int | None = None) -> None:
-        """Set the name, and how many models are averaged; None: all."""
+        """Set the names, and how many models are averaged; None: all."""
         self.name = name
         self.title = title
         self.reads_measure = maximum is not None
-        self._most = maximum
+        self._maximum = maximum
 
     def pick_members(self, task: SoloTask) -> list[LocalModel]:
-        """Return the models to average: no collapsed ones, unless all have collapsed."""
+        """Return the models to average; collapsed ones are left out, unless all have collapsed."""
         models = [LocalModel(baseline=baseline, task=task) for baseline in list_local_models()]
-        return pick_models(models, maximum=self._most)[0]
+        picked, _ = pick_models(models, maximum=self._maximum)
+        return picked
 
     def fit(self, task: SoloTask) -> Predictor:
         """Fit all models of the average, and return the mean of their probabilities."""
         with cache_fits():
             predictors = [member.fit() for member in self.pick_members(task)]
-        return mean_of(predictors, features=task.features.shape[1])
+        return average_predictors(predictors, features=task.features.shape[1])
 
     def score_held_out(self, task: SoloTask) -> Scored | None:
         """Return the mean of the averaged models' held-out predictions."""
         return average_held_out(self.pick_members(task))
 
 
-def mean_of(predictors: Sequence[Predictor], *, features: int) -> Predictor:
+def average_predictors(predictors: Sequence[Predictor], *, features: int) -> Predictor:
     """Return a predictor of the mean of these models' probabilities.
 
-    `features`: F, columns of a row, which all of them read.
+    `features`: number of columns of a row; every model reads all of them.
     """
 
     def score_rows(rows_BF: FloatArray) -> FloatArray:
-        """Return mean probabilities (B, K)."""
-        probabilities = [probabilities_of(predictor.of_block(rows_BF)) for predictor in predictors]
+        """Return mean probabilities of K classes for B rows, (B, K)."""
+        probabilities = [
+            probabilities_of(predictor.score_block(rows_BF)) for predictor in predictors
+        ]
         return np.asarray(np.mean(probabilities, axis=0), dtype=np.float64)
 
     def build_network() -> FittedModel:
         """Return the mean as one model that can be stored."""
         view = View.for_whole_row(features)
-        return average_of([(view, convert_predictor(predictor)) for predictor in predictors])
+        return average_models([(view, convert_predictor(predictor)) for predictor in predictors])
 
     return Predictor(score_rows, build_network)
 
 
 def convert_predictor(predictor: Predictor) -> FittedModel:
-    """Return a local model as a fitted model, with tensors of its own."""
-    assert predictor.kept is not None  # every local model can be stored
-    model = predictor.kept()
+    """Return a local model as a network of tensors (`FittedModel`), which can be stored."""
+    assert predictor.make_network is not None  # every local model can be stored
+    model = predictor.make_network()
     assert isinstance(model, FittedModel)
     return model
 
@@ -338,17 +354,18 @@ def find_baseline(name: str) -> Baseline:
 def choose_baseline(task: SoloTask, *, candidates: Iterable[Baseline] | None = None) -> Baseline:
     """Return the baseline with the best measure on held-out labels.
 
-    Ties go to the one with the higher likelihood of these labels. One that cannot be fitted with
-    the run's settings is skipped, and so is one that has collapsed, unless all have.
+    Between equal ones, the higher likelihood of these labels decides. A baseline that cannot be
+    fitted is skipped. A collapsed one, which predicts classes in very different shares than the
+    labels have, is skipped, too, unless all have collapsed.
 
     `candidates`: the baselines to choose from; None: all single models and combinations.
 
-    Raises ModelError: none can be fitted.
+    Raises ModelError: no baseline can be fitted.
     """
     task = task.with_few_rows  # the labelled rows that cross-validation can afford
     ranked: dict[Baseline, tuple[float, float]] = {}
     with cache_fits():
-        for baseline in every_baseline().values() if candidates is None else candidates:
+        for baseline in list_candidates().values() if candidates is None else candidates:
             with suppress(ModelError):
                 ranked[baseline] = LocalModel(baseline=baseline, task=task).compute_rank()
         best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
@@ -360,8 +377,8 @@ def choose_baseline(task: SoloTask, *, candidates: Iterable[Baseline] | None = N
     return best_first[0]
 
 
-def likelihood_of(scored: Scored | None) -> float:
-    """Return the mean log probability of the true classes; -inf without rows."""
+def compute_mean_log_likelihood(scored: Scored | None) -> float:
+    """Return the mean log-probability of the true classes; -inf without scored rows."""
     if scored is None or not len(scored.truth):
         return -math.inf
     truth_n = scored.truth.astype(np.int64)
@@ -369,58 +386,58 @@ def likelihood_of(scored: Scored | None) -> float:
     return float(np.log(probability_n.clip(min=_MIN_LIKELY)).mean())
 
 
-def validation_of(scored: Scored | None, measure: Measure) -> float | None:
-    """Return the measure on held-out labels; None: there are none, or it is undefined."""
+def compute_validation(scored: Scored | None, measure: Measure) -> float | None:
+    """Return the measure of these held-out scores; None: there are none, or it is undefined."""
     value = math.nan if scored is None else measure.compute_value(scored)
     return None if math.isnan(value) else value
 
 
 def score_out_of_fold(baseline: Baseline, task: SoloTask) -> Scored | None:
-    """Return the scores of held-out labelled rows, each fold's by a model fitted without its
-    labels.
+    """Return the scores of labelled rows by models that were fitted without their labels.
 
-    There are three folds, fewer where a class has fewer labels, and one from 400 labels on; their
-    rows stay among the unlabelled ones. None if no label can be held out, since every class has
-    only one.
+    The labelled rows are split into three folds. There are fewer folds if a class has fewer labels,
+    and only one fold is scored from 400 labels on. A held-out row stays among the unlabelled ones.
+    None: no label can be held out, since every class has only one.
     """
     task = task.with_few_rows
     if isinstance(baseline, MeanOfModels):
         return baseline.score_held_out(task)
-    parts = split_folds(task.labels, FOLDS, task.seed)
-    if not parts:
+    folds = split_folds(task.labels, FOLDS, task.seed)
+    if not folds:
         return None
 
-    def out_of_fold() -> FloatArray:
+    def compute_scores() -> FloatArray:
         """Return the scores of the held-out rows, one fold after the other."""
-        tasks = [task.drop_labels(part) for part in parts]
-        # With the whole task, which is fitted next: a baseline that trains all tasks in parallel
-        # then hardly takes longer. Others fit a task when it is read, and the last is not read.
-        fitted = baseline.fit_together([*tasks, task])
+        tasks = [task.drop_labels(fold) for fold in folds]
+        # The whole task is usually fitted next. A baseline that trains tasks in parallel fits it
+        # along with the folds in hardly more time. Other baselines fit a task only when its
+        # predictor is read, and the last one is not read here.
+        predictors = baseline.fit_together([*tasks, task])
         scores = [
-            predictor.compute_scores(task.labelled_rows[part])
-            for part, predictor in zip(parts, fitted, strict=False)
+            predictor.compute_scores(task.labelled_rows[fold])
+            for fold, predictor in zip(folds, predictors, strict=False)
         ]
         return np.concatenate(scores)
 
-    name = f"without-{len(parts)}-of-{FOLDS}-{baseline.name}"
-    scores_nK = score_once(name, task, out_of_fold, of_run=baseline.of_run)
-    truth_n = task.labels[np.concatenate(parts)]
+    name = f"without-{len(folds)}-of-{FOLDS}-{baseline.name}"
+    scores_nK = score_once(name, task, compute_scores, of_run=baseline.of_run)
+    truth_n = task.labels[np.concatenate(folds)]
     return Scored(truth=truth_n, scores=probabilities_of(scores_nK))
 
 
-def rank_of(scored: Scored | None, measure: Measure) -> float:
-    """Return a number that is higher for better predictions; -inf without predictions."""
+def rank_scores(scored: Scored | None, measure: Measure) -> float:
+    """Return the measure of these scores, turned so that higher is better; -inf without scores."""
     return measure.rank_value(None if scored is None else measure.compute_value(scored))
 
 
 def surely_better(
     first: Scored | None, second: Scored | None, measure: Measure, *, seed: int
 ) -> bool:
-    """Return whether `first` is better than `second` on the same rows by more than the standard
-    deviation of that gain.
+    """Return whether `first` is better than `second` by more than the deviation of the gain.
 
-    The deviation is over bootstrap resamples of the rows; resamples that do not define the measure
-    are skipped.
+    Both are scores of the same rows. The standard deviation of the gain in the measure is taken
+    over bootstrap resamples of the rows. Resamples on which the measure is undefined are skipped,
+    for example those with a single class. Without scores the result is False.
     """
     if first is None or second is None:
         return False
@@ -428,12 +445,11 @@ def surely_better(
     gains = []
     for _ in range(_RESAMPLES):
         rows_n = draw.integers(len(first.truth), size=len(first.truth))
-        pair = (
-            Scored(truth=scored.truth[rows_n], scores=scored.scores[rows_n])
-            for scored in (first, second)
-        )
-        first_rank, second_rank = (rank_of(scored, measure) for scored in pair)
+        first_resampled = Scored(truth=first.truth[rows_n], scores=first.scores[rows_n])
+        second_resampled = Scored(truth=second.truth[rows_n], scores=second.scores[rows_n])
+        first_rank = rank_scores(first_resampled, measure)
+        second_rank = rank_scores(second_resampled, measure)
         if math.isfinite(first_rank) and math.isfinite(second_rank):
             gains.append(first_rank - second_rank)
-    gain = rank_of(first, measure) - rank_of(second, measure)
+    gain = rank_scores(first, measure) - rank_scores(second, measure)
     return len(gains) > 1 and math.isfinite(gain) and gain > float(np.std(gains))

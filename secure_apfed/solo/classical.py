@@ -49,6 +49,7 @@ from secure_apfed.solo.interface import (
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Values tried of C, the inverse strength of the L2 penalty of a logistic regression."""
 _FOLDS = 3
+"""Folds by which the strength of a logistic regression is chosen."""
 _STEPS = 5_000
 """Iterations of the optimiser of a logistic regression at most."""
 _CONFIDENT = 0.9
@@ -56,19 +57,24 @@ _CONFIDENT = 0.9
 _MAX_STRENGTH = 1.0
 """Largest C of the regression in self-training, since a larger one is sure of all rows at once."""
 _TEACHING_ROUNDS = 10
+"""Largest number of rounds of self-training."""
 _MAX_LEAF_ROWS = 20
-"""Least rows of a leaf of a boosted tree: a quarter of a class, and no more than this number."""
+"""The largest value of a boosted tree's smallest leaf, which has a quarter of a class's rows."""
 _BOOSTING_ROUNDS = 60
 _MIN_BINS = 2
 _MAX_BINS = 255
-"""scikit-learn takes no fewer and no more."""
+"""scikit-learn takes no fewer and no more bins of a column."""
 _LEAVES = 8
+"""Largest number of leaves of a boosted tree."""
 _COSINES = 300
+"""Number of random cosine features."""
 _LAMBDAS = tuple(10.0**power for power in range(-3, 4))
-# Decompositions of one process: of whole rows and of three parts, for two tables.
+"""Penalties of ridge regression, of which one is chosen."""
 _MAX_DECOMPOSED = 8
+"""Decompositions that a process caches: of whole rows and of three folds, for two tables."""
 _MAX_DECOMPOSED_BYTES = 2**23
-# Label spreading: neighbours and alpha where nothing is chosen, then the values tried of each.
+"""Larger tables are not cached, since they are copied as the cache's key."""
+# Label spreading: neighbours and alpha by default, then the values of each that are tried.
 _NEIGHBOURS = 10
 _ALPHA = 0.2
 _NEIGHBOUR_COUNTS = (5, 10, 20)
@@ -84,18 +90,23 @@ def build_classifier(
 ) -> Predictor:
     """Return the predictor of a fitted scikit-learn classifier.
 
-    `scale`: the fitted scaler of its rows. `kind`: makes the same model as tensors, for storage.
-    `classes`: K.
+    Args:
+        scale: the fitted scaler of its rows.
+        model: the fitted classifier.
+        classes: number of classes, also of those that the classifier never saw.
+        kind: makes the same model as tensors, for storage.
     """
     return Predictor(
-        lambda x_BF: table_of(model, scale.transform(x_BF), classes), lambda: FittedModel(kind())
+        lambda x_BF: predict_all_classes(model, scale.transform(x_BF), classes),
+        lambda: FittedModel(kind()),
     )
 
 
 def build_regression(scale: Any, model: Any, classes: int) -> Predictor:
     """Return the predictor of a fitted logistic regression on standardised rows.
 
-    `scale`: the fitted scaler of its rows. `classes`: K.
+    `scale`: the fitted scaler of its rows. `model`: scikit-learn's fitted regression. `classes`:
+    number of classes, also of those that it never saw.
     """
 
     def build_layers() -> ModelKind:
@@ -107,18 +118,18 @@ def build_regression(scale: Any, model: Any, classes: int) -> Predictor:
     return build_classifier(scale, model, classes, build_layers)
 
 
-def table_of(model: Any, scaled_BF: FloatArray, classes: int) -> FloatArray:
-    """Return a scikit-learn classifier's probabilities (B, K), 0 for classes that it never saw.
+def predict_all_classes(model: Any, scaled_BF: FloatArray, classes: int) -> FloatArray:
+    """Return a scikit-learn classifier's probabilities of all K classes for B rows, (B, K).
 
-    `scaled_BF`: rows as it reads them.
+    Classes that it never saw get 0. `scaled_BF`: the rows, standardised as it reads them.
     """
     table_BK = np.zeros((len(scaled_BF), classes))
     table_BK[:, model.classes_] = model.predict_proba(scaled_BF)
     return table_BK
 
 
-def scale_of(task: SoloTask) -> Any:
-    """Return the scaler to mean 0 and variance 1 over all training rows."""
+def fit_scaler(task: SoloTask) -> Any:
+    """Return a scaler to mean 0 and variance 1, fitted to all training rows of the task."""
     from sklearn.preprocessing import StandardScaler
 
     return StandardScaler().fit(task.features)
@@ -131,8 +142,12 @@ def make_logistic_regression(strength: float) -> Any:
     return LogisticRegression(C=strength, max_iter=_STEPS)
 
 
-def best_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float:
-    """Return the C with the largest likelihood of held-out labels; 1 if none can be held out."""
+def choose_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float:
+    """Return the strength C of a logistic regression that validates best.
+
+    It gives held-out labels the largest likelihood. It is 1 if no label can be held out. `seed`:
+    random seed of the folds.
+    """
     rows = np.asarray(scaled_nF, np.float64)
     labels = np.asarray(labels_n, np.int64)
     return _choose_strength(rows.tobytes(), labels.tobytes(), seed)
@@ -140,24 +155,23 @@ def best_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float
 
 @lru_cache(maxsize=4)
 def _choose_strength(rows: bytes, labels: bytes, seed: int) -> float:
-    """Choose the strength of a regression; cached, since several baselines need the same.
+    """Choose the strength for `choose_strength`; cached, since several baselines need the same.
 
-    `rows`, `labels`: arrays as bytes, which can be a cache's key.
+    `rows`, `labels`: its arrays as bytes, which can be a cache's key.
     """
     labels_n = np.frombuffer(labels, dtype=np.int64)
     scaled_nF = np.frombuffer(rows, dtype=np.float64).reshape(len(labels_n), -1)
-    parts = split_folds(labels_n, _FOLDS, seed)
-    if not parts:
-        # No label can be held out: scikit-learn's default.
-        return 1.0
+    folds = split_folds(labels_n, _FOLDS, seed)
+    if not folds:
+        return 1.0  # scikit-learn's default
 
     def compute_likelihood(strength: float) -> float:
         """Return the summed log-likelihood of held-out labels at this strength."""
         total = 0.0
-        for part in parts:
+        for part in folds:
             fitted = np.setdiff1d(np.arange(len(labels_n)), part)
             model = make_logistic_regression(strength).fit(scaled_nF[fitted], labels_n[fitted])
-            table_BK = table_of(model, scaled_nF[part], int(labels_n.max()) + 1)
+            table_BK = predict_all_classes(model, scaled_nF[part], int(labels_n.max()) + 1)
             # A class that the fold's model lacks has probability 0, which has no logarithm.
             total += float(np.log(table_BK[np.arange(len(part)), labels_n[part]] + 1e-12).sum())
         return total
@@ -166,18 +180,16 @@ def _choose_strength(rows: bytes, labels: bytes, seed: int) -> float:
 
 
 class Logistic(Baseline):
-    """A logistic regression on the labelled rows, its strength chosen by cross-validation of
-    them.
-    """
+    """A logistic regression on the labelled rows, whose strength cross-validation chooses."""
 
     name = "logistic"
     title = "Logistic regression"
 
     def fit(self, task: SoloTask) -> Predictor:
         """Fit a logistic regression to the labelled rows."""
-        scale = scale_of(task)
+        scale = fit_scaler(task)
         scaled_nF = scale.transform(task.labelled_rows)
-        strength = best_strength(scaled_nF, task.labels, task.seed)
+        strength = choose_strength(scaled_nF, task.labels, task.seed)
         return build_regression(
             scale, make_logistic_regression(strength).fit(scaled_nF, task.labels), task.classes
         )
@@ -193,25 +205,25 @@ class SelfTraining(Baseline):
     title = "Self-training"
 
     def fit(self, task: SoloTask) -> Predictor:
-        """Fit a logistic regression that adds its own confident labels."""
+        """Fit a logistic regression by rounds, each of which adds its own confident labels."""
         from sklearn.semi_supervised import SelfTrainingClassifier
 
-        scale = scale_of(task)
+        scale = fit_scaler(task)
         scaled_NF = scale.transform(task.features)
-        strength = best_strength(scaled_NF[task.labelled], task.labels, task.seed)
+        strength = choose_strength(scaled_NF[task.labelled], task.labels, task.seed)
         model = make_logistic_regression(min(strength, _MAX_STRENGTH))
-        if len(task.labelled) == len(scaled_NF):
+        if len(task.labelled) == len(scaled_NF):  # no row is left to label
             return build_regression(
                 scale, model.fit(scaled_NF[task.labelled], task.labels), task.classes
             )
-        labels_N = np.full(len(scaled_NF), -1)
+        labels_N = np.full(len(scaled_NF), -1)  # scikit-learn's mark of an unlabelled row
         labels_N[task.labelled] = task.labels
         classifier = SelfTrainingClassifier(model, threshold=_CONFIDENT, max_iter=_TEACHING_ROUNDS)
         return build_regression(scale, classifier.fit(scaled_NF, labels_N).estimator_, task.classes)
 
 
 class ExtraTrees(Baseline):
-    """A forest of trees that are cut at random.
+    """A forest of extremely randomised trees, whose nodes are split at random thresholds.
 
     Source: P. Geurts, D. Ernst, L. Wehenkel, Machine Learning 63, 2006, as in scikit-learn.
     """
@@ -221,7 +233,7 @@ class ExtraTrees(Baseline):
 
     def fit(self, task: SoloTask) -> Predictor:
         """Fit extremely randomised trees to the labelled rows."""
-        scale = scale_of(task)
+        scale = fit_scaler(task)
         trees, seen = grow_classifying_trees(
             scale.transform(task.labelled_rows),
             task.labels,
@@ -230,16 +242,17 @@ class ExtraTrees(Baseline):
         )
 
         def build_trees() -> ModelKind:
-            """Return the forest as tensors of nodes; a tree's values are (V nodes, K classes)."""
+            """Return the forest as tensors of nodes; a tree with V nodes has values (V, K)."""
             values = [np.zeros((tree.node_count, task.classes)) for tree in trees]
             for values_VK, tree in zip(values, trees, strict=True):
                 values_VK[:, seen] = tree.value[:, 0]
             return convert_forest(trees, values, task.classes, scale)
 
         def score_rows(features_BF: FloatArray) -> FloatArray:
-            """Average the trees as the forest does, without its checks of the rows for each.
+            """Return the mean of the trees' class probabilities, (B, K).
 
-            S classes occur among the labels; the other ones of K get 0.
+            scikit-learn's forest computes the same, but checks the rows for each tree. S classes
+            occur among the labels; all other ones of the K classes get 0.
             """
             rows_BF = scale.transform(features_BF).astype(np.float32)
             sum_BS = np.zeros((len(rows_BF), len(seen)))
@@ -253,10 +266,10 @@ class ExtraTrees(Baseline):
 
 
 class GradientBoosting(Baseline):
-    """A boosting of trees whose leaves have at least n / (4 K) rows, up to 20: with few labels,
-    larger leaves would never be split.
+    """A gradient boosting of trees; held-out log-likelihood chooses the number of rounds.
 
-    It stops after the number of rounds with the best held-out log-likelihood.
+    With n labels and K classes, leaves have at least n / (4 K) rows, but at most 20 are required.
+    With few labels, trees of larger leaves would never be split.
     """
 
     name = "gradient_boosting"
@@ -264,7 +277,7 @@ class GradientBoosting(Baseline):
 
     def fit(self, task: SoloTask) -> Predictor:
         """Choose the number of rounds by held-out log-likelihood, then fit all labelled rows."""
-        scale = scale_of(task)
+        scale = fit_scaler(task)
         scaled_nF = scale.transform(task.labelled_rows)
         labels_n = task.labels
         # The held-out loss after each of R rounds, added over all folds.
@@ -274,12 +287,13 @@ class GradientBoosting(Baseline):
             model = self._fit_booster(task, scaled_nF[fitted], labels_n[fitted], _BOOSTING_ROUNDS)
             true_class = np.searchsorted(model.classes_, labels_n[part])
             every_row = np.arange(len(part))
-            # After each round, the log-likelihood of the held-out labels.
+            # `LEAST` keeps the logarithm of a probability of 0 finite.
             loss_R -= [
                 np.log(probabilities_BK[every_row, true_class] + LEAST).sum()
                 for probabilities_BK in model.staged_predict_proba(scaled_nF[part])
             ]
-        rounds = int(loss_R.argmin()) + 1 if loss_R.any() else _BOOSTING_ROUNDS
+        was_validated = loss_R.any()
+        rounds = int(loss_R.argmin()) + 1 if was_validated else _BOOSTING_ROUNDS
         model = self._fit_booster(task, scaled_nF, labels_n, rounds)
         return build_classifier(
             scale, model, task.classes, lambda: self._build_trees(model, scale, task)
@@ -290,9 +304,8 @@ class GradientBoosting(Baseline):
     ) -> Any:
         """Return trees boosted on these rows for a number of rounds.
 
-        The smallest leaf follows from the number of the task's labels.
-
-        `scaled_nF`: standardised rows, with `labels_n`.
+        `task`: its number of labels determines the size of leaves. `scaled_nF`: the standardised
+        rows. `labels_n`: their labels.
         """
         from sklearn.ensemble import HistGradientBoostingClassifier
 
@@ -311,10 +324,10 @@ class GradientBoosting(Baseline):
 
     @staticmethod
     def _build_trees(model: Any, scale: Any, task: SoloTask) -> ModelKind:
-        """Return a fitted model's trees as tensors; with two classes a round has one tree, for the
-        second.
+        """Return a fitted model's trees as tensors; a tree with V nodes has values (V, K).
 
-        `scale`: the fitted scaler of its rows. A tree's values are (V nodes, K classes).
+        With two classes scikit-learn grows one tree a round, for the second class. `model`: the
+        fitted boosting. `scale`: the fitted scaler of its rows.
         """
         seen = model.classes_
         trees = []
@@ -345,20 +358,25 @@ class GradientBoosting(Baseline):
 
 
 def fit_ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
-    """Return a ridge regression from the features of the task's `rows`, (R,), to `targets_RK`."""
+    """Return a ridge regression from the features of R of the task's rows to K targets each.
+
+    `rows`: indices of these rows. `targets_RK`: their targets.
+    """
     return fit_ridges(task, rows, [targets_RK])[0]
 
 
 def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) -> list[Predictor]:
-    """Return a ridge regression from the features of the task's `rows`, (R,), to each of the
-    targets, (R, K).
+    """Return one ridge regression for each array of targets, from features of the same rows.
 
-    All share one regularisation strength, chosen by the sum of their leave-one-out errors.
-    Inputs are C columns, features and random cosines of them; T columns are all targets together.
+    They share one penalty, chosen by the sum of their leave-one-out errors. Their inputs are the
+    features and random cosines of them, C columns together. Side by side, all targets are T
+    columns.
+
+    `rows`: indices of the R rows of the task to fit to. `targets`: arrays (R, K).
     """
     from sklearn.kernel_approximation import RBFSampler
 
-    scale = scale_of(task)
+    scale = fit_scaler(task)
     scaled_RF = scale.transform(task.features[rows])
     # Squared distances of standardised rows grow with the number of features.
     width = 1 / scaled_RF.shape[1]
@@ -380,22 +398,21 @@ def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) ->
 def fit_best_ridge(
     columns_RC: FloatArray, targets_RT: FloatArray, strengths: Sequence[float]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return weights (T, C) and biases (T,) of the ridge regression with the least leave-one-out
-    error.
+    """Return weights (T, C) and biases (T,) of ridge regression; its penalty is chosen here.
 
-    The error is over all targets. With more rows than columns it follows from the eigenvectors of
-    X^T X, on which rows are projected once (G. Golub, M. Heath, G. Wahba, Technometrics 21, 1979,
-    section 2): scikit-learn multiplies all rows by a matrix for each strength, and takes several
-    times as long.
+    The penalty has the least leave-one-out error over all targets. With more rows than columns this
+    error follows from the eigenvectors of X^T X, on which rows are projected once (G. Golub, M.
+    Heath, G. Wahba, Technometrics 21, 1979, section 2). scikit-learn multiplies all rows by a
+    matrix for each penalty, and takes several times as long.
 
-    `columns_RC`: the inputs (R rows, C columns). `targets_RT`: T numbers to predict for each row.
-    `strengths`: the regularisation strengths that are tried.
+    `columns_RC`: the inputs X, C columns of R rows. `targets_RT`: T numbers to predict for each
+    row. `strengths`: the penalties that are tried.
     """
     from sklearn.linear_model import RidgeCV
 
     rows, columns = columns_RC.shape
     if rows <= columns:
-        # Then scikit-learn decomposes the rows' products, which are the smaller matrix.
+        # Here scikit-learn is fast: it decomposes X X^T, which is the smaller matrix.
         ridge = RidgeCV(alphas=strengths).fit(columns_RC, targets_RT)
         return np.atleast_2d(ridge.coef_), np.atleast_1d(ridge.intercept_)
     mean_T = targets_RT.mean(axis=0)
@@ -404,41 +421,45 @@ def fit_best_ridge(
         decomposition = _decompose_columns(columns_RC)
     else:
         decomposition = _decompose_cached(columns_RC.tobytes(), columns_RC.shape[1])
-    mean_C, sizes_C, vectors_CC, along_RC = decomposition
-    along_CT = along_RC.T @ centred_RT
-    squares_RC = np.square(along_RC)
+    mean_C, eigenvalues_C, eigenvectors_CC, projected_RC = decomposition
+    projected_CT = projected_RC.T @ centred_RT
+    squares_RC = np.square(projected_RC)
 
     def compute_error(strength: float) -> float:
-        """Return the mean squared leave-one-out error at this strength.
+        """Return the mean squared leave-one-out error with this penalty.
 
-        R rows, C eigenvectors of the columns, T targets.
+        There are R rows, C eigenvectors and T targets. A leave-one-out residual is the residual
+        divided by 1 minus the row's leverage.
         """
-        shrink_C = 1 / (sizes_C + strength)
-        residual_RT = centred_RT - along_RC @ (shrink_C[:, None] * along_CT)
+        shrink_C = 1 / (eigenvalues_C + strength)
+        residual_RT = centred_RT - projected_RC @ (shrink_C[:, None] * projected_CT)
         one_minus_leverage_R = 1 - 1 / rows - squares_RC @ shrink_C
         return float(np.square(residual_RT / one_minus_leverage_R[:, None]).mean())
 
     best = min(strengths, key=compute_error)
-    weights_TC = (vectors_CC @ (along_CT / (sizes_C + best)[:, None])).T
+    weights_TC = (eigenvectors_CC @ (projected_CT / (eigenvalues_C + best)[:, None])).T
     return weights_TC, mean_T - weights_TC @ mean_C
 
 
 @lru_cache(maxsize=_MAX_DECOMPOSED)
 def _decompose_cached(columns: bytes, count: int) -> tuple[FloatArray, ...]:
-    """Return what `_decompose_columns` returns; cached, since runs of a study that differ only in
-    their messages fit the same own columns to other targets.
+    """Return what `_decompose_columns` returns, from a cache.
 
-    `columns`: array as bytes, which can be a cache's key. `count`: number of its columns (C).
+    Runs of a study that differ only in their messages fit the same own columns to other targets.
+    `columns`: the array as bytes, which can be a cache's key. `count`: number of its columns.
     """
     return _decompose_columns(np.frombuffer(columns, dtype=np.float64).reshape(-1, count))
 
 
 def _decompose_columns(columns_RC: FloatArray) -> tuple[FloatArray, ...]:
-    """Return mean (C,), eigenvalues (C,) and eigenvectors (C, C) of X^T X, and rows along them."""
+    """Return the columns' mean, and the eigenvalues and eigenvectors of X^T X, X being centred.
+
+    `columns_RC`: C columns of R rows. The last result is X projected on the eigenvectors, (R, C).
+    """
     mean_C = columns_RC.mean(axis=0)
     centred_RC = columns_RC - mean_C
-    sizes_C, vectors_CC = np.linalg.eigh(centred_RC.T @ centred_RC)
-    return mean_C, sizes_C, vectors_CC, centred_RC @ vectors_CC
+    eigenvalues_C, eigenvectors_CC = np.linalg.eigh(centred_RC.T @ centred_RC)
+    return mean_C, eigenvalues_C, eigenvectors_CC, centred_RC @ eigenvectors_CC
 
 
 def _make_cosine_regression(
@@ -446,17 +467,17 @@ def _make_cosine_regression(
 ) -> Predictor:
     """Return the predictor of a regression on standardised rows and their random cosines.
 
-    `scale`, `cosines`: scikit-learn's fitted scaler and sampler of cosines. `weights_KC`: of the
-    columns of `_stack_columns`.
+    `scale`, `cosines`: scikit-learn's fitted scaler and sampler of cosines. `weights_KC`, `bias_K`:
+    the regression for K classes on the C columns that `_stack_columns` makes.
     """
 
     def score_rows(features_BF: FloatArray) -> FloatArray:
-        """Return scores (B, K) of rows, by C features and cosines of each."""
+        """Return scores of K classes for B rows, (B, K)."""
         columns_BC = _stack_columns(scale.transform(features_BF), cosines)
         return np.asarray(columns_BC @ weights_KC.T + bias_K, dtype=np.float64)
 
     def build_network() -> FittedModel:
-        """Return the regression as a network on unscaled rows, with C cosines."""
+        """Return the regression as a network on unscaled rows; here C counts the cosines only."""
         features = len(scale.mean_)
         directions_CF, phases_C = unscale_layer(
             scale, cosines.random_weights_.T, cosines.random_offset_
@@ -482,22 +503,25 @@ def _make_cosine_regression(
 
 
 def _stack_columns(scaled_BF: FloatArray, cosines: Any) -> FloatArray:
-    """Return scaled features, divided by the root of their number, next to their random cosines."""
+    """Return the regression's inputs: scaled features beside their random cosines.
+
+    The features are divided by the root of their number, so that a row's norm is about 1.
+    """
     return np.hstack([scaled_BF / np.sqrt(scaled_BF.shape[1]), cosines.transform(scaled_BF)])
 
 
 class Ridge(Baseline):
-    """A ridge regression to the labels' indicators, on x and random cosine features of the labelled
-    rows.
+    """A ridge regression to one-hot labels, on features and random cosines of the labelled rows.
 
-    Source: A. Rahimi, B. Recht, NeurIPS 2007 (the features); lambda by the leave-one-out error.
+    Source: A. Rahimi, B. Recht, NeurIPS 2007 (the cosines). The leave-one-out error chooses the
+    penalty.
     """
 
     name = "ridge"
     title = "Ridge on random features"
 
     def fit(self, task: SoloTask) -> Predictor:
-        """Fit a ridge regression to the indicators of the labels."""
+        """Fit a ridge regression to the one-hot labels."""
         return fit_ridge(task, task.labelled, task.indicators)
 
 
@@ -505,13 +529,14 @@ class _SpreadLabels(Baseline):
     """The base of baselines that learn from spread labels."""
 
     def fit(self, task: SoloTask) -> Predictor:
+        """Fit this task alone."""
         return next(iter(self.fit_together([task])))
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> Iterable[Predictor]:
-        """Yield each task's predictor, fitted when it is read; spreading between labelled rows is
-        computed once for all.
+        """Yield each task's predictor, fitted when it is read.
 
-        `tasks`: tasks of the same rows, with different labels.
+        `tasks`: tasks of the same rows, with different labels. How much labelled rows influence
+        each other is computed once for all tasks.
         """
         largest_task = max(tasks, key=lambda task: len(task.labels))
         return (
@@ -520,15 +545,18 @@ class _SpreadLabels(Baseline):
 
     @abstractmethod
     def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
-        """Return a predictor from spread labels (N, K) of all rows; 0 in rows that none reached."""
+        """Return a predictor fitted to spread labels.
+
+        `labels_NK`: scores of K classes for all N training rows; 0 in rows that no label reached.
+        """
 
 
 class Spreading(_SpreadLabels):
-    """A baseline that spreads labels over a graph of the nearest of all training rows.
+    """A baseline that spreads labels over the nearest-neighbour graph of all training rows.
 
-    Source: D. Zhou et al., NeurIPS 2004. It labels the rows of its graph; rows to predict, which
-    are not among them, take the mean label of their nearest training rows. Alpha and how many rows
-    are near are chosen by leave-one-out prediction of the labels.
+    Source: D. Zhou et al., NeurIPS 2004. A row to predict is not in the graph; it takes the mean
+    label of its nearest training rows. Alpha (the weight of the neighbours) and the number of
+    neighbours are chosen by leave-one-out prediction of the labels.
     """
 
     name = "label_spreading"
@@ -537,7 +565,7 @@ class Spreading(_SpreadLabels):
     def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
         """Return a predictor of the mean spread label of a row's nearest training rows.
 
-        `labels_NK`: labels of all training rows after spreading.
+        `labels_NK`: labels of all N training rows after spreading; 0 in rows that no label reached.
         """
         from sklearn.neighbors import NearestNeighbors
 
@@ -553,7 +581,7 @@ class Spreading(_SpreadLabels):
             return np.asarray(reached_RK[neighbours].mean(axis=1), dtype=np.float64)
 
         def build_network() -> FittedModel:
-            """Return the same as a network that stores the training rows."""
+            """Return the same model as a network, which contains the training rows."""
             neighbour_count = [nearest.n_neighbors]
             return FittedModel(
                 Nearest({"rows": rows_RF, "shares": reached_RK, "neighbours": neighbour_count})
@@ -569,24 +597,30 @@ class SpreadingStudent(_SpreadLabels):
     title = "Label spreading, ridge student"
 
     def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
-        """Fit ridge regression to the rows that label spreading reached."""
+        """Fit ridge regression to the spread labels of the rows that a label reached.
+
+        `labels_NK`: labels of all N training rows after spreading; 0 in rows that no label reached.
+        """
         reached = np.flatnonzero(labels_NK.any(axis=1))
         return fit_ridge(task, reached, labels_NK[reached])
 
 
 def _cache_spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
-    """Return the spread labels (N, K) of a task, computed or from the store of fits."""
+    """Return the spread labels (N, K) of a task's N rows; they are loaded if they are stored.
+
+    `largest_task`: a task of the same rows with at least as many labels.
+    """
     return score_once("spread", task, lambda: _spread_labels(task, largest_task))
 
 
 def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
-    """Return labels (N, K) of all training rows, spread from the known ones; 0 in rows that no
-    label reached.
+    """Return labels of all N training rows, spread from the n known ones, (N, K).
 
-    With few labels the number of neighbours and alpha are chosen by leave-one-out prediction.
+    Rows that no label reached are 0. With few labels, the number of neighbours and alpha (the
+    weight of the neighbours) are chosen by leave-one-out prediction of the labels.
 
-    `largest_task`: a task of the same rows with at least as many labels. In `reach_CAnn` C are
-    the tried numbers of neighbours, A the tried alphas, n the labelled rows.
+    `largest_task`: a task of the same rows with at least as many labels, whose computation folds of
+    the labels share.
     """
     features_NF = task.features
     known_nK = task.indicators
@@ -601,14 +635,18 @@ def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
     if len(task.labels) < ENOUGH_LABELS:
 
         def rate_predictions(scores_nK: FloatArray) -> tuple[int, float]:
-            """Return how many labels are predicted by the others, and the log-likelihood of all,
-            which decides ties: a large alpha makes scores uniform.
+            """Return how many labels the others predict correctly, and the labels' log-likelihood.
+
+            The likelihood decides ties; it prefers a small alpha, since a large one makes scores
+            uniform.
             """
             is_reached_n = scores_nK.any(axis=1)
             right = int((scores_nK.argmax(axis=1) == task.labels)[is_reached_n].sum())
             mixed_nK = (1 - _UNIFORM_SHARE) * scores_nK + _UNIFORM_SHARE / task.classes
             return right, float(np.log(mixed_nK[known_nK > 0]).sum())
 
+        # For each number of neighbours (C) and each alpha (A): how much a labelled row's label
+        # contributes to another labelled row.
         reach_CAnn = _take_reach(task, largest_task, nearest_NC)
         ratings = {
             (neighbours, weight): rate_predictions(divide_by_norm(reach_nn.T @ known_nK))
@@ -623,17 +661,19 @@ def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
 
 
 def _take_reach(task: SoloTask, largest_task: SoloTask, nearest_NC: IntArray) -> FloatArray:
-    """Return how much each labelled row's label contributes to each other labelled row, (C, A, n,
-    n), for C numbers of neighbours and A values of alpha.
+    """Return how much each labelled row's label contributes to each other labelled row.
 
-    It is a part of the contributions in `largest_task`, if that has all labels of the task.
+    The result is (C, A, n, n) for C numbers of neighbours, A values of alpha and n labelled rows.
+    It is a part of the same array for `largest_task`, if this task has all labels of `task`, so
+    that several tasks share one computation.
 
-    `nearest_NC`: nearest rows of each row.
+    `nearest_NC`: the nearest rows of each of the N rows, nearest first.
     """
     order = np.argsort(largest_task.labelled)
     index_n = np.searchsorted(largest_task.labelled, task.labelled, sorter=order)
     index_n = order[index_n.clip(max=len(order) - 1)]
     if not np.array_equal(largest_task.labelled[index_n], task.labelled):
+        # The other task lacks some of these labels, so this task is computed by itself.
         largest_task = task
         index_n = np.arange(len(task.labelled))
     reach_CAnn = _find_reach(
@@ -644,11 +684,10 @@ def _take_reach(task: SoloTask, largest_task: SoloTask, nearest_NC: IntArray) ->
 
 @lru_cache(maxsize=1)
 def _find_reach(nearest: bytes, labelled: bytes, count: int) -> FloatArray:
-    """Compute the contributions of all labelled rows, (C, A, n, n); cached, since folds of the same
-    labels share them.
+    """Compute how much each labelled row's label contributes to each other, (C, A, n, n).
 
-    `nearest`, `labelled`: arrays as bytes, which can be a cache's key. `count`: neighbours of each
-    row in `nearest`.
+    It is cached, since folds of the same labels share it. `nearest`, `labelled`: arrays as bytes,
+    which can be a cache's key. `count`: number of neighbours of each row in `nearest`.
     """
     nearest_NC = np.frombuffer(nearest, dtype=np.int64).reshape(-1, count)
     labelled_n = np.frombuffer(labelled, dtype=np.int64)

@@ -271,7 +271,7 @@ class Trees(Simple):
         return scores_BK.softmax(1) if self._raw else scores_BK
 
 
-def shares_of_one(shares_BK: Tensor) -> Tensor:
+def normalise_shares(shares_BK: Tensor) -> Tensor:
     """Return probabilities (B, K) from class shares; uniform for a row of zeros."""
     total_B1 = shares_BK.sum(1, keepdim=True)
     even_BK = torch.full_like(shares_BK, 1 / shares_BK.shape[1])
@@ -338,7 +338,7 @@ class Member(nn.Module):
 
     def forward(self, x_BF: Tensor) -> Tensor:
         read_BF = (x_BF[:, self.first : self.end] - self.centre) / self.scale
-        return shares_of_one(self.model(read_BF))
+        return normalise_shares(self.model(read_BF))
 
 
 class Average(ModelKind):
@@ -433,7 +433,7 @@ class View:
         return np.asarray((columns_NF - self.centre) / self.scale)
 
 
-def average_of(models: Sequence[tuple[View, "FittedModel"]]) -> "FittedModel":
+def average_models(models: Sequence[tuple[View, "FittedModel"]]) -> "FittedModel":
     """Return the average of fitted models, each with the view of the columns that it reads."""
     tensors: dict[str, ArrayLike | Tensor] = {}
     for number, (view, model) in enumerate(models):
@@ -460,7 +460,7 @@ def blend_models(view: View, model: "FittedModel", others: "FittedModel") -> "Fi
         raise ModelError("only an average of equal weights is averaged with one more model")
     # The model becomes one more part of the average, weighted as all others together.
     number = len(average.list_members())
-    single_state = average_of([(view, model)]).state_dict()
+    single_state = average_models([(view, model)]).state_dict()
     tensors: dict[str, ArrayLike | Tensor] = dict(average.state_dict())
     for name, tensor in remove_prefix("average.0", single_state).items():
         tensors[f"{number}.{name}"] = tensor
@@ -468,7 +468,7 @@ def blend_models(view: View, model: "FittedModel", others: "FittedModel") -> "Fi
     return FittedModel(Average(tensors))
 
 
-def scores_of_network(
+def make_score_reader(
     columns: int, classes: int, *, are_shares: bool
 ) -> tuple[View, "FittedModel"]:
     """Return a model that makes probabilities of class scores which stand in a row, and the view of
@@ -565,7 +565,7 @@ class FittedModel(nn.Module):
                 f"{features} and {classes}"
             )
 
-    def plain_head(self) -> nn.Linear:
+    def make_identity_head(self) -> nn.Linear:
         """Return a linear layer on scores (B, K) that is the identity."""
         head = nn.Linear(self.classes, self.classes, dtype=torch.float64)
         with torch.no_grad():
@@ -574,14 +574,14 @@ class FittedModel(nn.Module):
         return head
 
     def as_head(self) -> nn.Sequential:
-        """Return this model followed by `plain_head`."""
-        return nn.Sequential(self, self.plain_head())
+        """Return this model followed by `make_identity_head`."""
+        return nn.Sequential(self, self.make_identity_head())
 
     def forward(self, features_B: Tensor) -> Tensor:
         """Return log-probabilities (B, K), float64."""
         buffer = next(self.buffers())
         shares_BK = self.get_submodule(self.kind)(features_B.flatten(1).to(buffer))
-        return shares_of_one(shares_BK).clamp(min=LEAST).log()
+        return normalise_shares(shares_BK).clamp(min=LEAST).log()
 
 
 STUDENT_ENCODER = "student_encoder"
@@ -595,7 +595,7 @@ def join_scores_to_row(encoder: nn.Module, head: nn.Module) -> WithFeatures:
     return WithFeatures(nn.Sequential(halves))
 
 
-def modules_in(
+def rebuild_modules(
     tensors: Mapping[str, Tensor],
     make_modules: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> tuple[nn.Module, nn.Module]:
@@ -614,7 +614,7 @@ def modules_in(
     """
     fitted = FittedModel.from_tensors(remove_prefix("encoder", tensors))
     if fitted is not None:
-        return fitted, fitted.plain_head()
+        return fitted, fitted.make_identity_head()
     encoder: nn.Module
     head: nn.Module
     represented = remove_prefix("encoder.represented", tensors)
@@ -680,7 +680,7 @@ def build_regression_layers(
     return Layers.from_weights([*below, (weight_KF, bias_K)])
 
 
-def layers_of(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+def extract_layers(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return weights and biases of a network's linear layers, the first changed so that it reads
     unscaled rows.
 

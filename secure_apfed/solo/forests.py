@@ -22,16 +22,17 @@ _ANY_DEPTH = np.iinfo(np.int32).max
 def grow_classifying_trees(
     rows_NF: NDArray[Any], labels_N: NDArray[np.int64], *, count: int, seed: int
 ) -> tuple[list[Tree], NDArray[np.int64]]:
-    """Return `count` extremely randomised trees fitted to these labels, and the classes (K',) that
-    occur, ascending; a tree's outputs are in their order.
+    """Return `count` extremely randomised trees fitted to these labels, and the classes that occur.
+
+    The classes are ascending; a tree has one output for each of them, in this order.
     """
     from sklearn.ensemble import ExtraTreesClassifier
 
-    classes, numbers_N = np.unique(labels_N, return_inverse=True)
+    classes, class_index_N = np.unique(labels_N, return_inverse=True)
     forest = ExtraTreesClassifier(count, random_state=seed)
     per_split = max(1, int(np.sqrt(rows_NF.shape[1])))
     trees = _grow_trees(
-        forest, rows_NF, numbers_N.reshape(-1, 1), classes=[len(classes)], per_split=per_split
+        forest, rows_NF, class_index_N.reshape(-1, 1), classes=[len(classes)], per_split=per_split
     )
     return trees, classes
 
@@ -39,8 +40,9 @@ def grow_classifying_trees(
 def grow_regressing_trees(
     rows_NF: NDArray[Any], targets_NT: NDArray[Any], *, count: int, leaf: int, seed: int
 ) -> list[Tree]:
-    """Return `count` extremely randomised trees fitted to T targets, with at least `leaf` rows
-    in each of their leaves.
+    """Return `count` extremely randomised trees fitted to T numeric targets of each row.
+
+    `leaf`: smallest number of rows in a leaf.
     """
     from sklearn.ensemble import ExtraTreesRegressor
 
@@ -56,12 +58,14 @@ def _grow_trees(
     classes: Sequence[int] | None,
     per_split: int,
 ) -> list[Tree]:
-    """Return the trees that this forest would grow, without its checks of the rows.
+    """Return the trees that this forest would grow, without its slow checks of the rows.
 
-    If this version of scikit-learn has another interface for that, the forest itself grows them.
+    scikit-learn's builder is not public. If its version has another builder, the forest itself
+    grows the trees.
 
     Args:
         forest: scikit-learn's forest, not fitted.
+        rows_NF: F features of N rows.
         targets_NT: T targets of each row.
         classes: number of classes of each target; None: targets are numbers.
         per_split: number of features among which a split is chosen.
@@ -81,11 +85,14 @@ def _build_trees(
     classes: Sequence[int] | None,
     per_split: int,
 ) -> list[Tree]:
-    """Build each tree as the forest does, from the same random numbers; see `_grow_trees`.
+    """Build each tree as the forest does, from the same random numbers.
 
-    T is the number of targets.
-
-    `per_split`: number of features among which a split is chosen.
+    Args:
+        forest: scikit-learn's forest, not fitted.
+        rows_NF: F features of N rows.
+        targets_NT: T targets of each row.
+        classes: number of classes of each target; None: targets are numbers.
+        per_split: number of features among which a split is chosen.
     """
     from sklearn.tree._criterion import MSE, Gini
     from sklearn.tree._splitter import RandomSplitter

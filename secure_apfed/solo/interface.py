@@ -50,11 +50,13 @@ class SoloTask:
     """The active's own training rows, and the labels of some of them, for local baselines.
 
     Attributes:
-        features: (N, F), of all training rows, each flattened; shape: of one row before.
-        labelled: distinct positions (n,) of the rows that have a label; labels: (n,), 0 to K - 1.
+        features: all N training rows, each flattened to F features.
+        shape: the shape of a row before it was flattened.
+        labelled: indices of the n rows that have a label, each once.
+        labels: the classes of these rows, 0 to K - 1.
         classes: K; classes without a label are never predicted.
         seed: the seed of all random numbers of a baseline.
-        model, train: the run's own, for the baseline that trains the run's own network.
+        model, train: the run's settings, for the baseline that trains the run's own network.
         family: builds that network, if it is user-defined; None: it follows from `model`.
         measure: the measure that ranks models on held-out labels.
     """
@@ -79,12 +81,13 @@ class SoloTask:
         *,
         labels_N: Tensor | None = None,
     ) -> Self:
-        """Return some of a run's training rows, with the labels of those that have one.
+        """Return the task of some of a run's training rows, with the labels that some of them have.
 
         Args:
+            config: the run's settings.
             data: the active's data, with the labels that the run may learn from.
-            rows_U: which of its training rows, ascending, (U,).
-            labels_N: of all rows of its table, on the CPU; None: those of the table.
+            rows_U: the training rows, as ascending rows of its table, (U,).
+            labels_N: labels of all N rows of its table, on the CPU; None: the table's labels.
         """
         labels_N = data.table.labels if labels_N is None else labels_N
         assert labels_N is not None
@@ -97,7 +100,7 @@ class SoloTask:
             seed=config.seed,
             model=config.model,
             train=config.train,
-            measure=measure_of_classes(config),
+            measure=choose_class_measure(config),
         )
 
     @classmethod
@@ -113,11 +116,17 @@ class SoloTask:
         train: TrainSettings | None = None,
         measure: Measure = ACCURACY,
     ) -> Self:
-        """Return a task of rows (N, *shape), arrays or tensors on the CPU.
+        """Return a task from arrays, or tensors on the CPU.
 
-        `train`: settings for the baseline that trains the run's own network; None: it is not
-        trained. `labelled`: indices (n,) of the labelled rows; `labels`: their classes. `classes`:
-        K. `measure`: name of the run's measure.
+        Args:
+            features: N rows of any shape, (N, *shape).
+            labelled: indices of the n labelled rows.
+            labels: the classes of these rows, (n,).
+            classes: number of classes.
+            seed: the seed of all random numbers of a baseline.
+            model, train: settings for the baseline that trains the run's own network; None: the
+                defaults.
+            measure: the measure that ranks models on held-out labels.
         """
         rows = np.asarray(features, dtype=np.float64)
         if rows.ndim < 2:
@@ -135,7 +144,10 @@ class SoloTask:
         )
 
     def __post_init__(self) -> None:
-        """Check rows, labelled positions and labels against each other. Raises DataError."""
+        """Check that rows, labelled positions and labels fit together.
+
+        Raises DataError: they do not, or fewer than two classes have a label.
+        """
         check_flat_rows(self.features, self.shape)
         rows = len(self.features)
         positions = self.labelled
@@ -169,15 +181,14 @@ class SoloTask:
 
     @property
     def indicators(self) -> FloatArray:
-        """The labels as indicators (n, K)."""
+        """The labels as one-hot rows, (n, K)."""
         return np.asarray(np.eye(self.classes)[self.labels], dtype=np.float64)
 
     @property
     def with_few_rows(self) -> Self:
-        """The task with at most `MAX_ROWS` rows: all labelled ones, and some of the others.
+        """The task with at most `MAX_ROWS` rows: all labelled ones, and a sample of the others.
 
-        With more labels than that, the table of a run's baselines samples them; a run's own model
-        does not.
+        All labelled rows remain, even if there are more than `MAX_ROWS`.
         """
         rows = self.few_rows
         if len(rows) == len(self.features):
@@ -186,7 +197,7 @@ class SoloTask:
 
     @property
     def few_rows(self) -> IntArray:
-        """The indices of the rows of `with_few_rows`, in its order, at most (N,)."""
+        """The indices of the rows that `with_few_rows` keeps, in its order."""
         return sample_rows(len(self.features), self.labelled, seed=self.seed)
 
     def select_rows(self, rows: IntArray) -> Self:
@@ -200,27 +211,31 @@ class SoloTask:
         )
 
     def drop_labels(self, part: IntArray) -> Self:
-        """Return the task without these labels, whose rows stay as unlabelled ones."""
+        """Return the task without some labels, whose rows stay as unlabelled ones.
+
+        `part`: the labels to drop, as indices into `labels`.
+        """
         remaining = np.setdiff1d(np.arange(len(self.labels)), part)
         return replace(self, labelled=self.labelled[remaining], labels=self.labels[remaining])
 
     def derive_random_state(self, *purpose: str | int) -> int:
-        """Return a 32-bit seed for scikit-learn, for one purpose of this task."""
+        """Return a 32-bit seed for scikit-learn, another one for every purpose."""
         return _derive_random_state(self.seed, *purpose)
 
 
 def _derive_random_state(seed: int, *purpose: str | int) -> int:
+    """Return a 32-bit seed, the largest that scikit-learn takes, for one purpose."""
     return derive_seed(seed, "solo", *purpose) % 2**32
 
 
 def sample_rows(rows: int, labelled: IntArray, *, seed: int) -> IntArray:
-    """Return the indices of at most `MAX_ROWS` rows: all labelled ones, then some of the others.
+    """Return the indices of about `MAX_ROWS` rows: all labelled ones, then some of the others.
 
-    All rows in their order if they are few enough, or if each has a label.
+    If there are no more rows than that, or each has a label, all rows are returned in order.
 
     Args:
         rows: number of rows.
-        labelled: indices of the labelled ones, (n,).
+        labelled: indices of the n labelled rows.
         seed: seed of the run; equal arguments give an equal sample.
     """
     if rows <= MAX_ROWS or len(labelled) == rows:
@@ -231,9 +246,10 @@ def sample_rows(rows: int, labelled: IntArray, *, seed: int) -> IntArray:
     return np.concatenate([labelled, np.sort(sample)])
 
 
-def measure_of_classes(config: RunSettings) -> Measure:
-    """Return the run's measure for ranking models, or accuracy if that is a measure of numbers,
-    whose ranges then are the classes.
+def choose_class_measure(config: RunSettings) -> Measure:
+    """Return the measure by which local classifiers are ranked.
+
+    It is the run's measure. In a regression, classes are ranges of the target, and accuracy serves.
     """
     measure = MEASURES[config.measure]
     return measure if "classification" in measure.tasks else ACCURACY
@@ -244,18 +260,19 @@ class Predictor:
     """A fitted model that predicts from the active's own features alone.
 
     Attributes:
-        of_block: rows (B, F) -> scores (B, K), which are probabilities except for regressions.
-        kept: builds an equivalent network for storage, whose softmax gives these probabilities;
-            None: the model cannot be stored.
+        score_block: maps rows (B, F) to scores (B, K), which are probabilities except for ridge
+            regressions.
+        make_network: builds an equivalent network for storage, whose softmax gives these
+            probabilities; None: the model cannot be stored.
     """
 
-    of_block: Callable[[FloatArray], FloatArray] = field(repr=False)
-    kept: Callable[[], nn.Module] | None = field(default=None, repr=False)
+    score_block: Callable[[FloatArray], FloatArray] = field(repr=False)
+    make_network: Callable[[], nn.Module] | None = field(default=None, repr=False)
 
     def compute_scores(self, features_BF: FloatArray) -> FloatArray:
-        """Return scores (B, K) of rows, computed in blocks to limit memory."""
+        """Return scores of K classes for B rows, (B, K), computed in blocks to limit memory."""
         ends = range(BLOCK, len(features_BF), BLOCK)
-        return np.concatenate([self.of_block(part) for part in np.split(features_BF, ends)])
+        return np.concatenate([self.score_block(part) for part in np.split(features_BF, ends)])
 
 
 class Baseline(ABC):
@@ -278,15 +295,19 @@ class Baseline(ABC):
         """Fit a model to the labelled rows and, depending on the baseline, to unlabelled ones."""
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> Iterable[Predictor]:
-        """Fit each task as by itself, when its predictor is requested.
+        """Return the predictor of each task; it is fitted when the predictor is read.
 
-        The tasks differ only in which rows have a label, so a baseline may share work among them.
+        The tasks differ only in which rows have a label. A subclass may share work among them, but
+        each result equals a fit of this task alone.
         """
         return map(self.fit, tasks)
 
 
 def check_flat_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
-    """Return the rows (B, F). Raises DataError: not finite, or not flattened rows of this shape."""
+    """Return the rows unchanged, (B, F), after checking them.
+
+    Raises DataError: they are not finite, or not flattened rows of this shape.
+    """
     width = math.prod(shape)
     if features_BF.ndim != 2 or features_BF.shape[1] != width or not len(features_BF):
         raise DataError(
@@ -304,12 +325,14 @@ def check_flat_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
 def split_folds(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
     """Return disjoint folds of the labelled rows, as indices into `labels_n`.
 
-    Each class is spread over the folds as evenly as possible. There are `folds` of them, or as many
-    as the rarest class has labels (of two or more) if that is fewer: the remaining labels then have
-    the same class shares. (With two labels a class and five folds, the held-out class would be the
-    rarest in training, and ridge regression was right about none of them.) The only label of a
-    class is never held out, so every class stays known. Empty if every class has one label; only
-    the first fold from `ENOUGH_LABELS` labels on.
+    Each class is spread over the folds as evenly as possible. The only label of a class is never
+    held out, so that every class stays known.
+
+    There are at most `folds` folds, and no more than the rarest other class has labels, so that the
+    remaining labels have about the same class shares. (With two labels a class and five folds, the
+    held-out class would be the rarest in training, and ridge regression was right about none of
+    them.) From `ENOUGH_LABELS` labels on, only the first fold is returned, to save time. The list
+    is empty if every class has one label.
     """
     generator = np.random.default_rng(derive_seed(seed, "solo", "folds"))
     members = [np.flatnonzero(labels_n == label) for label in np.unique(labels_n)]
@@ -324,15 +347,18 @@ def split_folds(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
 
 
 FitStore: TypeAlias = Callable[[str, Callable[[], bytes]], bytes]
-"""Called with the name of a fit and what makes it; returns what was made for this name first."""
+"""Function of a fit's name and of a function that computes the fit as bytes. It returns the bytes
+stored under this name; the first call computes them."""
 
 _STORE: ContextVar[FitStore | None] = ContextVar("store of fits", default=None)
+"""The store in use; None: fits are not stored."""
 _PREDICTORS: ContextVar[dict[str, Predictor] | None] = ContextVar("predictors", default=None)
+"""Predictors that `cache_fits` shares, by name of the fit; None outside its block."""
 
 
 @contextmanager
 def use_fit_store(store: FitStore) -> Iterator[None]:
-    """Cache fits in this store during the block."""
+    """Store and reuse fits in this store while the block runs."""
     token = _STORE.set(store)
     try:
         yield
@@ -342,9 +368,9 @@ def use_fit_store(store: FitStore) -> Iterator[None]:
 
 @contextmanager
 def cache_fits() -> Iterator[None]:
-    """Cache fits in memory during the block, unless a store is in use.
+    """Reuse equal fits while the block runs; they are stored in memory unless a store is in use.
 
-    It serves one task and parts of its labels.
+    It pays where one task is fitted repeatedly, with all labels or some of them.
     """
     fitted: dict[str, bytes] = {}
 
@@ -363,19 +389,25 @@ def cache_fits() -> Iterator[None]:
         _PREDICTORS.reset(token)
 
 
-def fit_name(baseline: Baseline, task: SoloTask) -> str:
-    """Return the name under which a baseline's fits are stored, besides rows and labels."""
+def name_fit(baseline: Baseline, task: SoloTask) -> str:
+    """Return the part of a stored fit's name that names the baseline.
+
+    A baseline that depends on the task's measure gets the measure's name, too.
+    """
     if not baseline.reads_measure or task.measure.name == ACCURACY.name:
         return baseline.name
     return f"{baseline.name}-by-{task.measure.name}"
 
 
 def fit_once(baseline: Baseline, task: SoloTask) -> Predictor:
-    """Return the baseline fitted to this task; the same object within `cache_fits`."""
+    """Return the baseline fitted to this task.
+
+    Within `cache_fits`, equal calls return the same object.
+    """
     fitted = _PREDICTORS.get()
     if fitted is None:
         return baseline.fit(task)
-    name = f"{fit_name(baseline, task)}-{_hash_run_settings(task, baseline.of_run)}"
+    name = f"{name_fit(baseline, task)}-{_hash_run_settings(task, baseline.of_run)}"
     name += f"-{_digest_task(task, labels=True)}"
     if name not in fitted:
         fitted[name] = baseline.fit(task)
@@ -390,20 +422,22 @@ def fit_network_once(
     *,
     labels: bool = True,
 ) -> nn.Module:
-    """Return the network that `fit` trains, or the stored one of an equal task, for evaluation.
+    """Return the network that `fit` trains, in evaluation mode; an equal fit is loaded if stored.
 
     Args:
         name: name of the fit in the store.
-        task: the task whose rows and seed the fit depends on; it depends on no settings of the run.
-        fresh: makes a network of the shape that `fit` returns.
-        fit: trains it with these random numbers.
-        labels: whether the fit depends also on labels and classes.
+        task: the task, on whose rows and seed the fit depends; no settings of the run enter it.
+        fresh: makes an untrained network of the same architecture, into which a stored one is
+            loaded.
+        fit: trains and returns the network, with the random numbers that it is given.
+        labels: whether the fit also depends on labels and classes.
     """
     draws = seed_draws(task.seed, "solo", name)
     store = _STORE.get()
     if store is None:
         return fit(draws).eval()
     content = store(f"{name}-{_digest_task(task, labels)}", lambda: save(fit(draws).state_dict()))
+    # On the meta device no weights are drawn, since the stored ones replace them.
     with torch.device("meta"):
         network = fresh()
     network.load_state_dict(load(content), assign=True)
@@ -418,20 +452,21 @@ def score_once(
     labels: bool = True,
     of_run: bool = False,
 ) -> FloatArray:
-    """Return the scores that `score` computes, or the stored ones of an equal task.
+    """Return the scores that `score` computes; equal ones are loaded if they are stored.
 
     Args:
         name: name of the scores in the store.
-        task: the task whose rows and seed they depend on.
-        score: computes them.
-        labels: whether they depend also on the labels.
-        of_run: whether they depend also on the settings of the run's own network.
+        task: the task, on whose rows and seed the scores depend.
+        score: computes the scores.
+        labels: whether the scores also depend on the labels.
+        of_run: whether the scores also depend on the settings of the run's own network.
     """
     store = _STORE.get()
     if store is None:
         return score()
 
     def make_content() -> bytes:
+        """Compute the scores, and encode them for the store."""
         return save({"scores": torch.from_numpy(score())})
 
     key = f"{name}-{_hash_run_settings(task, of_run)}-{_digest_task(task, labels)}"
@@ -439,14 +474,18 @@ def score_once(
 
 
 def _hash_run_settings(task: SoloTask, of_run: bool) -> str:
-    """Return a digest of the settings of the run's own network; of "" unless `of_run`."""
+    """Return a digest of the settings of the run's own network, for names of stored fits.
+
+    `of_run`: whether the fit depends on them; False: the digest is that of an empty text.
+    """
     settings = task.model.model_dump_json() + task.train.model_dump_json() if of_run else ""
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
 def _digest_task(task: SoloTask, labels: bool) -> str:
-    """Return the SHA-256 (hex) of a task's rows and seed and, with `labels`, of its labels and
-    number of classes.
+    """Return the SHA-256 (hex) of a task's rows and seed, for names of stored fits.
+
+    `labels`: whether labels and number of classes enter it, too.
     """
     arrays = (task.features, task.labelled, task.labels) if labels else (task.features,)
     facts = (task.features.shape, task.seed, task.classes if labels else None)

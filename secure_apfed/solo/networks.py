@@ -21,8 +21,13 @@ from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import Compute, Trainer, make_eager_class
 from secure_apfed.learning.votes import BLOCK
 from secure_apfed.networks.models import Shape, make_encoder_and_head
-from secure_apfed.solo.classical import best_strength, make_logistic_regression, scale_of, table_of
-from secure_apfed.solo.fitted import FittedModel, Layers, build_regression_layers, layers_of
+from secure_apfed.solo.classical import (
+    choose_strength,
+    fit_scaler,
+    make_logistic_regression,
+    predict_all_classes,
+)
+from secure_apfed.solo.fitted import FittedModel, Layers, build_regression_layers, extract_layers
 from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask, fit_network_once
 
 _ADAM = make_eager_class(torch.optim.Adam)
@@ -198,7 +203,7 @@ class Autoencoder(Baseline):
         """
         from sklearn.preprocessing import StandardScaler
 
-        scale = scale_of(task)
+        scale = fit_scaler(task)
         scaled_NF = scale.transform(task.features)
 
         # The code is fitted on all rows, independently of held-out labels.
@@ -212,15 +217,15 @@ class Autoencoder(Baseline):
         codes_ND = _encode_rows(encoder, scaled_NF)
         code_scale = StandardScaler().fit(codes_ND)
         codes_nD = code_scale.transform(codes_ND[task.labelled])
-        model = make_logistic_regression(best_strength(codes_nD, task.labels, task.seed))
+        model = make_logistic_regression(choose_strength(codes_nD, task.labels, task.seed))
         model.fit(codes_nD, task.labels)
 
         def score_rows(features_BF: FloatArray) -> FloatArray:
             codes_BD = code_scale.transform(_encode_rows(encoder, scale.transform(features_BF)))
-            return table_of(model, codes_BD, task.classes)
+            return predict_all_classes(model, codes_BD, task.classes)
 
         def build_network() -> FittedModel:
-            below = layers_of(encoder, scale)
+            below = extract_layers(encoder, scale)
             return FittedModel(
                 build_regression_layers(
                     code_scale, model.coef_, model.intercept_, model.classes_, task.classes, below
@@ -294,7 +299,7 @@ class MixMatch(Baseline):
                 f"solo: {self.title} fits parts of one task's labels together, with its rows, "
                 f"classes and seed; got {len(tasks)} tasks that differ in these, or none"
             )
-        scale = scale_of(tasks[0])
+        scale = fit_scaler(tasks[0])
         x_NF = torch.from_numpy(scale.transform(tasks[0].features)).float()
         rows = [_Rows.from_task(task, x_NF) for task in tasks]
         trained: list[nn.Module] = []
@@ -322,7 +327,7 @@ class MixMatch(Baseline):
                 return logits_BK.double().softmax(1).numpy()
 
             return Predictor(
-                score_rows, lambda: FittedModel(Layers.from_weights(layers_of(network, scale)))
+                score_rows, lambda: FittedModel(Layers.from_weights(extract_layers(network, scale)))
             )
 
         return [build_predictor(position) for position in range(len(tasks))]

@@ -73,7 +73,7 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, 
     told = list[tuple[int, int]]()
     with pytest.MonkeyPatch.context() as patch:
         few = {"ridge": BASELINES["ridge"]}
-        patch.setattr("apfed_experiments.solo.every_baseline", lambda: few)
+        patch.setattr("apfed_experiments.solo.list_candidates", lambda: few)
         answer = run_study(
             declare_study(study, place / "out"), on_done=lambda *now: told.append(now)
         )

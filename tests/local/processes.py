@@ -192,7 +192,7 @@ def run_by_command(
 
     # As few as this test's own process measures.
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
-    vars(solo)["every_baseline"] = lambda: few  # it imports it, and exports none
+    vars(solo)["list_candidates"] = lambda: few  # it imports it, and exports none
     party.run_party = partial(run_party, wrap_transport=wrap_transport)
     with redirect_stderr(io.StringIO()) as log, redirect_stdout(io.StringIO()) as out:
         code = cli.execute(["party", "--config", str(file), *more])

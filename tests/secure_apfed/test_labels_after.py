@@ -297,7 +297,7 @@ def saying(name: str, say: Callable[[int], np.ndarray]) -> Baseline:
         def fit(self, task: SoloTask) -> Predictor:
             weights = np.zeros((task.classes, task.features.shape[1]))
             keep = lambda: FittedModel(Layers.from_weights([(weights, say(1)[0])]))  # noqa: E731
-            return Predictor(predictor(say).of_block, keep)
+            return Predictor(predictor(say).score_block, keep)
 
     return rename_baseline(Saying(), name)
 

@@ -198,7 +198,7 @@ def test_fits_together_are_fits_apart(name: str, rows: Callable[[], Rows]) -> No
 
 def test_a_fitted_network_keeps_no_graph_and_no_memory_of_others() -> None:
     task, _ = task_of(moons(), 4)
-    scores = inspect.unwrap(MixMatch().fit(task).of_block)
+    scores = inspect.unwrap(MixMatch().fit(task).score_block)
     network = inspect.getclosurevars(scores).nonlocals["network"]
     assert all(one.is_leaf and not one.requires_grad for one in network.parameters())
     assert all(one.untyped_storage().nbytes() == one.nbytes for one in network.parameters())
@@ -231,7 +231,7 @@ def test_boosting_has_no_more_bins_than_it_needs(
 def test_extra_trees_predict_what_their_forest_does(classes: int) -> None:
     task, (x_BF, _) = task_of(clusters(0, each=20), 3, classes=classes)
     forest = ExtraTreesClassifier(200, random_state=task.derive_random_state("extra_trees"))
-    scale = classical.scale_of(task)
+    scale = classical.fit_scaler(task)
     forest.fit(scale.transform(task.labelled_rows), task.labels)
     scores_BK = BASELINES["extra_trees"].fit(task).compute_scores(x_BF)
     assert np.array_equal(scores_BK[:, :4], forest.predict_proba(scale.transform(x_BF)))

@@ -47,8 +47,8 @@ def test_a_kept_model_says_what_its_baseline_says(name: str, classes: int, seen:
     task, others = task_of(classes, seen)
     with cache_fits():
         fitted = find_baseline(name).fit(task)
-    assert fitted.kept is not None
-    kept = fitted.kept()
+    assert fitted.make_network is not None
+    kept = fitted.make_network()
     assert isinstance(kept, FittedModel)
     said = kept(torch.from_numpy(others)).softmax(1).numpy()
     np.testing.assert_allclose(said, probabilities_of(fitted.compute_scores(others)), atol=2e-6)
@@ -64,7 +64,7 @@ def test_every_kind_is_some_baseline_s_and_damaged_ones_are_refused() -> None:
     task, others = task_of(4, 4)
     kinds = set[str]()
     for name in [*ALL, "mean"]:
-        kept = find_baseline(name).fit(task).kept
+        kept = find_baseline(name).fit(task).make_network
         assert kept is not None
         state = kept().state_dict()
         kinds |= {key.partition(".")[0] for key in state}
