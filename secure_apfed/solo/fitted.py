@@ -28,9 +28,12 @@ LEAST = 1e-12
 """Probability of a class that a model never saw."""
 UNSEEN = -40.0
 """Score before a softmax of a class that a model never saw."""
-_MAX_DEPTH = 4096  # of a tree
-_MAX_MEMBERS = 256  # of an average
-_MIN_DEVIATION = 1e-9  # below it a column counts as constant
+_MAX_DEPTH = 4096
+"""Largest depth of a tree in a file."""
+_MAX_MEMBERS = 256
+"""Largest number of models that an average in a file has."""
+_MIN_DEVIATION = 1e-9
+"""Standard deviation below which a column counts as constant."""
 
 
 class ModelKind(nn.Module, ABC):
@@ -38,15 +41,19 @@ class ModelKind(nn.Module, ABC):
 
     @abstractmethod
     def get_shape(self) -> tuple[int, int]:
-        """Return F, the columns of a row, and K, the classes."""
+        """Return the number of columns of a row (F), and the number of classes (K)."""
 
     @abstractmethod
     def forward(self, x_BF: Tensor) -> Tensor:
-        """Return class shares (B, K), at least 0; a row of zeros is no prediction."""
+        """Return the class shares of B rows, (B, K), at least 0; zeros mean no prediction."""
 
 
 class Simple(ModelKind):
-    """The base of fitted models that consist of named tensors only; `tensors`: these, by name."""
+    """The base of fitted models that consist of named tensors only.
+
+    Args:
+        tensors: the tensors by name; a subclass lists the names in `names`.
+    """
 
     names: tuple[str, ...]
 
@@ -63,12 +70,13 @@ class Simple(ModelKind):
 
     @abstractmethod
     def _check_tensors(self) -> None:
-        """Raise ModelError on tensors that do not fit together."""
+        """Raise ModelError if the tensors do not fit together."""
 
 
 class Layers(Simple):
-    """A stack of linear layers with ReLU between them, and a softmax: regressions and small
-    networks.
+    """A stack of linear layers with ReLU between them, and a softmax at the end.
+
+    It stores regressions and small networks.
     """
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
@@ -80,7 +88,7 @@ class Layers(Simple):
 
     @classmethod
     def from_weights(cls, layers: Sequence[tuple[ArrayLike, ArrayLike]]) -> "Layers":
-        """Build layers from weights (out, in) and biases (out,)."""
+        """Build layers from the weights (outputs, inputs) and biases (outputs,) of each."""
         return cls(
             {
                 f"{name}{index}": array
@@ -96,6 +104,7 @@ class Layers(Simple):
         pairs = list(zip(shapes[::2], shapes[1::2], strict=True))
         input_widths = [None, *widths]  # the first layer reads rows of any width
         fits = bool(pairs)
+        # `input_widths` has one entry more: the outputs of the last layer.
         for (weight, bias), inputs in zip(pairs, input_widths, strict=False):
             fits = fits and len(weight) == 2 and bias == weight[:1]
             fits = fits and inputs in (None, weight[1])
@@ -107,8 +116,8 @@ class Layers(Simple):
         return tensors[0].shape[1], len(tensors[-1])
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """Return class probabilities (B, K)."""
-        tensors = list(self.buffers())
+        """Return probabilities of K classes for B rows, (B, K)."""
+        tensors = list(self.buffers())  # weight and bias of each layer by turns
         for index in range(0, len(tensors), 2):
             if index:
                 x_BF = x_BF.relu()
@@ -117,7 +126,14 @@ class Layers(Simple):
 
 
 class Cosines(Simple):
-    """A linear layer on x and cosines of x, whose scores below 0 count as 0."""
+    """A linear layer on a row and cosines of it, whose scores below 0 count as 0.
+
+    Attributes:
+        directions, phases: (F, C) and (C,); a row x has the cosines cos(x directions + phases).
+        linear: weights of the row's F features, (F, K).
+        waves: weights of its C cosines, (C, K).
+        bias: (K,), added to the scores of the K classes.
+    """
 
     names = ("directions", "phases", "linear", "waves", "bias")
     directions: Tensor
@@ -146,8 +162,14 @@ class Cosines(Simple):
 
 
 class Nearest(Simple):
-    """A nearest-neighbour model, which predicts the mean class shares of the nearest stored rows;
-    so it contains rows of people.
+    """A nearest-neighbour model, which predicts the mean class shares of the nearest stored rows.
+
+    So it contains rows of people.
+
+    Attributes:
+        rows: the stored rows, (R, F).
+        shares: their class shares, (R, K).
+        neighbours: how many of the nearest rows are averaged, (1,).
     """
 
     names = ("rows", "shares", "neighbours")
@@ -156,9 +178,7 @@ class Nearest(Simple):
     neighbours: Tensor
 
     def _check_tensors(self) -> None:
-        """Raise ModelError unless rows and shares have fitting shapes, and the number of
-        neighbours is in range.
-        """
+        """Raise ModelError unless rows, shares and the number of neighbours fit together."""
         rows = len(self.rows)
         fits = self.rows.ndim == self.shares.ndim == 2 and len(self.shares) == rows
         if not fits or self.neighbours.numel() != 1 or not 1 <= float(self.neighbours) <= rows:
@@ -169,10 +189,10 @@ class Nearest(Simple):
         return self.rows.shape[1], self.shares.shape[1]
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """Return the mean shares of each row's C nearest ones of R stored rows, (B, K)."""
+        """Return the mean shares of the C stored rows nearest to each of B rows, (B, K)."""
         if torch.compiler.is_exporting():
-            # ONNX has no cdist. Squared distances up to a term of x, which order rows the same way
-            # but for ties.
+            # ONNX has no cdist. These are squared distances minus |x|^2, which order the R stored
+            # rows in the same way, except for ties.
             distance_BR = self.rows.square().sum(1) - 2 * x_BF @ self.rows.T
         else:
             distance_BR = torch.cdist(x_BF, self.rows, compute_mode="donot_use_mm_for_euclid_dist")
@@ -184,15 +204,16 @@ class Trees(Simple):
     """A sum of decision trees' outputs: class shares, or scores before a softmax.
 
     Attributes:
-        feature, threshold, left, right: (V,), of each node; a row with a feature of at most the
-            threshold goes to the left child. A leaf is its own child.
-        values: (V, K), output of each node.
-        roots: (T,), the first node of each tree.
-        bias: (K,), added to the sum.
-        levels: how many nodes a row passes at most.
-        raw: 1 if the sum goes through a softmax, 0 if it is class shares.
-        single: 1 if rows are compared in float32, as when the trees were grown, else 0.
-        centre, scale: (F,), by which rows are standardised first.
+        feature, threshold: the feature that each of the V nodes of all trees compares, and with
+            what; a row goes left if the feature is at most the threshold.
+        left, right: the children of each node, (V,); a leaf is its own child.
+        values: output of each node, (V, K) for K classes.
+        roots: the first node of each of the T trees.
+        bias: added to the sum of the trees' outputs, (K,).
+        levels: the largest number of steps from a root to a leaf.
+        raw: 1 if the sum goes through a softmax; 0 if it already is class shares.
+        single: 1 if rows are compared in float32, as when the trees were grown; otherwise 0.
+        centre, scale: mean and deviation by which the F features are standardised first.
     """
 
     names = (
@@ -223,7 +244,7 @@ class Trees(Simple):
     scale: Tensor
 
     def _check_tensors(self) -> None:
-        """Raise ModelError unless every node refers to nodes and features that exist."""
+        """Raise ModelError unless shapes fit, and nodes refer to nodes and features that exist."""
         nodes = len(self.feature)
         features = len(self.centre)
         are_in_range = all(
@@ -254,7 +275,7 @@ class Trees(Simple):
     def forward(self, x_BF: Tensor) -> Tensor:
         """Walk all trees from their roots to the leaves; return their summed values, (B, K).
 
-        T trees have V nodes together.
+        There are T trees with V nodes together, B rows and K classes.
         """
         x_BF = (x_BF - self.centre) / self.scale
         if self._single:
@@ -263,6 +284,7 @@ class Trees(Simple):
         feature_V = self.feature.long()
         left_V = self.left.long()
         right_V = self.right.long()
+        # Every row starts at every root.
         node_BT = self.roots.long()[None] + torch.zeros_like(x_BF[:, :1], dtype=torch.int64)
         for _ in range(self._levels):
             is_left_BT = x_BF.gather(1, feature_V[node_BT]) <= self.threshold[node_BT]
@@ -272,22 +294,22 @@ class Trees(Simple):
 
 
 def normalise_shares(shares_BK: Tensor) -> Tensor:
-    """Return probabilities (B, K) from class shares; uniform for a row of zeros."""
+    """Return class shares (B, K) divided by their sum in each row; uniform for a row of zeros."""
     total_B1 = shares_BK.sum(1, keepdim=True)
     even_BK = torch.full_like(shares_BK, 1 / shares_BK.shape[1])
     return torch.where(total_B1 > 0, shares_BK / total_B1.clamp(min=LEAST), even_BK)
 
 
 class Member(nn.Module):
-    """A member of an average of models, whose model reads some columns of a row, standardised.
+    """A member of an average of models: a model, and the columns of a row that it reads.
 
     Args:
         tensors: the member's state by name.
 
     Attributes:
-        columns: (2,), the first column that it reads and the one behind the last.
-        centre, scale: (F',), mean and scale by which these columns are standardised.
-        weight: (1,), weight of its probabilities in the average, above 0; 1 if a state has none.
+        columns: the first column that it reads, and the one behind the last, (2,).
+        centre, scale: mean and deviation by which these columns are standardised.
+        weight: weight of its probabilities in the average, (1,), above 0; 1 if a state has none.
 
     Raises:
         ModelError: the tensors are not those of a member.
@@ -331,7 +353,7 @@ class Member(nn.Module):
 
     @property
     def model(self) -> Simple:
-        """The model that reads these columns."""
+        """The model that reads the standardised columns."""
         kind = self.get_submodule(self.kind)
         assert isinstance(kind, Simple)
         return kind
@@ -342,14 +364,15 @@ class Member(nn.Module):
 
 
 class Average(ModelKind):
-    """The weighted mean of several models' probabilities; each model reads its own columns of a
-    row.
+    """The weighted mean of several models' probabilities.
+
+    Each model reads columns of its own of a row.
 
     Args:
         tensors: states of all `Member`s, as "0.columns", "0.layers.w0", "1.columns" and so on.
 
     Raises:
-        ModelError: no member, too many, or of different numbers of classes.
+        ModelError: there is no member, there are too many, or their numbers of classes differ.
     """
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
@@ -374,16 +397,17 @@ class Average(ModelKind):
         return max(member.end for member in members), members[0].classes
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """Return the weighted mean of the M averaged models' probabilities, (B, K)."""
+        """Return the weighted mean of the M models' probabilities of K classes, (B, K)."""
         members = self.list_members()
         scores_MBK = torch.stack([member(x_BF) for member in members])
         weights = [member.share for member in members]
-        if len(set(weights)) == 1:
+        if len(set(weights)) == 1:  # a plain mean, with its own rounding
             return scores_MBK.mean(0)
         weights_M = torch.tensor(weights, dtype=torch.float64) / sum(weights)
         return (scores_MBK * weights_M[:, None, None]).sum(0)
 
 
+# Names of these kinds begin the names of tensors in files.
 SIMPLE: Mapping[str, type[Simple]] = {
     "layers": Layers,
     "cosines": Cosines,
@@ -395,11 +419,11 @@ KINDS: Mapping[str, type[Simple] | type[Average]] = {**SIMPLE, "average": Averag
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The columns of a row that a model reads, standardised.
+    """The columns of a row that a model reads, and how they are standardised.
 
     Attributes:
         first, end: the first column, and the one behind the last.
-        centre, scale: (end - first,), of these columns.
+        centre, scale: mean and deviation of each of these columns.
     """
 
     first: int
@@ -414,8 +438,9 @@ class View:
 
     @classmethod
     def from_rows(cls, rows_NF: np.ndarray, *, first: int, end: int) -> "View":
-        """Return the view that standardises columns `first` to `end` - 1 to mean 0 and deviation 1
-        over these rows.
+        """Return the view of columns `first` to `end` - 1, standardised over these N rows.
+
+        A constant column is centred only.
         """
         columns_NF = rows_NF[:, first:end]
         deviation = columns_NF.std(axis=0)
@@ -428,13 +453,16 @@ class View:
         )
 
     def standardise_columns(self, rows_NF: np.ndarray) -> np.ndarray:
-        """Return these columns of rows (N, F), standardised, (N, end - first)."""
+        """Return the view's columns of these rows, standardised, (N, end - first)."""
         columns_NF: np.ndarray = rows_NF[:, self.first : self.end]
         return np.asarray((columns_NF - self.centre) / self.scale)
 
 
 def average_models(models: Sequence[tuple[View, "FittedModel"]]) -> "FittedModel":
-    """Return the average of fitted models, each with the view of the columns that it reads."""
+    """Return the average of fitted models as one model.
+
+    `models`: each model with its view, the columns of a row that it reads.
+    """
     tensors: dict[str, ArrayLike | Tensor] = {}
     for number, (view, model) in enumerate(models):
         tensors[f"{number}.columns"] = np.array([view.first, view.end], dtype=np.float64)
@@ -446,12 +474,14 @@ def average_models(models: Sequence[tuple[View, "FittedModel"]]) -> "FittedModel
 
 
 def blend_models(view: View, model: "FittedModel", others: "FittedModel") -> "FittedModel":
-    """Return the average of a model and an average of others, each with half the weight.
+    """Return the average of a model and of an average of others, each with half of the weight.
 
     Args:
-        view: the columns that `model` reads; `others` keep theirs.
+        view: the columns that `model` reads.
+        model: a single model.
+        others: an average; its members read the same columns as before.
 
-    Raises ModelError: `others` is not an average of equal weights, or `model` is one.
+    Raises ModelError: `others` is not an average of equal weights, or `model` is an average.
     """
     average = others.get_submodule(others.kind)
     if not isinstance(average, Average) or any(
@@ -471,14 +501,16 @@ def blend_models(view: View, model: "FittedModel", others: "FittedModel") -> "Fi
 def make_score_reader(
     columns: int, classes: int, *, are_shares: bool
 ) -> tuple[View, "FittedModel"]:
-    """Return a model that makes probabilities of class scores which stand in a row, and the view of
-    these columns.
+    """Return the view of class scores that stand behind a row, and a model that reads them.
+
+    The model makes probabilities of the scores. So the scores of a network can enter an average of
+    fitted models.
 
     Args:
-        columns: how many columns precede the scores in a row.
-        classes: K, number of the scores.
-        are_shares: whether scores are class shares, negative ones counting as 0; else they go
-            through a softmax.
+        columns: how many columns precede the scores.
+        classes: number of classes, and of scores.
+        are_shares: whether scores are class shares, of which negative ones count as 0; False: they
+            go through a softmax.
     """
     end = columns + classes
     view = View(first=columns, end=end, centre=np.zeros(classes), scale=np.ones(classes))
@@ -501,11 +533,10 @@ _MEMBER = re.compile(r"\d+\.(columns|centre|scale)")
 
 
 def _is_state_of(kind: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether these tensors are of this kind of fitted model, even if some are missing.
+    """Return whether these tensors look like this kind of fitted model, even if some are missing.
 
-    A user's own network may have a part of the same name, such as `layers`.
-
-    `tensors`: the state by name, without the kind.
+    It tells a fitted model from a user's own network, which may have a part of the same name, such
+    as `layers`. `tensors`: the state by name, without the prefix `kind`.
     """
     if kind == "average":
         return any(_MEMBER.fullmatch(name) for name in tensors)
@@ -516,17 +547,20 @@ def _is_state_of(kind: str, tensors: Mapping[str, Tensor]) -> bool:
 
 
 class FittedModel(nn.Module):
-    """A fitted model: rows (B, *shape) of any float dtype -> log-probabilities (B, K), float64."""
+    """A fitted model: rows (B, *shape) of any float dtype -> log-probabilities (B, K), float64.
+
+    B rows, K classes. Its state consists of buffers only, so that a file identifies the model.
+    """
 
     def __init__(self, kind: ModelKind) -> None:
-        """Register the model under the name of its kind, with which its tensors are stored."""
+        """Register the model under the name of its kind, which begins its tensors' names."""
         super().__init__()
         self.kind = next(name for name, model_class in KINDS.items() if type(kind) is model_class)
         self.add_module(self.kind, kind)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "FittedModel | None":
-        """Return the fitted model with this state; None: it is another network's.
+        """Return the fitted model with this state; None: the state belongs to another network.
 
         `tensors`: the state by name. Raises ModelError: the state is damaged.
         """
@@ -554,11 +588,11 @@ class FittedModel(nn.Module):
 
     @property
     def _shape(self) -> tuple[int, int]:
-        """F and K."""
+        """The number of columns of a row, and the number of classes."""
         return self.get_submodule(self.kind).get_shape()  # type: ignore[operator, no-any-return]  # torch types submodules as tensors
 
     def require_shape(self, features: int, classes: int) -> None:
-        """Raise ModelError if it reads other rows, or predicts other classes."""
+        """Raise ModelError unless it reads so many features, and predicts so many classes."""
         if self._shape != (features, classes):
             raise ModelError(
                 f"a model of {self._shape[0]} numbers a row and {self._shape[1]} classes; expected "
@@ -566,7 +600,7 @@ class FittedModel(nn.Module):
             )
 
     def make_identity_head(self) -> nn.Linear:
-        """Return a linear layer on scores (B, K) that is the identity."""
+        """Return a linear layer on class scores that is the identity until it is calibrated."""
         head = nn.Linear(self.classes, self.classes, dtype=torch.float64)
         with torch.no_grad():
             head.weight.copy_(torch.eye(self.classes))
@@ -574,12 +608,12 @@ class FittedModel(nn.Module):
         return head
 
     def as_head(self) -> nn.Sequential:
-        """Return this model followed by `make_identity_head`."""
+        """Return this model as a head: followed by a linear layer, which is the identity."""
         return nn.Sequential(self, self.make_identity_head())
 
     def forward(self, features_B: Tensor) -> Tensor:
-        """Return log-probabilities (B, K), float64."""
-        buffer = next(self.buffers())
+        """Return log-probabilities of K classes for B rows, (B, K), float64."""
+        buffer = next(self.buffers())  # shows the device and dtype
         shares_BK = self.get_submodule(self.kind)(features_B.flatten(1).to(buffer))
         return normalise_shares(shares_BK).clamp(min=LEAST).log()
 
@@ -590,7 +624,10 @@ STUDENT_HEAD = "student_head"
 
 
 def join_scores_to_row(encoder: nn.Module, head: nn.Module) -> WithFeatures:
-    """Return an encoder that outputs the row, followed by a network's class scores."""
+    """Return an encoder that outputs the row, followed by a network's class scores.
+
+    `encoder`, `head`: the two halves of the network.
+    """
     halves = OrderedDict({STUDENT_ENCODER: encoder, STUDENT_HEAD: head})
     return WithFeatures(nn.Sequential(halves))
 
@@ -599,18 +636,18 @@ def rebuild_modules(
     tensors: Mapping[str, Tensor],
     make_modules: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> tuple[nn.Module, nn.Module]:
-    """Return the encoder and head with this state.
+    """Build the encoder and head that a stored state belongs to.
 
-    A fitted model may be both; or the head after an encoder, after the row joined with an encoder's
-    output (`WithFeatures`), or after the row joined with the scores of a whole network
-    (`join_scores_to_row`).
+    A state may contain a fitted model in four places: as encoder and head together; as the head
+    after an encoder; as the head after the row beside an encoder's output (`WithFeatures`); or as
+    the head after the row beside a whole network's scores (`join_scores_to_row`).
 
     Args:
         tensors: the state by name.
-        make_modules: makes all other modules, from the state of encoder and head.
+        make_modules: makes encoder and head of networks other than fitted models, from their state.
 
     Raises:
-        ModelError: a damaged fitted model.
+        ModelError: a fitted model in the state is damaged.
     """
     fitted = FittedModel.from_tensors(remove_prefix("encoder", tensors))
     if fitted is not None:
@@ -619,25 +656,25 @@ def rebuild_modules(
     head: nn.Module
     represented = remove_prefix("encoder.represented", tensors)
     if any(name.startswith(f"{STUDENT_HEAD}.") for name in represented):
-        encoder = _load_cross_view_networks(represented, make_modules)
+        encoder = _load_scores_beside_row(represented, make_modules)
         head = nn.Module()  # a fitted model, which is read below
     elif represented:
-        within, head = make_modules(add_prefix("encoder", represented))
-        encoder = WithFeatures(within)
+        inner_encoder, head = make_modules(add_prefix("encoder", represented))
+        encoder = WithFeatures(inner_encoder)
     else:
         encoder, head = make_modules(tensors)
     fitted = FittedModel.from_tensors(remove_prefix("head.0", tensors))
     return encoder, head if fitted is None else fitted.as_head()
 
 
-def _load_cross_view_networks(
+def _load_scores_beside_row(
     represented: Mapping[str, Tensor],
     make_modules: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> nn.Module:
-    """Return an encoder that joins the row with the scores of a network (`join_scores_to_row`).
+    """Return the encoder that `join_scores_to_row` made: the row beside a network's scores.
 
-    `represented`: the state of that network, by name. `make_modules`: makes untrained encoder and
-    head for a state.
+    `represented`: the state of that network, by name. `make_modules`: makes an untrained encoder
+    and head for a state.
     """
     head_state = remove_prefix(STUDENT_HEAD, represented)
     encoder_state = remove_prefix(STUDENT_ENCODER, represented)
@@ -656,20 +693,19 @@ def build_regression_layers(
     classes: int,
     below: Sequence[tuple[np.ndarray, np.ndarray]] = (),
 ) -> Layers:
-    """Return scikit-learn's softmax regression on standardised rows as linear layers on unscaled
-    ones.
+    """Return scikit-learn's softmax regression as linear layers on unscaled rows.
 
     Args:
-        scale: the fitted scaler of its rows.
-        coefficients, offsets: (K', F) and (K',); of two classes scikit-learn has one row, for the
-            second.
-        seen: (K',) the classes that it has seen.
-        classes: K, all classes.
-        below: weights and biases of layers before it.
+        scale: the fitted scaler of the rows that the regression reads.
+        coefficients, offsets: a row of weights (F,) and a number for each seen class; with two
+            classes scikit-learn has only those of the second.
+        seen: the classes that occurred among the labels.
+        classes: K, number of all classes.
+        below: weights and biases of layers before the regression.
     """
     weight = np.atleast_2d(np.asarray(coefficients))
     bias = np.atleast_1d(np.asarray(offsets))
-    if len(weight) == 1:
+    if len(weight) == 1:  # two classes: the first one gets the score 0
         weight = np.vstack([np.zeros_like(weight), weight])
         bias = np.append(0.0, bias)
     weight, bias = unscale_layer(scale, weight, bias)
@@ -681,10 +717,10 @@ def build_regression_layers(
 
 
 def extract_layers(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return weights and biases of a network's linear layers, the first changed so that it reads
-    unscaled rows.
+    """Return weights and biases of a network's linear layers, for unscaled rows.
 
-    `scale`: the fitted scaler of the rows that the network reads.
+    The first layer is changed so that it does the scaling. `scale`: the fitted scaler of the rows
+    that the network reads.
     """
     layers = [
         (layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy())
@@ -697,8 +733,9 @@ def extract_layers(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.
 def unscale_layer(
     scale: Any, weight: np.ndarray, bias: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return weight (out, F) and bias (out,) of a layer on standardised rows as those of one on
-    unscaled rows. `scale`: the fitted scaler.
+    """Return the weight and bias of a layer on unscaled rows that equals one on scaled rows.
+
+    `scale`: the fitted scaler. `weight`: (outputs, features). `bias`: (outputs,).
     """
     weight = weight / scale.scale_
     return weight, bias - weight @ scale.mean_
@@ -716,16 +753,18 @@ def assemble_trees(
     """Build one model from several trees.
 
     Args:
-        trees: `feature`, `threshold`, `left`, `right` (V,) and `values` (V, K) of each, by node;
-            the children of a leaf are -1, and a node comes after its parent.
-        bias: (K,) added to the sum of the trees.
-        raw: whether that sum goes through a softmax.
+        trees: arrays of each tree by name, with one entry for each of its V nodes: `feature`,
+            `threshold`, `left`, `right`, and `values` (V, K) for K classes. The children of a leaf
+            are -1.
+        bias: added to the sum of the trees' outputs, (K,).
+        raw: whether this sum goes through a softmax.
         single: whether rows are compared in float32, as when the trees were grown.
-        features: F, columns of a row.
+        features: number of columns of a row.
         scale: the fitted scaler of the rows; None: rows are not scaled.
     """
     starts = np.cumsum([0, *(len(tree["feature"]) for tree in trees)])
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in Trees.names[:5]}
+    node_arrays = Trees.names[:5]  # feature, threshold, left, right, values
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in node_arrays}
     for start, tree in zip(starts, trees, strict=False):
         nodes = np.arange(len(tree["feature"]))
         is_leaf = tree["left"] < 0
@@ -769,8 +808,11 @@ def convert_forest(
 ) -> Trees:
     """Return scikit-learn's trees as one model that predicts their mean.
 
-    `values`: for each tree the class shares (V nodes, K classes). `scale`: the fitted scaler of the
-    rows; None: rows are not scaled.
+    Args:
+        trees: scikit-learn's low-level trees.
+        values: for each tree the class shares of its nodes, (nodes, classes).
+        classes: number of classes.
+        scale: the fitted scaler of the rows; None: rows are not scaled.
     """
     nodes = [
         {

@@ -32,17 +32,17 @@ from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTas
 
 _ADAM = make_eager_class(torch.optim.Adam)
 _ADAMW = make_eager_class(torch.optim.AdamW)
-# The run's own network: steps at most, steps before the rate is judged, and between two looks at
-# the loss.
+# The run's own network: its largest number of steps, the steps after which its rate is judged, and
+# the steps over which losses are averaged.
 _MAX_STEPS = 1_000
 _FIRST_LOOK = 300
 _LOOK_EVERY = 100
-# Multiples of the run's rate. The next is tried if the loss at the first look is above _SLOW times
-# that of a uniform guess.
+# Multiples of the run's rate. The next one is tried if the loss after _FIRST_LOOK steps is above
+# _SLOW times the loss of a uniform guess.
 _RATE_FACTORS = (5, 25)
 _SLOW = 0.8
-# A mean loss since the last look below which training stops: labels are too few for a held-out
-# part that would show when to stop.
+# Training stops at this mean loss. Labels are too few to hold some out that would show when to
+# stop.
 _LEARNT = 0.02
 # The autoencoder.
 _CODER_WIDTH = 128
@@ -50,7 +50,7 @@ _CODE = 64
 _CODER_STEPS = 600
 _CODER_BATCH = 128
 _CODER_RATE = 2e-3
-_CODER_NOISE = 0.3  # deviation of what is added to the standardised features
+_CODER_NOISE = 0.3  # standard deviation of the noise on the standardised features
 # MixMatch.
 _WIDTH = 128
 _STEPS = 400
@@ -70,9 +70,9 @@ _AVERAGE = 0.98  # decay of the moving average of weights
 class Network(Baseline):
     """The run's own network, trained on the labelled rows with the run's own optimiser.
 
-    Deviation: a run's rate is chosen for many steps on many rows. Where it hardly moves the loss of
-    the few labelled rows, it is raised; else the baseline would be weak because it is slow. Its
-    random numbers, batches included, follow from the task's seed.
+    Deviation: a run's learning rate is chosen for many steps on many rows. If it hardly moves the
+    loss of the few labelled rows, it is raised; otherwise the baseline would be weak because it is
+    slow. Its random numbers, batches included, follow from the task's seed.
     """
 
     name = "network"
@@ -80,10 +80,10 @@ class Network(Baseline):
     of_run = True
 
     def fit(self, task: SoloTask) -> Predictor:
-        """Fit the network.
+        """Train the network on the labelled rows.
 
-        Raises ModelError: the loss is not finite at the run's rate, or the network does not accept
-        these rows.
+        Raises ModelError: the loss is not finite at the run's learning rate, or the network does
+        not accept these rows.
         """
         attempt = _train_until_learning(task)
         attempt.finish_training()
@@ -91,6 +91,7 @@ class Network(Baseline):
 
         @torch.no_grad()
         def score_rows(features_BF: FloatArray) -> FloatArray:
+            """Return class probabilities (B, K)."""
             scores_BK: Tensor = network(_place_rows(features_BF, task.shape, attempt.compute))
             return scores_BK.double().softmax(1).cpu().numpy()
 
@@ -98,9 +99,10 @@ class Network(Baseline):
 
 
 def _train_until_learning(task: SoloTask) -> "_Attempt":
-    """Return a training at the run's rate or, while its loss hardly falls, at a higher one.
+    """Start training at the run's learning rate, and again at higher ones while the loss stays.
 
-    If it falls at none, the last one with a finite loss is returned.
+    Returns the first training whose loss falls clearly below that of a uniform guess. If it falls
+    at no rate, the last training with a finite loss is returned.
     """
     uniform_loss = math.log(len(np.unique(task.labels)))
     attempt = _Attempt(task, task.train.learning_rate)
@@ -120,8 +122,9 @@ class _Attempt:
     """A training of the network from fresh weights at one learning rate."""
 
     def __init__(self, task: SoloTask, rate: float) -> None:
-        """Build a network with fresh weights for this learning rate, and move the labelled rows to
-        its device.
+        """Build a network with fresh weights, and move the labelled rows to its device.
+
+        `rate`: the learning rate.
         """
         train = task.train.model_copy(update={"learning_rate": rate})
         self.compute = Compute.from_settings(train)
@@ -138,7 +141,8 @@ class _Attempt:
         )
         self.network = nn.Sequential(encoder, head)
         rows_nF = _place_rows(task.labelled_rows, task.shape, self.compute)
-        # An encoder without parameters maps rows alike at every step: once is enough.
+        # An encoder without parameters maps rows alike at every step, so it runs only once here
+        # (unless the rows are too many to encode at once).
         runs_encoder = next(encoder.parameters(), None) is not None or len(rows_nF) > BLOCK
         with self._trainer.forward_pass("rows"):
             self._x_nF = rows_nF if runs_encoder else encoder(rows_nF)
@@ -149,8 +153,9 @@ class _Attempt:
         self._steps = 0
 
     def finish_training(self) -> None:
-        """Train until the loss is small or the step limit is reached. Raises ModelError: training
-        diverged.
+        """Train until the loss is small, or the step limit is reached.
+
+        Raises ModelError: training diverged.
         """
         loss = math.inf
         while self._steps < _MAX_STEPS and loss > _LEARNT:
@@ -184,12 +189,12 @@ class _Attempt:
 
 
 def _place_rows(features_BF: FloatArray, shape: Shape, compute: Compute) -> Tensor:
-    """Return flat rows in their own shape, on the device that computes."""
+    """Return flattened rows as a tensor in their original shape, on the compute device."""
     return compute.move_tensor(torch.from_numpy(features_BF).reshape(-1, *shape))
 
 
 class Autoencoder(Baseline):
-    """A denoising autoencoder learns a code of all rows; logistic regression classifies the code.
+    """A denoising autoencoder of all rows, with a logistic regression on its code.
 
     Source: P. Vincent et al., JMLR 11, 2010.
     """
@@ -198,15 +203,13 @@ class Autoencoder(Baseline):
     title = "Autoencoder"
 
     def fit(self, task: SoloTask) -> Predictor:
-        """Fit an autoencoder to all rows, and a logistic regression to the codes of labelled
-        rows.
-        """
+        """Fit an autoencoder to all rows, and logistic regression to the labelled rows' codes."""
         from sklearn.preprocessing import StandardScaler
 
         scale = fit_scaler(task)
         scaled_NF = scale.transform(task.features)
 
-        # The code is fitted on all rows, independently of held-out labels.
+        # The autoencoder reads no labels, so that all folds of the labels share one fit.
         encoder = fit_network_once(
             self.name,
             task,
@@ -221,10 +224,12 @@ class Autoencoder(Baseline):
         model.fit(codes_nD, task.labels)
 
         def score_rows(features_BF: FloatArray) -> FloatArray:
+            """Return class probabilities (B, K)."""
             codes_BD = code_scale.transform(_encode_rows(encoder, scale.transform(features_BF)))
             return predict_all_classes(model, codes_BD, task.classes)
 
         def build_network() -> FittedModel:
+            """Return encoder and regression as linear layers on unscaled rows."""
             below = extract_layers(encoder, scale)
             return FittedModel(
                 build_regression_layers(
@@ -236,14 +241,17 @@ class Autoencoder(Baseline):
 
 
 def _make_coder(features: int) -> nn.Module:
-    """Return an untrained encoder of this number of features."""
+    """Return the autoencoder's untrained encoder, for rows with this number of features."""
     return nn.Sequential(
         nn.Linear(features, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, _CODE), nn.ReLU()
     )
 
 
 def _pretrain_encoder(x_NF: Tensor, draws: Draws) -> nn.Module:
-    """Return the encoder of a denoising autoencoder trained on these rows; it has P parameters."""
+    """Train a denoising autoencoder on N standardised rows, and return its encoder.
+
+    `draws`: the random numbers of its weights, batches and noise.
+    """
     features = x_NF.shape[1]
     with draws:
         encoder = _make_coder(features)
@@ -251,6 +259,7 @@ def _pretrain_encoder(x_NF: Tensor, draws: Draws) -> nn.Module:
             nn.Linear(_CODE, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, features)
         )
     draw = draws.get_generator()
+    # All P parameters as one, which is faster.
     weights_P, gradient_P = flatten_parameters([encoder, decoder])
     adam = _ADAM([weights_P], lr=_CODER_RATE)
     for _ in range(_CODER_STEPS):
@@ -265,7 +274,7 @@ def _pretrain_encoder(x_NF: Tensor, draws: Draws) -> nn.Module:
 
 @torch.no_grad()
 def _encode_rows(encoder: nn.Module, scaled_BF: FloatArray) -> FloatArray:
-    """Return the codes (B, D) of standardised rows."""
+    """Return the encoder's codes of B standardised rows, D numbers each, (B, D)."""
     codes_BD: Tensor = encoder(torch.from_numpy(scaled_BF).float())
     return codes_BD.double().numpy()
 
@@ -290,7 +299,7 @@ class MixMatch(Baseline):
         return self.fit_together([task])[0]
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> list[Predictor]:
-        """Fit these tasks at the same time, as parallel networks.
+        """Fit a network to each task; all are trained at the same time, when one is first needed.
 
         Raises DataError: the tasks differ in more than which rows have a label.
         """
@@ -335,11 +344,12 @@ class MixMatch(Baseline):
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The scaled rows of one task.
+    """The scaled rows of one task, F features each.
 
     Attributes:
-        labelled, labels: (n, F) and (n, K) of labelled rows.
-        others: (U, F) of the others; where all have a label, of the labelled ones.
+        labelled: the n labelled rows, (n, F).
+        labels: their labels, one-hot over K classes, (n, K).
+        others: the U other rows, (U, F); if every row has a label, the labelled ones again.
     """
 
     labelled: Tensor
@@ -357,7 +367,7 @@ class _Rows:
 
 
 def _make_network(features: int, classes: int) -> nn.Sequential:
-    """Return an untrained perceptron of two hidden layers, (B, F) -> logits (B, K)."""
+    """Return an untrained perceptron of two hidden layers, from features to class logits."""
     return nn.Sequential(
         nn.Linear(features, _WIDTH),
         nn.ReLU(),
@@ -368,7 +378,10 @@ def _make_network(features: int, classes: int) -> nn.Sequential:
 
 
 class _ParallelNetworks(nn.Module):
-    """A set of copies of one network that train apart; rows (G, B, F) -> logits (G, B, K)."""
+    """A set of G copies of one network, which train separately but are computed together.
+
+    It maps B rows for each copy, (G, B, F), to logits (G, B, K).
+    """
 
     def __init__(self, network: nn.Sequential, copies: int) -> None:
         """Stack this number of copies of a network's weights along a first axis."""
@@ -380,13 +393,13 @@ class _ParallelNetworks(nn.Module):
         self.biases = nn.ParameterList(layer.bias.detach().repeat(copies, 1) for layer in layers)
 
     def forward(self, x_GBF: Tensor) -> Tensor:
-        """Apply copy g of G to rows g, for all copies at once."""
+        """Return the logits (G, B, K): each of the G copies is applied to its own B rows."""
         return self.list_layer_outputs(x_GBF)[-1]
 
     def list_layer_outputs(self, x_GBF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the three layers make of the rows, each the input of the next one.
+        """Return the outputs of the three layers for G times B rows.
 
-        The first two layers have W outputs for each of the G copies.
+        The first two layers have W outputs in each of the G copies; the last has the logits.
         """
         first, middle, last = zip(self.weights, self.biases, strict=True)
         first_GBW = _apply_layers_singly(x_GBF, *first).relu_()
@@ -396,14 +409,15 @@ class _ParallelNetworks(nn.Module):
     def set_gradients(
         self, x_GBF: Tensor, outputs: tuple[Tensor, Tensor, Tensor], error_GBK: Tensor
     ) -> None:
-        """Set each parameter's gradient by backpropagation from `error_GBK`, the loss's by logits.
+        """Set each parameter's gradient by backpropagation through the three layers.
 
-        G copies have two hidden layers of W units.
+        It computes the products of autograd in the same order, so that results are the same to the
+        last digit. Autograd itself would take twice as long for such small layers.
 
-        The products are those of autograd, in the same order, so that networks stay the same to
-        the last digit; between products this small autograd takes as long as for them.
-
-        `outputs`: outputs of all layers, as `list_layer_outputs` returns them.
+        Args:
+            x_GBF: the inputs of the first layer, B rows for each of G copies.
+            outputs: outputs of all layers, as `list_layer_outputs` returns them.
+            error_GBK: the gradient of the loss by the logits.
         """
         first_GBW, middle_GBW, _ = outputs
         _set_gradients_singly(middle_GBW, error_GBK, self.weights[2], self.biases[2])
@@ -430,22 +444,22 @@ class _ParallelNetworks(nn.Module):
 
 
 def _apply_layers_singly(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
-    """Apply the copies' layers one by one, with G copies and W outputs.
+    """Apply one layer of each of G copies, one copy after the other; return (G, B, W).
 
-    A batched product of such narrow matrices would round gradients differently.
+    A batched product of such narrow matrices would round gradients differently. `x_GBF`: the
+    layer's inputs. `weight_GWF`, `bias_GW`: its parameters, with W outputs.
     """
-    of_each = zip(x_GBF, weight_GWF, bias_GW, strict=True)
-    return torch.stack([F.linear(x_BF, weight, bias) for x_BF, weight, bias in of_each])
+    layers = zip(x_GBF, weight_GWF, bias_GW, strict=True)
+    return torch.stack([F.linear(x_BF, weight, bias) for x_BF, weight, bias in layers])
 
 
 def _set_gradients_singly(
     x_GBF: Tensor, error_GBW: Tensor, weight_GWF: Tensor, bias_GW: Tensor
 ) -> None:
-    """Set the gradients of the copies' layers one by one, from their inputs and output errors.
+    """Set the gradients of one layer of each of G copies, one copy after the other.
 
-    G copies, W outputs of the layer.
-
-    `x_GBF`: inputs of the layer. `error_GBW`: the loss's gradient by its outputs.
+    `x_GBF`: the layer's inputs. `error_GBW`: the gradient of the loss by its W outputs.
+    `weight_GWF`, `bias_GW`: its parameters, whose gradients are set.
     """
     gradients = zip(_get_gradient(weight_GWF), _get_gradient(bias_GW), strict=True)
     for x_BF, error_BW, (gradient_WF, gradient_W) in zip(x_GBF, error_GBW, gradients, strict=True):
@@ -460,18 +474,18 @@ def _get_gradient(parameter: Tensor) -> Tensor:
 
 
 def _pass_positive(error_GBW: Tensor, output_GBW: Tensor) -> Tensor:
-    """Return the errors where a rectifier's output is above 0, and 0 elsewhere, (G, B, W)."""
+    """Return the gradient by a ReLU's input: the error where its output is above 0, else 0."""
     passed_GBW: Tensor = torch.ops.aten.threshold_backward(error_GBW, output_GBW, 0)
     return passed_GBW
 
 
 @torch.no_grad()
 def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
-    """Train one network on each part in parallel, all with the same random numbers; return the
-    moving averages of their weights as networks.
+    """Train one MixMatch network for each task in parallel, with the same random numbers.
 
-    `parts`: the rows of each task. G networks have P parameters together; a step mixes M rows.
-    `draws`: the random numbers.
+    Returns the moving averages of their weights as networks. There are G networks with P parameters
+    together; a step mixes M rows of each task. `parts`: the rows of each task. `draws`: the random
+    numbers.
     """
     features = parts[0].labelled.shape[1]
     classes = parts[0].labels.shape[1]
@@ -510,14 +524,14 @@ def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
 
 
 def _compute_frequencies(labels: Iterable[Tensor]) -> Tensor:
-    """Return the mean of each table (B, K) of labels, (G, 1, K)."""
+    """Return the class frequencies of each of G tables of labels (B, K), (G, 1, K)."""
     return torch.stack([y_BK.mean(0) for y_BK in labels])[:, None]
 
 
 def _draw_rows(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
-    """Draw indices (B,) of rows for each part, from the same random numbers.
+    """Draw a batch of row indices for each task, from the same random numbers.
 
-    `sizes`: number of rows of each part.
+    So a task gets the same batch as if it were trained alone. `sizes`: number of rows of each task.
     """
     state = draw.get_state()
     batches = []
@@ -528,12 +542,15 @@ def _draw_rows(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
 
 
 def _take_rows(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
-    """Return rows of each table at their indices, stacked, (G, B, ...) for G tables."""
+    """Return the rows of each of G tables at its B indices, stacked, (G, B, ...)."""
     return torch.stack([table[positions] for table, positions in zip(tables, rows, strict=True)])
 
 
 def _augment_rows(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
-    """Return rows of G copies with noise, and with some features set to their mean 0."""
+    """Augment rows: add noise, and set some features to their mean 0.
+
+    All G copies get the same noise. `x_GBF`: B standardised rows for each copy.
+    """
     shape = x_GBF.shape[1:]
     noisy_GBF = x_GBF + _NOISE * torch.randn(shape, generator=draw)
     return noisy_GBF * (torch.rand(shape, generator=draw) >= _DROPPED)
@@ -541,7 +558,11 @@ def _augment_rows(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def _guess_labels(networks: nn.Module, augmented: list[Tensor]) -> Tensor:
-    """Return each copy's mean probabilities (G, B, K) over the augmentations (G, B, F), Eq. (6)."""
+    """Guess labels: the mean probabilities over several augmentations of each row (Eq. 6).
+
+    `augmented`: augmentations of B rows for each of G copies, (G, B, F). Returns (G, B, K) for K
+    classes.
+    """
     # All augmentations of all rows in one pass: A = number of augmentations times B.
     scores_GAK: Tensor = networks(torch.cat(augmented, dim=1)).softmax(-1)
     copies, _, classes = scores_GAK.shape
@@ -549,20 +570,21 @@ def _guess_labels(networks: nn.Module, augmented: list[Tensor]) -> Tensor:
 
 
 def _sharpen_guess(guess_GBK: Tensor) -> Tensor:
-    """Sharpen the guesses (class probabilities) of G copies, Eq. (7)."""
+    """Make class probabilities more certain by a temperature (MixMatch, Eq. 7), for G copies."""
     sharp_GBK = guess_GBK ** (1 / _TEMPERATURE)
     return sharp_GBK / sharp_GBK.sum(-1, keepdim=True)
 
 
 def _mix_pairs(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Mix pairs of M rows, nearer to the first row of a pair (MixUp), Eqs. (8) to (11).
+    """Mix each of M rows with a random other one (MixUp; MixMatch, Eqs. 8 to 11).
 
-    G networks get the same pairs and shares.
+    A mixed row is nearer to the first row of its pair. All G networks get the same pairs and
+    shares.
 
-    `y_GMK`: class probabilities of the rows. `draw`: random number generator.
+    `x_GMF`: the rows. `y_GMK`: their class probabilities. `draw`: random number generator.
     """
     shape_M2 = torch.full((x_GMF.shape[1], 2), _MIX)
-    # A beta's share is a two-way Dirichlet's first.
+    # Torch has no seeded Beta distribution. It is the first share of a two-way Dirichlet.
     share_M: Tensor = torch._sample_dirichlet(shape_M2, generator=draw)[:, 0]
     share_M1 = torch.maximum(share_M, 1 - share_M)[:, None]
     other = torch.randperm(x_GMF.shape[1], generator=draw)
@@ -573,11 +595,12 @@ def _mix_pairs(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Ten
 
 
 def _compute_loss_gradient(logits_GMK: Tensor, y_GMK: Tensor, *, weight: float) -> Tensor:
-    """Return the gradient by logits of each copy's cross-entropy of the labelled rows plus squared
-    error of the guessed ones, Eqs. (2) to (5).
+    """Return the gradient of MixMatch's loss by the logits (Eqs. 2 to 5).
 
-    `weight`: weight of the squared error. Of the M rows of each of G copies the first `_BATCH` are
-    labelled, the L others guessed.
+    The loss is the cross-entropy of labelled rows plus the squared error of guessed ones. Of the M
+    rows of each of G copies, the first `_BATCH` are labelled; the L others have guessed labels.
+
+    `logits_GMK`: the networks' outputs. `y_GMK`: the labels. `weight`: weight of the squared error.
     """
     known_GBK = logits_GMK[:, :_BATCH].log_softmax(-1)
     known_error_GBK = y_GMK[:, :_BATCH] * (-1 / _BATCH)
@@ -595,12 +618,13 @@ def _compute_loss_gradient(logits_GMK: Tensor, y_GMK: Tensor, *, weight: float) 
 
 
 def flatten_parameters(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Tensor]:
-    """Return all parameters as one (P,), and its gradient; the networks' own become views of them.
+    """Return all P numbers of the networks' parameters as one parameter, and its gradient.
 
-    An optimiser of few small layers spends most of a step on the number of parameters, not on their
-    size. Values change as they would separately: each by its own gradient.
+    The networks' parameters and gradients become views of these two. An optimiser then takes much
+    less time for few small layers, whose number matters more than their size. Every value still
+    changes by its own gradient.
 
-    Before each step set the gradient to 0 in place: if it were replaced, the views would lose it.
+    Before each step the gradient must be set to 0 in place: the views would not follow a new one.
     """
     parameters = [parameter for network in networks for parameter in network.parameters()]
     flat_P = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
@@ -615,7 +639,7 @@ def flatten_parameters(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Ten
 
 
 def separate_parameters(network: nn.Module) -> nn.Module:
-    """Give each parameter its own memory again, without gradient; return the network."""
+    """Undo `flatten_parameters`: give each parameter its own memory, and return the network."""
     for weight in network.parameters():
         weight.data = weight.data.clone()
         weight.grad = None
