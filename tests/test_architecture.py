@@ -181,7 +181,7 @@ LOADED = {
 ASKED = {
     "apfed": (31, 11),
     "single_view": (20, 13),
-    "votes": (49, 20),
+    "votes": (30, 10),
     "votes_randomised": (22, 10),
     "joint": (38, 19),
     "joint_sum": (29, 12),

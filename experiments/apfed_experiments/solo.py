@@ -48,8 +48,8 @@ from secure_apfed.measures.table import (
 )
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import SimulationInputs, fresh_secrets
-from secure_apfed.methods.student import Student, train_student, weigh_votes
-from secure_apfed.methods.votes import find_configured_prior
+from secure_apfed.methods.student import Student, find_prior
+from secure_apfed.methods.votes import VoteSettings
 from secure_apfed.runs.folder import (
     RunFolder,
     load_scores,
@@ -983,10 +983,11 @@ def train_without_votes(config: Config, data: VerticalData) -> Student:
     # The active takes part alone: it has no links to passives.
     context = inputs.build_context(name, fresh_secrets(config, name), {})
     student = Student(context, torch.arange(len(data.active.ids)))
-    prior = find_configured_prior(config)
-    targets = weigh_votes(None, student, prior, seed=config.seed)  # None: there are no votes
+    votes = VoteSettings.from_run_settings(config)
+    prior = find_prior(votes.prior, votes.labeller)
+    targets = student.weigh_votes(None, prior, seed=config.seed)  # None: there are no votes
     student.fit_to_labels(targets.likely)
-    train_student(student, config)
+    student.train_by_descent()
     return student
 
 

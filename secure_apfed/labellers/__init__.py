@@ -7,9 +7,12 @@ votes is computed in `secure_apfed.labellers.guarantee`.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator
 
 from secure_apfed.errors import ConfigError
+from secure_apfed.labellers.guarantee import Opening
 from secure_apfed.labellers.kinds import (
     MAX_VALIDATION_ROWS,
     Labeller,
@@ -20,20 +23,25 @@ from secure_apfed.labellers.kinds import (
     Spreading,
     harden_votes,
 )
-from secure_apfed.settings import unknown_name
+from secure_apfed.labellers.voting import Voter
+from secure_apfed.settings import protects, unknown_name
 from secure_apfed.settings.plugins import CODE_NAME, PluginTable, require_class
 
 __all__ = [
     "LABELLERS",
     "MAX_VALIDATION_ROWS",
     "Labeller",
+    "LabellerName",
     "LinearLabeller",
     "Logistic",
+    "Opening",
     "PrivateLogistic",
     "Ridge",
     "Spreading",
+    "Voter",
     "harden_votes",
     "make_labeller",
+    "require_weights_epsilon",
     "take_labeller",
     "take_labeller_without_noise",
 ]
@@ -66,6 +74,22 @@ def take_labeller(name: str) -> str:
         return LABELLERS.take_name(name, key="labeller")
     except ConfigError as error:
         raise ValueError(str(error)) from error
+
+
+LabellerName: TypeAlias = Annotated[str, AfterValidator(take_labeller), protects("nobody")]
+"""The type of a settings key that names a labeller."""
+
+
+def require_weights_epsilon(name: str, epsilon: float | None) -> None:
+    """Refuse an epsilon of weights for a labeller without noise on them, and none for one with it.
+
+    `name`: the labeller's key in `LABELLERS`. Raises ValueError: names the key.
+    """
+    if (epsilon is None) is (name == PrivateLogistic.name):
+        raise ValueError(
+            f"weights_epsilon: it is for {PrivateLogistic.name}, which needs it; got {epsilon} for "
+            f"{name}"
+        )
 
 
 def make_labeller(

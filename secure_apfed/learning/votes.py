@@ -10,7 +10,8 @@ Letters: U rows, n labelled rows, J of them for validation, K classes, D feature
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from typing import Self
 
 import numpy as np
 import scipy
@@ -87,6 +88,16 @@ class Help:
     learnt: float = 0.0
     always: bool = False
     averaged: bool = False
+
+    def to_tensor(self) -> Tensor:
+        """Return all fields in their order, float64, for a checkpoint."""
+        return torch.tensor(astuple(self), dtype=torch.float64)
+
+    @classmethod
+    def from_tensor(cls, numbers: Tensor) -> Self:
+        """Return what `to_tensor` gave."""
+        rows, gain, deviation, right, alone, learnt, always, averaged = numbers.tolist()
+        return cls(int(rows), gain, deviation, right, alone, learnt, bool(always), bool(averaged))
 
     @property
     def is_sure(self) -> bool:

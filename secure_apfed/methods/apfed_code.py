@@ -40,7 +40,6 @@ from secure_apfed.exchange import Envelope, Kind, Links, pack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import fit_linear
 from secure_apfed.measures.table import Scored, probabilities_of
-from secure_apfed.methods.alignment import find_positions
 from secure_apfed.methods.local_models import choose_reader, is_surely_better
 from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms, StepCounter
 from secure_apfed.methods.party import PartyContext
@@ -254,6 +253,10 @@ class CodeStudent(Student):
             encoded_UD: Tensor = _require_cross_view(networks)(self._rows, self._forecast_UD)
         return encoded_UD.double().cpu().numpy()
 
+    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
+        """Return None: its teacher saw the labels of these rows, too."""
+        return None
+
     def tensors(self) -> dict[str, Tensor]:
         return {"forecast": self._forecast_UD, **super().tensors()}
 
@@ -306,7 +309,7 @@ class CodeActive(StudentActive, SumLearner):
         super().__init__(party, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
         self.read_from(session_sum.make_active_end())
-        self._positions_U = find_positions(rows, student.rows_U)
+        self._positions_U = student.positions_U
         self._people = len(rows)
         self._seed = config.seed
         self._sum_ND: Tensor | None = None

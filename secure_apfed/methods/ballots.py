@@ -16,6 +16,7 @@ Letters: U rows to vote on, n of them labelled, B rows at once, K classes.
 import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from typing import ClassVar
 
 import msgpack
 import torch
@@ -35,9 +36,6 @@ from secure_apfed.exchange import (
 from secure_apfed.learning.release import check_rows
 from secure_apfed.methods.method import FOR_THE_ACTIVE
 
-ASK = 0
-"""The step number of the active's request for votes, the first step of a run with votes."""
-
 _DIGEST_BYTES = 32
 
 
@@ -48,6 +46,7 @@ class Ballot:
     A vote on a row is one row of class scores; passives learn from the labels how to vote.
 
     Attributes:
+        step: the step number of the request, which is a method's first step.
         rows: alignment positions (indices into the common list of people) to vote on, (U,), each
             once.
         labelled: indices into `rows` of the labelled ones, (n,).
@@ -56,6 +55,8 @@ class Ballot:
         payload: the encoded message.
         size: the largest number of rows in a block, B; votes are sent block by block.
     """
+
+    step: ClassVar[int] = 0
 
     rows: Tensor
     labelled: Tensor
@@ -147,6 +148,48 @@ class Ballot:
         row_count = len(self.rows)
         starts = range(0, row_count, self.size)
         return [slice(start, min(start + self.size, row_count)) for start in starts]
+
+
+class BallotGate:
+    """A passive's check of requests for votes: they keep to the contract, and there is one a
+    session.
+    """
+
+    def __init__(
+        self, me: str, contract: Contract, *, aligned: int, classes: int, shows_labels: bool
+    ) -> None:
+        """Let one request pass.
+
+        `me`: name of the passive, for errors. `aligned`, `classes`, `shows_labels`: see
+        `Ballot.from_message`.
+        """
+        self._me = me
+        self._contract = contract
+        self._aligned = aligned
+        self._classes = classes
+        self._shows_labels = shows_labels
+        self._was_asked = False
+
+    def admit_ballot(self, message: Envelope) -> Ballot:
+        """Parse a request for votes, and admit it.
+
+        Raises RemoteProtocolError: the request breaks a rule of the contract, or is the second one
+        of this session.
+        """
+        ballot = Ballot.from_message(
+            message,
+            self._contract,
+            aligned=self._aligned,
+            classes=self._classes,
+            shows_labels=self._shows_labels,
+        )
+        if self._was_asked:
+            raise RemoteProtocolError(
+                f"{message.sender} asks {self._me} for votes once more in one session; the "
+                "answer to a second question could be taken apart by the first"
+            )
+        self._was_asked = True
+        return ballot
 
 
 @dataclass(frozen=True, kw_only=True)

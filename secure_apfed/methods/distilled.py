@@ -588,6 +588,10 @@ class DistilledTrainer:
         """The networks that predict without the other parties."""
         return self.heads["alone"] if self.strongest is None else self.strongest.networks
 
+    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
+        """Return None: its autoencoders would have to be trained again."""
+        return None
+
     def fit_part(self, name: str, rows_NF: Tensor, resembled: TargetCodes | None = None) -> None:
         """Fit one autoencoder to reconstruct these rows.
 

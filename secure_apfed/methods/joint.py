@@ -44,7 +44,7 @@ from secure_apfed.methods.method import (
     StepCounter,
 )
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.student import Student, train_student
+from secure_apfed.methods.student import Student
 from secure_apfed.methods.sum_end import (
     AnswerLimits,
     StepGate,
@@ -281,7 +281,7 @@ class TvflActive(ActiveRole):
         student = Student(local_context, torch.arange(len(labelled_data.table.ids)))
         # Rows of zeros suggest nothing: labelled rows keep their own labels.
         student.fit_to_labels(np.zeros((len(student.rows_U), student.classes)))
-        train_student(student, party.config)
+        student.train_by_descent()
         self._local_networks = student.networks
         return student.score_rows(self._test_rows)
 

@@ -39,7 +39,6 @@ from secure_apfed.labellers.measured import check_votes
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.trainers import HeadTrainer
 from secure_apfed.measures.table import Scored
-from secure_apfed.methods.alignment import find_positions
 from secure_apfed.methods.joint import JointScores
 from secure_apfed.methods.joint_sum import (
     SummedPassive,
@@ -53,8 +52,6 @@ from secure_apfed.methods.student import (
     Student,
     make_labeller_prior,
     standardise_parts,
-    train_student,
-    weigh_votes,
 )
 from secure_apfed.methods.sum_end import ActiveSum
 from secure_apfed.privacy.measured import check_row_wise
@@ -97,7 +94,6 @@ class TeacherActive(SummedSplitNnActive):
         self.student = Student(party, aligned)
         self._config = party.config
         self.checkpoint_parts = {"": trainer, "student": self.student}
-        self._train_rows = find_positions(aligned, self.student.rows_U)
         self._key = party.derive_key(b"secure-apfed teacher v1")
         self._check_due = TeacherSettings.from_run_settings(self._config).epsilon is not None
 
@@ -109,7 +105,7 @@ class TeacherActive(SummedSplitNnActive):
         request counts as a step in `steps`.
         """
         settings = TeacherSettings.from_run_settings(self._config)
-        has_label_U = torch.zeros(len(self._train_rows), dtype=torch.bool)
+        has_label_U = torch.zeros(len(self.student.positions_U), dtype=torch.bool)
         has_label_U[torch.from_numpy(self.student.labelled)] = True
         # The head labels unlabelled rows only; another labeller also learns from labelled ones.
         requested = torch.arange(len(has_label_U))
@@ -118,7 +114,7 @@ class TeacherActive(SummedSplitNnActive):
         batches = self.split_into_batches(requested)
         with self.trainer.evaluation_mode():
             predictions = [
-                await self._request_predictions(links, steps, self._train_rows[index_B])
+                await self._request_predictions(links, steps, self.student.positions_U[index_B])
                 for index_B in batches
             ]
         labels_UK = np.zeros((len(has_label_U), self.student.classes))
@@ -128,7 +124,7 @@ class TeacherActive(SummedSplitNnActive):
         if settings.epsilon is not None:
             labels_UK = self.randomise_labels(labels_UK, settings.epsilon)
         self.student.fit_to_labels(labels_UK)
-        train_student(self.student, self._config)
+        self.student.train_by_descent()
 
     def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
         """Refuse a head in which one person's sum changes another person's label.
@@ -191,7 +187,7 @@ class TeacherActive(SummedSplitNnActive):
         )
         estimate_UK = response.estimate_sum(answers_U[None])
         prior = make_labeller_prior(Spreading())
-        return weigh_votes(estimate_UK, self.student, prior, seed=self._seed).likely
+        return self.student.weigh_votes(estimate_UK, prior, seed=self._seed).likely
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
         """Return, after training, the test scores of the student and of the joint model.

@@ -14,12 +14,13 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeAlias
+from typing import Annotated, Protocol, Self, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from secure_apfed.base.seeds import derive_seed, one_thread, seed_draws, shuffle_rows
@@ -46,12 +47,12 @@ from secure_apfed.learning.votes import (
 )
 from secure_apfed.measures.table import Scored, probabilities_of
 from secure_apfed.measures.tasks import LOSSES, Regression, score_rows
-from secure_apfed.methods.alignment import intersect_rows
+from secure_apfed.methods.alignment import find_positions, intersect_rows
 from secure_apfed.methods.local_models import restore_networks, wrap_as_networks
 from secure_apfed.methods.method import ActiveRole, StepCounter
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.networks.models import RandomFeatures, make_encoder_and_head
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import THE_ACTIVE, protects, unknown_name
 from secure_apfed.solo import (
     BASELINES,
     FOLDS,
@@ -89,13 +90,27 @@ _MAX_TREE_ROWS = 10_000
 """Rows at most to which trees are fitted."""
 _FOLDS_COMPARED = 3
 """Folds of that comparison."""
-BEST_SOLO = "best_solo"
-PRIORS = (BEST_SOLO, "labeller", *BASELINES)
+_BEST_SOLO = "best_solo"
+_PRIORS = (_BEST_SOLO, "labeller", *BASELINES)
 """Names of the active's priors: the models that predict a row's class before votes are read; see
 `find_prior`."""
 RANGES = 8
 """Number of ranges into which a numeric target is cut, K. More ranges describe a target more
 finely, each with fewer labelled rows."""
+
+
+def _require_prior(name: str) -> str:
+    """Return the name of a prior. Raises ValueError: no prior has this name."""
+    if name not in _PRIORS:
+        raise ValueError(unknown_name(name, _PRIORS))
+    return name
+
+
+PriorName: TypeAlias = Annotated[
+    str, AfterValidator(_require_prior), THE_ACTIVE, protects("nobody")
+]
+"""The type of a settings key that names the active's prior, one of `_PRIORS`; the active decides
+it."""
 
 
 # Targets of a regression as classes that can be voted for: ranges with about equally many labelled
@@ -163,6 +178,7 @@ class Student:
     Attributes:
         classes: K, number of classes, or of ranges of a numeric target.
         rows_U: the rows of the active's table that it learns from.
+        positions_U: the alignment positions of these rows.
         features_UF: the features of these rows, flattened, float64.
         labelled: indices into `rows_U` of the labelled rows, (n,).
         labels: the classes of the labelled rows, (n,).
@@ -203,7 +219,9 @@ class Student:
             loss=LOSSES[loss] if loss else F.cross_entropy,
         )
         self.rows_U = rows_U
-        self.classes = count_classes(party)
+        self.positions_U = find_positions(aligned, rows_U)
+        self.classes = self.count_classes(party)
+        self._owner = party.name
         self._model = config.model
         self._train = config.train
         self._measure = choose_class_measure(config)
@@ -218,7 +236,7 @@ class Student:
         self._truth_nT = known_n[:, None] if self._bins else np.eye(self.classes)[known_n]
         self._labels_N = self.trainer.compute.move_tensor(data.table.labels)
         self._seed = seed
-        self._baseline_seed = config.seed  # so that fits are shared with the run's local baselines
+        self._run_seed = config.seed  # so that fits are shared with the run's local baselines
         # A fitted model that predicts instead of the student's network: trees, or a baseline.
         self._stored_networks: ActiveNetworks | None = None
         self._stored_name = ""
@@ -226,6 +244,11 @@ class Student:
         self._averaged: ActiveNetworks | None = None
         target_size = self._truth_nT.shape[1]
         self._targets_NT = torch.zeros(len(data.table.ids), target_size, dtype=torch.float64)
+
+    @staticmethod
+    def count_classes(party: PartyContext) -> int:
+        """Return K, the number of classes, or of the ranges into which a numeric target is cut."""
+        return len(party.data.classes) or RANGES
 
     def make_local_task(self, seed: int) -> SoloTask:
         """Return the student's rows and labels as a task for the active's local baselines.
@@ -324,7 +347,7 @@ class Student:
         row, (U,).
         """
         fits_trees = name in _MIN_LEAF_ROWS
-        task = self.make_local_task(self._seed if fits_trees else self._baseline_seed)
+        task = self.make_local_task(self._seed if fits_trees else self._run_seed)
         with one_thread():
             if fits_trees:
                 targets_UK = self._targets_NT[self.rows_U].numpy()
@@ -465,6 +488,90 @@ class Student:
         """Run one step of gradient descent on the targets of these table rows; return the loss."""
         return self.trainer.train_batch(step, rows_B, self._targets_NT[rows_B])
 
+    def weigh_votes(
+        self, votes_UK: Floats | None, prior: "Prior", *, seed: int, always: bool = False
+    ) -> "WeighedVotes":
+        """Combine votes with the active's own predictions; labelled rows decide the votes' weight.
+
+        Args:
+            votes_UK: the sum of the passives' votes (scores of K classes) on its U rows; None:
+                there are no votes.
+            prior: function that returns the active's prediction rule before it reads votes.
+            seed: random seed of the folds that validate the prior.
+            always: whether votes are used even if they do not help on labelled rows.
+        """
+        task = self.make_local_task(seed)
+        with one_thread(), cache_fits():
+            belief = prior(task)
+            # Adding 1 keeps the frequency of a class without labelled rows above 0.
+            smoothed_counts_K = np.bincount(task.labels, minlength=task.classes) + 1.0
+            frequencies = smoothed_counts_K / smoothed_counts_K.sum()
+            own_UK = _compute_shares(belief.predict_scores(task), frequencies)
+            if votes_UK is None:
+                return WeighedVotes(own_UK, own_UK, belief)
+            validation_rows = collect_validation_rows(belief, task, frequencies)
+            likely_UK, help_ = pool_opinions(
+                votes_UK, own_UK, validation_rows, frequencies, seed=seed, always=always
+            )
+        return WeighedVotes(likely_UK if help_.is_in_use else own_UK, own_UK, belief, help_)
+
+    def learn_from_votes(self, votes_UK: Floats, prior: "Prior", *, seed: int, usage: str) -> Help:
+        """Make labels from votes, take them as targets, and return the validation.
+
+        A student with a closed form is fitted at once; for another, gradient descent follows. If
+        validation rejects the votes, the student becomes the best local model, unless `usage` says
+        otherwise.
+
+        Args:
+            votes_UK: the sum of the passives' votes (scores of K classes) on its U rows.
+            prior: function that returns the active's prediction rule without votes.
+            seed: random seed of the folds that validate the prior.
+            usage: "judged": use votes only if validation accepts them; "always": train on votes
+                whatever validation says; "averaged": if validation rejects them, average student
+                and local models, at once or after gradient descent.
+
+        Warns NoHelpWarning: validation rejected the votes, and they are not used.
+        """
+        may_average = usage == "averaged" and self.can_be_averaged
+        always = may_average or usage == "always"
+        with cache_fits():
+            weighed = self.weigh_votes(votes_UK, prior, seed=seed, always=always)
+            own_baseline = weighed.belief.baseline
+            help_ = weighed.help
+            assert help_ is not None
+            can_use_baseline = own_baseline is not None and self.has_classes
+            # Without a baseline to fall back on, the student learns from whatever was weighed.
+            if help_.is_in_use or not can_use_baseline:
+                predicted_UK = self.fit_to_labels(weighed.likely)
+                learnt = 0.0
+                if can_use_baseline:
+                    learnt = compute_learnt_gain(predicted_UK, weighed, self.labelled)
+                help_ = replace(help_, learnt=learnt)
+            if may_average:
+                # Average only where validation is not sure that votes help.
+                help_ = replace(help_, always=False, averaged=not help_.is_sure)
+            if own_baseline is not None and can_use_baseline and not help_.is_in_use:
+                self.use_baseline(own_baseline)
+            if self.has_direct_fit and help_.averaged:
+                self.average_with_local_models()
+        if not help_.is_in_use:
+            warnings.warn(f"{self._owner}: {help_}", NoHelpWarning, stacklevel=3)
+        return help_
+
+    def train_by_descent(self) -> None:
+        """Train by gradient descent over its rows, for the run's number of epochs.
+
+        A student that is already fitted in closed form stays as it is.
+        """
+        if self.has_direct_fit:
+            return
+        step = 0
+        for epoch in range(self._train.epochs):
+            order = shuffle_rows(self.rows_U, self._run_seed, "student", epoch)
+            for rows_B in order.split(self._train.batch_size):
+                self.train_on_rows(step, rows_B)
+                step += 1
+
     def score_rows(self, rows: Tensor) -> Scored:
         """Return scores of these table rows by the model that predicts now, with true labels."""
         predict = self.trainer.predict
@@ -573,11 +680,11 @@ def make_baseline_prior(baseline: Baseline) -> Prior:
 
 
 def find_prior(name: str, labeller: str) -> Prior:
-    """Return the active's prior of this name, one of `PRIORS`.
+    """Return the prior of this name (`PriorName`).
 
     `labeller`: name of the passives' labeller, which the prior "labeller" uses, too.
     """
-    if name == BEST_SOLO:
+    if name == _BEST_SOLO:
         return choose_best_prior
     if name in BASELINES:
         return make_baseline_prior(BASELINES[name])
@@ -654,35 +761,6 @@ class WeighedVotes:
     help: Help | None = None
 
 
-def weigh_votes(
-    votes_UK: Floats | None, student: Student, prior: Prior, *, seed: int, always: bool = False
-) -> WeighedVotes:
-    """Combine votes with the active's own predictions; labelled rows decide the votes' weight.
-
-    Args:
-        votes_UK: the sum of the passives' votes (scores of K classes) on the student's U rows;
-            None: there are no votes.
-        student: the student, for its rows and labels.
-        prior: function that returns the active's prediction rule before it reads votes.
-        seed: random seed of the folds that validate the prior.
-        always: whether votes are used even if they do not help on labelled rows.
-    """
-    task = student.make_local_task(seed)
-    with one_thread(), cache_fits():
-        belief = prior(task)
-        # Adding 1 keeps the frequency of a class without labelled rows above 0.
-        smoothed_counts_K = np.bincount(task.labels, minlength=task.classes) + 1.0
-        frequencies = smoothed_counts_K / smoothed_counts_K.sum()
-        own_UK = _compute_shares(belief.predict_scores(task), frequencies)
-        if votes_UK is None:
-            return WeighedVotes(own_UK, own_UK, belief)
-        validation_rows = collect_validation_rows(belief, task, frequencies)
-        likely_UK, help_ = pool_opinions(
-            votes_UK, own_UK, validation_rows, frequencies, seed=seed, always=always
-        )
-    return WeighedVotes(likely_UK if help_.is_in_use else own_UK, own_UK, belief, help_)
-
-
 def compute_learnt_gain(
     predicted_UK: Floats | None, weighed: WeighedVotes, labelled_n: Integers
 ) -> float:
@@ -705,49 +783,6 @@ def compute_learnt_gain(
         return float(weighed.likely[rows_V, best_class_V].sum())
 
     return (sum_right(predicted_UK) - sum_right(weighed.own)) / max(1, len(rows_V))
-
-
-def learn_from_votes(
-    student: Student, votes_UK: Floats, prior: Prior, *, seed: int, usage: str
-) -> Help:
-    """Make labels from votes, give them to the student as targets, and return the validation.
-
-    A student with a closed form is fitted at once; for another, gradient descent follows. If
-    validation rejects the votes, the student becomes the best local model, unless `usage` says
-    otherwise.
-
-    Args:
-        student: the student, changed in place.
-        votes_UK: the sum of the passives' votes (scores of K classes) on the student's U rows.
-        prior: function that returns the active's prediction rule without votes.
-        seed: random seed of the folds that validate the prior.
-        usage: "judged": use votes only if validation accepts them; "always": train on votes
-            whatever validation says; "averaged": if validation rejects them, average student and
-            local models, at once or after gradient descent.
-    """
-    may_average = usage == "averaged" and student.can_be_averaged
-    always = may_average or usage == "always"
-    with cache_fits():
-        weighed = weigh_votes(votes_UK, student, prior, seed=seed, always=always)
-        own_baseline = weighed.belief.baseline
-        help_ = weighed.help
-        assert help_ is not None
-        can_use_baseline = own_baseline is not None and student.has_classes
-        # Without a baseline to fall back on, the student learns from whatever was weighed.
-        if help_.is_in_use or not can_use_baseline:
-            predicted_UK = student.fit_to_labels(weighed.likely)
-            learnt = 0.0
-            if can_use_baseline:
-                learnt = compute_learnt_gain(predicted_UK, weighed, student.labelled)
-            help_ = replace(help_, learnt=learnt)
-        if may_average:
-            # Average only where validation is not sure that votes help.
-            help_ = replace(help_, always=False, averaged=not help_.is_sure)
-        if own_baseline is not None and can_use_baseline and not help_.is_in_use:
-            student.use_baseline(own_baseline)
-        if student.has_direct_fit and help_.averaged:
-            student.average_with_local_models()
-    return help_
 
 
 def standardise_parts(parts: Iterable[Tensor]) -> Floats:
@@ -784,6 +819,8 @@ class StudentModel(Protocol):
 
     def train_on_rows(self, step: int, rows_B: Tensor) -> StepLoss: ...
 
+    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None: ...
+
     def score_rows(self, rows: Tensor) -> Scored: ...
 
     def tensors(self) -> dict[str, Tensor]: ...
@@ -791,14 +828,26 @@ class StudentModel(Protocol):
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
 
 
-class StudentActive(ActiveRole):
-    """The role of an active that receives the other parties' answers once, and then trains alone.
-
-    Answers are votes, codes, projections or singular vectors. See `ActiveRole` for the methods that
-    a training loop calls.
+class TaughtActive(ActiveRole):
+    """The role of an active whose final model is a student; see `ActiveRole`.
 
     Attributes:
         student: the model that will predict alone.
+    """
+
+    student: StudentModel
+
+    def get_solo_networks(self) -> ActiveNetworks | None:
+        return self.student.networks
+
+    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
+        return self.student.refit_excluding(rows)
+
+
+class StudentActive(TaughtActive):
+    """The role of an active that receives the other parties' answers once, and then trains alone.
+
+    Answers are votes, codes, projections or singular vectors. See `TaughtActive`.
     """
 
     def __init__(
@@ -812,7 +861,7 @@ class StudentActive(ActiveRole):
         super().__init__()
         self.name = party.name
         self.guarantee = guarantee
-        self.student: StudentModel = student
+        self.student = student
         self.checkpoint_parts = {"student": student}
         self.training_rows = student.rows_U
         self._headline = headline
@@ -844,15 +893,16 @@ class StudentActive(ActiveRole):
         """Return the student's scores of the test rows; sends nothing."""
         return {self._headline: self.student.score_rows(self._test_rows)}
 
-    def get_solo_networks(self) -> ActiveNetworks | None:
-        return self.student.networks
-
     def tensors(self) -> dict[str, Tensor]:
-        return {"taught": torch.tensor(self._is_taught), **super().tensors()}
+        """Return the state for a checkpoint, with the measured gain from votes as "help"."""
+        tensors = {"taught": torch.tensor(self._is_taught), **super().tensors()}
+        return tensors if self.help is None else {**tensors, "help": self.help.to_tensor()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
         self._is_taught = bool(tensors["taught"])
+        if "help" in tensors:
+            self.help = Help.from_tensor(tensors["help"])
 
 
 def warn_of_no_help(active: str) -> None:
@@ -866,23 +916,3 @@ def warn_of_no_help(active: str) -> None:
         NoHelpWarning,
         stacklevel=3,
     )
-
-
-def count_classes(party: PartyContext) -> int:
-    """Return K, the number of classes, or of the ranges into which a numeric target is cut."""
-    return len(party.data.classes) or RANGES
-
-
-def train_student(student: Student, config: RunSettings) -> None:
-    """Train a student by gradient descent over its rows, for the run's number of epochs.
-
-    A student that is already fitted in closed form stays as it is.
-    """
-    if student.has_direct_fit:
-        return
-    step = 0
-    for epoch in range(config.train.epochs):
-        order = shuffle_rows(student.rows_U, config.seed, "student", epoch)
-        for rows_B in order.split(config.train.batch_size):
-            student.train_on_rows(step, rows_B)
-            step += 1

@@ -15,49 +15,34 @@ Letters: N positions of the alignment, U rows to vote on, n of them labelled, B 
 passives, K classes.
 """
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import astuple
 from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator, model_validator
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, RepresentationTerms
-from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.labellers import LABELLERS, PrivateLogistic, harden_votes, take_labeller
-from secure_apfed.labellers.guarantee import Opening, table_guarantee
-from secure_apfed.labellers.measured import check_votes, require_short
-from secure_apfed.learning.descent import ActiveNetworks
-from secure_apfed.learning.votes import Floats, Help
-from secure_apfed.methods.alignment import find_positions
-from secure_apfed.methods.ballots import ASK, Ballot
+from secure_apfed.labellers import (
+    LABELLERS,
+    LabellerName,
+    Opening,
+    Voter,
+    require_weights_epsilon,
+)
+from secure_apfed.methods.ballots import Ballot, BallotGate
 from secure_apfed.methods.method import ActiveRole, HelperRole, Method, SessionTerms, StepCounter
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.student import (
-    BEST_SOLO,
-    PRIORS,
-    Prior,
-    Student,
-    StudentActive,
-    count_classes,
-    find_prior,
-    learn_from_votes,
-)
+from secure_apfed.methods.student import PriorName, Student, StudentActive, find_prior
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumLearner, SumMethod
-from secure_apfed.settings import THE_ACTIVE, protects, unknown_name
+from secure_apfed.settings import THE_ACTIVE, protects
 from secure_apfed.settings.method import FormSettings, MethodSettings
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import NoiseSettings
 
-_HELP_MEASUREMENTS = 5
-"""How many fields of `Help` are measured shares or gains: all but the first, a count, and the
-booleans at its end."""
+Floats = NDArray[np.float64]
 
 
 class VoteSettings(MethodSettings):
@@ -79,8 +64,8 @@ class VoteSettings(MethodSettings):
             of any other labeller that adds noise to its weights.
     """
 
-    labeller: Annotated[str, protects("nobody")] = "spreading"
-    prior: Annotated[str, THE_ACTIVE, protects("nobody")] = BEST_SOLO
+    labeller: LabellerName = "spreading"
+    prior: PriorName = "best_solo"
     help: Annotated[Literal["averaged", "judged", "always"], THE_ACTIVE, protects("nobody")] = (
         "averaged"
     )
@@ -101,27 +86,10 @@ class VoteSettings(MethodSettings):
         """
         return self.model_copy(update={"prior": "labeller", "help": "judged"})
 
-    @field_validator("prior")
-    @classmethod
-    def _is_a_prior(cls, name: str) -> str:
-        """Refuse the name of an unknown prior."""
-        if name not in PRIORS:
-            raise ValueError(unknown_name(name, PRIORS))
-        return name
-
-    @field_validator("labeller")
-    @classmethod
-    def _is_a_labeller(cls, name: str) -> str:
-        return take_labeller(name)
-
     @model_validator(mode="after")
     def _check_weights_epsilon(self) -> Self:
         """Refuse `weights_epsilon` without the labeller that uses it, and the reverse."""
-        if (self.weights_epsilon is None) is (self.labeller == PrivateLogistic.name):
-            raise ValueError(
-                f"weights_epsilon: it is for {PrivateLogistic.name}, which needs it; got "
-                f"{self.weights_epsilon} for {self.labeller}"
-            )
+        require_weights_epsilon(self.labeller, self.weights_epsilon)
         return self
 
     @property
@@ -145,15 +113,26 @@ class VoteSettings(MethodSettings):
     def labellers(self) -> tuple[str, ...]:
         return (self.labeller,)
 
-    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+    @property
+    def vote_epsilon(self) -> float | None:
+        return self.epsilon
+
+    def linear_numbers(self, config: object, classes: int) -> float:
         """Return how many numbers of a vote are linear in the features: K or 0.
 
-        Only a labeller whose vote is the output of a linear model has any. `classes`: K.
+        Only a labeller whose vote is the output of a linear model has any. `config`: not used.
+        `classes`: K.
         """
         return classes if self.signs_votes else 0
 
-    def find_noise(self, config: RunSettings) -> NoiseSettings | None:
-        return None if self.epsilon is None else NoiseSettings(epsilon=self.epsilon)
+    def make_voter(self, party: PartyContext) -> Voter:
+        """Return the labeller of this party, with the tests of what an epsilon relies on."""
+        return Voter(
+            party.make_labeller(self.labeller, self.weights_epsilon),
+            owner=party.name,
+            is_tested=self.epsilon is not None,
+            hardens=self.answers == "hard",
+        )
 
 
 class NoisedVoteSettings(VoteSettings):
@@ -216,19 +195,16 @@ class VotesActive(StudentActive):
         student = Student(party, rows)
         config = party.config
         votes = VoteSettings.from_run_settings(config)
-        guarantee = "no guarantee: votes are opened without noise (epsilon is infinite)"
-        if opening is not None:
-            labeller = party.make_labeller(votes.labeller, votes.weights_epsilon)
-            guarantee = table_guarantee(labeller, opening, delta=config.delta).describe_guarantee()
+        guarantee = votes.make_voter(party).describe_guarantee(opening, delta=config.delta)
         super().__init__(party, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
         self.classes = student.classes
         # With the run's seed the prior's baselines are those that the run fits anyway.
-        self._prior = find_configured_prior(config)
+        self._prior = find_prior(votes.prior, votes.labeller)
         self._seed = config.seed
         self._help_setting = votes.help
         self.ballot = Ballot.from_rows(
-            find_positions(rows, student.rows_U),
+            student.positions_U,
             torch.from_numpy(student.labelled),
             torch.from_numpy(student.labels),
             size=contract.batch_size,
@@ -249,21 +225,16 @@ class VotesActive(StudentActive):
         if self.student.has_direct_fit:
             steps.count_step(0.0)
 
-    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
-        return self.student.refit_excluding(rows)
-
     def learn_from_votes(self, votes_UK: Floats) -> None:
         """Train the student on the sum of votes (U, K), if validation on labelled rows enables
         them.
 
-        See the function `learn_from_votes`. Warns NoHelpWarning: validation disabled them.
+        See `Student.learn_from_votes`. Warns NoHelpWarning: validation disabled them.
         """
         self.votes = votes_UK
-        self.help = learn_from_votes(
-            self.student, votes_UK, self._prior, seed=self._seed, usage=self._help_setting
+        self.help = self.student.learn_from_votes(
+            votes_UK, self._prior, seed=self._seed, usage=self._help_setting
         )
-        if not self.help.is_in_use:
-            warnings.warn(f"{self.name}: {self.help}", NoHelpWarning, stacklevel=2)
 
     def finish_locally(self) -> None:
         """Average the student with local models, if validation says so.
@@ -281,14 +252,10 @@ class VotesActive(StudentActive):
         return None if self.votes is None else torch.from_numpy(self.votes)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state for a checkpoint: the student's, the sum of the votes as "votes.sum",
-        and all fields of `Help` in their order as "help".
-        """
+        """Return the state for a checkpoint, with the sum of the votes as "votes.sum"."""
         tensors = super().tensors()
         if self.votes is not None:
             tensors["votes.sum"] = torch.from_numpy(self.votes)
-        if self.help is not None:
-            tensors["help"] = torch.tensor(astuple(self.help), dtype=torch.float64)
         return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
@@ -297,11 +264,6 @@ class VotesActive(StudentActive):
         `next_step`: the first step after the checkpoint.
         """
         super().load_tensors(tensors, next_step=next_step)
-        if "help" in tensors:
-            rows, *others = tensors["help"].tolist()
-            measurements = others[:_HELP_MEASUREMENTS]
-            choices = map(bool, others[_HELP_MEASUREMENTS:])
-            self.help = Help(int(rows), *measurements, *choices)
         if "votes.sum" in tensors:
             self.votes = tensors["votes.sum"].numpy()
 
@@ -311,7 +273,7 @@ class VotesPassive(HelperRole):
 
     Attributes:
         classes: K, as agreed.
-        labeller: the rule by which it votes.
+        voter: its labeller, by which it votes.
         is_known_N: whether it knows the person at each alignment position, (N,), bool.
     """
 
@@ -326,13 +288,18 @@ class VotesPassive(HelperRole):
         self.name = party.name
         self.contract = contract
         votes = VoteSettings.from_run_settings(party.config)
-        self.labeller = party.make_labeller(votes.labeller, votes.weights_epsilon)
+        self.voter = votes.make_voter(party)
         (self.classes,) = contract.passives[party.name].representation.shape
         self.is_known_N = rows >= 0
         features_N = party.data.table.features[rows.clamp(min=0)]
         self._features_NF = features_N.flatten(1).double().numpy()
-        self._method = votes
-        self._was_asked = False
+        self._gate = BallotGate(
+            party.name,
+            contract,
+            aligned=len(rows),
+            classes=self.classes,
+            shows_labels=votes.sends_labels,
+        )
 
     def admit_ballot(self, message: Envelope) -> Ballot:
         """Parse a request for votes.
@@ -340,20 +307,7 @@ class VotesPassive(HelperRole):
         Raises RemoteProtocolError: the request breaks a rule of the contract, or is the second one
         of this session.
         """
-        ballot = Ballot.from_message(
-            message,
-            self.contract,
-            aligned=len(self.is_known_N),
-            classes=self.classes,
-            shows_labels=self._method.sends_labels,
-        )
-        if self._was_asked:
-            raise RemoteProtocolError(
-                f"{message.sender} asks {self.name} for votes once more in one session; the "
-                "answer to a second question could be taken apart by the first"
-            )
-        self._was_asked = True
-        return ballot
+        return self._gate.admit_ballot(message)
 
     def cast_votes(self, ballot: Ballot) -> Floats:
         """Return the votes on the ballot's rows, (U, K): a row of class scores each; zeros for
@@ -367,21 +321,14 @@ class VotesPassive(HelperRole):
         votes_UK = np.zeros((len(is_known_U), self.classes))
         if is_known_n.any():
             index_among_known_U = np.cumsum(is_known_U) - 1
-            inputs = (
+            votes_UK[is_known_U] = self.voter.cast_votes(
                 self.pick_features(ballot)[is_known_U],
                 index_among_known_U[labelled_n[is_known_n]],
                 ballot.labels.numpy()[is_known_n],
                 self.classes,
+                question=ballot.payload,
             )
-            if self._method.epsilon is not None:
-                # Called only for its exception, since the epsilon rests on declared properties.
-                check_votes(self.labeller, *inputs, owner=self.name)
-            labeller = self.labeller.for_question(ballot.payload)
-            votes_UK[is_known_U] = labeller.label_without_own(*inputs)
-            if self._method.epsilon is not None:
-                # Called only for its exception: `check_votes` has tested few rows.
-                require_short(self.labeller, votes_UK, owner=self.name)
-        return votes_UK if self._method.answers == "soft" else harden_votes(votes_UK)
+        return votes_UK
 
     def pick_features(self, ballot: Ballot) -> Floats:
         """Return the features of the requested rows, (U, F), float64.
@@ -402,7 +349,7 @@ class VotesMethod(Method):
         if party.name != party.active:
             return None
         party.require_passives()
-        return _vote_row_terms(count_classes(party))
+        return _vote_row_terms(Student.count_classes(party))
 
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
@@ -428,12 +375,6 @@ class VotesMethod(Method):
         return {}
 
 
-def find_configured_prior(config: RunSettings) -> Prior:
-    """Return the active's configured prior: its own prediction before it reads votes."""
-    votes = VoteSettings.from_run_settings(config)
-    return find_prior(votes.prior, votes.labeller)
-
-
 def _vote_row_terms(classes: int) -> RepresentationTerms:
     """Return the bounds on one row of votes: this number of classes, norm at most 1."""
     return RepresentationTerms(
@@ -456,7 +397,7 @@ class SummedVotesActive(VotesActive, SumLearner):
     async def gather_votes(self, links: Links) -> Floats:
         """Request votes; return their sum (U, K), received and decoded block by block."""
         ballot = self.ballot
-        self.sum.send_request(links, Kind.LABELS, ASK, ballot.payload)
+        self.sum.send_request(links, Kind.LABELS, ballot.step, ballot.payload)
         sum_UK = np.zeros((len(ballot.rows), self.classes))
         for step, block in enumerate(ballot.blocks):
             rows_B = ballot.rows[block]

@@ -26,7 +26,7 @@ from secure_apfed.labellers import Labeller
 from secure_apfed.labellers.guarantee import calibrate_votes
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Floats
-from secure_apfed.methods.ballots import ASK, Ballot
+from secure_apfed.methods.ballots import Ballot
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.sum_end import Aggregator, AnswerLimits, compute_answer_digest
 from secure_apfed.methods.votes import VoteSettings, VotesPassive
@@ -117,7 +117,7 @@ class CountingPassive(VotesPassive):
         if self._noise is None:
             return None
         known_B = ballot.rows[self.is_known_N[ballot.rows]]
-        return self._noise.draw(shape, step=ASK, known_B=known_B, digest=digest)
+        return self._noise.draw(shape, step=ballot.step, known_B=known_B, digest=digest)
 
 
 def open_vote_ledger(

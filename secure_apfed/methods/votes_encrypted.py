@@ -32,11 +32,10 @@ from apfed_protocols.sums.interface import USUAL_BITS
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.labellers import LABELLERS, LinearLabeller, make_labeller
+from secure_apfed.labellers import LABELLERS, make_labeller
 from secure_apfed.labellers.guarantee import build_vote_release
-from secure_apfed.labellers.measured import check_votes, require_short
 from secure_apfed.learning.votes import Floats
-from secure_apfed.methods.ballots import ASK, Ballot, BallotSize
+from secure_apfed.methods.ballots import Ballot, BallotSize
 from secure_apfed.methods.method import FOR_AN_ANSWER, ActiveRole, HelperRole, meet_active, meet_all
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.sum_end import DurableLog, RefusedSums, blame_active_too
@@ -202,7 +201,7 @@ class EncryptedVotesActive(VotesActive):
         assert receiver is not None
         payload = msgpack.packb([self.ballot.payload, receiver.make_request(self._challenges)])
         for name in contract.passives:
-            links.send(name, Kind.ENCRYPTED_LABELS, ASK, payload)
+            links.send(name, Kind.ENCRYPTED_LABELS, self.ballot.step, payload)
         sum_UK = np.zeros((len(self.ballot.rows), self.classes))
         for block in range(self._sums.blocks):
             message = await links.receive(AGGREGATOR, Kind.SUM, step=block, patience=FOR_AN_ANSWER)
@@ -290,18 +289,9 @@ class EncryptedVotesPassive(CountingPassive):
         multiples of a fixed-point step, so that rounding never lengthens a vote. Raises
         PromiseError: the labeller breaks a property that the epsilon rests on.
         """
-        assert isinstance(self.labeller, LinearLabeller)
-        features_UF = self.pick_features(ballot)
-        labelled_n = ballot.labelled.numpy()
-        if self._method.epsilon is not None:
-            # The check needs some labels, and no passive sees the true ones.
-            labels_n = np.arange(len(labelled_n)) % self.classes
-            check_votes(
-                self.labeller, features_UF, labelled_n, labels_n, self.classes, owner=self.name
-            )
-        matrix_Un = self.labeller.compute_matrix_without_own(features_UF, labelled_n)
-        if self._method.epsilon is not None:
-            require_short(self.labeller, matrix_Un, owner=self.name)
+        matrix_Un = self.voter.compute_matrix(
+            self.pick_features(ballot), ballot.labelled.numpy(), self.classes
+        )
         levels = self._terms.levels
         return np.trunc(matrix_Un * levels) / levels
 

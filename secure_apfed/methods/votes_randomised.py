@@ -20,7 +20,6 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.learning.votes import Floats, Integers
-from secure_apfed.methods.ballots import ASK
 from secure_apfed.methods.method import FOR_AN_ANSWER, ActiveRole, HelperRole, VoteAgreement
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.votes import NoisedVoteSettings, VotesActive, VotesMethod
@@ -68,7 +67,7 @@ class RandomisedVotesActive(VotesActive):
         passives = tuple(self.contract.passives)
         response = self._response
         for name in passives:
-            links.send(name, Kind.LABELS, ASK, self.ballot.payload)
+            links.send(name, Kind.LABELS, self.ballot.step, self.ballot.payload)
         answers_MU = np.stack([await self._receive_answers(links, name) for name in passives])
         self._record_answers(answers_MU)
         return response.estimate_sum(answers_MU)
@@ -79,7 +78,9 @@ class RandomisedVotesActive(VotesActive):
         Raises RemoteProtocolError: a vote is outside the classes.
         """
         expected = {"votes": TensorSpec(torch.int16, (len(self.ballot.rows),))}
-        message = await links.receive(name, Kind.VOTES, step=ASK, patience=FOR_AN_ANSWER)
+        message = await links.receive(
+            name, Kind.VOTES, step=self.ballot.step, patience=FOR_AN_ANSWER
+        )
         tensors, _ = unpack_tensors(message.payload, expected, sender=name)
         answers_U: Integers = tensors["votes"].long().numpy()
         if not ((answers_U >= 0) & (answers_U < self.classes)).all():

@@ -22,7 +22,6 @@ from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Floats
-from secure_apfed.methods.ballots import ASK
 from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     ActiveRole,
@@ -31,7 +30,6 @@ from secure_apfed.methods.method import (
     VoteAgreement,
 )
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.student import weigh_votes
 from secure_apfed.methods.votes import NoisedVoteSettings, VotesActive, VotesMethod
 from secure_apfed.methods.votes_counted import CountingPassive, VoteTerms
 from secure_apfed.privacy.contributions import SummedRelease
@@ -107,14 +105,14 @@ class RehearsalActive(VotesActive):
         step in `steps`.
         """
         for name in self.contract.passives:
-            links.send(name, Kind.LABELS, ASK, self.ballot.payload)
+            links.send(name, Kind.LABELS, self.ballot.step, self.ballot.payload)
         shares = [await self._receive_share(links, name) for name in self.contract.passives]
         student = self.student
         # With zeros as votes, `weigh_votes` returns the active's own predictions, and measures on
         # which share of labelled rows they are right (`Help.alone`).
         no_votes_UK = np.zeros((len(self.ballot.rows), self.classes))
         with cache_fits():
-            weighed = weigh_votes(no_votes_UK, student, self._prior, seed=self._seed)
+            weighed = student.weigh_votes(no_votes_UK, self._prior, seed=self._seed)
             if weighed.belief.baseline is None:
                 student.fit_to_labels(weighed.likely)
             else:
@@ -130,7 +128,9 @@ class RehearsalActive(VotesActive):
 
         The share is a float64 scalar; its noise may push it below 0 or above 1.
         """
-        message = await links.receive(name, Kind.RIGHT_VOTES, step=ASK, patience=FOR_AN_ANSWER)
+        message = await links.receive(
+            name, Kind.RIGHT_VOTES, step=self.ballot.step, patience=FOR_AN_ANSWER
+        )
         expected = {"right": TensorSpec(torch.int64, ())}
         tensors, _ = unpack_tensors(message.payload, expected, sender=name)
         right_votes = tensors["right"].double() / _STEPS

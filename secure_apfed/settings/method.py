@@ -127,11 +127,18 @@ class MethodSettings(Settings, ABC):
         del config, labelled, classes, passives  # for methods that override this
         return 0
 
+    @property
+    def vote_epsilon(self) -> float | None:
+        """The epsilon of the noise on one vote; None: votes have no noise, or there are none."""
+        return None
+
     def find_noise(self, config: "RunSettings") -> NoiseSettings | None:
         """Return the noise that passives add to gradients or votes that they send;
         None for none.
         """
-        return config.secure_sum.noise
+        if self.opens_votes is None:
+            return config.secure_sum.noise
+        return None if self.vote_epsilon is None else NoiseSettings(epsilon=self.vote_epsilon)
 
     def linear_numbers(self, config: "RunSettings", classes: int) -> float:
         """Return an upper bound on how many (nearly) linear combinations of the passives' columns

@@ -382,8 +382,8 @@ def test_poisoned_votes_are_not_refused_and_show_where_answers_are_single(
     honest = open_run(shared_alignment, opening)
     spoilt = open_run(shared_alignment, opening)
     passive = spoilt.voters[0]
-    voter = spoilt.get_voter(passive)
-    voter.labeller = PoisonedVotes(honest=voter.labeller, way=way)
+    role = spoilt.get_voter(passive)
+    role.voter.labeller = PoisonedVotes(honest=role.voter.labeller, way=way)
     honest.learn_from_votes()
     spoilt.learn_from_votes()
     before = honest.learner.agreement

@@ -350,7 +350,7 @@ def test_ballots_on_others_share_no_chance(monkeypatch: pytest.MonkeyPatch) -> N
     for first in (0, 40, 0):
         rows_U = torch.arange(first, first + 40)
         ballot = Ballot.from_rows(rows_U, torch.tensor([0]), torch.tensor([1]), size=40)
-        helper._was_asked = False
+        helper._gate._was_asked = False
         with suppress(StopIteration):
             helper.answer_message(links, replace(ask(), payload=ballot.payload)).send(None)
     assert answers[0] == answers[2]

@@ -349,7 +349,7 @@ def test_measuring_changes_no_parameter(name: str, monkeypatch: pytest.MonkeyPat
     for module in [
         "secure_apfed.learning.trainers",
         "secure_apfed.methods.joint_teacher",
-        "secure_apfed.methods.votes",
+        "secure_apfed.labellers.voting",
         "secure_apfed.learning.release",
     ]:
         for check in (

@@ -169,7 +169,7 @@ def _poison_run(run: LiveSession[Any], harm: Harm, has_backdoor_N: Tensor, seed:
     of the N aligned people has the backdoor, which is to move the prediction to the target class.
     """
     if isinstance(run, VotesRun):
-        voter = run.get_voter(_ADVERSARY)
+        voter = run.get_voter(_ADVERSARY).voter
         voter.labeller = PoisonedVotes(honest=voter.labeller, way="backdoor", seed=seed)
         return
     clip = run.config.secure_sum.clip  # None or 0: rows are not clipped

@@ -343,7 +343,7 @@ def _measure_accuracy(
     """
     run = open_votes_run(data, method, epsilon, seed)
     if way is not None:
-        voter = run.get_voter(VICTIM)
+        voter = run.get_voter(VICTIM).voter
         voter.labeller = PoisonedVotes(honest=voter.labeller, way=way, seed=seed)
     run.learn_from_votes()
     agreement = {name: agreed.others or 0.0 for name, agreed in run.learner.agreement.items()}
