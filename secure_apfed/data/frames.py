@@ -4,10 +4,10 @@ Run by: a party on its own files. The format follows from the name: .parquet or 
 .feather or .ipc, else CSV (also .gz, .bz2, .xz, .zst) with a header line. A folder, or a pattern of
 names, is the rows of its files, one after another by their names.
 
-The fitted kind of a column decides how its cells are read: as numbers, days, durations or texts. A
-typed cell and its text in a CSV file are read alike, independently of other cells; a cell of
-another kind is refused. A cell is empty if it is null or blank, or one of the words for empty
-(`EMPTY`) that are no categories of its column. Letters: N rows.
+A column is read as numbers, days, durations or texts, as its fitted encoding says. A typed cell and
+its text in a CSV file are read alike, independently of other cells; a cell of another kind is
+refused. A cell is empty if it is null or blank, or a word for empty (`EMPTY`: "NA", "None" and the
+like) that is no category of its column. Letters: N rows.
 """
 
 import bz2
@@ -114,9 +114,9 @@ _DATE_FORMATS = (
 FEW_CATEGORIES = 64
 """Number of most frequent categories that errors propose to keep where a column has too many."""
 
-# As texts, of which a blank one alone is empty.
+# Arguments of pandas' reader that leave all cells texts, and make only blank ones empty.
 _AS_TEXTS: Any = {"dtype": str, "keep_default_na": False, "na_values": [""], "index_col": False}
-# Whole numbers would become floats, which lack digits, where one is empty.
+# Types of pandas for columns of whole numbers with an empty cell: as floats they would lose digits.
 _INTEGER_TYPES: Mapping[Any, Any] = {
     pyarrow.int64(): pd.Int64Dtype(),
     pyarrow.uint64(): pd.UInt64Dtype(),
@@ -142,9 +142,11 @@ class CsvHead:
 
 
 def collect_frame(frame: Any, *, party: str) -> Any:
-    """Return the frame itself, or the computed rows of a lazy one (polars and others).
+    """Return the frame itself, or the computed rows of a lazy frame (polars and others).
 
-    Raises DataError: not a frame, or a sparse one, or its computation fails.
+    `party`: the owner's name, for errors.
+
+    Raises DataError: it is no frame, or sparse, or its computation fails.
     """
     import narwhals.stable.v2 as nw
 
@@ -153,7 +155,7 @@ def collect_frame(frame: Any, *, party: str) -> Any:
         rows = nw.from_native(frame)
         return rows.collect().to_native() if isinstance(rows, nw.LazyFrame) else frame
     except nw.exceptions.DuplicateError:
-        return frame  # `as_pandas` reports it
+        return frame  # `as_pandas` reports columns of one name
     except TypeError as error:
         raise DataError(
             f"{party}: expected a frame of pandas, polars or pyarrow, got {type(frame).__name__}"
@@ -163,7 +165,10 @@ def collect_frame(frame: Any, *, party: str) -> Any:
 
 
 class SparseRowsError(DataError, TypeError):
-    """Rows of a kind that leaves out zeros, which no table of people here is."""
+    """An error for sparse rows, which leave out zeros; tables of people must be dense.
+
+    It is a TypeError, too, as scikit-learn's estimators raise for sparse input.
+    """
 
 
 def require_dense(frame: Any, *, party: str) -> None:
@@ -172,13 +177,17 @@ def require_dense(frame: Any, *, party: str) -> None:
     Raises SparseRowsError: names the party, the columns, and how to make them dense.
     """
     if isinstance(frame, pd.DataFrame):
-        kinds = enumerate(frame.dtypes)
-        places = [position for position, kind in kinds if isinstance(kind, pd.SparseDtype)]
-        if not places:
+        sparse_positions = [
+            position
+            for position, dtype in enumerate(frame.dtypes)
+            if isinstance(dtype, pd.SparseDtype)
+        ]
+        if not sparse_positions:
             return
-        name = frame.columns[places[0]]
-        dtype = frame.dtypes.iloc[places[0]]
-        rest = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        first = sparse_positions[0]
+        name = frame.columns[first]
+        dtype = frame.dtypes.iloc[first]
+        rest = f" and {len(sparse_positions) - 1} more" if len(sparse_positions) > 1 else ""
         raise SparseRowsError(
             f"{party}: column {name!r}{rest}: expected dense cells, got {dtype}; make them "
             "dense: frame = frame.astype({name: kind.subtype for name, kind in "
@@ -193,11 +202,13 @@ def require_dense(frame: Any, *, party: str) -> None:
 
 
 def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
-    """Return a copy of the frame in pandas, with column names as text and a named index as column.
+    """Return a copy of the frame in pandas.
+
+    Column names become texts. An index with a name becomes a column, unless one has its name.
 
     `frame`: frame of pandas, polars or pyarrow, lazy or not. `party`: the owner's name, for errors.
 
-    Raises DataError: sparse or unsupported columns, or several of one name.
+    Raises DataError: columns are sparse or of an unsupported type, or several have one name.
     """
     import narwhals.stable.v2 as nw
 
@@ -212,9 +223,9 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
     named: pd.DataFrame = rows.set_axis(list(map(column_name, rows.columns)), axis=1)
     if not named.columns.is_unique:  # 1 and "1", or one name in two forms of Unicode
         raise repeated
-    if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
-        is_column_too = str(frame.index.name) in named.columns
-        named = named if is_column_too else named.reset_index()
+    has_named_index = isinstance(frame, pd.DataFrame) and frame.index.name is not None
+    if has_named_index and str(frame.index.name) not in named.columns:
+        named = named.reset_index()
     _require_plain_columns(named, party=party)
     return named
 
@@ -241,10 +252,12 @@ def is_table(path: Path) -> bool:
 def list_files(path: Path, *, source: str) -> list[Path]:
     """Return the file itself, or all files of a folder (at any depth) or a pattern, sorted by name.
 
-    Hidden files, and those that begin with an underscore, are left out of a folder. `source`: what
-    errors call the table's owner.
+    Hidden files, and files that begin with an underscore, are left out of a folder. A single file
+    that does not exist is returned, too: reading it gives a better error.
 
-    Raises DataError: `path` is a workbook, or has no table files, or files of several formats.
+    `source`: name of the table's owner, for errors.
+
+    Raises DataError: `path` is a workbook, has no table files, or has files of several formats.
     """
     if path.suffix.lower() in (".xls", ".xlsx", ".ods"):
         raise DataError(
@@ -252,18 +265,18 @@ def list_files(path: Path, *, source: str) -> list[Path]:
             "CSV in UTF-8"
         )
     if path.is_dir():
-        candidates = ((file, file.relative_to(path).parts) for file in path.rglob("*"))
         matches = [
             file
-            for file, parts in candidates
-            if not any(part.startswith((".", "_")) for part in parts)
+            for file in path.rglob("*")
+            if not any(name.startswith((".", "_")) for name in file.relative_to(path).parts)
         ]
     elif path.exists() or not set(path.name) & set("*?["):
         return [path]
     else:
         matches = list(path.parent.glob(path.name))
     files = sorted(file for file in matches if file.is_file())
-    kinds = {infer_file_kind(file) if is_table(file) else file.name: file for file in files}
+    # The distinct formats in order; a file that is no table stands for itself.
+    kinds = dict.fromkeys(infer_file_kind(file) if is_table(file) else file.name for file in files)
     if len(kinds) != 1 or not is_table(files[0]):
         holdings = " and ".join(list(kinds)[:3]) if kinds else "no file"
         raise DataError(
@@ -280,6 +293,7 @@ def infer_file_kind(path: Path) -> str:
 
 
 def is_csv_path(path: Path) -> bool:
+    """Return whether a file is read as CSV, by its name."""
     return infer_file_kind(path) == "CSV"
 
 
@@ -296,14 +310,14 @@ def load_frame(
     source: str,
     called: str = "",
 ) -> pd.DataFrame:
-    """Return the rows of a file, of several files, or of a table; column names are in Unicode NFC.
+    """Return the rows of one or several files, or of a query; column names are in Unicode NFC.
 
     Args:
-        source_table: the path of files, or a query's result.
-        texts: columns that stay text, so that "007" keeps its zeros; others become numbers or truth
-            values where all their cells are such.
-        words: columns among `texts` in which "NA", "None" and the like are ordinary texts; in the
-            others, which are IDs, they count as empty.
+        source_table: a path (a file, a folder or a pattern of names), or a query's result.
+        texts: columns that stay text, so that "007" keeps its zeros. Other columns become numbers
+            or truth values if all their cells are such.
+        words: columns among `texts` in which "NA", "None" and the like are ordinary texts. In the
+            other columns of `texts`, which are IDs, such words count as empty.
         source: the party's name, for errors.
         called: the table's name, for errors; a path replaces it.
     """
@@ -325,13 +339,16 @@ def load_frame(
 def convert_cells(
     frame: pd.DataFrame, *, texts: Sequence[str], words: Sequence[str], source: str, called: str
 ) -> pd.DataFrame:
-    """Return a table as read, with column names in Unicode NFC and cells converted.
+    """Return a table with column names in Unicode NFC and converted cells.
+
+    Cells of CSV files are texts, which become numbers or truth values. In other tables decimals and
+    number objects become floats.
 
     Args:
-        frame: the table, changed in place if it is of CSV files.
+        frame: the table as read; it is changed in place if it comes from CSV files.
         texts: columns that stay text.
-        words: columns among `texts` in which "NA" and the like are ordinary texts; in the others,
-            which are IDs, they count as empty.
+        words: columns among `texts` in which "NA" and the like are ordinary texts. In the other
+            columns of `texts`, which are IDs, such words count as empty.
         source: the party's name, for errors.
         called: the table's name, for errors.
 
@@ -351,7 +368,7 @@ def convert_cells(
 
 
 def _join_blocks(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of CSV files, one after another, with the source lines of all."""
+    """Return the rows of CSV files as one frame, with the places of all blocks (`LINES`)."""
     joined = blocks[0] if len(blocks) == 1 else pd.concat(blocks, ignore_index=True)
     joined.attrs[LINES] = tuple(line for block in blocks for line in block.attrs[LINES])
     return joined
@@ -364,46 +381,50 @@ def load_packed_columns(
 
     Args:
         rows: the opened files.
-        texts: columns whose whole numbers keep all digits even if a cell is empty; in others pandas
-            makes floats of them.
-        columns: those to read; None: all.
+        texts: columns whose whole numbers keep all digits even if a cell is empty. In other columns
+            pandas then makes floats of them.
+        columns: names of the columns to read; None: all.
     """
     frame = convert_to_pandas(rows.to_table(columns=columns))
     # Otherwise the compressed and the decompressed file would stay in memory beside the frame.
     default_memory_pool().release_unused()
     for name in texts:
-        is_float = name in frame and frame[name].dtype.kind == "f"
-        if is_float and pyarrow.types.is_integer(rows.schema.field(name).type):
+        became_float = name in frame and frame[name].dtype.kind == "f"
+        if became_float and pyarrow.types.is_integer(rows.schema.field(name).type):
             column = rows.to_table(columns=[name]).column(0)
             frame[name] = column.to_pandas(integer_object_nulls=True).to_numpy()
     return frame
 
 
 def convert_to_pandas(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
-    """Return the rows as a frame in which a stored index is a column, unless it has no name."""
+    """Return the rows as a frame; a stored index becomes a column if it has a name."""
     frame: pd.DataFrame = rows.to_pandas(**options)
     return frame.reset_index(drop=frame.index.names == [None])
 
 
 def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Dataset":
-    """Open Parquet or Arrow files as one data set; numbers of different types are widened.
+    """Open Parquet or Arrow files as one data set.
 
-    `files`: the files at `path`, which is one file, a folder or a pattern; files below a folder
-    named country=de get a column country (Hive partitioning). `source`: the party's name, for
-    errors.
+    A column of numbers whose type differs between files gets the wider type.
+
+    Args:
+        files: the files at `path`.
+        path: one file, a folder, or a pattern of names. In a folder, files below a sub-folder named
+            country=de get a column country (Hive partitioning).
+        source: the party's name, for errors.
     """
     from pyarrow import dataset  # slow to import
 
-    packed = "ipc"
+    file_format = "ipc"
     if infer_file_kind(files[0]) == "Parquet":
-        scan = dataset.ParquetFragmentScanOptions(pre_buffer=False)
-        packed = dataset.ParquetFileFormat(default_fragment_scan_options=scan)
-    options: dict[str, Any] = {"format": packed}
+        scan = dataset.ParquetFragmentScanOptions(pre_buffer=False)  # saves memory
+        file_format = dataset.ParquetFileFormat(default_fragment_scan_options=scan)
+    options: dict[str, Any] = {"format": file_format}
     if path.is_dir():
         options |= {"partitioning": "hive", "partition_base_dir": str(path)}
     names = list(map(str, files))
     rows = dataset.dataset(names, **options)
-    schemas = [part.physical_schema for part in rows.get_fragments()]
+    schemas = [file.physical_schema for file in rows.get_fragments()]
     _check_names(files, [schema.names for schema in schemas], source)
     joint_schema = pyarrow.unify_schemas([rows.schema, *schemas], promote_options="permissive")
     return dataset.dataset(names, schema=joint_schema, **options)
@@ -412,9 +433,14 @@ def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Datase
 def read_text_blocks(
     files: Sequence[Path], source: str, rows: int | None = None
 ) -> Iterator[pd.DataFrame]:
-    """Yield the rows of CSV files as frames of texts, at most `rows` at a time (None: a file).
+    """Yield the rows of CSV files as frames of texts.
 
-    Each frame has in its `attrs` the source lines of its rows (`LINES`), for error messages.
+    Each frame has in its `attrs` where its rows stand in their file (`LINES`), for errors.
+
+    `source`: the party's name, for errors. `rows`: the most rows of a frame; None: each frame is a
+    whole file.
+
+    Raises DataError: a file has no valid header, or the files differ in their columns.
     """
     heads = [load_csv_head(path, source=source) for path in files]
     names_of_files = list(map(_load_names, files, heads))
@@ -422,6 +448,7 @@ def read_text_blocks(
     first_row = 0
     for path, head, names in zip(files, heads, names_of_files, strict=True):
         lines = ((first_row, path.name if len(files) > 1 else "", head.lines),)
+        # Whole files are read by a faster reader than pandas', if it can read them.
         whole_file = _read_plain_csv(path, names, head) if rows is None else None
         if whole_file is not None:
             whole_file.attrs[LINES] = lines
@@ -440,18 +467,23 @@ def read_text_blocks(
 
 
 def _load_names(path: Path, head: CsvHead) -> list[Any]:
-    """Return a file's column names unchanged: pandas would rename repeated ones."""
+    """Return a file's column names unchanged.
+
+    They are read as a row of cells, because pandas would rename repeated names in a header.
+
+    `head`: the part of the file above the names.
+    """
     with _open_at_header(path, head) as file:
         row = pd.read_csv(file, header=None, nrows=1, sep=head.separator, **_AS_TEXTS).iloc[0]
     return list(row)
 
 
 def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> CsvHead:
-    """Read the lines above a CSV file's header: comments that begin with #, and a spreadsheet's
-    `sep=;`, which names the separator.
+    """Return how many lines stand above a CSV file's header, and the file's separator.
 
-    A line such as #id,age is the header itself if it has as many cells as the next line that is
-    not a comment; a comment has a blank after #, or another number of cells.
+    These lines are blank, comments that begin with #, or a spreadsheet's line `sep=;`, which names
+    the separator. A line such as #id,age is the header itself if it has as many cells as the next
+    line that is not a comment. A comment has a blank after #, or another number of cells.
 
     `source`: the party's name, for errors. `refuses_titles`: whether a title above the header is an
     error.
@@ -459,11 +491,7 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
     Raises DataError: a separator is not one character, too many lines are comments, or there is
     a title.
     """
-    with _open_text(path, errors="replace") as file:
-        read_line = partial(file.readline, _MAX_LINE_CHARACTERS)
-        lines = [line.rstrip("\r\n") for line in islice(iter(read_line, ""), _MAX_HEAD_LINES)]
-    if lines:
-        lines[0] = lines[0].removeprefix("\ufeff")
+    lines = _read_first_lines(path)
     separator = ","
     lines_above = 0
     for number, line in enumerate(lines, 1):
@@ -492,13 +520,29 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
     return CsvHead(lines_above, separator)
 
 
-def _parse_separator(sign: str, *, where: str) -> str:
-    """Return the separator that a file declares. Raises DataError: a sign that occurs within cells.
+def _read_first_lines(path: Path) -> list[str]:
+    """Return the first `_MAX_HEAD_LINES` lines of a CSV file.
 
-    `sign`: the declared text; a backslash and t is a tab. `where`: file and line, for the error.
+    Line ends and a byte order mark are removed, and very long lines are cut.
+    """
+    with _open_text(path, errors="replace") as file:
+        read_line = partial(file.readline, _MAX_LINE_CHARACTERS)
+        lines = [line.rstrip("\r\n") for line in islice(iter(read_line, ""), _MAX_HEAD_LINES)]
+    if lines:
+        lines[0] = lines[0].removeprefix("\ufeff")
+    return lines
+
+
+def _parse_separator(sign: str, *, where: str) -> str:
+    r"""Return the separator that a file declares.
+
+    `sign`: the declared text; the two characters \t stand for a tab. `where`: file and line, for
+    the error.
+
+    Raises DataError: it is not one ASCII character, or one that occurs in cells.
     """
     sign = "\t" if sign == "\\t" else sign
-    # What stands in numbers, words or around texts cannot stand between cells.
+    # A character that occurs in numbers or words, or quotes texts, cannot separate cells.
     if len(sign) != 1 or sign.isalnum() or sign in "\"'\\ .+-_" or not sign.isascii():
         raise DataError(
             f"{where}, and one sign between cells is expected there, as in sep=; - correct this "
@@ -508,9 +552,9 @@ def _parse_separator(sign: str, *, where: str) -> str:
 
 
 def _is_hash_header(lines: Sequence[str], number: int, separator: str) -> bool:
-    """Return whether a line that begins with # is the header.
+    """Return whether a line that begins with # is the header, and no comment.
 
-    So it is if a name follows the # at once, and the next line has as many cells.
+    It is the header if a name follows the # without a blank, and the next line has as many cells.
 
     Args:
         lines: the first lines of the file.
@@ -519,8 +563,8 @@ def _is_hash_header(lines: Sequence[str], number: int, separator: str) -> bool:
     """
     if lines[number - 1][1:2] in ("#", " ", "\t"):
         return False
-    next_line = next((line for line in lines[number:] if line.strip()), "#")
-    if next_line.startswith("#") or _SEPARATOR.fullmatch(next_line):
+    next_line = next((line for line in lines[number:] if line.strip()), None)
+    if next_line is None or next_line.startswith("#") or _SEPARATOR.fullmatch(next_line):
         return False
     cells = len(_split_line(next_line, separator))
     return cells > 1 and len(_split_line(lines[number - 1], separator)) == cells
@@ -533,7 +577,7 @@ def _refuse_titles(
 
     Args:
         lines: the first lines of the file.
-        lines_above: how many of them are comments or declare the separator.
+        lines_above: the number of first lines that are comments or declare the separator.
         separator: the character between two cells.
         path: the file, for the error.
         source: the party's name, for the error.
@@ -545,14 +589,16 @@ def _refuse_titles(
     title = lines[title_index]
     other_separators = {sign for sign in ";\t|" if separator == ","}
     if '"' in title or not other_separators.isdisjoint(title):
-        return
-    if sum(bool(cell.strip()) for cell in _split_line(title, separator)) > 1:
+        return  # the line may be a header with quoted names, or with another separator
+    filled_cells = [cell for cell in _split_line(title, separator) if cell.strip()]
+    if len(filled_cells) > 1:
         return
     first_below = title_index + 1
     below = lines[first_below : first_below + _MAX_LINES_BELOW_TITLE]
     for number, line in enumerate(below, first_below + 1):
         cells = len(_split_line(line, separator))
-        if cells == 1:  # of a table with another separator
+        if cells == 1:
+            # The table may have another separator; a text may contain one such character by chance.
             cells = max((len(_split_line(line, sign)) for sign in other_separators), default=1)
             cells = cells if cells > 2 else 1
         if cells > 1:
@@ -572,9 +618,9 @@ def _split_line(line: str, separator: str) -> list[str]:
 
 
 def _open_text(path: Path, *, errors: str = "strict") -> Any:
-    """Open a CSV file as text, compressed or not.
+    """Open a CSV file as text in UTF-8; it may be compressed, as its suffix says.
 
-    `errors`: what to do with undecodable bytes, an argument of `open`.
+    `errors`: treatment of undecodable bytes, as in `open`.
     """
     options: dict[str, Any] = {"mode": "rt", "encoding": "utf-8", "errors": errors, "newline": ""}
     if path.suffix == ".gz":
@@ -584,13 +630,17 @@ def _open_text(path: Path, *, errors: str = "strict") -> Any:
     if path.suffix == ".xz":
         return lzma.open(path, **options)
     if path.suffix == ".zst":
-        return import_module("zstandard").open(path, **options)  # pandas asks for it, too
+        # Not a dependency of ours: pandas needs this package, too, to read such files.
+        return import_module("zstandard").open(path, **options)
     return path.open(**options)
 
 
 @contextmanager
 def _open_at_header(path: Path, head: CsvHead) -> Iterator[Any]:
-    """Yield a CSV file for pandas: its path, or the file opened below the lines of `head`."""
+    """Yield a CSV file for pandas: its path, or the file opened at the header.
+
+    `head`: the part of the file above the header, which is skipped.
+    """
     if not head.lines:
         yield path
         return
@@ -602,10 +652,11 @@ def _open_at_header(path: Path, head: CsvHead) -> Iterator[Any]:
 
 
 def _read_plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataFrame | None:
-    """Return all cells of a CSV file as texts, as pandas would read them but much faster.
+    """Return all cells of a CSV file as texts, as pandas would read them, but much faster.
 
-    None for files that must be read by pandas, or that it refuses with a reason, such as rows of
-    different lengths or an open quote.
+    None means that the caller must let pandas read the file. So it is if the two readers might
+    differ, or if the file is faulty, such as with rows of different lengths or an open quote: only
+    pandas' errors give the reason.
 
     `names`: names of the columns. `head`: the part of the file above them.
     """
@@ -642,7 +693,7 @@ def _check_names(
     source: str,
     heads: Sequence[CsvHead] = (),
 ) -> None:
-    """Raise DataError unless column names are valid and equal in all files of one table.
+    """Raise DataError unless column names are valid, and all files of one table have the same.
 
     Args:
         files: the table's files.
@@ -650,12 +701,15 @@ def _check_names(
         source: the party's name, for errors.
         heads: the part above the header of each file; empty for files that are not CSV.
     """
-    for path, file_names, head in zip(files, names, heads or [CsvHead()] * len(files), strict=True):
+    heads = heads or [CsvHead()] * len(files)
+    first_names = {*map(str, names[0])}
+    for path, file_names, head in zip(files, names, heads, strict=True):
         refuse_names(file_names, path, source, separator=head.separator)
-        if parts := {*map(str, file_names)} ^ {*map(str, names[0])}:
+        different_names = first_names ^ {*map(str, file_names)}
+        if different_names:
             raise DataError(
                 f"{source}: {path} and {files[0]} differ in the columns "
-                f"{', '.join(sorted(parts)[:5])}; files of one table have the same"
+                f"{', '.join(sorted(different_names)[:5])}; files of one table have the same"
             )
 
 
@@ -667,11 +721,13 @@ def stream_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFram
 
     Args:
         path: a file, a folder, or a pattern of names.
-        source: what errors call the table.
+        source: name of the table, for errors.
         rows: largest number of rows of one frame.
+
+    Raises DataError: the files cannot be read, or a column's cells are lists or records.
     """
     files = list_files(path, source=source)
-    first = 0
+    first = 0  # number of the next frame's first row
     kind = infer_file_kind(files[0])
     read = read_text_blocks if kind == "CSV" else partial(_stream_packed_blocks, path)
     blocks = read(files, source, rows)
@@ -695,7 +751,7 @@ def _stream_packed_blocks(
 
     Whole numbers stay whole where a cell is empty.
 
-    `files`: the files at `path`. `source`: what errors call the table.
+    `files`: the files at `path`. `source`: name of the table, for errors.
     """
     rows_of_files = open_packed_files(files, path, source)
     for batch in rows_of_files.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
@@ -709,8 +765,8 @@ def translate_read_errors(path: Path, file: Path, source: str) -> Iterator[None]
     """Turn errors of readers in the `with` block into a DataError with the cause and a remedy.
 
     Args:
-        path: what is read, for the error.
-        file: one of its files, whose format the error names.
+        path: the file, folder or pattern that is read, for the error.
+        file: one of its files; the error names its format.
         source: the party's name, for the error.
     """
     try:
@@ -742,11 +798,11 @@ def translate_read_errors(path: Path, file: Path, source: str) -> Iterator[None]
 def refuse_names(
     column_names: Iterable[str], path: Path | str, source: str, *, separator: str = ","
 ) -> None:
-    """Raise DataError for two columns of one name, or a single one with another separator in it.
+    """Raise DataError for several columns of one name, or a header with another separator.
 
     Args:
         column_names: names in the order of the file.
-        path: the file, or what errors call the table.
+        path: the file, or another name of the table, for errors.
         source: the party's name, for errors.
         separator: the file's separator.
     """
@@ -774,22 +830,25 @@ def convert_number_cells(
     ids: Sequence[str] = (),
     source: str = "the input",
 ) -> pd.DataFrame:
-    """Return the frame with decimals and number objects as floats, float16 as float32.
+    """Return the frame with decimals and number objects as floats, and float16 as float32.
 
     Args:
-        frame: the frame; cells of other kinds stay as they are.
-        except_for: columns that are not converted, since a number as an ID needs every digit.
-        ids: those of them that stay even float16, so that the lack of digits can be reported.
-        source: what errors call the table.
+        frame: the frame; columns of other types stay as they are.
+        except_for: columns whose decimals and objects are not converted, since a number as an ID
+            needs every digit.
+        ids: columns that stay even float16, so that their lack of digits can be reported.
+        source: name of the table, for errors.
+
+    Raises DataError: a decimal is a signalling NaN.
     """
-    plain = {}
+    converted = {}
     for name in frame.columns:
         column = frame[name]
         kind = "" if name in except_for else _infer_kind(column)
-        if column.dtype == np.float16 and name not in ids:  # of which pandas can make no groups
-            plain[name] = column.astype(np.float32)
+        if column.dtype == np.float16 and name not in ids:  # pandas cannot group by float16
+            converted[name] = column.astype(np.float32)
         elif kind in ("integer", "floating", "mixed-integer-float"):
-            plain[name] = pd.to_numeric(column)
+            converted[name] = pd.to_numeric(column)
         elif kind == "decimal":
             try:
                 floats = [math.nan if empty else float(cell) for cell, empty in _iter_cells(column)]
@@ -797,12 +856,15 @@ def convert_number_cells(
                 raise DataError(
                     f"{source}: column {name!r} holds a decimal that is no number; mend it"
                 ) from error
-            plain[name] = pd.Series(floats, index=column.index)
-    return frame.assign(**plain) if plain else frame
+            converted[name] = pd.Series(floats, index=column.index)
+    return frame.assign(**converted) if converted else frame
 
 
 def _infer_kind(column: "pd.Series") -> str:
-    """Return "decimal", or the kind that pandas infers for a column of objects; "" for others."""
+    """Return the kind of cells that pandas infers for a column of objects, such as "integer".
+
+    The kind is "decimal" for a column of decimal type, and "" for every other type.
+    """
     if str(column.dtype).startswith("decimal"):
         return "decimal"
     if column.dtype != object:
@@ -811,14 +873,14 @@ def _infer_kind(column: "pd.Series") -> str:
 
 
 def _iter_cells(column: "pd.Series") -> Iterator[tuple[Any, bool]]:
-    """Yield each cell, and whether it is null; faster than iterating a column."""
+    """Yield each cell with whether it is null; this is faster than iterating over a column."""
     return zip(column.tolist(), column.isna().tolist(), strict=True)
 
 
 def _refuse_nested_cells(frame: pd.DataFrame, path: Path | str, source: str) -> None:
     """Raise DataError if cells are lists or records, or texts with NUL bytes.
 
-    `path`, `source`: what the error calls the table and its party.
+    `path`: name of the table, for the error. `source`: the party's name, for the error.
     """
     for name in frame.columns:
         column = frame[name]
@@ -844,16 +906,21 @@ def _refuse_nested_cells(frame: pd.DataFrame, path: Path | str, source: str) -> 
 
 
 def select_columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return these columns in this order; the frame itself if it has no others."""
+    """Return a frame of these columns in this order; the frame itself if it is already that."""
     return frame if list(frame.columns) == list(names) else frame[list(names)]
 
 
 def convert_to_texts(column: "pd.Series") -> list[str | None]:
-    """Return a column's cells by `format_cell`, None where null; no word counts as empty here."""
+    """Return a column's cells as texts, None for a null.
+
+    Whole numbers get no decimal point. Words such as "NA" stay texts here.
+    """
     if not holds_texts(column):
         return [None if empty else format_cell(cell) for cell, empty in _iter_cells(column)]
     codes_N, distinct = pd.factorize(column)
-    texts = [*map(str.strip, distinct), None]  # each is stored once, however long the column
+    # Each distinct text is stored once, however long the column. The code of a null is -1, which
+    # picks the None at the end.
+    texts = [*map(str.strip, distinct), None]
     return [texts[code] for code in codes_N.tolist()]
 
 
@@ -861,7 +928,7 @@ def convert_to_texts(column: "pd.Series") -> list[str | None]:
 
 
 def format_cell(cell: object) -> str:
-    """Return a non-empty cell as text; whole numbers without a decimal point.
+    """Return a non-empty cell as text; whole numbers get no decimal point.
 
     A column of whole numbers is read as floats as soon as one cell is empty, so "7.0" must equal
     "7".
@@ -879,10 +946,12 @@ def holds_texts(column: "pd.Series") -> bool:
 def describe_row(column: "pd.Series | pd.DataFrame", row: int) -> str:
     """Return in words where a user finds a row: the line of a CSV file, else its number from 0.
 
-    `column`: column of the table, with its index. `row`: a position in it. Blank lines of the file,
-    and line breaks within cells, are not counted.
+    Blank lines of the file, and line breaks within cells, are not counted.
+
+    `column`: the table or a column of it, with the table's index. `row`: a position in it.
     """
     number = column.index[row]
+    # For each file its first row's number, its name, and the number of lines above its header.
     files = column.attrs.get(LINES)
     if not files:
         return f"row {number} (from 0)"
@@ -892,15 +961,17 @@ def describe_row(column: "pd.Series | pd.DataFrame", row: int) -> str:
 
 
 def is_numeric(column: "pd.Series") -> bool:
-    """Return whether a column was read as numbers; true and false are categories."""
+    """Return whether a column has a type of numbers; truth values are not numbers here."""
     dtype = column.dtype
     return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
 
 
 def read_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-    """Return a column as numbers (N,), NaN where a cell is empty; true is 1 and false 0.
+    """Return a column as numbers (N,), NaN for an empty cell; true is 1 and false 0.
 
-    Raises DataError: a non-empty cell is no number; `source` is the party's name for it.
+    `source`: the party's name, for the error.
+
+    Raises DataError: a non-empty cell is no number.
     """
     kind = column.dtype.kind
     if kind in "biuf" and not isinstance(column.dtype, pd.CategoricalDtype):
@@ -933,11 +1004,11 @@ def _require_all_parsed(
 
     Args:
         column: the cells.
-        known_N: which of them are not empty.
-        values_N: what they were parsed to; NaN: empty, or not parsed.
-        expectation: the message's words on the column, such as "holds dates".
-        complaint: the message's words on the wrong cells, such as "not numbers".
-        remedy: what the message advises.
+        known_N: whether each cell is not empty.
+        values_N: the parsed cells; NaN for a cell that is empty or could not be parsed.
+        expectation: the error's words on the column, such as "holds dates".
+        complaint: the error's words on the wrong cells, such as "not numbers".
+        remedy: the error's advice.
         source: the party's name.
     """
     wrong = np.flatnonzero(known_N & np.isnan(values_N))
@@ -951,7 +1022,7 @@ def _require_all_parsed(
 def _parse_number(cell: Any) -> float:
     """Return the number in one non-empty cell; NaN if it has none."""
     if isinstance(cell, str):
-        number = pd.to_numeric(cell, errors="coerce")  # strict where float() takes 1_000
+        number = pd.to_numeric(cell, errors="coerce")  # float() would accept "1_000"
         return float(TRUTHS.get(cell, number))
     if isinstance(cell, (numbers.Real, decimal.Decimal, np.bool_)):
         return float(cell)
@@ -961,11 +1032,14 @@ def _parse_number(cell: Any) -> float:
 def read_days(
     column: "pd.Series", *, source: str, formats: Sequence[str] = ()
 ) -> NDArray[np.float64]:
-    """Return dates as days (N,) since 1970-01-01, with fractions; NaN where a cell is empty.
+    """Return dates as days (N,) since 1970-01-01, with fractions; NaN for an empty cell.
 
-    A time without zone is in UTC. `formats`: `strptime` formats that are accepted besides ISO 8601.
+    A time without a time zone is taken as UTC.
 
-    Raises DataError: a non-empty cell is no date; `source` is the party's name for it.
+    `source`: the party's name, for the error. `formats`: `strptime` formats that are accepted
+    besides ISO 8601.
+
+    Raises DataError: a non-empty cell is no date.
     """
     if isinstance(column.dtype, np.dtype | pd.DatetimeTZDtype) and column.dtype.kind == "M":
         moments = column
@@ -976,7 +1050,7 @@ def read_days(
         dates = [_normalise_date(cell, formats) for cell in cells]
         moments = pd.Series(dates, index=column.index, dtype=object)
     moments = pd.to_datetime(moments, format="ISO8601", errors="coerce", utc=True)
-    # In microseconds: nanoseconds end in 2262, before the 9999-12-31 of an open end.
+    # In microseconds, since nanoseconds end in 2262, and tables write 9999-12-31 for "no end".
     elapsed = moments.dt.tz_convert(None).dt.as_unit("us").to_numpy() - np.datetime64(0, "us")
     days = np.asarray(elapsed / np.timedelta64(1, "D"), dtype=np.float64)
     remedy = f"write them as {' or '.join(('2026-01-31', *formats))}"
@@ -985,7 +1059,10 @@ def read_days(
 
 
 def _normalise_date(cell: Any, formats: Sequence[str]) -> Any:
-    """Return a cell in a form that pandas reads as a date; None if it is not one."""
+    """Return a cell in a form that pandas reads as a date; None if the cell is no date.
+
+    `formats`: `strptime` formats that are accepted besides ISO 8601.
+    """
     if isinstance(cell, str) and formats and not _ISO.fullmatch(cell):
         date = parse_date(cell, formats)
         return None if date is None else date.isoformat()
@@ -993,9 +1070,11 @@ def _normalise_date(cell: Any, formats: Sequence[str]) -> Any:
 
 
 def read_durations(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-    """Return durations (N,) in days; NaN where a cell is empty.
+    """Return durations (N,) in days; NaN for an empty cell.
 
-    Raises DataError: a non-empty cell is no duration; `source` is the party's name for it.
+    `source`: the party's name, for the error.
+
+    Raises DataError: a non-empty cell is no duration.
     """
     known, days = _parse_cells(column, _parse_days)
     remedy = "write them as 3 days 12:00:00"
@@ -1004,7 +1083,7 @@ def read_durations(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
 
 
 def _parse_days(cell: Any) -> float:
-    """Return a duration in days; NaN if the cell is not one."""
+    """Return a duration in days; NaN if the cell is no duration."""
     if isinstance(cell, str) and _DURATION.fullmatch(cell):
         cell = pd.to_timedelta(cell, errors="coerce")
     if isinstance(cell, np.timedelta64):
@@ -1013,19 +1092,21 @@ def _parse_days(cell: Any) -> float:
 
 
 def read_texts(column: "pd.Series", *, words: Set[str] = frozenset()) -> list[str | None]:
-    """Return a column as texts in Unicode NFC, None where a cell is empty.
+    """Return a column as texts in Unicode NFC, None for an empty cell.
 
-    Whole numbers get no decimal point, midnights no time.
+    Equal values get equal texts: whole numbers without decimal point, midnights as dates.
 
     `words`: texts such as "NA" that are categories of this column and so do not count as empty.
     """
     if holds_texts(column):
         codes_N, distinct = pd.factorize(column)
         if len(distinct) < len(column):  # each text is read once, and stored once
-            known = [*read_texts(pd.Series(distinct, dtype=column.dtype), words=words), None]
-            return [known[code] for code in codes_N.tolist()]
+            distinct_texts = read_texts(pd.Series(distinct, dtype=column.dtype), words=words)
+            distinct_texts.append(None)  # the code of a null is -1, which picks this last entry
+            return [distinct_texts[code] for code in codes_N.tolist()]
         texts = column.str.strip().tolist()
-    elif column.dtype.kind == "f":  # a number in float32 has fewer digits than as Python's float
+    elif column.dtype.kind == "f":
+        # `tolist` would make Python floats, which show more digits of a float32 than it has.
         texts = [format_cell(cell) for cell in column.to_numpy(na_value=np.nan)]
     else:
         texts = [_format_typed_cell(cell) for cell in column.tolist()]
@@ -1079,7 +1160,7 @@ def _format_moment(moment: datetime.datetime) -> str:
 
 
 def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
-    """Return a mask (N,) of the cells that are null, or a text that `words` count as empty."""
+    """Return whether each cell is empty, (N,): a null, or a text among `words`."""
     nulls: NDArray[np.bool_] = column.isna().to_numpy(dtype=bool, copy=True)
     if holds_texts(column):
         nulls |= column.str.strip().isin(words).to_numpy(dtype=bool)
@@ -1089,8 +1170,9 @@ def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
 
 
 def is_date(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
-    """Return whether a column has dates: by its type, or as all its texts are in ISO 8601 or in one
-    of `formats`.
+    """Return whether a column holds dates, by its type or because all its cells are dates.
+
+    `formats`: `strptime` formats of texts that count as dates besides ISO 8601.
     """
     if column.dtype.kind == "M":
         return True
@@ -1098,12 +1180,15 @@ def is_date(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
 
 
 def is_duration(column: "pd.Series") -> bool:
-    """Return whether a column is of durations: by its type, or all texts like 3 days 12:00:00."""
+    """Return whether a column holds durations, by its type or as texts like 3 days 12:00:00."""
     return column.dtype.kind == "m" or _all_cells_satisfy(column, _is_duration)
 
 
 def has_measures(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
-    """Return whether a column holds numbers, dates or durations."""
+    """Return whether a column holds numbers, dates or durations, and so is no category.
+
+    `formats`: `strptime` formats of texts that count as dates besides ISO 8601.
+    """
     return is_numeric(column) or is_date(column, formats) or is_duration(column)
 
 
@@ -1122,8 +1207,9 @@ def are_padded_codes(column: "pd.Series") -> bool:
 def convert_text_column(column: "pd.Series") -> "pd.Series":
     """Return a column of texts as numbers or truth values if all its non-empty cells are such.
 
-    If one number has a leading zero, all stay texts. A column that stays text is unchanged: its
-    words for an empty cell remain.
+    Otherwise the column is returned unchanged, with its words for empty cells. So is a column with
+    a number that has a leading zero, since it may hold codes. A column without any filled cell
+    becomes NaN.
     """
     plain_numbers = _cast_plain_numbers(column)
     if plain_numbers is not None:
@@ -1139,19 +1225,24 @@ def convert_text_column(column: "pd.Series") -> "pd.Series":
         if values.isna().any() or filled.str.match(_PADDED).any():
             return column
     elif not known.all():
-        values = values.astype(object)
+        values = values.astype(object)  # truth values beside NaN, which bool has not
     return values.infer_objects() if known.all() else values.reindex(column.index)
 
 
 def _cast_plain_numbers(column: "pd.Series") -> "pd.Series | None":
-    """Return a column of plainly written numbers as numbers; None if a cell is anything else."""
+    """Return a column of plainly written numbers as numbers; None if a cell is anything else.
+
+    It is a fast path for most columns: `convert_text_column` treats all others.
+    """
     cells = pyarrow.array(column.array)
     if not compute.all(compute.match_substring_regex(cells, _PLAIN_NUMBER)).as_py():
         return None
-    is_integer = not cells.null_count and not any(
+    # Most columns with a fraction show one in the first rows, which are searched first.
+    has_fraction = any(
         compute.any(compute.match_substring_regex(block, "[.eE]")).as_py()
-        for block in (cells[:_SAMPLE_ROWS], cells)  # most columns show it in the first few rows
+        for block in (cells[:_SAMPLE_ROWS], cells)
     )
+    is_integer = not cells.null_count and not has_fraction
     numbers = compute.cast(cells, pyarrow.int64() if is_integer else pyarrow.float64())
     return pd.Series(numbers.to_pandas().to_numpy(), index=column.index, name=column.name)
 
@@ -1171,7 +1262,10 @@ def _is_duration(cell: Any) -> bool:
 
 
 def _all_cells_satisfy(column: "pd.Series", condition: Callable[[Any], bool]) -> bool:
-    """Return whether there are non-empty cells, and all of them meet the condition."""
+    """Return whether there are non-empty cells, and all of them meet the condition.
+
+    It is asked whether cells are dates or durations: a column of numbers has neither.
+    """
     if column.dtype.kind in "biufcm":
         return False
     if holds_texts(column):
@@ -1182,7 +1276,10 @@ def _all_cells_satisfy(column: "pd.Series", condition: Callable[[Any], bool]) ->
 
 
 def _list_cells(column: "pd.Series") -> tuple[list[Any], NDArray[np.bool_]]:
-    """Return the cells, texts and bytes as texts without outer blanks, and which (N,) are empty."""
+    """Return the cells, and whether each is empty, (N,).
+
+    Texts lose outer blanks, and bytes become texts.
+    """
     cells = column.tolist()
     for row, cell in enumerate(cells):
         if isinstance(cell, str):
@@ -1195,9 +1292,9 @@ def _list_cells(column: "pd.Series") -> tuple[list[Any], NDArray[np.bool_]]:
 def _parse_cells(
     column: "pd.Series", parse_cell: Callable[[Any], float]
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return which cells (N,) are not empty, and the parsed cells (N,), NaN where empty.
+    """Return whether each cell is not empty, (N,), and the parsed cells (N,), NaN if empty.
 
-    `parse_cell`: returns the value of one cell, NaN if it has none.
+    `parse_cell`: function from a non-empty cell to its number, NaN if it cannot be parsed.
     """
     cells, are_empty = _list_cells(column)
     pairs = zip(cells, are_empty.tolist(), strict=True)
@@ -1210,8 +1307,10 @@ def find_look_alike(
 ) -> Fault | None:
     """Return a fault if texts would become categories though most look like numbers or dates.
 
+    None means that the column has no such fault.
+
     Args:
-        column: one that the settings do not declare categorical.
+        column: a text column that the settings do not declare categorical.
         advice: proposes settings of the party whose table it is.
         max_categories: the party's limit of categories in one column; None: none is set.
     """
@@ -1221,15 +1320,15 @@ def find_look_alike(
     counts = Counter(text for text in texts if text is not None)
     known = counts.total()
     numbers = pd.to_numeric(pd.Series(list(counts), dtype=str), errors="coerce")
-    strange_texts = {text for text, number in zip(counts, numbers, strict=True) if np.isnan(number)}
-    strange_cells = sum(counts[text] for text in strange_texts)
+    non_numbers = {text for text, number in zip(counts, numbers, strict=True) if np.isnan(number)}
+    non_number_cells = sum(counts[text] for text in non_numbers)
     name = str(column.name)
-    if 0 < strange_cells < (1 - _MAJORITY) * known:
+    if 0 < non_number_cells < (1 - _MAJORITY) * known:
         remedies = propose_categories(column, advice=advice, max_categories=max_categories)
         return Fault(
-            f"{advice.party}: {strange_cells} of {known} cells of column {name!r} are text and the "
-            f"rest are numbers, first in {_locate_first(texts, strange_texts, column)}; mend them, "
-            f"or say {describe_remedies(remedies)}",
+            f"{advice.party}: {non_number_cells} of {known} cells of column {name!r} are text and "
+            f"the rest are numbers, first in {_locate_first(texts, non_numbers, column)}; mend "
+            f"them, or say {describe_remedies(remedies)}",
             remedies,
         )
     for description, (pattern, instead) in _LOOK_ALIKES.items():
@@ -1261,9 +1360,12 @@ def propose_categories(
     """
     name = str(column.name)
     declared: Remedy = (advice.add_to_list("categorical", name),)
-    if max_categories is None and len({*read_texts(column, words=EMPTY)} - {None}) > MAX_CATEGORIES:
+    # Once the column is declared categorical, words such as "NA" are categories, too.
+    categories = {*read_texts(column, words=EMPTY)} - {None}
+    if max_categories is None and len(categories) > MAX_CATEGORIES:
         declared = (*declared, advice.set_value("rare_categories", {"most": FEW_CATEGORIES}))
-    return declared, (advice.add_to_list("ignore", name),)
+    ignored: Remedy = (advice.add_to_list("ignore", name),)
+    return declared, ignored
 
 
 def _propose_date_formats(texts: Sequence[str], *, advice: Advice) -> list[Remedy]:
@@ -1287,5 +1389,9 @@ def _propose_date_formats(texts: Sequence[str], *, advice: Advice) -> list[Remed
 
 
 def _locate_first(texts: Sequence[str | None], wanted: Set[str], column: "pd.Series") -> str:
-    """Return the place, for an error, of the first cell whose text is among the wanted."""
-    return describe_row(column, next(row for row, text in enumerate(texts) if text in wanted))
+    """Return in words where the first cell with one of the wanted texts stands, for an error.
+
+    `texts`: the cells of `column` as texts.
+    """
+    first_row = next(row for row, text in enumerate(texts) if text in wanted)
+    return describe_row(column, first_row)

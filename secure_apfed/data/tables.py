@@ -1,10 +1,10 @@
 """Loading the parties' own tables, from one or several files or a database query.
 
 Run by: each party for itself; `load_tables` loads all of them for a simulation. A party's
-statistics come from its own rows alone: the active's training rows, all rows of a passive; or from
-elsewhere, where it names an encoding. IDs are compared as text, "007" and "7" differ. Of columns
-that should perhaps not train a model, an ID as a feature or the label in disguise, the party is
-warned before they are encoded: both are guesses.
+statistics come from its own rows alone: the active's training rows, or all rows of a passive. A
+party may instead name an encoding that was fitted elsewhere. IDs are compared as text: "007" and
+"7" differ. A party is warned of columns that should perhaps not train a model: an ID as a feature,
+or the label in disguise. Both are guesses.
 """
 
 import difflib
@@ -75,7 +75,7 @@ from secure_apfed.data.labels import (
     parse_numbers,
     warn_of_empty_words,
 )
-from secure_apfed.data.lazy_rows import select_rows
+from secure_apfed.data.lazy_rows import LazyRows, select_rows
 from secure_apfed.data.mapped_tables import (
     ColumnFiles,
     MappedIds,
@@ -116,12 +116,14 @@ _ALL = "all"
 def _warn_of_id_columns(
     features: pd.DataFrame, categorical: Sequence[str], *, advice: Advice
 ) -> None:
-    """Warn of columns that look like IDs: more than half of their texts differ, or they are whole
+    """Warn of columns that look like IDs.
+
+    These are text columns with a different text in more than half of the rows, and columns of whole
     numbers without a gap.
 
     Args:
         features: the party's feature columns.
-        categorical: names of those that are encoded one-hot.
+        categorical: names of the columns that are encoded one-hot.
         advice: proposes the setting that ignores such a column.
     """
     if len(features) < _MIN_ROWS:
@@ -130,8 +132,9 @@ def _warn_of_id_columns(
     for name, column in features.items():
         reason = ""
         if name in categorical:
-            if (different := column.nunique()) > _DISTINCT * len(column):
-                reason = f"{different} different texts"
+            distinct_texts = column.nunique()
+            if distinct_texts > _DISTINCT * len(column):
+                reason = f"{distinct_texts} different texts"
         elif is_numeric(column) and _is_row_counter(column):
             reason = "whole numbers without a gap"
         if reason:
@@ -151,7 +154,7 @@ def _is_row_counter(column: "pd.Series") -> bool:
 
 
 def _warn_of_column(message: str) -> None:
-    """Issue a SuspectColumnWarning at the line of the caller's caller."""
+    """Issue a SuspectColumnWarning that points at the line which called this function's caller."""
     warnings.warn(message, SuspectColumnWarning, stacklevel=3)
 
 
@@ -166,33 +169,36 @@ def warn_of_labels(
 ) -> None:
     """Warn of each column that alone predicts every known label, by its values or by thresholds.
 
-    A column of mostly different values predicts labels by chance, so only its order is examined.
-    Each column is tested twice: with an empty cell as a value, and without rows of empty cells.
+    Such a column may be the label in disguise. A column of mostly different values predicts labels
+    by chance, so only its order is examined. Each column is tested twice: with an empty cell as a
+    value, and without rows of empty cells.
 
     Args:
         features: the party's feature columns, one row for each label.
         labels: one for each row; None: unknown.
         source: the party's name, for the warning.
         label: the name of the label column, for the warning.
-        numbers: whether labels are numeric; then they must rise or fall with the column.
-        advice: proposes the setting that ignores the column; None: an Advice without known lists.
+        numbers: whether labels are numbers to predict; a column then predicts them if they rise or
+            fall with it.
+        advice: proposes the setting that ignores the column; None: a setting that ignores only this
+            column is proposed.
     """
     known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
     if len(known) < _MIN_ROWS:
         return
     known_labels = pd.Series([labels[row] for row in known])
-    truth = pd.Series(pd.factorize(known_labels)[0])
-    separates = _can_separate_classes
+    truth = pd.Series(pd.factorize(known_labels)[0])  # the number of each label's class
+    predicts_all = _can_separate_classes
     if numbers:
         truth = pd.to_numeric(known_labels, errors="coerce")
-        separates = _can_order_labels
+        predicts_all = _can_order_labels
     for name in features.columns:
         column = features[name].iloc[known].reset_index(drop=True)
-        full = column.notna()
-        parts = [(column, truth)]
-        if _MIN_ROWS <= full.sum() < len(column):
-            parts.append((column[full], truth[full]))
-        if any(separates(*part) for part in parts):
+        is_suspect = predicts_all(column, truth)
+        is_full = column.notna()
+        if not is_suspect and _MIN_ROWS <= is_full.sum() < len(column):
+            is_suspect = predicts_all(column[is_full], truth[is_full])
+        if is_suspect:
             _warn_of_column(
                 f"{source}: column {name!r} alone tells {label!r} of all {len(known)} rows that "
                 "have one; it may be the label in disguise, or known only after it. Unless it is "
@@ -204,8 +210,8 @@ def warn_of_labels(
 def _can_separate_classes(column: "pd.Series", truth: "pd.Series") -> bool:
     """Return whether the column's values, or thresholds between them, separate the classes.
 
-    With repeated values, each value must occur in one class only. With mostly different numbers,
-    the rows in their order must form one run for each class; empty cells come last.
+    If values repeat, each value must occur in one class only. If numbers are mostly different, the
+    rows are sorted by them, empty cells last; the rows of each class must then lie together.
 
     Args:
         column: N cells of one feature.
@@ -220,18 +226,20 @@ def _can_separate_classes(column: "pd.Series", truth: "pd.Series") -> bool:
         return False
     numbers = column.to_numpy(np.float64, na_value=np.nan)
     targets = truth.to_numpy()
-    for rows in (slice(_SAMPLE), slice(None)):  # most columns show it in the first few rows
+    # Most columns fail already in the first rows, which are sorted faster than all.
+    for rows in (slice(_SAMPLE), slice(None)):
         in_order = targets[rows][np.argsort(numbers[rows], kind="stable")]
         class_changes = np.count_nonzero(in_order[1:] != in_order[:-1])
-        if class_changes >= classes:  # K classes in one run each change K - 1 times
+        if class_changes >= classes:  # K classes that lie together change K - 1 times
             return False
     return True
 
 
 def _can_order_labels(column: "pd.Series", truth: "pd.Series") -> bool:
-    """Return whether numeric labels rise or fall monotonically with the column.
+    """Return whether labels that are numbers rise or fall monotonically with the column.
 
-    False if the column or the labels have an empty cell, or at most half as many values as rows.
+    The answer is no if the column or the labels have an empty cell. It is also no if either has at
+    most half as many different values as rows, since few values are monotonic by chance.
 
     Args:
         column: N cells of one feature.
@@ -241,20 +249,26 @@ def _can_order_labels(column: "pd.Series", truth: "pd.Series") -> bool:
         return False
     numbers = column.to_numpy(np.float64, na_value=np.nan)
     targets = truth.to_numpy(np.float64)
-    for rows in (slice(_SAMPLE), slice(None)):  # most columns show it in the first few rows
+    # Most columns fail already in the first rows, which are sorted faster than all.
+    for rows in (slice(_SAMPLE), slice(None)):
         values = numbers[rows]
         labels = targets[rows]
         if np.isnan(values).any() or np.isnan(labels).any():
             return False
         if min(len(np.unique(values)), len(np.unique(labels))) <= len(values) / 2:
             return False
-        rises, falls = (
-            bool((np.diff(signed[np.lexsort((signed, values))]) >= 0).all())
-            for signed in (labels, -labels)  # labels of equal values are sorted among themselves
-        )
-        if not (rises or falls):
+        if not (_rise_together(values, labels) or _rise_together(values, -labels)):
             return False
     return True
+
+
+def _rise_together(values_N: NDArray[np.float64], labels_N: NDArray[np.float64]) -> bool:
+    """Return whether labels never fall when the rows are sorted by their values.
+
+    Rows of equal values are sorted by their labels.
+    """
+    in_order = labels_N[np.lexsort((labels_N, values_N))]
+    return bool((np.diff(in_order) >= 0).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +280,7 @@ class RawTable:
         features: columns to encode, or rows that are taken as they are.
         categorical: names of the columns that are encoded one-hot.
         labels: one text for each row, None for an empty cell or at a party without labels.
-        faulty_columns: columns with a fault, which no encoding can be fitted to.
+        faulty_columns: columns with a fault, to which no encoding can be fitted.
     """
 
     ids: Sequence[str]
@@ -292,19 +306,21 @@ class RawTable:
 
 
 def _has_columns(features: pd.DataFrame | Features) -> TypeGuard[pd.DataFrame]:
-    """Return whether features are columns to encode, and not rows that are taken as they are.
+    """Return whether features are columns of a table to encode, not rows taken as they are.
 
-    A mapped table (`ColumnFiles`) offers the methods of a frame that are used here, and counts.
+    A table on disk (`ColumnFiles`) counts as a frame: it has the methods of a frame used here.
     """
     return isinstance(features, pd.DataFrame | ColumnFiles)
 
 
 @dataclass(frozen=True)
 class _ColumnChoice:
-    """The columns that are features: numeric ones, including dates, and categorical ones.
+    """The columns of a table that are features.
 
     Attributes:
-        faulty_columns: those of them with a fault.
+        numeric: columns of numbers or dates.
+        categorical: columns that are encoded one-hot.
+        faulty_columns: columns among these in which a fault was found.
     """
 
     numeric: tuple[str, ...]
@@ -313,6 +329,7 @@ class _ColumnChoice:
 
     @property
     def all(self) -> tuple[str, ...]:
+        """All feature columns, in the order in which they are encoded."""
         return (*self.numeric, *self.categorical)
 
 
@@ -336,8 +353,8 @@ def _load_raw_table(
         settings: the data settings of the run, of all parties.
         name: the party's name.
         faults: receives the faults; if it receives any, the returned table must not be used.
-        make_rows: a function, named in the party's own file, that makes its rows; None: there is
-            none.
+        make_rows: the party's own function that makes its rows, named in the party's own file;
+            None: there is none.
 
     Raises DataError: a fault after which the table cannot be examined further.
     """
@@ -345,25 +362,19 @@ def _load_raw_table(
     if party_settings.rows is not None:
         return _load_rows(settings, name, faults, make_rows)
     label_column = settings.label_column if settings.holds_labels(name) else None
-    id_columns = settings.id_columns(name)
     frame = _open_frame(settings, name)
     advice = _make_advice(settings, name)
-    labels = () if label_column is None else (label_column,)
-    not_features = (*id_columns, *labels)
+    not_features = settings.id_columns(name)
+    if label_column is not None:
+        not_features = (*not_features, label_column)
     chosen = _choose_columns(frame, settings, name, not_features=not_features, faults=faults)
     for column in chosen.categorical:
-        listed = column in (party_settings.categorical or ())
-        if is_csv(frame) and party_settings.encoding is None and not listed:
+        is_listed = column in (party_settings.categorical or ())
+        if is_csv(frame) and party_settings.encoding is None and not is_listed:
             frame[column] = _mask_empty_words(frame[column], advice=advice)
     if settings.missing_at(name) == "drop":
         frame = _drop_empty(frame, chosen, advice=advice, called=party_settings.table_name)
-    label_texts: tuple[str | None, ...] = (None,) * len(frame)
-    with faults.gather_faults():
-        label_texts = _extract_labels(frame, label_column, settings, party=name)
-    ids: Sequence[str] = tuple(map(str, range(len(frame))))
-    with faults.gather_faults():
-        ids = _extract_ids(frame, id_columns, file=party_settings.table_name, party=name)
-        check_distinct(ids, party=name, place=lambda row: describe_row(frame, row))
+    identified = _extract_ids_and_labels(frame, settings, name, faults)
     for column in {*frame.columns} - {*chosen.all}:
         del frame[column]  # in place, since a second copy of a long table would need its memory
     features = select_columns(frame, chosen.all)
@@ -372,13 +383,15 @@ def _load_raw_table(
     if label_column is not None:
         warn_of_labels(
             features,
-            label_texts,
+            identified.labels,
             source=name,
             label=label_column,
             numbers=labels_are_numbers(settings),
             advice=advice,
         )
-    return RawTable(ids, features, chosen.categorical, label_texts, chosen.faulty_columns)
+    return RawTable(
+        identified.ids, features, chosen.categorical, identified.labels, chosen.faulty_columns
+    )
 
 
 def _open_frame(settings: DataSettings, name: str) -> pd.DataFrame:
@@ -409,15 +422,16 @@ def _open_frame(settings: DataSettings, name: str) -> pd.DataFrame:
 def _load_rows(
     settings: DataSettings, name: str, faults: FaultList, make_rows: MakeRows | None
 ) -> RawTable:
-    """Read rows that are not columns of a table, such as arrays or images.
+    """Read a party's rows that are not columns of a table, such as arrays or images.
 
-    IDs and labels come from the party's table if it has one, else with the rows.
+    IDs and labels come from the party's table if it has one, else from the source of the rows.
 
     Args:
         settings: the data settings of the run.
         name: the party's name.
         faults: receives the faults of IDs and labels.
-        make_rows: the function that makes the rows, where the setting `rows` is own.
+        make_rows: the party's own function that makes its rows; used only if the setting `rows`
+            names no file and no folder.
 
     Raises DataError: labels are missing, or IDs, rows and labels differ in number.
     """
@@ -452,7 +466,13 @@ def _load_rows(
 
 @dataclass(frozen=True)
 class _IdsAndLabels:
-    """The IDs of rows, and one label text for each at a party with labels; None: unknown."""
+    """The IDs and labels of a party's rows.
+
+    Attributes:
+        ids: one text for each row.
+        labels: one text for each row, None for an unknown label; empty at a party without labels
+            that has no table.
+    """
 
     ids: Sequence[str]
     labels: tuple[str | None, ...] = ()
@@ -463,11 +483,10 @@ def _identify_rows(
 ) -> _IdsAndLabels:
     """Return IDs and labels from the table of the party `name`, whose features lie elsewhere.
 
-    Other columns are a fault, unless one of them names image files. Faults are added to `faults`.
+    Further columns are a fault, except beside images: there one of them names the image files.
+    Faults are added to `faults`.
     """
     party_settings = (settings.parties or {})[name]
-    id_columns = settings.id_columns(name)
-    label_column = settings.label_column if settings.holds_labels(name) else None
     unused = _list_further_columns(frame, settings, name)
     if unused and not _are_images(settings, name):
         remedy: Remedy = (_make_advice(settings, name).add_to_list("ignore", *unused),)
@@ -477,6 +496,20 @@ def _identify_rows(
             f"{describe_remedies([remedy])}"
         )
         faults.add_error(TableError([Fault(message, (remedy,))]))
+    return _extract_ids_and_labels(frame, settings, name, faults)
+
+
+def _extract_ids_and_labels(
+    frame: pd.DataFrame, settings: DataSettings, name: str, faults: FaultList
+) -> _IdsAndLabels:
+    """Return IDs and labels from the columns of the party `name` that hold them.
+
+    Faults are added to `faults`. In place of faulty labels there is None for each row, and in place
+    of faulty IDs the row's number, so that the other columns can still be examined.
+    """
+    party_settings = (settings.parties or {})[name]
+    label_column = settings.label_column if settings.holds_labels(name) else None
+    id_columns = settings.id_columns(name)
     labels: tuple[str | None, ...] = (None,) * len(frame)
     with faults.gather_faults():
         labels = _extract_labels(frame, label_column, settings, party=name)
@@ -488,7 +521,7 @@ def _identify_rows(
 
 
 def _list_further_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> list[str]:
-    """Return the columns that the party `name` neither ignores nor uses as IDs or labels."""
+    """Return the names of the columns that are not IDs, labels or ignored by the party `name`."""
     used = {*settings.id_columns(name), *(settings.parties or {})[name].ignore}
     if settings.holds_labels(name):
         used.add(settings.label_column)
@@ -496,7 +529,7 @@ def _list_further_columns(frame: pd.DataFrame, settings: DataSettings, name: str
 
 
 def _are_images(settings: DataSettings, name: str) -> bool:
-    """Return whether a party's rows are a folder of images."""
+    """Return whether the rows of the party `name` are the images of a folder."""
     party_settings = (settings.parties or {})[name]
     return (
         party_settings.rows_code is None
@@ -512,35 +545,28 @@ def _open_rows(
     frame: pd.DataFrame | None,
     table: _IdsAndLabels | None,
 ) -> OwnRows:
-    """Return the rows of the party `name`: images, an array file, or the result of its user-defined
-    function.
+    """Return the rows of the party `name`: images, arrays of a file, or its own function's result.
 
     Large arrays and images are not read yet.
 
     Args:
         settings: the data settings of the run.
         name: the party's name.
-        make_rows: the function that makes the rows, from the party's own file; None: imported
+        make_rows: the function that makes the rows, from the party's own file; None: it is imported
             from the path in the setting `rows`.
-        frame: the party's table, whose one further column names the images; None: no table.
+        frame: the party's table, whose one further column names the images; None: it has no table.
         table: the IDs and labels of that table; None: they come with the rows.
+
+    Raises:
+        ConfigError: the function cannot be found.
+        DataError: the rows cannot be read, or do not fit the table.
     """
     party_settings = (settings.parties or {})[name]
     source = party_settings.rows
     has_labels = settings.holds_labels(name)
     assert source is not None
     if _are_images(settings, name):
-        columns = [] if frame is None else _list_further_columns(frame, settings, name)
-        if frame is None or len(columns) != 1:
-            raise DataError(
-                f"{name}: its rows are images of the folder {source}, and one further column of "
-                f"its table names the file of each; got {', '.join(columns) or 'none'}: name the "
-                f"table as data.parties.{name}.file, and other columns under ignore"
-            )
-        cells = frame[columns[0]].tolist()
-        folder = resolve_party_path(settings, Path(source))
-        images = load_images(folder, cells, column=columns[0], party=name)
-        return OwnRows(features=images)
+        return OwnRows(features=_open_images(settings, name, Path(source), frame))
     key = f"data.parties.{name}.rows"
     if party_settings.rows_code is None:
         path = resolve_party_path(settings, Path(source))
@@ -557,8 +583,30 @@ def _open_rows(
     return make_code_rows(make_rows, party=name, ids=ids, has_labels=has_labels)
 
 
+def _open_images(
+    settings: DataSettings, name: str, folder: Path, frame: pd.DataFrame | None
+) -> LazyRows:
+    """Return the images of a folder, in the order of the table of the party `name`.
+
+    `frame`: the party's table, whose one further column names each row's file; None: it has none.
+
+    Raises DataError: the party has no table, or the table has not exactly one further column.
+    """
+    columns = [] if frame is None else _list_further_columns(frame, settings, name)
+    if frame is None or len(columns) != 1:
+        raise DataError(
+            f"{name}: its rows are images of the folder {folder}, and one further column of "
+            f"its table names the file of each; got {', '.join(columns) or 'none'}: name the "
+            f"table as data.parties.{name}.file, and other columns under ignore"
+        )
+    (column,) = columns
+    file_names = frame[column].tolist()
+    path = resolve_party_path(settings, folder)
+    return load_images(path, file_names, column=column, party=name)
+
+
 def _make_advice(settings: DataSettings, name: str) -> Advice:
-    """Return an object that proposes changes to the settings of the party `name`."""
+    """Return an object that words changes to the settings of the party `name`, for errors."""
     party_settings = (settings.parties or {})[name]
     lists = {
         "numeric": party_settings.numeric or (),
@@ -570,9 +618,10 @@ def _make_advice(settings: DataSettings, name: str) -> Advice:
 
 
 def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> None:
-    """Raise DataError if the party's table lacks a column that its settings name.
+    """Raise DataError if the table of the party `name` lacks a column that the settings name.
 
-    If a column has a similar name, a TableError is raised that proposes it as a setting.
+    If the table has a column with a similar name, the error is a TableError, which proposes the
+    settings with that name.
     """
     party_settings = (settings.parties or {})[name]
     named = {
@@ -588,13 +637,14 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
         return
     nearest = {column: _find_nearest_name(column, frame) for column in absent}
     guesses = {column: other for column, other in nearest.items() if other}
-    remedy = list[SettingLine]()
+    remedy = list[SettingLine]()  # the corrected settings
     advice = Advice(name)
     for key, columns in named.items():
         renamed = tuple(dict.fromkeys(guesses.get(column, column) for column in columns))
         if renamed == columns:
             continue
-        value: Any = renamed[0] if len(columns) == 1 and key.endswith("_column") else renamed
+        is_single_name = len(columns) == 1 and key.endswith("_column")
+        value: Any = renamed[0] if is_single_name else renamed
         if key == "label_column":
             remedy.append(SettingLine(("data", key), value))
         else:
@@ -612,7 +662,10 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
 
 
 def _find_nearest_name(absent: str, frame: pd.DataFrame) -> str:
-    """Return the table's column name nearest to this one, ignoring case; "" for none."""
+    """Return the name of the table's column most similar to this one, ignoring case; "" if none is.
+
+    `absent`: the name that the table lacks.
+    """
     names = {str(column).casefold(): str(column) for column in frame.columns}
     matches = difflib.get_close_matches(absent.casefold(), names, n=1)
     return names[matches[0]] if matches else ""
@@ -629,17 +682,19 @@ def _drop_empty(
         advice: proposes settings for the error.
         called: the table's name, for the error.
     """
-    empty = {column: is_empty(frame[column]) for column in chosen.numeric}
-    empty |= {column: is_empty(frame[column], BLANK) for column in chosen.categorical}
+    is_empty_by_column = {column: is_empty(frame[column]) for column in chosen.numeric}
+    for column in chosen.categorical:
+        is_empty_by_column[column] = is_empty(frame[column], BLANK)
     is_complete = np.ones(len(frame), dtype=bool)
-    for cells in empty.values():
-        is_complete &= ~cells
+    for empty_cells in is_empty_by_column.values():
+        is_complete &= ~empty_cells
     if is_complete.any():
         return frame[is_complete]
-    empty_columns = [column for column, cells in empty.items() if cells.all()]
-    empty_cells = [cells for column, cells in empty.items() if column not in empty_columns]
+    empty_columns = [column for column, cells in is_empty_by_column.items() if cells.all()]
+    others = [cells for column, cells in is_empty_by_column.items() if column not in empty_columns]
     remedy: Remedy = (advice.add_to_list("ignore", *empty_columns),) if empty_columns else ()
-    if not empty_cells or np.any(empty_cells, axis=0).all():
+    # Without the empty columns there may still be no complete row.
+    if not others or np.any(others, axis=0).all():
         remedy = (*remedy, advice.set_value("missing", "mean"))
     raise TableError(
         [
@@ -655,9 +710,11 @@ def _drop_empty(
 def _extract_labels(
     frame: pd.DataFrame, column: str | None, settings: DataSettings, *, party: str
 ) -> tuple[str | None, ...]:
-    """Return each row's label as text; None where the cell is empty, or `column` is None.
+    """Return each row's label as text; None for an empty cell.
 
     In a CSV file, words such as "NA" count as empty unless the settings list them as classes.
+
+    `column`: the label column; None: the party has no labels, and each row gets None.
     """
     if column is None:
         return (None,) * len(frame)
@@ -678,7 +735,7 @@ def _extract_labels(
 def open_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
     """Return the path of the table of the party `name`, or the current rows of its database query.
 
-    Raises ConfigError: the settings name neither a file nor a database of it.
+    Raises ConfigError: the settings name neither a file nor a database of this party.
     """
     party_settings = (settings.parties or {})[name]
     if party_settings.database is None:
@@ -694,8 +751,9 @@ def open_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
 
 
 def resolve_party_path(settings: DataSettings, file: Path) -> Path:
-    """Return the path of a party's file; relative ones start at `data.folder`, or the working
-    directory.
+    """Return the path of a party's file.
+
+    A relative path starts at the setting `data.folder`, or else at the working directory.
     """
     return (settings.folder or Path()).expanduser() / file.expanduser()
 
@@ -708,12 +766,15 @@ def _choose_columns(
     not_features: tuple[str, ...],
     faults: FaultList,
 ) -> _ColumnChoice:
-    """Choose the features: columns in the party's lists, and the others by their type.
+    """Return the columns of a party's table that are features.
+
+    Columns that the party's settings list as numeric or categorical are taken so. All others are
+    numeric if their cells are numbers or dates, and else categorical.
 
     Args:
         frame: the table.
         settings: the data settings of the run.
-        name: the table's party.
+        name: the party that owns the table.
         not_features: columns of IDs and labels.
         faults: receives the faults of columns.
     """
@@ -725,12 +786,13 @@ def _choose_columns(
         "categorical": party_settings.categorical or (),
     }
     listed = {*lists["numeric"], *lists["categorical"]} - {*party_settings.ignore}
-    if contrary := [
+    contradictory = [
         column for names in lists.values() for column in names if column in party_settings.ignore
-    ]:
+    ]
+    if contradictory:
         _warn_of_column(
-            f"{name}: {', '.join(contrary)} is left out, since data.parties.{name}.ignore names "
-            "it beside another list"
+            f"{name}: {', '.join(contradictory)} is left out, since data.parties.{name}.ignore "
+            "names it beside another list"
         )
     faulty_columns = set[str]()
     if settings.holds_labels(name) and settings.label_column in listed:
@@ -749,8 +811,8 @@ def _choose_columns(
     categorical = [column for column in lists["categorical"] if column in listed]
     max_categories = party_settings.rare_categories.most
     if party_settings.encoding is None:
-        texts = [column for column in lists["numeric"] if column in listed]
-        if wrong := _list_non_numeric(frame, texts, formats, party=name):
+        listed_as_numeric = [column for column in lists["numeric"] if column in listed]
+        if wrong := _list_non_numeric(frame, listed_as_numeric, formats, party=name):
             faulty_columns.update(wrong)
             error = _make_numeric_texts_error(
                 frame, wrong, advice=advice, max_categories=max_categories
@@ -777,11 +839,13 @@ def _check_categories(
     max_categories: int | None,
     faults: FaultList,
 ) -> set[str]:
-    """Return those of the text columns that look like numbers or dates, and add their faults.
+    """Return the text columns that look like numbers or dates, and add their faults to `faults`.
+
+    Also warn of columns of codes with leading zeros, which may be categories or numbers.
 
     Args:
         frame: the table.
-        columns: those of texts, which would be encoded one-hot.
+        columns: the text columns, which would be encoded one-hot.
         advice: proposes settings for errors.
         max_categories: the party's limit of categories in one column; None: none is set.
         faults: receives the faults.
@@ -843,7 +907,10 @@ def _make_label_at_passive_error(column: str, *, advice: Advice) -> TableError:
 def _make_nameless_error(columns: Sequence[str], *, called: str, advice: Advice) -> TableError:
     """Return the error for columns without a name; it gives their positions.
 
-    `columns`: column names as pandas numbers them. `called`: the table's name, for the error.
+    Args:
+        columns: the names "Unnamed: 0", "Unnamed: 1" and so on, which pandas gives such columns.
+        called: the table's name, for the error.
+        advice: words the settings that the error proposes.
     """
     places = ", ".join(str(int(column.removeprefix(_NAMELESS)) + 1) for column in columns)
     remedy: Remedy = (advice.add_to_list("ignore", *columns),)
@@ -861,9 +928,9 @@ def _make_nameless_error(columns: Sequence[str], *, called: str, advice: Advice)
 def _list_non_numeric(
     frame: pd.DataFrame, columns: Sequence[str], formats: Sequence[str], *, party: str
 ) -> list[str]:
-    """Return those of these columns with cells that are not numbers.
+    """Return the columns, among `columns`, with cells that are neither numbers nor dates.
 
-    `formats`: date formats besides ISO 8601.
+    `formats`: date formats besides ISO 8601. `party`: the party's name.
     """
     wrong = []
     for column in columns:
@@ -884,7 +951,7 @@ def _make_numeric_texts_error(
 
     Args:
         frame: the table.
-        columns: the wrong ones.
+        columns: the columns that contain texts, at least one.
         advice: proposes settings for the error.
         max_categories: the party's limit of categories in one column; None: none is set.
     """
@@ -895,14 +962,13 @@ def _make_numeric_texts_error(
         )
         # The first remedy declares the column categorical; its further lines limit categories.
         rare_categories += remedies_of_column[0][1:]
-    remedies: tuple[Remedy, ...] = (
-        (
-            advice.drop_from_list("numeric", *columns),
-            advice.add_to_list("categorical", *columns),
-            *rare_categories[:1],
-        ),
-        (advice.add_to_list("ignore", *columns),),
+    declare_categorical: Remedy = (
+        advice.drop_from_list("numeric", *columns),
+        advice.add_to_list("categorical", *columns),
+        *rare_categories[:1],  # the setting is of the party, not of a column: once is enough
     )
+    ignore: Remedy = (advice.add_to_list("ignore", *columns),)
+    remedies = (declare_categorical, ignore)
     reason = ""
     try:
         # Called for its DataError, which names the first cell that is not a number.
@@ -925,9 +991,9 @@ def _mention_columns(columns: Sequence[str]) -> str:
 
 
 def _mask_empty_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
-    """Return a column of a CSV file in which words such as NA are empty, even among texts.
+    """Return a text column of a CSV file in which words such as "NA" became empty cells.
 
-    Warns of such words. `advice`: words the setting that keeps them as categories.
+    Warn of these words. `advice`: words the setting that keeps them as categories.
     """
     empty = is_empty(column)
     texts = (cell.strip() for cell in column[empty].tolist() if isinstance(cell, str))
@@ -943,7 +1009,14 @@ def _mask_empty_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
 def _extract_ids(
     frame: pd.DataFrame, columns: tuple[str, ...], *, file: str, party: str
 ) -> Sequence[str]:
-    """Return one ID for each row, from these columns by the rules of `apfed_protocols.ids`."""
+    """Return one ID for each row, as text; several ID columns are joined to one ID.
+
+    The IDs of a table on disk are on disk, too.
+
+    `file`: the table's name, for errors. `party`: the party's name.
+
+    Raises DataError: a cell is no ID.
+    """
     readers = {
         name: IdReader(
             f"{party}: column {name!r} of {file}",
@@ -961,20 +1034,26 @@ def _extract_ids(
 
 
 def _iterate_ids(frame: pd.DataFrame, readers: Mapping[str, IdReader]) -> Iterator[list[str]]:
-    """Yield the IDs in blocks; an ID of several columns is their texts joined.
+    """Yield the IDs in blocks; if there are several ID columns, their texts are joined.
 
-    `readers`: an ID reader for each ID column.
+    Once a cell is no ID, no block is yielded any more, but all cells are still checked.
 
-    Raises DataError: cells are no IDs; names all such cells of the first column that has any.
+    `readers`: for each ID column the object that converts and checks its cells.
+
+    Raises DataError: cells are no IDs. The error lists all such cells of one column.
     """
     columns = {name: frame[name] for name in readers}
     for start in range(0, len(frame), _IDS_PER_BLOCK):
-        parts = [
+        texts_by_column = [
             reader.convert_column(columns[name].iloc[start : start + _IDS_PER_BLOCK])
             for name, reader in readers.items()
         ]
-        if all(reader.all_taken for reader in readers.values()):
-            yield parts[0] if len(parts) == 1 else list(map(JOINT.join, zip(*parts, strict=True)))
+        if not all(reader.all_taken for reader in readers.values()):
+            continue
+        if len(texts_by_column) == 1:
+            yield texts_by_column[0]
+        else:
+            yield [JOINT.join(texts) for texts in zip(*texts_by_column, strict=True)]
     for reader in readers.values():
         reader.require_no_refusals()
 
@@ -982,14 +1061,15 @@ def _iterate_ids(frame: pd.DataFrame, readers: Mapping[str, IdReader]) -> Iterat
 def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     """Return all parties' tables, the active first, each in its file's order.
 
-    The active's rows are split with the seed; its test rows need not be known to all.
+    The active's rows are split into training and test rows with the seed. The passives may lack
+    people in the test rows.
 
     Raises:
         TableError: all faults of all tables.
-        ConfigError: a table is not named here, and the others have no fault.
+        ConfigError: the settings name no table of a party, and the other tables have no fault.
     """
     faults = FaultList()
-    unnamed = list[ConfigError]()
+    unnamed = list[ConfigError]()  # raised only if no table has a fault
     passives = list[PartyTable]()
     active_data: OwnData | None = None
     for name in party_names(settings):
@@ -998,7 +1078,8 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
                 if name == settings.active:
                     active_data = _load_active(settings, seed=seed)
                 else:
-                    passives.append(_load_passive(settings, name, seed=seed)[0])
+                    table, _ = _load_passive(settings, name, seed=seed)
+                    passives.append(table)
         except ConfigError as error:
             unnamed.append(error)
     faults.raise_faults()
@@ -1014,10 +1095,13 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
 
 
 def find_table_faults(settings: DataSettings, name: str, *, seed: int) -> tuple[Fault, ...]:
-    """Return all faults of one party's table."""
+    """Return all faults of the table of the party `name`, each with remedies.
+
+    `seed`: seed of the run, which decides the rows to which columns are fitted.
+    """
     faults = FaultList()
     with faults.gather_faults():
-        # The data are not needed, only the faults that reading them notes.
+        # The data are not needed, only the faults that reading them reports.
         load_own_tables(settings, name, seed=seed)
     return tuple(faults.faults)
 
@@ -1037,24 +1121,25 @@ def has_table_here(settings: DataSettings, name: str) -> bool:
 def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> str:
     """Return the SHA-256 (hex) of parties' own files, and of the current rows of their queries.
 
-    Stored results are reused only if it is unchanged. Empty for a built-in data set, which never
-    changes.
+    Stored results are reused only if this digest is unchanged. It is "" for a built-in data set,
+    which never changes.
 
     Args:
         settings: the data settings of the run.
-        of: names of the parties whose files count; None: all.
+        of: names of the parties whose files are read; None: all parties.
     """
     if settings.parties is None:
         return ""
     digest = hashlib.sha256()
-    parties = {name: own for name, own in settings.parties.items() if of is None or name in of}
-    for name, party_settings in sorted(parties.items()):
-        encoding = party_settings.encoding and resolve_party_path(settings, party_settings.encoding)
-        table = (
-            open_table(settings, name)
-            if party_settings.has_table or party_settings.rows is None
-            else None
-        )
+    for name, party_settings in sorted(settings.parties.items()):
+        if of is not None and name not in of:
+            continue
+        table: Path | pyarrow.Table | None = None
+        if party_settings.has_table or party_settings.rows is None:
+            table = open_table(settings, name)
+        encoding: Path | None = None
+        if party_settings.encoding is not None:
+            encoding = resolve_party_path(settings, party_settings.encoding)
         for source in (table, encoding):
             digest.update(repr((name, _compute_digests(source, name))).encode())
         if party_settings.rows is not None:
@@ -1063,29 +1148,30 @@ def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> 
 
 
 def _describe_rows(settings: DataSettings, name: str) -> list[str]:
-    """Return texts that identify the rows of the party `name`, which are not columns of a table.
+    """Return texts that change when the rows of the party `name` change.
 
-    They are the file's SHA-256 for arrays, each file's name, size and time for images, and the
-    import path for code.
+    These rows are not columns of a table. For an array file the text is its SHA-256, for code its
+    import path. For images there is one text for each file, with its name, size and time of change:
+    reading all images takes too long.
     """
     party_settings = (settings.parties or {})[name]
+    path = resolve_party_path(settings, Path(party_settings.rows or ""))
     if _are_images(settings, name):
-        folder = resolve_party_path(settings, Path(party_settings.rows or ""))
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        facts = ((file.relative_to(folder), file.stat()) for file in files)
-        return [f"{file} {fact.st_size} {fact.st_mtime_ns}" for file, fact in facts]
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        statuses = [(file.relative_to(path), file.stat()) for file in files]
+        return [f"{file} {status.st_size} {status.st_mtime_ns}" for file, status in statuses]
     if party_settings.rows_code is not None:
         return [party_settings.rows_code]
-    return (
-        _compute_digests(resolve_party_path(settings, Path(party_settings.rows or "")), name) or []
-    )
+    return _compute_digests(path, name) or []
 
 
 def _compute_digests(source: Path | pyarrow.Table | None, party: str) -> list[str] | None:
-    """Return what identifies a table: the SHA-256 (hex) of each of its files.
+    """Return texts that change when a source of rows changes.
 
-    `source`: the table's path; for a query its result, identified by the column names and the
-    SHA-256 of its rows; for None, None is returned.
+    For a path they are the SHA-256 (hex) of each of its files. For the rows of a query they are the
+    column names and the SHA-256 of the rows. None: there is no source.
+
+    `source`: a path, which may be a folder or a pattern; the rows of a query; or None.
     """
     if source is None:
         return None
@@ -1105,14 +1191,16 @@ def _compute_digests(source: Path | pyarrow.Table | None, party: str) -> list[st
 def _load_active(
     settings: DataSettings, *, seed: int, make_rows: MakeRows | None = None
 ) -> OwnData:
-    """Return the active's table, classes, split, and labelled training rows.
+    """Read the active's table, and return it with its classes, split and labelled training rows.
 
     Rows with an empty label are training rows without a label, never test rows.
 
     Args:
         settings: the data settings of the run.
         seed: seed of the split and of the choice of labelled rows.
-        make_rows: the function that makes the active's rows; None: there is none.
+        make_rows: the active's own function that makes its rows; None: there is none.
+
+    Raises TableError: all faults of the table.
     """
     name = settings.active
     faults = FaultList()
@@ -1122,24 +1210,16 @@ def _load_active(
     if faults:
         _gather_column_faults(settings, name, raw, faults)
         faults.raise_faults()
-    known = np.flatnonzero(groups != UNLABELLED)
-    share = settings.test_fraction
-    choice = settings.split
-    train, test = (
-        known[rows] for rows in split_rows(groups[known], share, seed=seed, split=choice)
-    )
-    train = np.sort(np.concatenate([train, np.flatnonzero(groups == UNLABELLED)]))
-    if settings.limit is not None:
-        train = make_generator(seed, "limit").permutation(train)[: settings.limit]
-    used_rows = np.sort(np.concatenate([train, test]))
-    is_train = np.isin(used_rows, train)
+    is_train, used_rows = _split_active_rows(settings, groups, seed=seed)
     if len(used_rows) < len(labels):
         raw = raw.select_rows(used_rows)
         labels = labels[used_rows]
         groups = groups[used_rows]
     train_rows = np.flatnonzero(is_train)
     features, encoding, views = _encode_table(settings, name, raw, rows=train_rows)
-    chosen = choose_labelled_rows(groups[train_rows], settings.labelled, seed=seed, choice=choice)
+    chosen = choose_labelled_rows(
+        groups[train_rows], settings.labelled, seed=seed, choice=settings.split
+    )
     labelled_rows = train_rows if chosen is None else train_rows[chosen]
     targets = (
         TargetScale.from_targets(labels[labelled_rows], party=name)
@@ -1157,15 +1237,37 @@ def _load_active(
     )
 
 
+def _split_active_rows(
+    settings: DataSettings, groups_N: NDArray[np.int64], *, seed: int
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return whether each used row is a training row, and the used rows' positions, ascending.
+
+    Rows without a label are training rows. If `limit` is set, only so many training rows are used.
+
+    `groups_N`: the group by which each of N rows is sampled, `UNLABELLED` without a label.
+    """
+    known = np.flatnonzero(groups_N != UNLABELLED)
+    train, test = split_rows(
+        groups_N[known], settings.test_fraction, seed=seed, split=settings.split
+    )
+    unlabelled = np.flatnonzero(groups_N == UNLABELLED)
+    train_rows = np.sort(np.concatenate([known[train], unlabelled]))
+    if settings.limit is not None:
+        train_rows = make_generator(seed, "limit").permutation(train_rows)[: settings.limit]
+    used_rows = np.sort(np.concatenate([train_rows, known[test]]))
+    return np.isin(used_rows, train_rows), used_rows
+
+
 def _prepare_labels(
     settings: DataSettings, raw: RawTable, *, party: str
 ) -> tuple[NDArray[Any], NDArray[np.int64], tuple[str, ...]]:
     """Return the labels to learn (N,), the sampling group of each row (N,), and the class names.
 
-    Rows are sampled for test and training separately by group: a row's class, `UNLABELLED`
-    without a label. Numeric labels all are one group, and have no class names.
+    Test rows and labelled rows are drawn from each group. A row's group is its class, or
+    `UNLABELLED` without a label. If labels are numbers to predict, all rows with a label are one
+    group, and there are no class names.
 
-    `raw`: the table as it was read.
+    `raw`: the table as it was read. `party`: the party's name.
 
     Raises DataError: no row has a label, or all have the same.
     """
@@ -1189,7 +1291,8 @@ def _prepare_labels(
     positive = settings.positive
     if positive is None and listed is None and len(classes) == 2 and settings.split == "by_class":
         positive = choose_positive(labels, classes)
-    # Rows are sampled by the ordered classes, so that the positive class changes no test row.
+    # Rows are sampled by the classes before they are renumbered: which class is positive must not
+    # change which rows are test rows.
     groups = labels
     labels, classes = move_positive_last(labels, classes, positive, where=f"{party}: positive")
     return labels, groups, classes
@@ -1204,7 +1307,8 @@ def load_own_tables(
         settings: the data settings of the run.
         name: the party.
         seed: seed of the split and of the choice of labelled rows.
-        make_rows: the function that makes its rows, where its setting `rows` is own.
+        make_rows: the party's own function that makes its rows; None: its setting `rows` names the
+            source, or its table has all columns.
 
     Raises:
         ConfigError: the settings name no file of the party.
@@ -1220,22 +1324,24 @@ def load_own_tables(
     else:
         table, classes = _load_passive(settings, name, seed=seed, make_rows=make_rows)
         data = OwnData.for_passive(table, classes)
-    default_memory_pool().release_unused()  # of the columns as they were read
+    default_memory_pool().release_unused()  # memory of the columns as they were read
     return data
 
 
 def _load_passive(
     settings: DataSettings, name: str, *, seed: int, make_rows: MakeRows | None = None
 ) -> tuple[PartyTable, tuple[str, ...]]:
-    """Return the table of the passive `name`, and the class names if it has labels.
+    """Read the table of the passive `name`; return it with the class names if it has labels.
 
-    Its labels may include people whom the active tests: only the active can leave them out.
+    Its labels may include people in the active's test rows, which the passive does not know.
 
     Args:
         settings: the data settings of the run.
         name: the passive.
         seed: seed of the choice of labelled rows.
-        make_rows: the function that makes its rows; None: there is none.
+        make_rows: the passive's own function that makes its rows; None: there is none.
+
+    Raises TableError: all faults of the table.
     """
     faults = FaultList()
     raw = _load_raw_table(settings, name, faults, make_rows)
@@ -1249,11 +1355,10 @@ def _load_passive(
             encoded_labels, classes = move_positive_last(
                 encoded_labels, classes, settings.positive, where=f"{name}: positive"
             )
-            known = settings.labelled
-            choice = settings.split
-            labels = torch.from_numpy(
-                passive_labels(encoded_labels, known, seed=seed, choice=choice, party=name)
+            used_labels = passive_labels(
+                encoded_labels, settings.labelled, seed=seed, choice=settings.split, party=name
             )
+            labels = torch.from_numpy(used_labels)
     if faults:
         _gather_column_faults(settings, name, raw, faults)
         faults.raise_faults()
@@ -1264,9 +1369,12 @@ def _load_passive(
 def _gather_column_faults(
     settings: DataSettings, name: str, raw: RawTable, faults: FaultList
 ) -> None:
-    """Add the faults of the feature columns of `raw`, which has other faults already, to `faults`.
+    """Add the faults that fitting an encoding to the columns would find to `faults`.
 
-    They are the faults that fitting an encoding would find, so that a user sees all at once.
+    It is called for a table that has other faults already, and so is not encoded: the user then
+    sees all faults at once.
+
+    `name`: the party. `raw`: its table as it was read.
     """
     party_settings = (settings.parties or {})[name]
     advice = _make_advice(settings, name)
@@ -1296,14 +1404,17 @@ def _encode_table(
 ) -> tuple[Any, ColumnEncoding | ArrayEncoding, dict[str, View]]:
     """Return the features of all rows (N, ...), their encoding, and the party's views by name.
 
-    A configured encoding is used unchanged; otherwise one is fitted. Rows that are not columns
-    are features as they are.
+    If the party's settings name an encoding, it is used unchanged, and the party is warned of
+    categories and columns that it does not know. Otherwise an encoding is fitted. Rows that are not
+    columns of a table are returned as they are.
 
     Args:
         settings: the data settings of the run.
-        name: the table's party.
-        raw: table of the party, as read.
-        rows: positions of the rows whose statistics the fitted encoding uses.
+        name: the party that owns the table.
+        raw: its table, as read.
+        rows: positions of the rows to which an encoding is fitted.
+
+    Raises TableError: all faults that fitting or encoding finds.
     """
     if not _has_columns(raw.features):
         shape = tuple(int(size) for size in raw.features.shape[1:])
@@ -1313,23 +1424,7 @@ def _encode_table(
     views = _locate_views(settings, name, raw.features)
     counts = CellCounts()
     if party_settings.encoding is None:
-        missing = settings.missing_at(name)
-        faults = FaultList()
-        if missing == "error":  # checked in all rows, not only in those that it is fitted to
-            with faults.gather_faults():
-                refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
-        with faults.gather_faults():
-            encoding = fit_views(
-                raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows],
-                views,
-                categorical=raw.categorical,
-                missing="mean" if faults else missing,
-                max_categories=party_settings.rare_categories.most,
-                source=name,
-                formats=settings.date_formats_at(name),
-                advice=advice,
-            )
-        faults.raise_faults()
+        encoding = _fit_encoding(settings, name, raw, views, rows=rows)
     else:
         encoding = _load_encoding(
             resolve_party_path(settings, party_settings.encoding), party_settings.encoding, name
@@ -1337,7 +1432,7 @@ def _encode_table(
         columns = tuple(column.name for column in encoding.columns)
         if settings.view_columns is None:
             views = {view: ViewColumns(columns=columns) for view in views}
-    located = locate_views(encoding, views, source=name)
+    located_views = locate_views(encoding, views, source=name)
     features: Any
     if (columns_on_disk := find_column_files(raw.features)) is not None:
         features = columns_on_disk.encode_rows(encoding, source=name, counts=counts)
@@ -1352,13 +1447,59 @@ def _encode_table(
                 f"{', '.join(unused)}, which are left out; if that is right, say "
                 f"{advice.add_to_list('ignore', *unused)}"
             )
-    return features, encoding, located
+    return features, encoding, located_views
+
+
+def _fit_encoding(
+    settings: DataSettings,
+    name: str,
+    raw: RawTable,
+    views: Mapping[str, ViewColumns],
+    *,
+    rows: NDArray[np.int64],
+) -> ColumnEncoding:
+    """Return an encoding that is fitted to these rows of the table of the party `name`.
+
+    Args:
+        settings: the data settings of the run.
+        name: the party that owns the table.
+        raw: its table, as read; its features are columns.
+        views: the columns of each view.
+        rows: positions of the rows to which the encoding is fitted.
+
+    Raises TableError: all faults, of empty cells and of columns.
+    """
+    assert _has_columns(raw.features)
+    advice = _make_advice(settings, name)
+    missing = settings.missing_at(name)
+    faults = FaultList()
+    if missing == "error":  # checked in all rows, not only in the rows of the fit
+        with faults.gather_faults():
+            refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
+    with faults.gather_faults():
+        encoding = fit_views(
+            raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows],
+            views,
+            categorical=raw.categorical,
+            # Empty cells are reported already, and must not hide other faults.
+            missing="mean" if faults else missing,
+            max_categories=(settings.parties or {})[name].rare_categories.most,
+            source=name,
+            formats=settings.date_formats_at(name),
+            advice=advice,
+        )
+    faults.raise_faults()
+    return encoding
 
 
 def _load_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
-    """Return the column encoding in a JSON file. Raises DataError: none, or one of images.
+    """Return the encoding of columns that a JSON file contains.
+
+    The file is an encoding itself, or a mapping with the key "encoding", such as a model card.
 
     `path`: the file. `called`: the path as the settings write it, for errors.
+
+    Raises DataError: the file holds no encoding, or an encoding of images.
     """
     try:
         content = load_json(path, dict[str, Any])
@@ -1373,8 +1514,11 @@ def _load_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
 def _locate_views(
     settings: DataSettings, name: str, features: pd.DataFrame
 ) -> dict[str, ViewColumns]:
-    """Return the columns of each view of the party `name`; one view of all its columns if the
-    settings name none.
+    """Return the columns of each view of the party `name`, by the view's name.
+
+    If the settings list no views, all columns of the party are one view.
+
+    `features`: the party's feature columns.
 
     Raises DataError: a feature column is in no view, or in several, or a view lacks a column.
     """
@@ -1383,9 +1527,10 @@ def _locate_views(
         raise DataError(NO_FEATURES.format(source=name))
     if settings.view_columns is None:
         return {_ALL if settings.horizontal else name: ViewColumns(columns=columns)}
-    all_views = settings.view_columns.items()
     own_views = {
-        name: view for name, view in all_views if not set(columns).isdisjoint(view.columns)
+        view_name: view
+        for view_name, view in settings.view_columns.items()
+        if not set(columns).isdisjoint(view.columns)
     }
     listed = [column for view in own_views.values() for column in view.columns]
     wrong = [
