@@ -1,12 +1,12 @@
 """The one table of data sets: source, licence, classes, and files with digests and addresses.
 
-Adding a set is an entry here and, for a new format, a reader; a set of a format that nobody else
-has is a file of its own. A user's own files are `dataset: tables`. What a run's settings choose is
-looked up here, and refused where the set cannot be cut so.
+To add a set, write an entry here and, for a new format, a reader in `secure_apfed.data.files`, or
+in a file of its own if only this set has the format. A user's own files are `dataset: tables`. The
+settings of a run are checked here: a partition that the set does not allow is refused.
 
-SHA-256 sums are of uncompressed bytes; those of MNIST and Fashion-MNIST are of copies whose MD5
-sums are the published ones. Of CIFAR the archives' digests are published; members are held to size
-and labels.
+SHA-256 sums are of uncompressed bytes. Those of MNIST and Fashion-MNIST are of copies whose MD5
+sums are the published ones. For CIFAR the digests of the archives are published; of the files
+inside, size and labels are checked.
 """
 
 from collections.abc import Iterable, Iterator
@@ -93,13 +93,19 @@ _MONTHS = range(1, 7)
 
 
 def _make_idx_files(*sha256: str) -> tuple[DataFile, ...]:
-    """Return the four IDX files of a set, with these digests in the order of `_IDX`."""
+    """Return the four IDX files of a set: training images and labels, test images and labels.
+
+    `sha256`: their digests (hex), in this order.
+    """
     files = zip(_IDX.items(), sha256, strict=True)
     return tuple(DataFile(name, size, digest) for (name, size), digest in files)
 
 
 def _make_gz_downloads(files: tuple[DataFile, ...], *folders: str) -> tuple[Download, ...]:
-    """Return the downloads of gzip files that lie in each of these folders, given as URLs."""
+    """Return the download of each of these gzip files.
+
+    `folders`: URLs of folders; each of them has all files.
+    """
     return tuple(
         Download(file, tuple(f"{folder}/{file.name}.gz" for folder in folders)) for file in files
     )
@@ -356,7 +362,10 @@ _SETS = (
 
 
 def _require_dataset(dataset: Any, code: str) -> DataSet:
-    """Check that a plug-in's entry is a DataSet; its files lie in a folder of its own name."""
+    """Return a plug-in's entry. Raises TypeError: it is no `DataSet`.
+
+    `code`: the plug-in's import path, which every table of plug-ins passes; unused here.
+    """
     del code
     if not isinstance(dataset, DataSet):
         raise TypeError(f"expected a secure_apfed.data.files.DataSet, got {type(dataset).__name__}")
@@ -369,8 +378,9 @@ DATASETS: PluginTable[DataSet] = PluginTable(
 
 
 def find_dataset(name: str) -> DataSet:
-    """Return the catalogue entry of this name. Raises ConfigError: no entry has it; names the
-    nearest.
+    """Return the catalogue entry of this name.
+
+    Raises ConfigError: there is no such entry; the error names the most similar one.
     """
     if name not in DATASETS:
         raise ConfigError(f"dataset: {unknown_name(name, (*DATASETS.list_names(), TABLES))}")
@@ -378,10 +388,12 @@ def find_dataset(name: str) -> DataSet:
 
 
 def take_dataset(settings: DataSettings) -> DataSettings:
-    """Return the settings with the data set's name in the catalogue; a plug-in's is imported.
+    """Return the settings with the data set's name in the catalogue.
 
-    An unknown name is left, which `find_dataset` reports. Raises ConfigError: another party than
-    this one named the plug-in's code.
+    If the setting `dataset` is an import path, the plug-in's data set is imported and added to the
+    catalogue, and its name takes the path's place. An unknown name is left unchanged.
+
+    Raises ConfigError: another party named the plug-in's code, which is not imported then.
     """
     name = settings.dataset
     if name == TABLES or name in DATASETS or find_code_name(name, "datasets") is None:
@@ -409,7 +421,7 @@ def fetch_dataset(
     Files that exist and match their checksum are not fetched again.
 
     Args:
-        name: the data set's.
+        name: name of the data set.
         folder: where the subfolder is made; None: the default folder of downloads.
         progress: called with (file, bytes so far, bytes in all); None: not called.
 
@@ -456,7 +468,11 @@ def view_names(settings: DataSettings) -> tuple[str, ...]:
 
 
 def party_names(settings: DataSettings) -> tuple[str, ...]:
-    """Return the names of all parties with features, the active first."""
+    """Return the names of all parties with features, the active first.
+
+    Parties of a built-in set are called "active", "passive-1", "passive-2" and so on, unless the
+    settings name them under `columns`.
+    """
     if settings.dataset == TABLES:
         names: Iterable[str] = settings.parties or {}
     elif settings.columns is not None:
@@ -468,30 +484,35 @@ def party_names(settings: DataSettings) -> tuple[str, ...]:
 
 
 def check_data(settings: DataSettings) -> None:
-    """Refuse an unknown data set, and a partition that does not fit it. Raises ValueError."""
+    """Refuse an unknown data set, and a partition that does not fit it.
+
+    Raises ConfigError: the first fault that is found.
+    """
     for problem in _list_problems(settings):
         raise ConfigError(problem)
 
 
 def _list_given_keys(settings: DataSettings, *keys: str) -> str:
-    """Return in words those of the keys whose values differ from the default; "" for none."""
+    """Return the names of the keys that the user set, joined by "and"; "" if none is set.
+
+    A key counts as set if its value differs from its default.
+    """
     fields = DataSettings.model_fields
     return " and ".join(key for key in keys if getattr(settings, key) != fields[key].default)
 
 
 def _list_problems(settings: DataSettings) -> Iterator[str]:
-    """Yield the faults of data settings, in words."""
-    yield from (
-        _list_table_problems(settings)
-        if settings.dataset == TABLES
-        else _list_dataset_problems(settings)
-    )
+    """Yield the faults of data settings, each as the text of an error."""
+    if settings.dataset == TABLES:
+        yield from _list_table_problems(settings)
+    else:
+        yield from _list_dataset_problems(settings)
     passives = party_names(settings)[1:]
     unknown = [name for name in settings.labels_at if name not in passives]
     if unknown:
         yield f"labels_at: {', '.join(unknown)} is no passive; there are {', '.join(passives)}"
     if labels_are_numbers(settings):
-        # What is cut by classes, or known to several parties, needs classes.
+        # Rows cannot be sampled by class, and only the active can standardise such labels.
         if settings.rows_per_class is not None:
             yield (
                 f"rows_per_class: the labels of {settings.dataset} are numbers and no classes; say "
@@ -540,7 +561,9 @@ def _list_dataset_problems(settings: DataSettings) -> Iterator[str]:
         )
     if settings.horizontal:
         vertical_keys = ["active_view", "columns", "overlap", "aligned"]
-        if not named:  # a number of views cuts features; names of views choose them
+        # Names of views choose features, which a horizontal partition allows. A number of views
+        # says into how many parts features are cut, which it does not.
+        if not named:
             vertical_keys.insert(0, "views")
         misplaced = _list_given_keys(settings, *vertical_keys)
         if misplaced:
@@ -560,7 +583,10 @@ def _list_dataset_problems(settings: DataSettings) -> Iterator[str]:
 
 
 def _list_view_problems(settings: DataSettings, dataset: DataSet) -> Iterator[str]:
-    """Yield the faults of how a built-in set is cut into views."""
+    """Yield the faults in the number of views, and in the choice of the active's view.
+
+    `dataset`: catalogue entry of the built-in set that is cut into views.
+    """
     name = settings.dataset
     height = dataset.height
     natural = len(dataset.natural_views)

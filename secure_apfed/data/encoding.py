@@ -3,16 +3,17 @@ strips.
 
 Run by: that party alone, with statistics of its own rows (the active: its training rows only). The
 fitted encoding is plain data, so that the same columns can be encoded again when the model
-predicts: the fitted kind of a column decides how its cells are read, independently of the file or
-frame and the number of rows.
+predicts. The kind of a column is fitted, too, and decides how its cells are read: independently of
+the file or frame, and of the number of rows.
 
-A party's features may be several views, some of sequences. A row is flat: a view of sequences
-begins with the number of steps in use, and its steps follow one after another, each with its
-channels, zeros behind the last. So that both survive an encoding, the number of steps stays as it
-is, and each channel is divided by the root of its mean square over the steps in use, not shifted.
+A party's features may be several views, some of which are sequences. A row is flat: a view that is
+a sequence begins with the number of steps in use. Its steps follow one after another, each with its
+channels; steps that are not in use are zeros. Encoding keeps the number of steps and the zeros:
+the number of steps stays as it is, and each channel is divided by the root of its mean square over
+the steps in use, but not shifted.
 
-Letters: N rows, F features, T steps, C channels; of images H height and W width in pixels, S rows
-of the strip.
+Letters: N rows, B rows of a block, F features, T steps, C channels; for images H height and W width
+in pixels, S pixel rows of the strip that a party holds.
 """
 
 import math
@@ -75,7 +76,7 @@ _ROUNDING = 8 * np.finfo(np.float64).eps  # relative spread of a column that cou
 # Relative distance from a constant column's value that counts as equal, such as in float32.
 _SAME = 1e-6
 RawFeatures: TypeAlias = pd.DataFrame | NDArray[np.generic]
-# By kind of column, the function that reads its numbers; dates are read by `_parse_numbers`.
+# By kind of column, the function that reads its numbers; dates also need the accepted formats.
 _READ = MappingProxyType({"numeric": read_numbers, "duration": read_durations})
 
 
@@ -83,9 +84,9 @@ class _Encoded(NamedTuple):
     """One column's encoded cells.
 
     Attributes:
-        features: (N, F).
-        empty: (N,), which cells are empty.
-        ignored: (N,), which cells are ignored, since no training row had such a value.
+        features: the column's features, (N, F).
+        empty: whether each cell is empty, (N,).
+        ignored: whether each cell is ignored, since no training row had such a value, (N,).
     """
 
     features: NDArray[np.float64]
@@ -95,9 +96,10 @@ class _Encoded(NamedTuple):
 
 @dataclass
 class CellCounts:
-    """The counts of encoded cells by column: empty cells, and ignored ones.
+    """The number of encoded rows, and by column the numbers of empty and of ignored cells.
 
-    A cell is ignored if it has an unknown category, or another value in a constant column.
+    A cell is ignored if its category is unknown, or if the column was constant in training and the
+    cell has another value.
     """
 
     rows: int = 0
@@ -105,9 +107,9 @@ class CellCounts:
     ignored: Counter[str] = field(default_factory=Counter)
 
     def warn_of_unseen_cells(self, *, source: str) -> None:
-        """Warn of each column with cells unlike any in training, which are ignored.
+        """Warn of each column with ignored cells.
 
-        `source`: what the warnings call the table.
+        `source`: name of the table, for the warnings.
         """
         for name, count in self.ignored.items():
             warnings.warn(
@@ -121,9 +123,10 @@ class CellCounts:
 class NumericColumn(Settings):
     """A numeric column, encoded as (value - mean) / scale, where scale is the standard deviation.
 
-    Dates are days since 1970-01-01, durations days; numbers are neither, whatever their unit.
-
     Attributes:
+        mean, scale: of the fitted rows; dates are numbers of days since 1970-01-01, and durations
+            are numbers of days.
+        kind: how cells are read; a number is never taken as a date or duration.
         constant: whether all fitted rows had the same value; the scale is then undefined, and the
             feature is 0 for any cell.
         date_formats: the accepted formats of dates, in addition to 2026-01-31.
@@ -138,10 +141,14 @@ class NumericColumn(Settings):
 
     @property
     def features(self) -> tuple[str, ...]:
+        """The names of the column's features: a single one."""
         return (self.name,)
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
-        """Return (N, 1); an empty cell becomes 0, the mean."""
+        """Return the column's single feature, (N, 1); an empty cell becomes 0, which is the mean.
+
+        `source`: the party's name, for errors.
+        """
         numbers_N = _parse_numbers(column, self.kind, source=source, formats=self.date_formats)
         empty_N = np.isnan(numbers_N)
         ignored_N = np.zeros(len(numbers_N), dtype=bool)
@@ -155,7 +162,7 @@ class NumericColumn(Settings):
 def _parse_numbers(
     column: "pd.Series", kind: str, *, source: str, formats: Sequence[str] = ()
 ) -> NDArray[np.float64]:
-    """Return a column as finite numbers (N,), not standardised; NaN where a cell is empty.
+    """Return a column as finite numbers (N,), not standardised; NaN for an empty cell.
 
     Args:
         column: cells of the column.
@@ -177,11 +184,12 @@ def _parse_numbers(
 
 
 class CategoricalColumn(Settings):
-    """A column in one-hot encoding over `categories`; an unknown or empty cell is a row of zeros.
+    """A column in one-hot encoding; an unknown or empty cell becomes zeros in all its features.
 
     Attributes:
-        words: the texts that are categories here although they usually mark an empty cell (such as
-            NA).
+        categories: the texts that have a feature each, in order.
+        words: texts such as "NA" that usually mark an empty cell, but were filled cells of this
+            column.
         constant: whether all fitted rows had one category; the feature is then 1 for any cell.
     """
 
@@ -193,45 +201,50 @@ class CategoricalColumn(Settings):
 
     @property
     def features(self) -> tuple[str, ...]:
+        """The names of the column's features, one for each category."""
         return tuple(f"{self.name}={category}" for category in self.categories)
 
     @property
     def spellings(self) -> dict[str, str]:
-        """The category of each text that other programs may write for it."""
+        """The categories by the texts that other programs may write for them.
+
+        An export, which compares texts only, uses this table in place of `match_categories`.
+        """
         return self.match_categories(
-            text for own in self.categories for text in self._list_spellings(own)
+            text for category in self.categories for text in self._list_spellings(category)
         )
 
     def match_categories(self, texts: Iterable[str]) -> dict[str, str]:
-        """Return the category that each of these texts denotes, by text.
+        """Return the category of each of these texts, by text.
 
-        This is the text itself, or the category of the same meaning, as a number, a moment or, if
-        all categories are truth values, a truth value. A text that denotes no category, or could
-        stand for two, is left out.
+        A text belongs to the category that is the same text. Otherwise it belongs to the category
+        with the same meaning: the same number, the same moment or, if all categories are truth
+        values, the same truth value. A text with the meaning of no category, or of several, is left
+        out.
         """
-        category_by_text = {column_name(category): category for category in self.categories}
+        category_by_name = {column_name(category): category for category in self.categories}
         categories_by_meaning = defaultdict[str, set[str]](set)
-        for text, category in category_by_text.items():
-            categories_by_meaning[self._normalise_text(text)].add(category)
-        category_of = {}
+        for name, category in category_by_name.items():
+            categories_by_meaning[self._normalise_text(name)].add(category)
+        category_by_text = {}
         for text in texts:
-            name = column_name(text)
-            if name in category_by_text:
-                category_of[text] = category_by_text[name]
+            name = column_name(text)  # the text in Unicode NFC
+            if name in category_by_name:
+                category_by_text[text] = category_by_name[name]
                 continue
             matches = categories_by_meaning[self._normalise_text(text)]
             if len(matches) == 1:
-                (category_of[text],) = matches
-        return category_of
+                (category_by_text[text],) = matches
+        return category_by_text
 
     def _normalise_text(self, text: str) -> str:
-        """Return the canonical text of a cell: equal for spellings of one number or truth value."""
+        """Return one text for all spellings of a number, a moment or a truth value."""
         truth = _parse_truth(text) if self._are_truths else None
         return normalise_spelling(column_name(text)) if truth is None else str(truth)
 
     @property
     def _are_truths(self) -> bool:
-        """True if all categories are truth values."""
+        """Whether all categories are truth values, such as "True" and "0"."""
         return None not in map(_parse_truth, self.categories)
 
     def _list_spellings(self, category: str) -> Iterator[str]:
@@ -248,27 +261,33 @@ class CategoricalColumn(Settings):
 
     @property
     def texts(self) -> frozenset[str]:
-        """The words for an empty cell that are ordinary categories in this column."""
+        """The words, such as "NA", that do not count as an empty cell in this column."""
         return frozenset({*self.words, *self.categories}) & EMPTY - {""}
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
-        """Return one-hot features, (N, number of categories); zeros for empty and unknown cells."""
+        """Return one-hot features, (N, number of categories); zeros for empty and unknown cells.
+
+        All features are 1 if the column was constant. `source` is unused: any text is accepted.
+        """
         index_of_category = {category: index for index, category in enumerate(self.categories)}
         texts = read_texts(column, words=self.texts)
         distinct = {text for text in texts if text is not None}
-        category_of = self.match_categories(distinct)
+        category_by_text = self.match_categories(distinct)
         empty_N = np.array([text is None for text in texts], dtype=bool)
         hot_NF = np.zeros((len(column), len(self.categories)))
         for row, text in enumerate(texts):
-            if text in category_of:
-                hot_NF[row, index_of_category[category_of[text]]] = 1.0
+            if text in category_by_text:
+                category = category_by_text[text]
+                hot_NF[row, index_of_category[category]] = 1.0
         ignored_N = ~empty_N & ~hot_NF.any(axis=1)
-        return _Encoded(np.ones_like(hot_NF) if self.constant else hot_NF, empty_N, ignored_N)
+        features_NF = np.ones_like(hot_NF) if self.constant else hot_NF
+        return _Encoded(features_NF, empty_N, ignored_N)
 
 
 def _parse_truth(text: str) -> bool | None:
-    """Return the truth value that a text denotes; None: it denotes none."""
-    return TRUTHS.get(text, {"0": False, "1": True}.get(normalise_spelling(text)))
+    """Return the truth value of a text such as "true", "FALSE" or "1.0"; None: it has none."""
+    truth_of_number = {"0": False, "1": True}.get(normalise_spelling(text))
+    return TRUTHS.get(text, truth_of_number)
 
 
 Column = Annotated[NumericColumn | CategoricalColumn, Field(discriminator="kind")]
@@ -294,9 +313,9 @@ class ColumnEncoding(Settings):
 
     @property
     def places(self) -> list[slice]:
-        """The range of features of each column."""
-        ends = [0, *accumulate(len(column.features) for column in self.columns)]
-        return [slice(*own) for own in pairwise(ends)]
+        """The range of features of each column, in the order of the columns."""
+        ends = accumulate((len(column.features) for column in self.columns), initial=0)
+        return [slice(first, end) for first, end in pairwise(ends)]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -310,6 +329,7 @@ class ColumnEncoding(Settings):
         return [column.model_dump(mode="json", include=public_fields) for column in self.columns]
 
     def feature_name(self, index: int) -> str:
+        """Return the name of the feature at this position, for errors."""
         return [name for column in self.columns for name in column.features][index]
 
     def encode(
@@ -317,9 +337,14 @@ class ColumnEncoding(Settings):
     ) -> torch.Tensor:
         """Return float32 features (N, F) of a frame or array.
 
-        `raw`: a frame with these columns, others are ignored; or an array (N, number of columns) in
-        their order. `source`: what errors call it. `counts`: empty and ignored cells are added to
-        it.
+        Args:
+            raw: a frame that has these columns, whose others are ignored; or an array (N, number of
+                columns) with the columns in order.
+            source: name of the table, for errors.
+            counts: rows, empty cells and ignored cells are added to it; None: not counted.
+
+        Raises DataError: a column is missing, a cell does not fit its column, or a cell is empty
+            and `missing` does not accept that.
         """
         frame = self._select_columns(raw, source)
         (features_NF,) = self.encode_blocks([frame], source=source, counts=counts or CellCounts())
@@ -330,7 +355,7 @@ class ColumnEncoding(Settings):
     ) -> Iterator[torch.Tensor]:
         """Yield the features of a table block by block, (B, F).
 
-        After the last block, empty cells of all blocks are refused if `missing` says so.
+        Empty cells of all blocks are refused after the last block, unless `missing` is "mean".
 
         Args:
             blocks: frames with these columns; others are ignored.
@@ -353,26 +378,33 @@ class ColumnEncoding(Settings):
             _refuse_empty(empty_cells, source=source, cause=cause)
 
     def _encode_frame(self, frame: pd.DataFrame, source: str, counts: CellCounts) -> torch.Tensor:
-        """Return the features (N, F) of a frame with just these columns, in this order.
+        """Return the features (N, F) of a frame with exactly these columns, in this order.
 
-        `source`: what errors call it. `counts`: empty and ignored cells are added to it.
+        `source`: name of the table, for errors. `counts`: empty and ignored cells are written to
+        it.
+
+        Raises DataError: a cell does not fit its column, or is too large for float32.
         """
         features_NF = np.empty((len(frame), *self.shape), np.float32)
-        # Column by column, since all of them in float64 would need twice the memory.
-        for column, own in zip(self.columns, self.places, strict=True):
-            part, empty_N, ignored_N = column.encode(frame[column.name], source=source)
-            counts.empty[column.name] = int(empty_N.sum())
-            counts.ignored[column.name] = int(ignored_N.sum())
-            if part.size and np.abs(part).max() > np.finfo(np.float32).max:
+        # Column by column, since all columns in float64 at once would need twice the memory.
+        for column, place in zip(self.columns, self.places, strict=True):
+            encoded = column.encode(frame[column.name], source=source)
+            counts.empty[column.name] = int(encoded.empty.sum())
+            counts.ignored[column.name] = int(encoded.ignored.sum())
+            numbers = encoded.features
+            if numbers.size and np.abs(numbers).max() > np.finfo(np.float32).max:
                 raise DataError(
                     f"{source}: column {column.name!r} is too far from its mean for float32; "
                     "rescale it"
                 )
-            features_NF[:, own] = part
+            features_NF[:, place] = numbers
         return torch.from_numpy(features_NF)
 
     def _describe_lost_words(self, empty_cells: Mapping[str, int]) -> str:
-        """Return in words which categories pandas reads as empty cells; "" if none are affected.
+        """Return in words which categories pandas may have read as empty cells; "" for none.
+
+        Words such as "NA" may be categories of a column. A frame that pandas read has them as empty
+        cells, so an error about empty cells mentions them.
 
         `empty_cells`: number of empty cells by column.
         """
@@ -388,9 +420,9 @@ class ColumnEncoding(Settings):
     def _select_columns(self, raw: RawFeatures, source: str) -> pd.DataFrame:
         """Return the encoding's columns of a frame or array, in the encoding's order.
 
-        `raw`: the frame or array. `source`: what errors call it.
+        `source`: name of the table, for errors.
 
-        Raises DataError: columns are missing or repeated, or the array is of another width.
+        Raises DataError: columns are missing or repeated, or the array has another width.
         """
         names = [column.name for column in self.columns]
         if not isinstance(raw, pd.DataFrame):
@@ -424,11 +456,12 @@ def _refuse_empty(
 
     Args:
         counts: number of empty cells by column.
-        source: the party's name.
-        advice: proposes the settings; None: for a party called X, whose name is unknown here.
-        cause: further words on the columns.
+        source: name of the party or table.
+        advice: proposes the settings; None: the party's name is unknown, and the settings are
+            written for a party called X.
+        cause: further words of the error on the columns.
     """
-    columns = ", ".join(f"{name} ({count})" for name, count in (+counts).items())
+    columns = ", ".join(f"{name} ({count})" for name, count in counts.items() if count > 0)
     if not columns:
         return
     advice = advice or Advice("X")
@@ -447,10 +480,12 @@ def _refuse_empty(
 
 
 def refuse_empty_cells(frame: pd.DataFrame, *, categorical: Sequence[str], advice: Advice) -> None:
-    """Raise TableError for empty cells; a column without any value has a fault of its own.
+    """Raise TableError if cells are empty.
 
-    `categorical`: names of columns that are encoded one-hot, in which words such as NA are values.
-    `advice`: proposes settings for the error.
+    Columns that are wholly empty are left out: fitting them raises an error of its own.
+
+    `categorical`: names of columns that are encoded one-hot, in which words such as "NA" are
+    categories. `advice`: proposes settings for the error.
     """
     counts = Counter[str]()
     for name in frame.columns:
@@ -472,19 +507,22 @@ def fit_columns(
 ) -> ColumnEncoding:
     """Return the encoding of all columns of `frame`, with statistics of all its rows.
 
-    The standard deviation is the population's; of equally frequent categories the first are kept.
-
-    Raises TableError: names the faults of every column, and the settings that solve them.
+    The standard deviation is that of a population (divided by N).
 
     Args:
         frame: the columns, (N, number of columns).
-        categorical: names of those that are encoded one-hot; the others are numbers or dates.
-        missing: how empty cells are treated; "error" and "drop" refuse them here.
-        max_categories: how many of the most frequent categories a column keeps; None: all, of
-            which there may be `MAX_CATEGORIES`.
+        categorical: names of the columns that are encoded one-hot; the others are numbers, dates or
+            durations.
+        missing: treatment of empty cells; "error" and "drop" refuse them here.
+        max_categories: a column's most frequent categories that are kept, by number; equally
+            frequent ones in the order of their texts. None: all are kept, and more than
+            `MAX_CATEGORIES` are refused.
         source: the party's name, for errors.
         formats: date formats besides ISO 8601.
-        advice: proposes settings for errors; None: an Advice without known lists.
+        advice: proposes settings for errors; None: settings are proposed without regard to lists
+            that the user's settings already have.
+
+    Raises TableError: the faults of every column, with the settings that solve them.
     """
     advice = advice or Advice(source)
     if not frame.shape[1]:
@@ -515,15 +553,15 @@ def _fit_numbers(
     """
     kind: Literal["numeric", "date", "duration"] = "numeric"
     source = advice.party
-    written = tuple[str, ...]()
+    needed_formats = tuple[str, ...]()
     if is_date(column):
         kind = "date"
     elif is_date(column, formats):
         kind = "date"
-        written = tuple(formats)
+        needed_formats = tuple(formats)
     elif is_duration(column):
         kind = "duration"
-    numbers = _parse_numbers(column, kind, source=source, formats=written)
+    numbers = _parse_numbers(column, kind, source=source, formats=needed_formats)
     name = str(column.name)
     known = numbers[~np.isnan(numbers)]
     _require_value(len(known), column, advice)
@@ -534,21 +572,31 @@ def _fit_numbers(
         raise DataError(
             f"{source}: the values of column {name!r} are too large to standardise; rescale it"
         )
-    if deviation == 0 or np.ptp(known) <= _ROUNDING * np.abs(known).max():
-        return NumericColumn(
-            name=name, mean=float(known[0]), constant=True, kind=kind, date_formats=written
-        )
-    return NumericColumn(name=name, mean=mean, scale=deviation, kind=kind, date_formats=written)
+    # Differences of the size of rounding errors would be blown up to a deviation of 1.
+    is_constant = deviation == 0 or bool(np.ptp(known) <= _ROUNDING * np.abs(known).max())
+    if is_constant:
+        mean = float(known[0])
+        deviation = 1.0
+    return NumericColumn(
+        name=name,
+        mean=mean,
+        scale=deviation,
+        constant=is_constant,
+        kind=kind,
+        date_formats=needed_formats,
+    )
 
 
 def _fit_categories(
     column: "pd.Series", max_categories: int | None, *, advice: Advice
 ) -> CategoricalColumn:
-    """Return the encoding of a column of texts, with its `max_categories` most frequent categories.
+    """Return the one-hot encoding of a column of texts.
 
-    `max_categories`: None: the settings give no limit. `advice`: proposes settings for errors.
+    `max_categories`: number of the most frequent categories that are kept; None: the settings give
+    no limit, and all are kept. `advice`: proposes settings for errors.
 
-    Raises TableError: the column has too many categories, and the settings give no limit.
+    Raises TableError: the column is empty; or it has more than `MAX_CATEGORIES` categories, and the
+    settings give no limit.
     """
     texts = read_texts(column, words=EMPTY)
     counts = Counter(text for text in texts if text is not None)
@@ -573,9 +621,8 @@ def _fit_categories(
             ]
         )
     # The most frequent first; equally frequent ones in the order of their texts.
-    categories = sorted(counts, key=lambda text: (-counts[text], text))[
-        : max_categories or MAX_CATEGORIES
-    ]
+    by_frequency = sorted(counts, key=lambda text: (-counts[text], text))
+    categories = by_frequency[: max_categories or MAX_CATEGORIES]
     return CategoricalColumn(
         name=str(column.name),
         categories=tuple(sorted(categories)),
@@ -585,11 +632,11 @@ def _fit_categories(
 
 
 def _require_value(count: int, column: "pd.Series", advice: Advice) -> None:
-    """Raise TableError if a column has no value.
+    """Raise TableError if all cells of a column are empty.
 
-    `count`: how many it has. `advice`: words the settings that the error proposes.
+    `count`: number of its filled cells. `advice`: words the settings that the error proposes.
     """
-    if not count:
+    if count == 0:
         name = str(column.name)
         remedies: tuple[Remedy, ...] = ((advice.add_to_list("ignore", name),),)
         message = f"{advice.party}: column {name!r} is empty; say {describe_remedies(remedies)}"
@@ -603,7 +650,8 @@ class View:
     Attributes:
         first: position of its first feature.
         end: position after its last feature.
-        sequence: (T, C), steps and channels of a view of sequences; None: plain features.
+        sequence: (T, C), the numbers of steps and channels of a view that is a sequence; None: the
+            view is no sequence.
     """
 
     first: int
@@ -612,6 +660,7 @@ class View:
 
     @property
     def columns(self) -> slice:
+        """The positions of the view's features, as a slice."""
         return slice(self.first, self.end)
 
 
@@ -626,17 +675,22 @@ def fit_views(
     formats: Sequence[str] = (),
     advice: Advice | None = None,
 ) -> ColumnEncoding:
-    """Return the encoding of all columns of the views, concatenated; see `fit_columns`.
+    """Return the encoding of the columns of all views, one view after another.
 
-    `views`: the columns of each view by its name; those of a sequence are divided by each channel's
-    root mean square, the others are encoded by `fit_columns` with the other arguments.
+    Channels of a view that is a sequence are divided by their root mean square. All other columns
+    are encoded by `fit_columns`.
+
+    Args:
+        frame: a table with the columns of all views.
+        views: the columns of each view, by its name.
+        categorical, missing, max_categories, source, formats, advice: see `fit_columns`.
     """
     columns: list[Column] = []
     for view in views.values():
-        part = select_columns(frame, view.columns)
+        view_frame = select_columns(frame, view.columns)
         if view.sequence is None:
             fitted = fit_columns(
-                part,
+                view_frame,
                 categorical=categorical,
                 missing=missing,
                 max_categories=max_categories,
@@ -646,17 +700,20 @@ def fit_views(
             )
             columns += fitted.columns
         else:
-            columns += _fit_sequence(part, *view.sequence, source=source)
+            steps, channels = view.sequence
+            columns += _fit_sequence(view_frame, steps, channels, source=source)
     return ColumnEncoding(columns=tuple(columns), missing=missing)
 
 
 def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str) -> list[Column]:
-    """Return the encodings of the columns of a view of sequences.
+    """Return the encodings of the columns of a view that is a sequence.
 
-    Each channel is divided by its root mean square over the steps in use; the first column, the
-    number of steps, stays as it is.
+    The first column is the number of steps in use, and stays as it is. The others are T steps with
+    C channels each. Every channel is divided by its root mean square over the steps in use of all
+    rows.
 
-    `frame`: the view's columns. `steps`, `channels`: T and C. `source`: what errors call the table.
+    `frame`: the view's columns. `steps`, `channels`: T and C. `source`: name of the table, for
+    errors.
     """
     numbers_NF = np.stack([read_numbers(frame[name], source=source) for name in frame], axis=1)
     used_N = numbers_NF[:, 0]
@@ -666,23 +723,23 @@ def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str
     mean_square_C = squares_C / max(1, used_NT.sum())
     has_scale_C = np.isfinite(mean_square_C) & (mean_square_C > 0)
     scale_C = np.where(has_scale_C, np.sqrt(mean_square_C), 1.0)
-    first, *others = map(str, frame.columns)
+    count_name, *step_names = map(str, frame.columns)
     scales = np.tile(scale_C, steps).tolist()
-    constants = np.tile(mean_square_C == 0, steps).tolist()
-    columns: list[Column] = [NumericColumn(name=first)]
-    for name, scale, constant in zip(others, scales, constants, strict=True):
-        columns.append(NumericColumn(name=name, scale=scale, constant=constant))
+    are_constant = np.tile(mean_square_C == 0, steps).tolist()
+    columns: list[Column] = [NumericColumn(name=count_name)]
+    for name, scale, is_constant in zip(step_names, scales, are_constant, strict=True):
+        columns.append(NumericColumn(name=name, scale=scale, constant=is_constant))
     return columns
 
 
 def locate_views(
     encoding: ColumnEncoding, views: Mapping[str, ViewColumns], *, source: str
 ) -> dict[str, View]:
-    """Return by name the range of each view among the features that the encoding produces.
+    """Return the range of each view among the features that the encoding produces, by name.
 
     `views`: the columns of each view, by its name. `source`: the party's name, for the error.
 
-    Raises DataError: the views do not have the encoding's columns in its order.
+    Raises DataError: the views do not have the encoding's columns, or not in its order.
     """
     expected = [name for view in views.values() for name in view.columns]
     if [column.name for column in encoding.columns] != expected:
@@ -690,23 +747,29 @@ def locate_views(
             f"{source}: its encoding is of other columns than its views {', '.join(views)}, or of "
             "the same in another order; fit it to a table with these views"
         )
-    places = iter(encoding.places)
-    located = {}
+    places = encoding.places
+    located_views = {}
+    first = 0  # position of the view's first column
     for name, view in views.items():
-        own = [next(places) for _ in view.columns]
-        located[name] = View(own[0].start, own[-1].stop, view.sequence)
-    return located
+        end = first + len(view.columns)
+        located_views[name] = View(places[first].start, places[end - 1].stop, view.sequence)
+        first = end
+    return located_views
 
 
 def check_views(features: Any, views: Mapping[str, View], *, party: str) -> None:
-    """Raise DataError unless the views cover all features without gaps, and views of sequences have
-    the right width and valid counts of steps in use.
+    """Raise DataError unless views fit a party's features.
 
-    `features`: (N, F), perhaps read lazily. `views`: name -> view, in the order of the features.
+    The views must follow one another over all features. A view that is a sequence must have the
+    right number of columns, and valid numbers of steps in use.
+
+    `features`: (N, F), perhaps read lazily. `views`: name -> view, in the order of the features;
+    without views nothing is checked. `party`: name for the error.
     """
     if not views:
         return
     ends = [0, *(view.end for view in views.values())]
+    # Each view begins where the one before ends.
     are_adjacent = all(view.first == end for view, end in zip(views.values(), ends, strict=False))
     if features.dim() != 2 or not are_adjacent or ends[-1] != features.shape[1]:
         raise DataError(
@@ -731,10 +794,11 @@ def check_views(features: Any, views: Mapping[str, View], *, party: str) -> None
 
 
 class ImageEncoding(Settings):
-    """The rows `first_row` to `end_row` (exclusive) of images of C x H x W, divided by `maximum`.
+    """A horizontal strip of images: pixel rows `first_row` to `end_row` (exclusive), scaled.
 
-    `encode` takes whole images or images that are cut already, as (N, C, H, W), as (N, H, W) for
-    one channel, or flat as (N, C * H * W); a frame is read as one flat image a row.
+    Pixels are divided by `maximum`. `encode` takes whole images of C channels and H x W pixels, or
+    images that are already cut to the strip. Their shape is (N, C, H, W), (N, H, W) for one
+    channel, or flat (N, C * H * W). A row of a frame is read as one flat image.
     """
 
     kind: Literal["image"] = "image"
@@ -752,7 +816,7 @@ class ImageEncoding(Settings):
         The encoding may come from a peer's model card, so sizes are checked before memory is
         allocated.
         """
-        # Limit for received cards: the output shape of a network is computed for such an image.
+        # To find the output shape of a network, an image of these sizes is made and passed through.
         if (numbers := self.channels * self.height * self.width) > MAX_IMAGE_NUMBERS:
             raise ValueError(
                 f"channels * height * width are {numbers:,} numbers of an image, expected "
@@ -776,6 +840,10 @@ class ImageEncoding(Settings):
         return self.shape
 
     def feature_name(self, index: int) -> str:
+        """Return in words the position of a pixel in the whole image, for errors.
+
+        `index`: position of the pixel in the flat strip.
+        """
         channel, row, column = np.unravel_index(index, self.shape)
         return f"channel {channel}, row {row + self.first_row}, column {column}"
 
@@ -784,7 +852,9 @@ class ImageEncoding(Settings):
     ) -> torch.Tensor:
         """Return float32 features (N, C, S, W) of raw images with values 0 to `maximum`.
 
-        `counts` is unused; it counts cells of columns.
+        `source`: name of the input, for errors. `counts` is unused: it counts cells of columns.
+
+        Raises DataError: another shape, or pixels out of range.
         """
         strip_NCSW = self._cut_strip(self._parse_pixels(raw, source), source)
         self._check_range(strip_NCSW, source)
@@ -793,7 +863,10 @@ class ImageEncoding(Settings):
         return torch.from_numpy(scaled_NCSW)
 
     def _parse_pixels(self, raw: RawFeatures, source: str) -> NDArray[np.generic]:
-        """Return raw pixels as an array of numbers; a frame becomes one flat image a row."""
+        """Return raw pixels as an array of numbers; a row of a frame becomes one flat image.
+
+        Raises DataError: cells are no numbers.
+        """
         if isinstance(raw, pd.DataFrame):
             columns = [read_numbers(raw[name], source=source) for name in raw.columns]
             return np.stack(columns, axis=1) if columns else np.empty((len(raw), 0))
@@ -804,8 +877,8 @@ class ImageEncoding(Settings):
     def _cut_strip(self, values: NDArray[np.generic], source: str) -> NDArray[np.generic]:
         """Return the strips (N, C, S, W) of whole images or of strips.
 
-        `values`: images of shape (C, H, W), (H, W) for one channel, or flat; or strips in these
-        shapes.
+        `values`: N images or strips; a strip has S in place of H rows. Each is (C, H, W), (H, W)
+        for one channel, or flat.
 
         Raises DataError: another shape.
         """
@@ -848,7 +921,11 @@ class ImageEncoding(Settings):
 
 
 class ArrayEncoding(Settings):
-    """Rows of numbers as their party has them, of any shape: nothing is encoded or normalised."""
+    """The encoding of rows that are taken as they are: numbers of any shape, not normalised.
+
+    Attributes:
+        row_shape: the shape of one row.
+    """
 
     kind: Literal["array"] = "array"
     row_shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, max_length=8)
@@ -865,22 +942,27 @@ class ArrayEncoding(Settings):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of one row's features."""
         return self.row_shape
 
     @property
     def layout(self) -> tuple[int, ...]:
+        """The shape of a row, in which each feature has its position."""
         return self.row_shape
 
     def feature_name(self, index: int) -> str:
-        places = (str(int(place)) for place in np.unravel_index(index, self.row_shape))
-        return f"feature [{', '.join(places)}]"
+        """Return in words the position of a feature in a row, for errors."""
+        positions = (str(int(position)) for position in np.unravel_index(index, self.row_shape))
+        return f"feature [{', '.join(positions)}]"
 
     def encode(
         self, raw: RawFeatures, *, source: str = "the input", counts: CellCounts | None = None
     ) -> torch.Tensor:
         """Return the rows, (N, *row_shape), as float32.
 
-        `counts`: empty and ignored cells are added to it; None: not counted.
+        `source`: name of the input, for errors. `counts` is unused: it counts cells of columns.
+
+        Raises DataError: rows of another shape.
         """
         if isinstance(raw, pd.DataFrame):
             raw = raw.to_numpy()
@@ -892,10 +974,11 @@ class ArrayEncoding(Settings):
 
 
 def _format_shape(sizes: tuple[int, ...]) -> str:
+    """Return sizes in words, such as 3x32x32."""
     return "x".join(map(str, sizes))
 
 
-# As a field of a settings class it reads and writes itself; elsewhere it is the union.
+# In a settings class, a field of this type is parsed as the encoding that its key `kind` names.
 FeatureEncoding: TypeAlias = Annotated[
     ImageEncoding | ColumnEncoding | ArrayEncoding, Field(discriminator="kind")
 ]
@@ -903,7 +986,10 @@ _ADAPTER: TypeAdapter[ImageEncoding | ColumnEncoding | ArrayEncoding] = TypeAdap
 
 
 def parse_encoding(value: dict[str, Any]) -> ImageEncoding | ColumnEncoding | ArrayEncoding:
-    """Return the encoding whose `model_dump(mode="json")` is `value`."""
+    """Return the encoding whose `model_dump(mode="json")` is `value`.
+
+    Raises DataError: `value` is no encoding.
+    """
     try:
         return _ADAPTER.validate_python(value)
     except ValidationError as error:

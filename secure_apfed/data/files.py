@@ -59,7 +59,8 @@ class DataFile:
     Attributes:
         name: its official name.
         size: number of uncompressed bytes; never more are decompressed.
-        sha256: hex digest of the uncompressed bytes.
+        sha256: hex digest of the uncompressed bytes; "": only the size is checked, as of a file
+            inside an archive that has a digest.
         exact: False for files that differ from user to user: `size` is then only the largest
             allowed number of bytes, and the digest is not checked.
     """
