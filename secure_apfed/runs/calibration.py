@@ -2,12 +2,14 @@
 
 Run by: the active, once, before its finished model is measured. Slope and offset of the log-odds of
 two classes go into the last layer of its head, so that the card, `predict`, the estimator and ONNX
-give the same probabilities. The ranking stays, and with it AUC, average precision and KS; decisions
-at one half do not. Only training rows are read. See `secure_apfed.learning.calibration`.
+give the same probabilities. The ranking of rows stays the same, and with it AUC, average precision
+and KS. Decisions at probability one half may change. Only training rows are read. See
+`secure_apfed.learning.calibration`.
 
-Scores of unseen rows come from the student without a part of the labels, if it is fitted in one
-step; else from the run's own network, trained locally without them. The gain by help is then left
-out, so that probabilities are too cautious rather than too confident.
+Scores of unseen rows come from models that are trained without a part of the labels. If the run's
+model is fitted in one step, it is fitted again without them. Else the run's own network is trained
+locally without them. The gain by the passives' help is then left out, so that probabilities are too
+cautious rather than too confident.
 
 Letters: N training rows, n of them labelled.
 """
@@ -36,9 +38,10 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import BASELINES, FOLDS, SoloTask
 from secure_apfed.solo.interface import FloatArray, IntArray, split_folds
 
-_MIN_PROBABILITY = 1e-12  # before the logarithm is taken
+_MIN_PROBABILITY = 1e-12  # smaller probabilities are raised to this one before their logarithm
 _MIN_UNLABELLED_ROWS = 30
-"""Unlabelled rows needed for mean and spread; with fewer, all training rows are used."""
+"""Unlabelled rows that are needed to compute mean and spread of the scores of unseen rows; if there
+are fewer, all training rows are used."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,12 @@ class _Folds:
     Each list has one array for each fold. A position is a row's index among the training rows.
 
     Attributes:
-        labelled: indices of a fold's labelled rows among the labelled rows.
+        labelled: for each fold the indices of its labelled rows among the labelled rows.
         labelled_positions: positions of the same rows.
-        unseen: positions of further rows that the fold's model is trained without.
-        reference: positions of the rows whose scores give mean and spread; for a fold's model they
-            are used without `unseen`.
+        unseen: for each fold the positions of rows without a label that its model is not trained
+            on, either; the same as `labelled_positions` if there are few rows without a label.
+        reference: positions of the rows by whose scores a model's scores are standardised (their
+            mean and spread). For a fold's model the fold's `unseen` rows are left out.
     """
 
     labelled: list[IntArray]
@@ -64,9 +68,11 @@ class _Folds:
 def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
     """Calibrate the finished networks in place, if the settings ask for it (Platt scaling).
 
-    `data`: the active's data, with the labels that the run may train on. Returns None if the
-    networks stay as they are: not asked for, no classification by networks of its own, or training
-    diverged.
+    Return the calibration that was applied. None means that the networks are unchanged. This is so
+    if the settings do not ask for it, if the model is no classifier by networks of the active, if
+    their last layer accepts no offset, or if training diverged.
+
+    `data`: the active's data, with the labels that the run may train on.
     """
     config = session.party_session.party.config
     networks = session.learner.get_solo_networks()
@@ -95,14 +101,15 @@ def _split_rows(data: OwnData, labels_n: IntArray, seed: int) -> _Folds:
     """Split the labelled rows into folds, and choose further rows that each fold leaves out.
 
     A model may memorise its training rows, and on other rows mean and spread of its scores may
-    differ. So a fold leaves out unlabelled rows, too, if there are enough; otherwise `unseen` are
-    its labelled ones.
+    differ. So a fold also leaves out rows without a label, if there are enough. Otherwise its
+    labelled rows serve as `unseen` rows.
 
-    `labels_n`: classes of the labelled rows.
+    `data`: the active's data. `labels_n`: classes of its n labelled rows. `seed`: seed of the
+    folds.
     """
     labelled = split_folds(labels_n, FOLDS, seed)
     positions_n = torch.searchsorted(data.train_rows, data.labelled_rows).numpy()
-    labelled_positions = [positions_n[part] for part in labelled]
+    labelled_positions = [positions_n[fold] for fold in labelled]
     all_rows = np.arange(len(data.train_rows))
     unlabelled = np.setdiff1d(all_rows, positions_n)
     if len(unlabelled) < _MIN_UNLABELLED_ROWS:
@@ -118,15 +125,16 @@ def _fit_line(
     labels_n: IntArray,
     rate: float,
 ) -> PlattLine:
-    """Fit slope and offset of the model's scores to the labels, by out-of-fold scores.
+    """Return slope and offset for the finished model's log-odds, fitted by out-of-fold scores.
 
-    Each model's scores are standardised by its own mean and spread, so that folds compare.
+    Each model's scores are standardised by its own mean and spread, so that the scores of different
+    models are comparable. Without folds, no slope is fitted: only the mean probability is set.
 
     Args:
-        scores_N: scores of the finished model, log-odds for all training rows.
-        scores_by_fold: each fold's model's log-odds; empty: there are no folds.
+        scores_N: log-odds of all N training rows by the finished model.
+        scores_by_fold: log-odds of all training rows by each fold's model; empty: no folds.
         folds: the rows that each fold leaves out.
-        labels_n: labels of the labelled rows, 0 or 1.
+        labels_n: labels of the n labelled rows, 0 or 1.
         rate: share of the second class among future rows.
     """
     labelled_scores = list[FloatArray]()
@@ -139,7 +147,6 @@ def _fit_line(
         unseen_scores.append(standardise_scores(fold_scores_N[unseen], reference))
     model_scores = scores_N[folds.reference]
     if not scores_by_fold:
-        # No label was held out, so only the mean probability is set.
         standardised = standardise_scores(model_scores, model_scores)
         return PlattLine.from_scores(
             model_scores, np.empty(0), labels_n[:0], standardised, rate=rate
@@ -154,8 +161,12 @@ def _fit_line(
 
 
 def _should_calibrate(config: RunSettings, labels_n: IntArray, classes: int) -> bool:
-    """Return whether to calibrate: as configured; by default if one of two classes is rare and no
-    privacy guarantee covers labels.
+    """Return whether to calibrate a model of two classes, as the settings say.
+
+    By default a model is calibrated if one class is rare and no privacy guarantee covers labels: a
+    fit to labels would break it.
+
+    `labels_n`: classes of the labelled rows. `classes`: number of classes.
     """
     if config.calibration == "none" or classes != 2 or len(np.unique(labels_n)) < 2:
         return False
@@ -165,17 +176,23 @@ def _should_calibrate(config: RunSettings, labels_n: IntArray, classes: int) -> 
 
 
 def _accepts_offset(networks: ActiveNetworks) -> bool:
-    """Return whether an offset can be added to the networks' two scores: the last layer is linear
-    and has a bias, or a constant among its inputs.
+    """Return whether an offset can be added to the networks' two scores.
+
+    The last layer must be linear. It must have a bias, or a constant among its inputs as the first
+    of `RandomFeatures` is.
     """
-    last = list(networks.head.modules())[-1]
-    if not isinstance(last, nn.Linear) or last.out_features != 2:
+    last_layer = list(networks.head.modules())[-1]
+    if not isinstance(last_layer, nn.Linear) or last_layer.out_features != 2:
         return False
-    return "bias" in dict(last.named_parameters()) or isinstance(networks.encoder, RandomFeatures)
+    has_bias = "bias" in dict(last_layer.named_parameters())
+    return has_bias or isinstance(networks.encoder, RandomFeatures)
 
 
 def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> FloatArray:
-    """Return the log-odds of the second class for these rows of the table."""
+    """Return the log-odds of the second class for these N rows of the table, (N,).
+
+    `networks`: an encoder and a head with two scores. `rows`: positions in the active's table.
+    """
     network = copy_predictor(networks)
     assert network is not None
     dtype = next(network.parameters()).dtype
@@ -190,27 +207,30 @@ def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor)
 
 
 def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iterator[FloatArray]:
-    """Yield for each fold the log-odds of all training rows, by a model trained without its rows.
+    """Yield for each fold the log-odds of all N training rows, by a model trained without its rows.
 
-    The run's method trains these models; if it cannot, an own network with the run's settings is
-    trained locally.
+    The run's method fits its model again without a fold's rows, if it can. Otherwise networks with
+    the run's settings are trained on the active's data alone, without the labels of a fold.
 
     `folds`: the rows that each fold leaves out.
+
+    Raises ModelError: the run's model cannot be trained without the other parties.
     """
     rows = data.train_rows
-    parts = [data.labelled_rows[torch.from_numpy(part)] for part in folds.labelled]
-    fitted = [
-        session.learner.refit_excluding(torch.cat([part, rows[torch.from_numpy(unseen)]]))
-        for part, unseen in zip(parts, folds.unseen, strict=True)
+    labelled_by_fold = [data.labelled_rows[torch.from_numpy(fold)] for fold in folds.labelled]
+    refitted = [
+        session.learner.refit_excluding(torch.cat([labelled, rows[torch.from_numpy(unseen)]]))
+        for labelled, unseen in zip(labelled_by_fold, folds.unseen, strict=True)
     ]
-    networks = [network for network in fitted if network is not None]
-    if len(networks) == len(parts):
+    networks = [network for network in refitted if network is not None]
+    if len(networks) == len(labelled_by_fold):
         yield from (_compute_scores(network, data, rows) for network in networks)
         return
     task = SoloTask.from_run(session.party_session.party.config, data, rows)
-    labelled_n = rows[torch.from_numpy(task.labelled)]
+    all_labelled = rows[torch.from_numpy(task.labelled)]
     tasks = [
-        task.drop_labels(torch.isin(labelled_n, part).nonzero().flatten().numpy()) for part in parts
+        task.drop_labels(torch.isin(all_labelled, labelled).nonzero().flatten().numpy())
+        for labelled in labelled_by_fold
     ]
     with one_thread():
         probabilities_by_fold = [
@@ -224,7 +244,10 @@ def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iter
 
 @torch.no_grad()
 def _apply_line(networks: ActiveNetworks, line: PlattLine) -> None:
-    """Scale the last layer by the line's slope, and add its offset to the second class."""
+    """Scale the last layer by the line's slope, and add the line's offset to the second class.
+
+    The log-odds of the second class then are slope * log-odds + offset.
+    """
     parameters = dict(find_last_layer(networks).named_parameters())
     for parameter in parameters.values():
         parameter.mul_(line.slope)

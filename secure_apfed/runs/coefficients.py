@@ -18,7 +18,8 @@ from secure_apfed.networks.models import Intercept, LinearPredictor
 from secure_apfed.runs.outcome import Coefficient, PartyCoefficients
 from secure_apfed.settings.run import RunSettings
 
-# What the coefficients of a regression add up to, with and without the label's scale.
+# The quantity that the terms of a linear regression add up to. It is in the label's own unit, or in
+# standard deviations of the label if the label's scale is unknown.
 _LABEL = "label"
 _LABEL_IN_DEVIATIONS = "label, in its standard deviations"
 
@@ -26,12 +27,14 @@ _LABEL_IN_DEVIATIONS = "label, in its standard deviations"
 def list_party_coefficients(
     config: RunSettings, data: OwnData, networks: Mapping[str, nn.Module]
 ) -> PartyCoefficients | None:
-    """Return one party's table, from its own networks and data; None: it trained no such model.
+    """Return one party's coefficients; None: it trained no generalised linear model.
 
-    A passive does not know the scale of labels that are numbers, so its coefficients are then in
-    standard deviations of the label.
+    A passive does not know the scale of labels that are numbers to predict. Its coefficients are
+    then in standard deviations of the label.
 
     Args:
+        config: settings of the run.
+        data: the party's data.
         networks: the party's "encoder" and, at the active, its "head".
     """
     encoder = networks.get("encoder")
@@ -63,12 +66,15 @@ def list_all_coefficients(
     all_data: VerticalData | None = None,
     encoders: Mapping[str, nn.Module],
 ) -> tuple[PartyCoefficients, ...]:
-    """Return the active's table and, where one process ran all parties, those of the passives.
+    """Return the active's coefficients and, if one process ran all parties, the passives', too.
+
+    The result is empty if no generalised linear model was trained.
 
     Args:
+        config: settings of the run.
         data, networks: the active's data and networks.
-        all_data: the tables of all parties; None: they ran in processes of their own.
-        encoders: passive's name -> its network; empty where they ran in processes of their own.
+        all_data: the tables of all parties; None: passives ran in processes of their own.
+        encoders: passive's name -> its network; empty if passives ran in processes of their own.
     """
     active_table = list_party_coefficients(config, data, networks)
     if active_table is None:
@@ -86,10 +92,13 @@ def list_all_coefficients(
 
 
 def _name_scores(classes: Sequence[str], scores: int) -> tuple[str, ...]:
-    """Return a name for each of this number of scores: its class; numbers if the classes are
-    unknown.
+    """Return a name for each score: the class that it is for, or its number from 0.
 
-    A single score is that of the second of two classes, or "" for a number.
+    A single score belongs to the second of two classes. It is called "" if labels are numbers to
+    predict.
+
+    `classes`: names of the classes; empty: unknown, or labels are numbers. `scores`: number of
+    scores.
     """
     if scores == 1:
         return (classes[1],) if len(classes) == 2 else ("",)
@@ -101,7 +110,8 @@ def _list_columns(
 ) -> tuple[Coefficient, ...]:
     """Return the coefficient of each feature for each score.
 
-    `weights_DF`: by score (D) and feature (F), for one standard deviation.
+    `weights_DF`: change of each of D scores if one of F features rises by one standard deviation.
+    `scores`: names of the scores.
     """
     units_F = _list_units(encoding, weights_DF.shape[1])
     return tuple(
@@ -117,7 +127,10 @@ def _list_columns(
 
 
 def _list_units(encoding: FeatureEncoding, features: int) -> list[float | None]:
-    """Return the standard deviation that each feature was divided by; None: it is constant."""
+    """Return the standard deviation that each feature was divided by; None: it is constant.
+
+    A feature that is not standardised, such as a category's, has 1. `features`: number of features.
+    """
     if not isinstance(encoding, ColumnEncoding):
         return [1.0] * features
     units: list[float | None] = []
@@ -132,7 +145,12 @@ def _list_units(encoding: FeatureEncoding, features: int) -> list[float | None]:
 def _list_intercepts(
     config: RunSettings, data: OwnData, head: nn.Module | None, scores: Sequence[str]
 ) -> dict[str, float]:
-    """Return the intercept of each score, where every numeric column is at its mean."""
+    """Return the intercept of each score: its value if every numeric column is at its mean.
+
+    The result is empty without an intercept, as at a passive.
+
+    `head`: the active's head; None: the party has no head. `scores`: names of the scores.
+    """
     if not isinstance(head, Intercept):
         return {}
     bias_D = head.bias.detach().double().cpu()

@@ -1,11 +1,11 @@
 """The scores of columns, if a method scores features, and the settings of a run on fewer columns.
 
-Run by: each party for itself. As its part ends it writes the scores of its own columns into its own
-folder, and shows them to nobody: they depend on the labels that it learnt from. Whoever holds the
-folders of several parties, as of a run in one process, can read all.
+Run by: each party for itself. At the end of a run it writes the scores of its own columns into its
+own folder, and shows them to nobody: they depend on the labels that it learnt from. Whoever holds
+the folders of several parties, as after a run in one process, can read the scores of all.
 
-A feature's score is the norm of its row of W_k (MMVFL, section 4.2). Ours: a column of several
-features, one a category, has the norm of all their rows together.
+A feature's score is the norm of its row of W_k (MMVFL, section 4.2), the weights of party k. Ours:
+a column with several features, one for each category, has the norm of all their rows together.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ from secure_apfed.runs.outcome import Written
 from secure_apfed.settings.data import TABLES
 
 Scores = Mapping[str, Mapping[str, float]]
-"""Party -> column -> score, no unit; features are standardised, so that a view's are comparable."""
+"""Party -> column -> score. Scores have no unit; features are standardised, so that the scores of
+one party's columns are comparable."""
 
 
 class _PartyScores(Written):
@@ -33,7 +34,10 @@ class _PartyScores(Written):
 
 
 def save_column_scores(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
-    """Write the scores of this party's columns, if its method scores features."""
+    """Write the scores of this party's columns into its folder, if the method scores features.
+
+    `name`: the party. `data`: its data. `role`: its trained role in the method.
+    """
     scores_F = role.feature_scores()
     encoding = data.table.encoding
     if scores_F is None:
@@ -50,7 +54,9 @@ def save_column_scores(folder: PartyFolder, name: str, data: OwnData, role: Role
 
 
 def load_column_scores(path: Path) -> Scores:
-    """Read the column scores of a finished run, or of one party's folder, the highest first.
+    """Return the column scores of a finished run, or of one party, the highest first.
+
+    `path`: folder of a run, or of a party.
 
     Raises ModelError: no party's folder there has scores.
     """
@@ -71,10 +77,12 @@ def load_column_scores(path: Path) -> Scores:
 
 
 def pick_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
-    """Return the highest-scored columns of each party.
+    """Return the columns with the highest scores, by party.
 
-    `scores`: the highest first. `keep`: the number of columns of each party or, below 1, the share
-    of its columns, at least one column. Raises ConfigError: neither a number nor a share.
+    `scores`: scores by party and column, the highest first. `keep`: number of columns that each
+    party keeps; below 1 it is the share of its columns, and at least one column is kept.
+
+    Raises ConfigError: `keep` is neither a number nor a share.
     """
     is_share = 0 < keep < 1
     if not is_share and not (keep >= 1 and keep % 1 == 0):
@@ -91,12 +99,17 @@ def pick_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
 def restrict_columns(
     config: Config, scores: Scores, columns_by_party: Mapping[str, list[str]]
 ) -> Config:
-    """Return the settings of the same run on these columns, for parties that have scores.
+    """Return the settings of the same run on fewer columns.
 
-    `columns_by_party`: columns to keep, by party.
+    Columns without a score, such as IDs, stay in the parties' tables.
 
-    Raises ConfigError: the columns cannot be restricted automatically; names the settings to write
-    by hand.
+    Args:
+        config: settings of the run.
+        scores: scores by party and column.
+        columns_by_party: columns to keep, by party.
+
+    Raises ConfigError: the columns cannot be restricted automatically; the error names the settings
+        to write by hand.
     """
     content = config.model_dump(mode="json")
     if config.data.dataset != TABLES:
@@ -106,17 +119,19 @@ def restrict_columns(
                 f"{', '.join(missing)} here; name the folder of the whole run"
             )
         content["data"] |= {"columns": columns_by_party, "views": None, "active_view": 1}
-    for name, columns in columns_by_party.items() if config.data.dataset == TABLES else ():
-        table = content["data"]["parties"][name]
-        if table["encoding"] or config.data.view_columns:
-            key = f"parties.{name}.encoding" if table["encoding"] else "view_columns"
-            raise ConfigError(
-                f"data.{key} lists the columns of {name}; cut it there to {', '.join(columns)}"
-            )
-        if table["numeric"] is None and table["categorical"] is None:
-            table["ignore"] += [column for column in scores[name] if column not in columns]
-        for kind in ("numeric", "categorical"):
-            table[kind] = table[kind] and [column for column in table[kind] if column in columns]
+    else:
+        for name, columns in columns_by_party.items():
+            table = content["data"]["parties"][name]
+            if table["encoding"] or config.data.view_columns:
+                key = f"parties.{name}.encoding" if table["encoding"] else "view_columns"
+                raise ConfigError(
+                    f"data.{key} lists the columns of {name}; cut it there to {', '.join(columns)}"
+                )
+            if table["numeric"] is None and table["categorical"] is None:
+                table["ignore"] += [column for column in scores[name] if column not in columns]
+            for kind in ("numeric", "categorical"):
+                if table[kind]:
+                    table[kind] = [column for column in table[kind] if column in columns]
     restricted = Config.model_validate(content)
     check_data(restricted.data)
     return restricted

@@ -68,7 +68,7 @@ from secure_apfed.settings.promises import Promise, promises_of, worst_promise
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-# Unread losses on a GPU that are fetched together.
+# Number of losses on a GPU that are read together.
 _LOSSES_AT_ONCE = 50
 # Packages whose versions are written to the run's folder.
 _PACKAGES = (
@@ -84,12 +84,19 @@ _PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelEvaluation:
-    """The evaluation of a model by inference variant: by the measure of the run, or by all measures
-    once the run is finished.
+    """The evaluation of a model on test rows, by inference variant (way to predict).
 
-    `scores` are the test predictions. Without threshold the likeliest class is predicted.
-    `never_predicted` names the labelled classes that are predicted for no test row, each with the
-    threshold that labelled training rows would choose.
+    Attributes:
+        measure: name of the run's main measure.
+        scores: test predictions, by variant.
+        accuracy: test accuracy by variant; NaN if labels are numbers to predict.
+        measures: value by measure's name, by variant; during training only the main measure.
+        threshold: probability of the second of two classes from which it is predicted; None: the
+            likeliest class is predicted.
+        calibration: the calibration of the finished model; None: not calibrated.
+        ranking: ranking metrics of the finished model; None: they do not apply.
+        never_predicted: the labelled classes that are predicted for no test row, each with the
+            threshold that labelled training rows would choose (None: none is proposed).
     """
 
     measure: str
@@ -103,7 +110,7 @@ class ModelEvaluation:
 
     @property
     def result_fields(self) -> dict[str, Any]:
-        """Return the fields of result.json that the evaluation determines."""
+        """The fields of result.json that the evaluation determines."""
         undefined = {
             name: explain_undefined_measures(scored) for name, scored in self.scores.items()
         }
@@ -130,11 +137,15 @@ def evaluate_scores(
 ) -> ModelEvaluation:
     """Evaluate the active's test predictions; test rows train nothing.
 
+    During training only the run's main measure is computed. At the end all measures, the ranking
+    and the classes that are never predicted are computed, too.
+
     Args:
+        session: the running session.
         labels: the labels that the model was trained on.
         scores: test predictions by inference variant.
-        is_final: whether training is over: then all measures are computed, else the run's measure.
-        calibration: the calibration that was applied to the model; None: none.
+        is_final: whether training is over.
+        calibration: the calibration that was applied to the model; None: not calibrated.
     """
     config = _complete_config(session)
     trained = _score_training_rows(session, labels) if is_final else None
@@ -145,6 +156,11 @@ def evaluate_scores(
         name: scored.replace_threshold(threshold) if name == headline else scored
         for name, scored in scores.items()
     }
+    ranking = None
+    never_predicted: Mapping[str, float | None] = {}
+    if is_final:
+        ranking = _measure_ranking(labels, scores.get(headline), measure)
+        never_predicted = find_unpredicted_classes(session, labels, scores.get(headline), trained)
     return ModelEvaluation(
         measure=measure.name,
         scores=scores,
@@ -158,10 +174,8 @@ def evaluate_scores(
         },
         threshold=threshold,
         calibration=calibration,
-        ranking=_measure_ranking(labels, scores.get(headline), measure) if is_final else None,
-        never_predicted=find_unpredicted_classes(session, labels, scores.get(headline), trained)
-        if is_final
-        else {},
+        ranking=ranking,
+        never_predicted=never_predicted,
     )
 
 
@@ -170,12 +184,14 @@ def find_unpredicted_classes(
 ) -> dict[str, float | None]:
     """Return the classes that are predicted for no test row, each with a threshold that would help.
 
-    That is, for two classes, the one with the best balanced accuracy on labelled training rows.
+    For two classes, this threshold has the best balanced accuracy on labelled training rows. It is
     None for more classes, without scores of training rows, and under `dp_sgd`, whose guarantee
-    would not cover it.
+    would not cover the threshold.
 
     Args:
-        tested: scores of test rows; None: there are none.
+        session: the session of the finished run.
+        labels: the labels that the model was trained on.
+        tested: scores of test rows; None: there are no such scores.
         trained: scores of labelled training rows; None: the model needs other parties to predict.
     """
     if tested is None or not tested.classes or not len(tested.truth):
@@ -194,13 +210,19 @@ def find_unpredicted_classes(
 def _pick_threshold(
     session: Session, labels: TrainingLabels, trained: Scored | None, *, calibrated: bool
 ) -> float | None:
-    """Return the threshold for the second of two classes, as configured; None: none.
+    """Return the probability of the second of two classes from which it is predicted.
 
-    A threshold that the settings leave to training rows (by a measure, a cost or a rate) is chosen
-    at the end of training.
+    The settings give it as a number, or as the best one for a measure, the cheapest one for a cost,
+    or the one that selects a rate of the rows. The latter three need the finished model's scores of
+    training rows. None: the likeliest class is predicted.
 
-    `trained`: scores of labelled training rows; None: not at the end. `calibrated`: whether scores
-    are probabilities, for which a cost determines the threshold without rows.
+    Args:
+        session: the running session.
+        labels: the labels that the model was trained on.
+        trained: scores of labelled training rows; None: training is not over, or the model needs
+            other parties to predict.
+        calibrated: whether scores are calibrated probabilities, for which the cheapest threshold
+            follows from the cost alone.
     """
     setting = _complete_config(session).threshold
     if setting is None or isinstance(setting, float):
@@ -214,6 +236,7 @@ def _pick_threshold(
     assert setting.rate is not None
     scored = _score_training_rows(session, labels, labels.build_data().train_rows)
     assert scored is not None
+    # A threshold lies strictly between 0 and 1.
     lowest = np.finfo(np.float32).tiny
     highest = 1 - np.finfo(np.float32).epsneg
     return float(np.quantile(scored.scores[:, 1], 1 - setting.rate).clip(lowest, highest))
@@ -224,7 +247,13 @@ def _measure_ranking(
 ) -> Ranking | None:
     """Return the ranking metrics of two classes, if the run's measure ranks or one class is rare.
 
-    `scored`: test predictions; None: there are none. Returns None if there is nothing to rank.
+    None means that they do not apply: there are no test predictions, not two classes, or neither
+    reason to rank.
+
+    Args:
+        labels: the labels that the model was trained on.
+        scored: test predictions; None: there are no predictions.
+        measure: the run's main measure.
     """
     if scored is None or scored.classes != 2 or not len(scored.truth):
         return None
@@ -236,9 +265,12 @@ def _measure_ranking(
 def _score_training_rows(
     session: Session, labels: TrainingLabels, rows: Tensor | None = None
 ) -> Scored | None:
-    """Return the finished model's scores of these training rows, by default of the labelled ones.
+    """Return the finished model's scores of training rows, with their labels.
 
-    None: the model needs other parties to predict.
+    None means that the model needs other parties to predict.
+
+    `labels`: the labels that the model was trained on. `rows`: positions in the active's table;
+    None: the labelled training rows.
     """
     network = copy_predictor(session.learner.get_solo_networks())
     if network is None:
@@ -259,7 +291,7 @@ def _score_training_rows(
 
 
 def _complete_config(session: Session) -> Config:
-    """Return the complete configuration of a session's run."""
+    """Return the configuration of a session's run, with the sections that only `Config` has."""
     config = session.party_session.party.config
     assert isinstance(config, Config)
     return config
@@ -272,13 +304,14 @@ def _compute_defined_measure(measure: Measure, scored: Scored) -> dict[str, floa
 
 
 def _require_two_classes(labels: TrainingLabels) -> None:
-    """Raise ConfigError unless a threshold has two classes with labels to decide between.
+    """Raise ConfigError unless there are two classes, with labelled rows of both.
 
-    The message gives no number of labels where a mechanism protects them.
+    It is called for a run with a threshold, which decides between two classes. If a label mechanism
+    protects the labels, only the number of classes is checked: an error must not reveal which
+    labels exist.
     """
     data = labels.data
     assert data.table.labels is not None
-    # The message must not say which labels exist if a mechanism protects them.
     labels_are_protected = not labels.mechanism.unsafe
     labelled_classes = 2
     detail = ""
@@ -323,20 +356,21 @@ class RunWriter:
     def __init__(
         self, folder: RunFolder, config: Config, *, received: Transcript | None = None
     ) -> None:
-        """Write nothing yet."""
+        """Store the arguments; nothing is written yet."""
         self.folder = folder
         self._config = config
         self._received = received
-        self._board: SummaryWriter | None = None  # of TensorBoard
+        # TensorBoard's writer of learning curves; None: not started, or TensorBoard is missing.
+        self._board: SummaryWriter | None = None
 
     def start_run(self, session: Session, session_digests: Sequence[str], *, epoch: int) -> None:
         """Write configuration, contract, seeds and versions, and drop metrics of later epochs.
 
         Args:
             session: the session that begins or resumes the run.
-            session_digests: SHA-256 (hex) of the contract of each session so far, in order, this
-                one included; stored under "sessions".
-            epoch: number of finished epochs, by the checkpoint; 0: a new run.
+            session_digests: SHA-256 (hex) of the contract of each session so far, in order, with
+                this session's at the end.
+            epoch: number of finished epochs in the checkpoint; 0: a new run.
         """
         folder = self.folder
         config = self._config
@@ -400,21 +434,45 @@ class RunWriter:
             loop: the finished training loop, for its counts of time, sessions and steps.
         """
         folder = self.folder
-        transcript = session.transcript
-        learner = session.learner
         if self._board is not None:
             self._board.close()
-        incoming = () if self._received is None else self._received.flows
-        folder.write_json(folder.flows, [asdict(flow) for flow in (*transcript.flows, *incoming)])
+        sent_flows = session.transcript.flows
+        received_flows = () if self._received is None else self._received.flows
+        folder.write_json(folder.flows, [asdict(flow) for flow in (*sent_flows, *received_flows)])
         if session.common:
             folder.write_json(
                 folder.common, [people.model_dump() for people in session.common.values()]
             )
+        if session.statements:
+            statements = {
+                name: statement.as_json(name) for name, statement in session.statements.items()
+            }
+            folder.write_json(folder.statements, statements)
+        content = self._build_outcome(
+            session, data, evaluation, privacy=privacy, guarantee=guarantee, loop=loop
+        )
+        outcome = Outcome.model_validate(content)
+        self._save_test_scores(session, data, evaluation)
+        self._save_model(session, self._build_card(session, data, outcome, evaluation))
+        write_outcome(folder, outcome)
+
+    def _build_outcome(
+        self,
+        session: Session,
+        data: OwnData,
+        evaluation: ModelEvaluation,
+        *,
+        privacy: PrivacySpent,
+        guarantee: str,
+        loop: "TrainingLoop",
+    ) -> dict[str, Any]:
+        """Return the fields of result.json; for the arguments see `write_results`."""
+        learner = session.learner
         aligned = session.alignment.get(session.active)
-        content = {
+        return {
             "method": self._config.method.name,
             **evaluation.result_fields,
-            "wire_bytes": transcript.wire_bytes,
+            "wire_bytes": session.transcript.wire_bytes,
             "privacy": asdict(privacy),
             "contributions": session.passive_accounts,
             "promises": [
@@ -440,36 +498,47 @@ class RunWriter:
             "guarantee": guarantee,
             "apart": self._received is not None,
             "less_protected": describe_departures(self._config),
-            "shared_organisations": describe_shared_organisations(folder.path),
+            "shared_organisations": describe_shared_organisations(self.folder.path),
         }
-        if session.statements:
-            statements = {
-                name: statement.as_json(name) for name, statement in session.statements.items()
-            }
-            folder.write_json(folder.statements, statements)
-        outcome = Outcome.model_validate(content)
-        card = self._build_card(session, data, outcome, evaluation)
-        rows = METHODS[self._config.method.name].find_testable_rows(
-            data, torch.empty(0, dtype=torch.int64) if aligned is None else aligned
-        )
-        save_scores(folder.scored, evaluation.scores, tested=torch.isin(data.test_rows, rows))
-        networks = learner.get_solo_networks()
+
+    def _save_test_scores(
+        self, session: Session, data: OwnData, evaluation: ModelEvaluation
+    ) -> None:
+        """Write the test predictions, with the test rows that the method's model can predict."""
+        aligned = session.alignment.get(session.active)
+        if aligned is None:
+            aligned = torch.empty(0, dtype=torch.int64)
+        rows = METHODS[self._config.method.name].find_testable_rows(data, aligned)
+        is_tested = torch.isin(data.test_rows, rows)
+        save_scores(self.folder.scored, evaluation.scores, tested=is_tested)
+
+    def _save_model(self, session: Session, card: dict[str, Any]) -> None:
+        """Write the weights of a model with which the active predicts alone, and the model card.
+
+        Without such a model only the card is written. `card`: the card without `predicts_alone`.
+        """
+        networks = session.learner.get_solo_networks()
         if networks is None:
-            networks = learner.get_fallback_networks()
+            # Where the joint model needs all parties, a method may have another model in reserve.
+            networks = session.learner.get_fallback_networks()
             card["model"] |= {"head_network": None}  # it has a built-in head of its own width
         if networks is not None:
-            parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
-            write_atomically(folder.model, save_tensors(parts.state_dict()))
-        folder.write_json(folder.card, {**card, "predicts_alone": networks is not None})
-        write_outcome(folder, outcome)
+            modules = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
+            write_atomically(self.folder.model, save_tensors(modules.state_dict()))
+        self.folder.write_json(self.folder.card, {**card, "predicts_alone": networks is not None})
 
     def _build_card(
         self, session: Session, data: OwnData, outcome: Outcome, evaluation: ModelEvaluation
     ) -> dict[str, Any]:
-        """Return the model card (JSON values): what is needed to use the model, and what the run
-        guarantees.
+        """Return the model card, in JSON values.
 
-        `outcome`: what `result.json` gets. `evaluation`: measures of the finished model.
+        It has all that is needed to use the model, and the run's measures and guarantees.
+
+        Args:
+            session: the finished session.
+            data: the active's data.
+            outcome: the content of result.json.
+            evaluation: evaluation of the finished model.
         """
         privacy = outcome.privacy
         return {
@@ -499,7 +568,10 @@ class RunWriter:
         }
 
     def write_recording(self, recording: Recording) -> None:
-        """Write the record of all messages, which only a simulation has, for attacks on the run."""
+        """Write the record of all parties' messages, so that attacks can be run on it later.
+
+        Only a simulation, in which one process runs all parties, has such a record.
+        """
         folder = self.folder
         state = recording.transcript.state_dict()
         if recording.encoders:
@@ -516,7 +588,9 @@ class PartyBackError(RunStoppedError):
 
 
 class RunCallbacks:
-    """The callbacks of a training loop to the code that runs it.
+    """The calls by which a training loop reaches the code that runs it.
+
+    Subclasses override those that they need.
 
     Args:
         writer: writer of the run's files; None: nothing is stored.
@@ -524,14 +598,15 @@ class RunCallbacks:
     """
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
-        """Start without earlier sessions."""
+        """Store the arguments; no earlier session is known."""
         self.writer = writer
         self.on_progress = on_progress
-        self.past = NONE_BEFORE  # the earlier sessions of this run, as far as they are recorded
+        self.past = NONE_BEFORE  # totals of the earlier sessions of this run, if it was resumed
 
     def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:
-        """Prepare for the training loop, from the active's checkpoint (`state`) or, if None, from
-        the start.
+        """Prepare for the training loop, which calls this before anything else.
+
+        `state`: the active's checkpoint from which the loop resumes; None: a new run.
         """
 
     def build_recording(self) -> Recording | None:
@@ -539,21 +614,21 @@ class RunCallbacks:
         return None
 
     def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
-        """Return which of the absent parties are back, so that all can start a new session."""
+        """Return the absent parties that are reachable again, and so can join a new session."""
         return ()
 
 
 class EpochLosses:
     """The task losses of an epoch's steps, for their mean.
 
-    Reading a scalar from a GPU waits for the step. So of an epoch's losses there the first is read
-    at once, and from then on `_LOSSES_AT_ONCE` together.
+    Reading a loss from a GPU waits until its step is computed. So the first loss of an epoch is
+    read at once, and the others `_LOSSES_AT_ONCE` together.
     """
 
     def __init__(self) -> None:
-        """Start an epoch."""
-        self._sum = 0.0
-        self._count = 0
+        """Start an epoch without any loss."""
+        self._sum = 0.0  # of the losses that were read
+        self._count = 0  # of the losses that were read
         self._unread_losses: list[Tensor] = []
 
     def add(self, loss: StepLoss) -> None:
@@ -565,14 +640,16 @@ class EpochLosses:
 
     @property
     def is_due(self) -> bool:
-        """Whether to read the mean now: nothing is unread, nothing was read yet, or enough losses
-        are unread.
+        """Whether to read the mean now.
+
+        It is due if it costs nothing (no loss is unread), if no loss of the epoch was read yet, or
+        if `_LOSSES_AT_ONCE` losses are unread.
         """
         unread = len(self._unread_losses)
         return not unread or not self._count or unread >= _LOSSES_AT_ONCE
 
     def read_mean(self) -> float:
-        """Return the mean of all losses so far; 0.0 of none."""
+        """Read all unread losses, and return the mean of all losses so far; 0.0 without a loss."""
         for loss in read_losses(self._unread_losses):
             self._add_number(loss)
         self._unread_losses.clear()
@@ -593,7 +670,7 @@ class TrainingLoop:
         watch: RunCallbacks,
         state: PartyCheckpoint | None,
     ) -> None:
-        """Restore the loop from the active's checkpoint, or start a new run, and start the writer.
+        """Restore the loop from the active's checkpoint or start a new run, and start the writer.
 
         Args:
             session: the session with the learner and the links to the passives.
@@ -621,9 +698,9 @@ class TrainingLoop:
         self._watch = watch
         self._writer = watch.writer
         notes = state.notes if state else {}
-        self._epoch = notes.get("epoch", 0)  # finished ones
-        self._step = state.step if state else 0  # the next one
-        self._expected_steps = 0  # of the whole run, for the display
+        self._epoch = notes.get("epoch", 0)  # number of finished epochs
+        self._step = state.step if state else 0  # number of the next step
+        self._expected_steps = 0  # number of steps of the whole run, for the display
         self._epoch_losses = EpochLosses()
         # Mean loss of this epoch's steps; None under DP-SGD, whose noise does not cover it.
         self._loss = None if self._config.dp_sgd else 0.0
@@ -631,8 +708,9 @@ class TrainingLoop:
         self._held_out_losses: list[float] = list(notes.get("held_out", ()))
         self.evaluation: ModelEvaluation | None = None
         self._has_charge_reports = False  # whether the passives reported since the last evaluation
-        # Before anything was sent there is no privacy guarantee to report.
+        # The weakest privacy guarantee so far. Before anything was sent there is none to report.
         self._promise = self._find_worst_promise() if state else None
+        # State of the active's networks with the lowest validation loss so far.
         self._best_networks = remove_prefix("best", state.tensors) if state else {}
         self._session_digests = [*notes.get("contracts", []), session.contract.digest.hex()]
         past = watch.past
@@ -668,11 +746,11 @@ class TrainingLoop:
         return self._steps_before + self._step - self._first_step
 
     async def run(self) -> None:
-        """Train all epochs, evaluate, write the results, and end the session."""
+        """Train all epochs, evaluate, write the results, and end the session with all parties."""
         learner = self.session.learner
         links = self.session.links
-        # A method may send before its first epoch. What it sends after its last one is counted in
-        # that one.
+        # Messages before the first epoch count as the first epoch's. If the last epoch is over,
+        # further messages count as the last epoch's.
         epochs_are_over = self._epoch == self._config.train.epochs or self._should_stop_early
         current_epoch = self._epoch - 1 if epochs_are_over else self._epoch
         self.session.transcript.begin_epoch(current_epoch)
@@ -681,33 +759,39 @@ class TrainingLoop:
         if self.evaluation is None:
             await self._evaluate_model(is_final=True)
         if not self._has_charge_reports and not self.session.helpers:
-            # With a checkpoint the passives report the privacy cost in their ledgers.
+            # The passives report the privacy cost in their ledgers whenever they save a checkpoint.
             await self._save_at_helpers(links)
             self._save_checkpoint()
         assert self.evaluation is not None
         # The result is stored first, then the end is signalled: until then all parties can resume.
         if self._writer:
-            if recording := self._watch.build_recording():
-                self._writer.write_recording(recording)
-            guarantee = guarantee_text(self._config, self.session, self._labels.mechanism)
-            self._writer.write_results(
-                self.session,
-                self._labels.data,
-                self.evaluation,
-                privacy=self.compute_privacy(),
-                guarantee=guarantee,
-                loop=self,
-            )
+            self._write_files(self._writer, self.evaluation)
         self.session.party_session.finish_part()
-        # With restarts a dealer stays to the end, since it may be needed again.
+        # If the session may be restarted, dealers have stayed to the end, and are told of it, too.
         contract = self.session.contract
         dealers = contract.list_names("dealer") if contract.restarts else ()
         end_all(links, [*self.session.present, *dealers], self._step)
 
-    def build_result(self) -> RunResult:
-        """Return the result of the finished run, with the epsilons that other accountants compute.
+    def _write_files(self, writer: RunWriter, evaluation: ModelEvaluation) -> None:
+        """Write the record of messages, if this process has it, and the results."""
+        if recording := self._watch.build_recording():
+            writer.write_recording(recording)
+        guarantee = guarantee_text(self._config, self.session, self._labels.mechanism)
+        writer.write_results(
+            self.session,
+            self._labels.data,
+            evaluation,
+            privacy=self.compute_privacy(),
+            guarantee=guarantee,
+            loop=self,
+        )
 
-        These take seconds and come last: if they fail, the run is finished all the same.
+    def build_result(self) -> RunResult:
+        """Return the result of the finished run.
+
+        It includes epsilons that other privacy accountants compute for comparison, which are also
+        written to a file. They take seconds and come last: if they fail, the run is finished all
+        the same.
         """
         assert self.evaluation is not None
         privacy = add_cross_checks(self.compute_privacy(), self.session)
@@ -737,6 +821,7 @@ class TrainingLoop:
 
     @property
     def next_step(self) -> int:
+        """The number of the next step, from 0."""
         return self._step
 
     def is_last(self, epoch: int) -> bool:
@@ -754,10 +839,12 @@ class TrainingLoop:
         return epochs_since_best >= patience
 
     async def note_held_out_loss(self) -> None:
-        """Record the validation loss of an epoch, if `train.patience` is set.
+        """Compute and record the validation loss of an epoch, if `train.patience` is set.
 
-        With `train.keep_best` store the networks if it is the lowest so far, and restore the best
-        ones after the last epoch. Raises ConfigError: the loss is not a number.
+        With `train.keep_best`, also store the networks if this loss is the lowest so far. After the
+        last epoch the networks with the lowest loss are restored.
+
+        Raises ConfigError: the loss is not a number.
         """
         if self._config.train.patience is None:
             return
@@ -792,9 +879,10 @@ class TrainingLoop:
             yield epoch
 
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the step and the rows (B,) of each batch of an epoch; see `methods.TrainingLoop`.
+        """Yield the step's number and the rows (B,) of each batch of an epoch.
 
-        A last batch below the smallest size is omitted.
+        A last batch below the smallest size is omitted. After the last batch the mean loss of the
+        epoch is read.
         """
         batches = split_batches(self.session.learner, self._config, epoch)
         remaining_epochs = self._config.train.epochs - epoch
@@ -807,13 +895,15 @@ class TrainingLoop:
             self._loss = self._epoch_losses.read_mean()
 
     def count_step(self, loss: StepLoss | None) -> None:
-        """Advance by one step with its task loss; None: a step without one, such as an exchange
-        after training.
+        """Advance by one step, and report progress.
+
+        `loss`: the step's task loss; None: the step has no loss, such as an exchange after
+        training.
         """
         self.session.record_sum(self._step)
         self._step += 1
         if loss is None:
-            self._expected_steps += 1
+            self._expected_steps += 1  # such a step is not among the batches that were counted
         elif self._may_show_loss:
             self._epoch_losses.add(loss)
             if self._epoch_losses.is_due:
@@ -822,14 +912,22 @@ class TrainingLoop:
 
     @property
     def _may_show_loss(self) -> bool:
-        """True if there is a task loss, and no privacy guarantee forbids to show it."""
+        """Whether steps have a task loss, and no privacy guarantee forbids to show it.
+
+        Noise of DP-SGD does not cover losses. If labels are used only after training
+        (`train.labels: after`), steps have no task loss.
+        """
         return self._config.dp_sgd is None and not self._config.train.meets_labels_after
 
     async def finish_epoch(self, *, last: bool) -> None:
-        """Evaluate, save, and write metrics where due; randomise the labels of the next stage (part
-        of the labelled rows), if they are private.
+        """Evaluate, have all parties save, and write metrics, each if it is due.
+
+        A label mechanism with stages randomises labels part by part: if the next stage is due, its
+        labels are randomised here, and training goes on with them, too.
 
         `last`: whether the epoch is the run's last.
+
+        Raises PartyBackError: an absent passive is back, so that a new session must begin.
         """
         config = self._config.train
         learner = self.session.learner
@@ -841,8 +939,8 @@ class TrainingLoop:
         evaluates = last or is_due
         if evaluates:
             await self._evaluate_model(is_final=last)
-        # Labels are randomised once: a repeated epoch must not draw others, so they are
-        # saved at once.
+        # Labels are randomised only once. A resumed run must not randomise them again, so a
+        # checkpoint is saved in the same epoch.
         answers_labels = self._labels.is_due(self._epoch)
         saves = last or answers_labels or self._epoch % self._config.checkpoint_every == 0
         if saves:
@@ -863,9 +961,9 @@ class TrainingLoop:
                 self._readmit_passives(links)
 
     async def _evaluate_model(self, *, is_final: bool) -> None:
-        """Score the test rows.
+        """Score the test rows, and set `evaluation`.
 
-        `is_final`: whether training is over: then the networks are calibrated first, and all
+        `is_final`: whether training is over. If so, the networks are calibrated first, and all
         measures are computed.
         """
         learner = self.session.learner
@@ -882,8 +980,10 @@ class TrainingLoop:
     async def _save_at_helpers(self, links: Links) -> None:
         """Have the other parties save a checkpoint, and receive their signed privacy costs.
 
-        Nothing is done in a run without checkpoints. A passive that may leave and does not reply
-        is noted as absent from this step on.
+        Nothing is done in a run without checkpoints. If the contract lets passives leave, a passive
+        that does not reply counts as absent from this step on.
+
+        `links`: connections to the other parties.
         """
         session = self.session
         contract = self.session.contract
@@ -896,24 +996,28 @@ class TrainingLoop:
         for name, statement in statements.items():
             if statement is None:
                 session.learner.left[name] = self._step
-            elif name not in session.helpers:
+            elif name not in session.helpers:  # roles in this process need no signed report
                 session.charged[name] = statement.verify_accounts(name)
                 session.statements[name] = statement
         self._has_charge_reports = True
 
     def _readmit_passives(self, links: Links) -> None:
-        """Raise PartyBackError if an absent passive is back: the session ends, and all start a new
-        one.
+        """Raise PartyBackError if an absent passive is reachable again.
+
+        The error ends this session, so that all parties can start a new one with that passive.
+
+        `links`: connections to the other parties.
         """
-        back = self._watch.find_rejoining(self.session.learner.left)
-        if back:
+        rejoining = self._watch.find_rejoining(self.session.learner.left)
+        if rejoining:
             raise PartyBackError(
                 f"nothing to do: all go on in a new session from step {self._step}; checkpoint: "
-                f"{' and '.join(back)} fell silent and is back, so {links.me} ends this session"
+                f"{' and '.join(rejoining)} fell silent and is back, so {links.me} ends this "
+                "session"
             )
 
     def _save_checkpoint(self) -> None:
-        """Save the active's checkpoint, with the labels randomised so far."""
+        """Save the active's checkpoint, with the loop's state and the labels randomised so far."""
         self.session.party_session.save_checkpoint(
             self._step,
             tensors={
@@ -939,10 +1043,10 @@ class TrainingLoop:
             "epoch": self._epoch,
             "step": self._step,
             "loss": self._loss,
-            # The loss of rows that train nothing; null without patience.
+            # The loss of validation rows; null without train.patience.
             "held_out_loss": self._held_out_losses[-1] if self._held_out_losses else None,
             "accuracy": self.evaluation.accuracy if evaluated and self.evaluation else None,
-            # By variant: the run's measure, and at the end all measures.
+            # By inference variant: the run's measure, and at the end all measures.
             "measures": self.evaluation.measures if evaluated and self.evaluation else None,
             "epsilon": privacy.epsilon_x,
             "epsilon_y": privacy.epsilon_y,
@@ -967,8 +1071,9 @@ class TrainingLoop:
 
     @property
     def _worst_account(self) -> Mapping[str, Any] | None:
-        """The privacy cost of the passive with the highest epsilon for votes or contributions;
-        None: no passive has reported one.
+        """The privacy cost of the passive with the highest epsilon for its votes or contributions.
+
+        None: no passive has reported a cost.
         """
         accounts = self.session.passive_accounts.values()
         return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
@@ -989,20 +1094,22 @@ class TrainingLoop:
             )
 
     def _find_worst_promise(self) -> Promise | None:
-        """Return the weakest privacy guarantee so far about what leaves a party; None: it depends
+        """Return the weakest privacy guarantee so far about what leaves a party.
+
+        It is the guarantee of the kind of epsilon that the method reports first. None: it depends
         on privacy costs of passives that have not been reported yet.
         """
         method = self._config.method
         passives_add_noise = method.find_noise(self._config) is not None
-        is_awaited = passives_add_noise and self._worst_account is None
-        if method.figure == method.passives_figure and is_awaited:
+        costs_are_awaited = passives_add_noise and self._worst_account is None
+        if method.figure == method.passives_figure and costs_are_awaited:
             return None
         return worst_promise(self._list_promises(), method.figure)
 
     def _report_progress(self, epoch: int) -> None:
         """Report step, loss, last score and privacy guarantee to the display.
 
-        `epoch`: counted from 1.
+        `epoch`: number of the present epoch, from 1.
         """
         evaluation = self.evaluation
         headline = self.session.headline
@@ -1031,7 +1138,10 @@ class TrainingLoop:
 
 
 def _find_largest_epsilon(promises: Sequence[Promise], figure: str) -> float | None:
-    """Return the largest epsilon of this name (`figure`) among guarantees; None: there is none."""
+    """Return the largest epsilon of one kind among privacy guarantees; None: there is none.
+
+    `figure`: the kind of epsilon, such as "epsilon_x".
+    """
     if all(promise.figure != figure for promise in promises):
         return None
     return worst_promise(promises, figure).epsilon

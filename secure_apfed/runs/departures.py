@@ -1,8 +1,8 @@
-"""Settings that protect less than by default, in sentences for results, status and reports.
+"""Sentences about settings that protect less than by default, for results, status and reports.
 
-Run by: each party on its own settings and folder. The screens before a run list the same as a
-table (`secure_apfed.settings.protection`, `secure_apfed.organisations.coalitions`); these sentences
-show it during the run and afterwards.
+Run by: each party on its own settings and folder. Before a run, screens list the same facts as a
+table (`secure_apfed.settings.protection`, `secure_apfed.organisations.coalitions`). These sentences
+show them during the run and afterwards.
 """
 
 from pathlib import Path
@@ -24,15 +24,17 @@ def describe_departures(config: RunSettings) -> tuple[str, ...]:
 
 
 def describe_shared_organisations(folder: Path) -> tuple[str, ...]:
-    """Return a sentence for every organisation that runs several parties, and can therefore read
-    or alter more than a single party.
+    """Return a sentence for every organisation that runs several parties.
 
-    `folder`: a party's folder. Empty if it has no sealed project (the proposal that all parties
-    signed), since only that declares who runs a party.
+    Such an organisation can read or alter more than a single party. The result is empty if the
+    folder has no sealed project (the proposal that all parties signed): only that file declares
+    which organisation runs which party.
+
+    `folder`: a party's folder.
 
     Raises DataError, RemoteProtocolError: the sealed project cannot be read.
     """
-    # Imported late: projects are read by party files, which run sessions, which write results.
+    # Imported here, since this module would otherwise be in a cycle of imports.
     from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
 
     path = folder / SEALED

@@ -31,16 +31,16 @@ _NO_KEY = bytes(32)
 
 
 def describe_obstacles(config: Config) -> str:
-    """Return why this run cannot be simulated without messages, the first reason; "" if it can."""
+    """Return the first reason why this run cannot be simulated without messages; "" if it can."""
     method = config.method
     train = config.train
-    kind = find_sum_class(config.secure_sum)
-    summed = "gradients are summed" in method.facts
+    sum_class = find_sum_class(config.secure_sum)
+    sums_gradients = "gradients are summed" in method.facts
     is_trained_by_steps = METHODS[method.name].can_simulate
     is_judged_by_accuracy = config.task == Classification.name
     guard = config.guard.mechanism
     labels = config.labels.mechanism
-    reasons = {
+    applies_by_reason = {
         f"method {method.name} is not trained step by step as APFed and TVFL are": (
             not is_trained_by_steps
         ),
@@ -54,39 +54,50 @@ def describe_obstacles(config: Config) -> str:
         ),
         "dp_sgd has to be accounted for": config.dp_sgd is not None,
         "defences change what is sent": bool(config.defences),
-        f"secure_sum {kind.name} is not the plain sum": summed and kind is not PlainSum,
-        "secure_sum.clip bounds what is sent": summed and config.secure_sum.clip is not None,
-        "secure_sum.noise has to be accounted for": summed and config.secure_sum.noise is not None,
+        f"secure_sum {sum_class.name} is not the plain sum": (
+            sums_gradients and sum_class is not PlainSum
+        ),
+        "secure_sum.clip bounds what is sent": (
+            sums_gradients and config.secure_sum.clip is not None
+        ),
+        "secure_sum.noise has to be accounted for": (
+            sums_gradients and config.secure_sum.noise is not None
+        ),
         "train.patience ends epochs by a loss that parties compute together": (
             train.patience is not None
         ),
     }
-    return next((reason for reason, applies in reasons.items() if applies), "")
+    return next((reason for reason, applies in applies_by_reason.items() if applies), "")
 
 
 @isolate_torch_modes()
 def simulate_run(config: Config) -> Mapping[str, float]:
-    """Train one run, aligned by the common IDs; return its accuracy by inference variant.
+    """Train one run without messages; return its test accuracy by inference variant.
+
+    An inference variant is a way to predict, such as by the active alone or with the passives.
 
     Raises:
-        ConfigError: the run needs parties that send messages; see `describe_obstacles`.
-        DataError, ModelError: as `secure_apfed.run`.
+        ConfigError: the run cannot be simulated (`describe_obstacles` gives the reason).
+        DataError: the data cannot be loaded, or do not fit the run.
+        ModelError: a network does not fit the data.
     """
     session = begin_simulation(config, load_data(config.data, seed=config.seed))
     return finish_simulation(session, step=train_simulation(session, config))
 
 
 def begin_simulation(config: Config, data: VerticalData) -> Simulation:
-    """Build the parties of a simulated run, ready to train; `data`: the tables of all parties.
+    """Build the parties of a simulated run, ready to train, and return them.
 
-    Raises ConfigError: the run needs parties that send messages.
+    `data`: the tables of all parties.
+
+    Raises ConfigError: the run cannot be simulated.
     """
     if reason := describe_obstacles(config):
         raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
     active_data = data.select_party(data.active.name)
     assert active_data is not None
     labels = TrainingLabels(config, active_data, key=_NO_KEY)
-    labels.answer_stage(None)
+    labels.answer_stage(None)  # with the mechanism `none` this sets all true labels
     with warnings.catch_warnings():
         # A plain sum is unsafe by name; here nothing is sent at all.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
@@ -99,34 +110,42 @@ def begin_simulation(config: Config, data: VerticalData) -> Simulation:
 def train_simulation(
     session: Simulation, config: Config, on_epoch: Callable[[int], None] = lambda done: None
 ) -> int:
-    """Train all epochs of a simulation from `begin_simulation`; return the number of steps.
+    """Train all epochs of a simulation; return the number of steps.
 
-    `on_epoch` is called after each epoch with the number of finished ones.
+    Args:
+        session: the parties, from `begin_simulation`.
+        config: settings of the run.
+        on_epoch: called after each epoch with the number of finished epochs.
     """
     method = METHODS[config.method.name]
     helpers = session.helpers
     passives = {name: helpers[name] for name in session.contract.passives}
-    play_step = method.make_simulated_step(session.learner, passives)
+    simulate_step = method.make_simulated_step(session.learner, passives)
     step = 0
     for epoch in range(config.train.epochs):
         for rows_B in split_batches(session.learner, config, epoch):
-            play_step(step, rows_B)
+            simulate_step(step, rows_B)
             step += 1
         on_epoch(epoch + 1)
     return step
 
 
 def finish_simulation(session: Simulation, *, step: int) -> Mapping[str, float]:
-    """Run the work after the last step, and return the accuracy by inference variant.
+    """Finish the active's model after the last step, and return its accuracy by inference variant.
 
-    `step`: number of steps that were trained.
+    `session`: the trained parties. `step`: number of steps that were trained.
     """
     session.learner.finish_locally()
     return session.evaluate(next_step=step, is_final=True)
 
 
 def _align_tables(data: VerticalData) -> dict[str, Tensor]:
-    """Return by party the rows of the people whom all parties know, in one common order."""
-    people = {table.name: pd.Index(table.ids) for table in data.tables}
-    common = pd.Index(sorted(set.intersection(*map(set, people.values()))))
-    return {name: torch.from_numpy(ids.get_indexer(common)) for name, ids in people.items()}
+    """Return each party's rows of the people whom all parties know, by party.
+
+    The k-th row is of the same person at every party.
+    """
+    ids_by_party = {table.name: pd.Index(table.ids) for table in data.tables}
+    common_ids = pd.Index(sorted(set.intersection(*map(set, ids_by_party.values()))))
+    return {
+        name: torch.from_numpy(ids.get_indexer(common_ids)) for name, ids in ids_by_party.items()
+    }

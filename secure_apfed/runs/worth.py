@@ -43,13 +43,14 @@ __all__ = [
 
 
 class PassiveWorth(Written):
-    """The worth of one passive in one run.
+    """The worth of one passive in one run: the gain of its model over the model without it.
 
     Attributes:
-        passive: who was left out.
-        without: the measure of the model that was trained without it; None: undefined.
-        value: how much better the model with all passives is, above 0 where the passive helped;
-            None: undefined, or the two runs were measured on different test rows.
+        passive: the passive's name.
+        without: the run's measure of the model that was trained without this passive; None:
+            undefined on the test rows.
+        value: how much better the model with all passives is, above 0 if this passive helped; None:
+            undefined, or the two runs were measured on different test rows.
         low, high: paired 95 % interval of `value` over the test rows; None without a value.
         wire_bytes: bytes that this passive adds to the run, on all links.
     """
@@ -69,8 +70,8 @@ class WhoHelped(Written):
         measure: the main measure of the run.
         reached: value of the measure with all passives; None: undefined on the test rows.
         rows: number of test rows.
-        party_seeds: the configured `party_seeds`, which says whether initial weights are the same
-            in all trainings.
+        party_seeds: the setting `party_seeds`: only with "shared_for_comparison" are initial
+            weights the same in all trainings.
         seconds: total time of all trainings without a passive.
     """
 
@@ -83,13 +84,12 @@ class WhoHelped(Written):
 
 
 def check_leaving_out(config: Config, passives: Sequence[str]) -> None:
-    """Refuse, before any training, a run in which no passive can be left out.
+    """Raise ConfigError, before any training, if not every passive can be left out once.
 
-    Args:
-        passives: names of all that take part.
-
-    Raises ConfigError: the method has no passives, or only one takes part; or the others could not
+    This is so if the method has no passives, if only one takes part, or if the others could not
     train under the same secure sum.
+
+    `passives`: names of all passives that take part.
     """
     method = config.method
     if not method.has_passives or not passives:
@@ -108,13 +108,14 @@ def check_leaving_out(config: Config, passives: Sequence[str]) -> None:
 
 
 def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> None:
-    """Raise ConfigError if the other passives could not train without the omitted one.
+    """Raise ConfigError if the other passives could not train without the one that is left out.
 
-    `left_out`: name of the omitted passive. `others`: names of the remaining ones.
+    `left_out`: name of the passive that is left out. `others`: names of the other passives.
     """
     method = config.method
     contributing = [name for name in others if config.settings_of(name).weight > 0]
     has_sum = method.sums or method.opens_votes == "encrypted"
+    # A sum of one contribution reveals it.
     is_single = len(others) == 1 or len(contributing) == 1
     if has_sum and is_single and not config.secure_sum.allow_single_passive:
         single = contributing[0] if len(contributing) == 1 else others[0]
@@ -129,7 +130,7 @@ def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
-            # Made for its errors: a sum of too few parties is refused before anything is trained.
+            # Only the errors are needed: a sum of too few parties is refused before any training.
             make_sum(leave_out_settings(config, left_out), "who helped", "active", others)
     except (ConfigError, LocalProtocolError) as error:
         raise ConfigError(f"who helped: without {left_out}: {error}") from error
@@ -138,7 +139,7 @@ def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> 
 def leave_out_settings(config: Config, passive: str) -> Config:
     """Return the settings of the same run without this passive and its tables.
 
-    Nothing is stored for attacks, and none is run.
+    No attack is run, and no messages are stored for attacks.
     """
     tables = config.data.parties
     other_tables = None
@@ -162,7 +163,7 @@ def leave_out_settings(config: Config, passive: str) -> Config:
 
 
 def leave_out(data: VerticalData, passive: str) -> VerticalData:
-    """Return the tables of all parties but this passive."""
+    """Return the same data without the table of this passive."""
     return replace(
         data,
         passives=tuple(table for table in data.passives if table.name != passive),
@@ -173,14 +174,14 @@ def leave_out(data: VerticalData, passive: str) -> VerticalData:
 def measure_worth(
     result: RunResult, *, on_done: Callable[[int, int], None] = lambda done, total: None
 ) -> WhoHelped:
-    """Train once more without each passive, and measure what the run's model loses.
+    """Train once more without each passive, and measure how much worse the model becomes.
 
     Args:
-        result: result of a run of one process for all parties; it is not changed.
+        result: result of a run in which one process ran all parties; it is not changed.
         on_done: called with the number of finished trainings and their total.
 
     Raises:
-        ConfigError: no passive can be omitted (`check_leaving_out`), the parties ran in separate
+        ConfigError: no passive can be left out (`check_leaving_out`), the parties ran in separate
             processes, or the run was resumed.
         DataError: there is no test row to measure on.
 
@@ -214,7 +215,7 @@ def measure_worth(
     config = result.recorded.config
     data = result.recorded.data
     check_leaving_out(config, [table.name for table in data.passives])
-    variant = next(iter(result.accuracy))
+    variant = next(iter(result.accuracy))  # the inference variant that the run reports first
     if variant not in result.test_scores or not len(result.test_scores[variant].truth):
         raise DataError(
             "who helped: the run measured no test row; have some with labels (data.test_fraction), "
@@ -240,10 +241,16 @@ def measure_worth(
 def _measure_without(
     config: Config, data: VerticalData, passive: str, result: RunResult, variant: str
 ) -> PassiveWorth:
-    """Train without one passive, and compare with the run that had all of them.
+    """Train without one passive, and compare the model with that of the run with all passives.
 
-    `data`: the tables of all parties. `result`: result of the run with all passives. `variant`: the
-    inference variant whose predictions are compared.
+    Args:
+        config: settings of the run with all passives.
+        data: the tables of all parties.
+        passive: the passive to leave out.
+        result: result of the run with all passives.
+        variant: the inference variant (way to predict) whose test predictions are compared.
+
+    Raises ConfigError: the other passives cannot train without this one.
     """
     try:
         with _merge_warnings(passive):
@@ -270,8 +277,10 @@ def _measure_without(
 
 @contextmanager
 def _merge_warnings(passive: str) -> Iterator[None]:
-    """Collect the warnings of this block, and repeat the first of each kind with the omitted
-    passive's name and their number.
+    """Collect the warnings of the `with` block, and issue one warning of each kind after it.
+
+    This is the first of its kind, with the name of the passive that is left out and the number of
+    further ones.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
