@@ -1,21 +1,23 @@
 """Audit log of a party: every envelope that it sent or received, each line chained to the last.
 
-Run by: every party that runs in a process of its own, for itself; and, to verify a log or hold two
-parties' logs of one link against each other, whoever was handed them. A log holds kinds, sizes and
-digests of sealed bytes, and nothing that was in them. A line is with the operating system before
-its envelope is sent, so a killed process loses none; a machine that loses power may lose those
-since the last checkpoint. Where a line cannot be written, nothing is sent.
+Run by: every party that runs in a process of its own, for itself. Whoever is handed a log may
+verify it, or compare two parties' logs of one link. An envelope is a message with its header; a
+frame is the envelope's header and sealed (encrypted) payload as they are sent. A log holds kinds,
+sizes and digests of frames, and nothing of their content. A line is with the operating system
+before its envelope is sent, so a killed process loses none. A machine that loses power may lose the
+lines since the last checkpoint. If a line cannot be written, nothing is sent.
 
-The log also records existence and running number of every file in which the party counts, before
-the envelope that they counted (`secure_apfed.organisations.counters`).
+A party has files that count, such as its privacy ledgers. The log also records that these counters
+exist and how far they counted, before the envelope that they counted
+(`secure_apfed.organisations.counters`).
 
 A line is one JSON object. Its first field, `chain`, is the SHA-256 of the chain of the line before
 it and of the bytes that follow in the line. So whoever alters, adds, removes or swaps lines has to
 rewrite all that follow, which changes the last chain. Bounds are checked before anything is parsed:
 a log may come from anybody.
 
-What a log shows: that the lines are as they were when it was last signed by the holder of the
-identity that it names. What it cannot show: that the party wrote down what it sent. What one party
+A log shows that its lines are as they were when it was last signed by the holder of the identity
+that it names. It cannot show that the party wrote down what it sent. Two logs can: what one party
 sent, the other must have received, byte for byte and in order. A session may have ended before the
 last frames arrived, so at the end of each session the receiver may lack some. Anything else is
 reported: a frame that arrived altered or that nobody sent, one that is missing in the middle, or
@@ -68,7 +70,11 @@ _Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Written(BaseModel):
-    """The base of every line, written `at` so many seconds since 1970 by the party's own clock."""
+    """The base of every line.
+
+    Attributes:
+        at: time of writing in seconds since 1970, by the party's own clock.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -76,12 +82,14 @@ class _Written(BaseModel):
 
 
 class Opened(_Written):
-    """The log was created or continued; one line for each process.
+    """A line that says that a process created or continued the log.
 
     Attributes:
-        party: the log's owner; identity: its Ed25519 public key, hex.
-        peers: the others' public keys as this party knows them, by name.
-        cut: bytes of an incomplete line of a killed process, which were cut off.
+        format: number of the log's format.
+        party: the log's owner.
+        identity: the owner's Ed25519 public key, hex.
+        peers: the other parties' public keys as this party knows them, by name.
+        cut: number of bytes that were cut off at the end: an incomplete line of a killed process.
     """
 
     event: Literal["opened"] = "opened"
@@ -93,10 +101,12 @@ class Opened(_Written):
 
 
 class Agreed(_Written):
-    """All parties signed the contract of a session; contains its SHA-256 in hex.
+    """A line that says that all parties signed the contract of a session.
 
     Attributes:
-        resumes: the step from which it resumes; absent: from the start.
+        session: name of the session.
+        contract: SHA-256 of the contract, hex.
+        resumes: the step from which the session resumes; absent: it starts a new run.
     """
 
     event: Literal["agreed"] = "agreed"
@@ -106,17 +116,18 @@ class Agreed(_Written):
 
 
 class Frame(_Written):
-    """An envelope that was sent, or received and opened.
+    """A line for an envelope that was sent, or received and decrypted.
 
     Attributes:
+        event: whether it was sent or received.
         peer: name of the party at the other end.
         kind, step, sequence: values from the envelope's header.
-        size: bytes of header and sealed payload, as both ends have them.
-        digest: SHA-256 (hex) of these bytes.
-        epsilon: epsilon of all releases so far, if the privacy ledger was charged for the content
-            of this envelope; "inf": without bound.
-        figure: the name of that epsilon, of `secure_apfed.settings.promises.FIGURES`; if absent, an
-            epsilon is epsilon_x.
+        size: number of bytes of the frame, which is the header and the sealed payload.
+        digest: SHA-256 (hex) of the frame.
+        epsilon: epsilon of all releases so far, if the party's privacy ledger recorded a cost for
+            this envelope; "inf": without bound.
+        figure: the kind of that epsilon (`secure_apfed.settings.promises.FIGURES`); absent:
+            epsilon_x.
     """
 
     event: Literal["sent", "received"]
@@ -131,7 +142,12 @@ class Frame(_Written):
 
 
 class Refused(_Written):
-    """A frame from `peer` could not be decrypted or verified; the session ends."""
+    """A line for a frame from `peer` that could not be decrypted or verified; the session ends.
+
+    Attributes:
+        peer: name of the party at the other end.
+        size, digest: number of bytes and SHA-256 (hex) of the frame.
+    """
 
     event: Literal["refused"] = "refused"
     peer: Name
@@ -140,12 +156,13 @@ class Refused(_Written):
 
 
 class Counted(_Written):
-    """The state of one of this party's counters; see `secure_apfed.organisations.counters`.
+    """A line with the state of a counter of this party (`secure_apfed.organisations.counters`).
 
     Attributes:
-        counter: name of its file in the party's folder.
-        number: what it counted so far; origin: digest, hex, of what the file begins with, or of a
-            key inside; digest: of all that it had counted then.
+        counter: name of the counter's file in the party's folder.
+        number: count so far.
+        origin: digest (hex) of the file's beginning, or of a key in it, which never changes.
+        digest: digest (hex) of all entries that were counted.
     """
 
     event: Literal["counted"] = "counted"
@@ -156,11 +173,15 @@ class Counted(_Written):
 
 
 class Restarted(_Written):
-    """The operator restarted a counter whose file differed from the state in the log.
+    """A line that says that the operator restarted a counter.
+
+    The counter's file differed from its state in the log.
 
     Attributes:
-        counter: name of the counter's file; why: what was wrong.
-        noted: count that the log has noted; number: count from which the counter continues.
+        counter: name of the counter's file.
+        why: the difference.
+        noted: count in the log.
+        number: count from which the counter continues.
     """
 
     event: Literal["restarted"] = "restarted"
@@ -171,12 +192,12 @@ class Restarted(_Written):
 
 
 class Ended(_Written):
-    """The party ended the project in its folder.
+    """A line that says that the party ended the project in its folder.
 
     Attributes:
-        deleted: names of files and folders that are gone.
-        kept: SHA-256, hex, of what is to be kept.
-        counters_are_as_noted: whether all counters were as the log notes them.
+        deleted: names of the deleted files and folders.
+        kept: SHA-256 (hex) of the files that are to be kept, by name.
+        counters_are_as_noted: whether all counters had the state in the log.
     """
 
     event: Literal["ended"] = "ended"
@@ -186,7 +207,7 @@ class Ended(_Written):
 
 
 class Signed(_Written):
-    """The party's signature of the chain so far, Ed25519, hex."""
+    """A line with the party's signature of the chain so far (Ed25519, hex)."""
 
     event: Literal["signed"] = "signed"
     signature: str = Field(pattern="^[0-9a-f]{128}$")
@@ -199,10 +220,14 @@ _EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="ev
 
 
 def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
-    """Parse a line whose chain hash was verified. Raises CheckpointError: malformed.
+    """Parse a line whose chain hash was verified.
 
-    `body`: the line's JSON object after its chain hash, without the opening brace. `number`: number
-    of the line, for the error.
+    Args:
+        body: the line's JSON object after its chain hash, without the opening brace.
+        path: the log, for the error.
+        number: number of the line, for the error.
+
+    Raises CheckpointError: the line is malformed.
     """
     try:
         return _EVENTS.validate_json(b"{" + body)
@@ -219,9 +244,13 @@ def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
 
 
 def _require_format(body: bytes, *, path: Path, number: int) -> None:
-    """Raise CheckpointError if an opening line names another format of the log; pass otherwise.
+    """Raise CheckpointError if an opening line names another format of the log.
 
-    `body`: the line's JSON object without the opening brace. `number`: number of the line.
+    It is called for a malformed line, since another format is a better explanation of it. Any other
+    line passes.
+
+    `body`: the line's JSON object without the opening brace. `path`, `number`: the log and the
+    line's number, for the error.
     """
     try:
         line = json.loads(b"{" + body)
@@ -233,13 +262,13 @@ def _require_format(body: bytes, *, path: Path, number: int) -> None:
 
 
 class _Chain:
-    """The hash chain over the lines of a log so far: makes the next line, or verifies existing
-    ones.
+    """The hash chain over the lines of a log: it makes the next line, or verifies existing lines.
 
     Attributes:
         head: hash of the last line; b"" before the first.
-        size, lines: bytes and number of the lines so far.
-        torn: an incomplete line at the end, as a killed process leaves it; b"": none.
+        size: bytes of the lines so far.
+        lines: number of the lines so far.
+        torn: an incomplete line at the end, as a killed process leaves it; b"": there is none.
         ends_in_newline: whether the last line has its newline.
     """
 
@@ -253,21 +282,23 @@ class _Chain:
         self.ends_in_newline = True
 
     def encode_line(self, written: Line) -> bytes:
-        """Return the bytes of the next line; call `confirm_line` once the file has it."""
+        """Return the bytes of the next line; call `confirm_line` once the file contains it."""
         body = written.model_dump_json(exclude_none=True).encode()[1:]
         return self._make_start(body) + body + b"\n"
 
     def confirm_line(self, line: bytes) -> None:
-        """Advance the chain by a line that the file has now."""
+        """Advance the chain by a line that the file now contains."""
         chain_hash = line[len(_BEGINNING) : _BODY_START - len(_SEPARATOR)]
         self.head = bytes.fromhex(chain_hash.decode())
         self.size += len(line)
         self.lines += 1
 
     def iter_bodies(self, file: BufferedReader) -> Iterator[bytes]:
-        """Read a log and verify its chain; yield each line after its chain hash.
+        """Read a log and verify its chain; yield of each line the part after its chain hash.
 
-        Raises CheckpointError: a line is too long or not chained to those before it.
+        An incomplete line at the end is not yielded, but stored as `torn`.
+
+        Raises CheckpointError: a line is too long, or not chained to the lines before it.
         """
         # One byte more than allowed, so that a line that is too long shows.
         while line := file.readline(_MAX_LINE + 1):
@@ -284,14 +315,14 @@ class _Chain:
             yield body
 
     def _make_start(self, body: bytes) -> bytes:
-        """Return the start of the next line if this is its body: up to and with its chain hash."""
+        """Return the beginning of the next line, with its chain hash, for this body."""
         chain_hash = hashlib.sha256(self.head + body).hexdigest()
         return _BEGINNING + chain_hash.encode() + _SEPARATOR
 
     def _make_error(self, problem: str) -> CheckpointError:
-        """Return the error for a log that is altered after the last verified line.
+        """Return the error for a log that was altered after the last verified line.
 
-        `problem`: what is wrong with the next line, in words.
+        `problem`: the fault of the next line, in words.
         """
         last = f"line {self.lines} is the last that fits" if self.lines else "no line fits"
         return CheckpointError(
@@ -301,8 +332,9 @@ class _Chain:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Return whether these bytes, which are no valid line, may be the beginning of one that a
-    killed process left.
+    """Return whether an invalid line may be the beginning of a line that a killed process left.
+
+    Otherwise the line was altered.
     """
     if line.endswith(b"\n") or not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
         return False
@@ -315,40 +347,42 @@ def _is_torn(line: bytes) -> bool:
 
 
 class CounterSource(Protocol):
-    """A source of this party's counters and how far they counted; see
-    `secure_apfed.organisations.counters`.
-    """
+    """An object that reads this party's counters (`secure_apfed.organisations.counters`)."""
 
     def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
         """Return name, number, origin and digest of each counter that changed since the last call.
 
+        The values are explained at `Counted`.
+
         Args:
-            saved: whether a checkpoint follows; some counters are binding only then.
+            saved: whether a checkpoint follows. Some counters are reported only then.
 
         Raises CheckpointError: a counter is missing, or counts less than before.
         """
 
     def write_witness(self, lines: int, head: str) -> None:
-        """Write the log's number of lines and the hash of its last line to a file in the same
-        folder.
+        """Write the log's number of lines and its last hash (hex) to a file beside the counters.
+
+        If the log is later cut off or replaced, this file shows it.
         """
 
 
 class AuditLog:
-    """A `LinkObserver` that writes an audit log.
+    """An observer of a party's links (`LinkObserver`) that writes an audit log.
 
     Args:
         path: path of the log, which is created or continued.
         party: the log's owner.
         identity: the owner's key pair, which signs the log when it is closed.
-        peers: public keys of the others, as this party knows them, by name.
+        peers: public keys of the other parties, as this party knows them, by name.
         meter: reports the privacy cost of all releases so far.
         clock: returns seconds since 1970.
-        counters: the counters that this party keeps in files; a frame is logged and sent only when
-            the log contains their state. None: there are none.
+        counters: reads the counters that this party has in files; a frame is logged and sent only
+            after the log contains their state. None: the party has no counters.
 
     Raises:
-        CheckpointError: the log is another party's or was altered, or too many peers.
+        CheckpointError: the log belongs to another party or was altered, or there are too many
+            peers.
     """
 
     def __init__(
@@ -361,7 +395,7 @@ class AuditLog:
         clock: Callable[[], float] = time.time,
         counters: CounterSource | None = None,
     ) -> None:
-        """Open the log, verify what it has, and write the line of this opening."""
+        """Open the log, verify its lines, and write a line that this process opened it."""
         if len(peers) > _MAX_PEERS:
             raise CheckpointError(f"{path}: an audit log is of {_MAX_PEERS} peers at most")
         self.path = path
@@ -370,8 +404,8 @@ class AuditLog:
         self._meter = meter
         self._clock = clock
         self._counters = counters
-        self._known_charges = meter.charges
-        self._last_release = b""  # payload for which the last charge was made
+        self._known_charges = meter.charges  # number of costs in the ledger at the last frame
+        self._last_release = b""  # payload for which the ledger last recorded a cost
         self._chain = _Chain(path)
         self._file = open_regular(path, create=True)
         try:
@@ -388,12 +422,18 @@ class AuditLog:
             raise
 
     def _verify_file(self) -> int:
-        """Verify the existing lines; return how many bytes of a torn last line were cut off."""
+        """Verify the existing lines, and cut off an incomplete line at the end.
+
+        Return the number of bytes that were cut off. Warn if there are any. If only the last
+        newline is missing, it is added.
+
+        Raises CheckpointError: the log was altered, or belongs to another party.
+        """
         chain = self._chain
         with os.fdopen(os.dup(self._file), "rb") as file:
             for body in chain.iter_bodies(file):
                 if chain.lines > 1:
-                    continue
+                    continue  # its chain hash is verified; only the first line names the owner
                 first = _parse_line(body, path=self.path, number=1)
                 owner = first.party if isinstance(first, Opened) else "nobody"
                 if not isinstance(first, Opened) or owner != self._party:
@@ -433,9 +473,9 @@ class AuditLog:
         self._write_frame(Refused, frame, peer=sender)
 
     def _write_frame(self, kind: type[Frame | Refused], frame: bytes, /, **fields: Any) -> None:
-        """Write a line of this kind with these fields, and size and digest of the frame.
+        """Write a line for a frame: these fields, and size and digest of the frame.
 
-        The fields are not validated again: they were when the envelope was made.
+        The fields are not validated again: the envelope was validated when it was made.
         """
         digest = hashlib.sha256(frame).hexdigest()
         self._write_line(
@@ -452,7 +492,7 @@ class AuditLog:
         )
 
     def note_restart(self, restart: Restarted) -> None:
-        """Log that the operator allowed a counter, by its name, to continue from another count."""
+        """Log that the operator let a counter continue from another count than the log's."""
         self._write_line(restart)
 
     def note_end(self, end: Ended) -> None:
@@ -474,7 +514,10 @@ class AuditLog:
         self._sync_witness()
 
     def close(self) -> None:
-        """Sign all lines so far, and close the file."""
+        """Log changed counters, sign all lines so far, and close the file.
+
+        The file is signed and closed even if a step before it fails.
+        """
         try:
             try:
                 self._note_counters(saved=False)
@@ -488,7 +531,7 @@ class AuditLog:
     def _note_counters(self, *, saved: bool) -> None:
         """Write a line for each counter that changed since its last line.
 
-        `saved`: whether a checkpoint follows; see `CounterSource.list_changes`.
+        `saved`: whether a checkpoint follows. Some counters are reported only then.
         """
         changes = self._counters.list_changes(saved=saved) if self._counters else ()
         for name, number, origin, digest in changes:
@@ -497,7 +540,7 @@ class AuditLog:
             )
 
     def _sync_witness(self) -> None:
-        """Write all lines to the disk, then their number to a file of the counters."""
+        """Wait until all lines are on the disk, then write their number beside the counters."""
         os.fsync(self._file)
         if self._counters:
             self._counters.write_witness(self._chain.lines, self._chain.head.hex())
@@ -505,8 +548,8 @@ class AuditLog:
     def _get_release_epsilon(self, payload: bytes) -> float | Literal["inf"] | None:
         """Return the epsilon of all releases so far if this payload is a release, else None.
 
-        A release is the first payload after the ledger recorded a cost, or the same payload to
-        other receivers.
+        A release is the first payload that is sent after the ledger recorded a cost. The same
+        payload to further receivers, sent directly afterwards, is part of the same release.
         """
         charges = self._meter.charges
         if charges != self._known_charges:
@@ -531,12 +574,20 @@ class AuditLog:
 
 
 def _describe_envelope(envelope: Envelope) -> dict[str, Any]:
+    """Return the fields of a line that come from an envelope's header."""
     return {"kind": envelope.kind, "step": envelope.step, "sequence": envelope.sequence}
 
 
 @dataclass(kw_only=True)
 class Flow:
-    """The envelopes of one kind to or from one peer; kind: null for refused ones."""
+    """The number and bytes of the envelopes of one kind to or from one peer, in an audit log.
+
+    Attributes:
+        peer: name of the party at the other end.
+        event: "sent", "received" or "refused".
+        kind: kind of the envelopes; None: refused frames, whose kind is unknown.
+        envelopes, size: number of the frames, and their bytes.
+    """
 
     peer: str
     event: str
@@ -550,23 +601,30 @@ class Summary:
     """The contents of a log whose chain is intact.
 
     Attributes:
-        path: path of the log; head: the chain hash of its last line, hex.
-        party, identity: the log's owner, by its last opening; peers: the parties that it knows, by
-            name, with their identities.
-        lines: number of complete lines; opened: how often a process opened it; agreed: sessions
-            that began.
-        first_at, last_at: seconds since 1970, by the party's clock.
-        cut: bytes of incomplete lines that were cut off; torn: bytes of one at the end now.
-        unsigned: lines after the last signature; 0 of a log that was closed.
-        figure, epsilon: name (as epsilon_x) and value of the last epsilon of what it sent; None if
-            no ledger counts what it sent, which then has no guarantee.
-        counters: the last note of each counter that was not restarted since, by the name of its
-            file; restarts: the counters that the operator restarted, in order.
-        ended: what was deleted and kept when the party ended the project; None: not ended.
+        path: path of the log.
+        head: the chain hash of its last line, hex.
+        party: the log's owner.
+        identity: the owner's public key (hex), by the last opening of the log.
+        peers: the public keys (hex) of the parties that the owner knows, by name.
+        lines: number of complete lines.
+        opened: number of times that a process opened the log.
+        agreed: number of sessions whose contract all parties signed.
+        first_at, last_at: times of the first and last line in seconds since 1970, by the party's
+            clock.
+        cut: bytes of incomplete lines that were cut off.
+        torn: bytes of an incomplete line that is at the end now.
+        unsigned: number of lines after the last signature; 0 if the log was closed.
+        figure: kind of the last epsilon in the log, such as epsilon_x; None: the log has none.
+        epsilon: its value; None: no ledger recorded costs of what the party sent, for which there
+            is no guarantee then.
+        counters: the last line of each counter that was not restarted since, by the name of the
+            counter's file.
+        restarts: the lines of restarted counters, in order.
+        ended: the line that says that the party ended the project; None: not ended.
     """
 
     path: Path
-    head: str = ""  # the hash chain of the last line, hex
+    head: str = ""
     party: str = ""
     identity: str = ""
     peers: dict[str, str] = field(default_factory=dict)
@@ -592,6 +650,7 @@ class Summary:
 
     @property
     def has_final_signature(self) -> bool:
+        """Whether the log ends with its owner's signature."""
         return not self.unsigned and not self.torn
 
     def as_json(self) -> dict[str, Any]:
@@ -610,10 +669,14 @@ class Summary:
         }
 
     def count_line(self, number: int, line: Line, *, chain_before: bytes) -> None:
-        """Add a line whose chain hash was verified. Raises CheckpointError: no run writes it.
+        """Add a line whose chain hash was verified to the summary.
 
-        `number`: number of the line, from 1. `chain_before`: the hash chain before it, which a
-        signature covers.
+        Args:
+            number: number of the line, from 1.
+            line: the parsed line.
+            chain_before: hash of the line before, which a signature covers.
+
+        Raises CheckpointError: no run writes such a line here.
         """
         self.lines = number
         self.last_at = line.at
@@ -636,15 +699,18 @@ class Summary:
             self.agreed += 1
 
     def _note_counter(self, number: int, line: Counted) -> None:
-        """Record a counter's last state. Raises CheckpointError: too many counters."""
+        """Store a counter's last state.
+
+        `number`: number of the line, for the error. Raises CheckpointError: too many counters.
+        """
         if line.counter not in self.counters and len(self.counters) >= _MAX_COUNTERS:
             raise self._make_error(number, f"names more than {_MAX_COUNTERS} counters in all")
         self.counters[line.counter] = line
 
     def _note_opening(self, number: int, line: Opened) -> None:
-        """Record who opened the log, and with which peers. Raises CheckpointError: another party.
+        """Store who opened the log, and with which peers.
 
-        `number`: number of the line, for the error.
+        `number`: number of the line. Raises CheckpointError: another party opened the log before.
         """
         if self.party not in ("", line.party):
             raise self._make_error(number, f"is of {line.party}, those before it of {self.party}")
@@ -659,8 +725,11 @@ class Summary:
     def _count_frame(self, number: int, line: Frame | Refused) -> None:
         """Add a frame to the flow of its peer, event and kind.
 
-        `number`: number of the line. Raises CheckpointError: an unknown peer, or more peers than a
-        log may name.
+        If it is a release, its epsilon becomes the last one.
+
+        `number`: number of the line, for the error.
+
+        Raises CheckpointError: an unknown peer, or more peers than a log may name.
         """
         if line.peer not in self.peers:
             raise self._make_error(number, f"names {line.peer}, who is no peer of this party")
@@ -676,9 +745,12 @@ class Summary:
         flow.size += line.size
 
     def _check_signature(self, number: int, line: Signed, chain_before: bytes) -> None:
-        """Verify the owner's signature of the chain so far. Raises CheckpointError.
+        """Verify the owner's signature of the chain so far.
 
-        `number`: the line's number. `chain_before`: the hash chain before the line.
+        `number`: number of the line, for the error. `chain_before`: hash of the line before, which
+        is signed.
+
+        Raises CheckpointError: the signature is not valid.
         """
         signature = bytes.fromhex(line.signature)
         public = bytes.fromhex(self.identity)
@@ -692,7 +764,10 @@ class Summary:
             ) from error
 
     def _make_error(self, number: int, problem: str) -> CheckpointError:
-        """Return the error for line `number`, which no run writes, with the `problem` in words."""
+        """Return the error for a line that no run writes.
+
+        `number`: number of the line. `problem`: its fault, in words.
+        """
         return CheckpointError(
             f"{self.path}: line {number} {problem}; no run writes that: ask its party for the log "
             "that its own run wrote"
@@ -700,7 +775,10 @@ class Summary:
 
 
 def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Line]]:
-    """Yield number (from 1) and content of each line, verified; add each to `summary`, if passed.
+    """Verify a log line by line; yield the number (from 1) and the content of each line.
+
+    `summary`: each line is added to it; None: to a summary that is dropped, since adding also
+    checks lines.
 
     Raises CheckpointError: the file is no log, or was altered from some line on.
     """
@@ -725,9 +803,9 @@ def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int,
 
 
 def iter_lines(path: Path) -> Iterator[Line]:
-    """Yield the parsed lines of a log, in order.
+    """Verify a log line by line; yield its parsed lines in order.
 
-    Raises CheckpointError: a missing file, no log, or one that is altered from some line on.
+    Raises CheckpointError: the file is missing, is no log, or was altered from some line on.
     """
     for _, line in _iter_log(path):
         yield line
@@ -736,9 +814,11 @@ def iter_lines(path: Path) -> Iterator[Line]:
 def summarise_log(
     path: Path, *, on_line: Callable[[int, str], None] = lambda line, chain: None
 ) -> Summary:
-    """Return the summary of a log; call `on_line` with each line's number and its chain hash, hex.
+    """Verify a log, and return its summary.
 
-    Raises CheckpointError: a missing file, no log, or one that is altered from some line on.
+    `on_line`: called with each line's number and chain hash (hex).
+
+    Raises CheckpointError: the file is missing, is no log, or was altered from some line on.
     """
     summary = Summary(path=path)
     for number, _ in _iter_log(path, summary):
@@ -751,16 +831,14 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
 
     Args:
         path: path of the log, or of the party's folder.
-        identity: the party's public key as the reader knows it, hex, which must have signed the end
-            of the log; None: trust the key that the log names, and the log may end unsigned.
+        identity: the party's public key (hex) as the reader knows it; it must have signed the end
+            of the log. None: trust the key that the log names, and the log may end unsigned.
 
-    Raises CheckpointError: a missing file, no log, one that is altered from some line on, or not
-    signed as required.
+    Raises CheckpointError: the file is missing, is no log, was altered from some line on, or is not
+        signed as required.
     """
     path = path / FILE_NAME if path.is_dir() else path
-    summary = Summary(path=path)
-    for _ in _iter_log(path, summary):
-        pass
+    summary = summarise_log(path)
     if identity is not None and identity.lower() != summary.identity:
         raise CheckpointError(
             f"{path}: is of the identity {summary.identity}, not of {identity}: it is another "
@@ -780,9 +858,11 @@ class Parting:
     """The first disagreement of two logs about the messages from one party to another.
 
     Attributes:
-        sent_line: line number in the sender's log; None: no further message was logged there.
+        sent_line: line number in the sender's log of the message that should have arrived; None:
+            the sender's log has no further message.
         sent: that message in words.
-        received_line, received: line number and message in the receiver's log.
+        received_line: line number in the receiver's log of the message that arrived instead.
+        received: that message in words.
     """
 
     sent_line: int | None
@@ -796,10 +876,11 @@ class Direction:
     """The comparison of two logs about the messages from one party to another.
 
     Attributes:
-        equal, equal_size: number and bytes of the envelopes that both ends have.
-        unreceived, unreceived_size: the same of envelopes at the ends of sessions that the receiver
-            never had.
-        parting: where the logs first disagree, at which the counts end; None: they agree.
+        sender, receiver: the two parties.
+        equal, equal_size: number and bytes of the envelopes that both logs have.
+        unreceived, unreceived_size: number and bytes of envelopes that the receiver's log lacks at
+            the ends of sessions, which is allowed.
+        parting: the first disagreement, at which the counts stop; None: the logs agree.
     """
 
     sender: str
@@ -820,6 +901,7 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
+        """Whether the logs agree about the messages in both directions."""
         return all(direction.parting is None for direction in self.directions)
 
     def as_json(self) -> dict[str, Any]:
@@ -832,7 +914,12 @@ class Comparison:
 
 
 def compare_logs(first_path: Path, second_path: Path) -> Comparison:
-    """Verify two parties' logs, or those in their folders, and compare the link between them."""
+    """Verify two parties' logs, and compare their lines about the link between the two parties.
+
+    Each path is a log, or a party's folder with its log.
+
+    Raises CheckpointError: a log is not valid, or the two are not logs of two ends of one link.
+    """
     first = verify_log(first_path)
     second = verify_log(second_path)
     _require_peers(first, second)
@@ -842,8 +929,9 @@ def compare_logs(first_path: Path, second_path: Path) -> Comparison:
 
 
 def _require_peers(log: Summary, other: Summary) -> None:
-    """Raise CheckpointError unless the party of `log` knows that of `other` by the identity that
-    signed `other`.
+    """Raise CheckpointError unless the owner of `log` has a link to the owner of `other`.
+
+    The public key by which it knows that party must be the one that `other` names.
     """
     known_identity = log.peers.get(other.party)
     if known_identity is None:
@@ -860,11 +948,12 @@ def _require_peers(log: Summary, other: Summary) -> None:
 
 
 def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
-    """Compare the frames that one party sent with those that the other received, in order, by
-    digest.
+    """Compare the frames that one party sent with the frames that the other received, in order.
 
-    The last frames of a session may be missing at the receiver; from any other difference on, the
-    logs disagree.
+    Frames are equal if their digests are. The last frames of a session may be missing in the
+    receiver's log. At any other difference the logs disagree, and the comparison stops.
+
+    `sender`, `receiver`: summaries of the two parties' logs.
     """
     sent_frames = _iter_frames(sender.path, receiver.party, ("sent",))
     equal = equal_size = unreceived = unreceived_size = 0
@@ -875,7 +964,7 @@ def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
         skipped = 0
         skipped_size = 0
         while next_sent is not None and next_sent.line.digest != received.line.digest:
-            # Then the rest of that session never arrived.
+            # If the logs agree, the rest of the sender's session never arrived: skip it.
             opening = next_sent.opening
             while next_sent is not None and next_sent.opening == opening:
                 skipped += 1
@@ -889,6 +978,7 @@ def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
         unreceived += skipped
         unreceived_size += skipped_size
         next_sent = next(sent_frames, None)
+    # The end of the last session may not have arrived, either.
     while parting is None and next_sent is not None:
         unreceived += 1
         unreceived_size += next_sent.line.size
@@ -905,7 +995,13 @@ def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
 
 
 class _LoggedFrame(NamedTuple):
-    """A frame in a log: how often the log had been opened, the line's number, and the line."""
+    """A frame in a log.
+
+    Attributes:
+        opening: number of times that the log had been opened, which distinguishes sessions.
+        number: number of the line.
+        line: the line.
+    """
 
     opening: int
     number: int
@@ -915,10 +1011,12 @@ class _LoggedFrame(NamedTuple):
 def _describe_parting(
     expected: _LoggedFrame | None, received: _LoggedFrame, sender: Summary
 ) -> Parting:
-    """Return where two logs disagree: the receiver's frame, and the next one of the sender's log.
+    """Return a description of the place where two logs disagree.
 
-    `expected`: next message in the sender's log; None: the log ends there, perhaps since lines were
-    lost. `received`: the receiver's message. `sender`: summary of the sender's log.
+    Args:
+        expected: the next frame in the sender's log; None: the log has no further frame.
+        received: the frame in the receiver's log.
+        sender: summary of the sender's log.
     """
     may_have_lost_lines = sender.unsigned or sender.torn
     lost = "; a machine that loses power may lose lines" if may_have_lost_lines else ""
@@ -943,7 +1041,7 @@ def _describe_frame(line: Frame | Refused) -> str:
 def _iter_frames(path: Path, peer: str, events: tuple[str, ...]) -> Iterator[_LoggedFrame]:
     """Yield the frames to or from one peer in a log, in order.
 
-    `events`: which ones: "sent", or "received" and "refused".
+    `events`: the events of the frames to yield: "sent", or "received" and "refused".
     """
     opening = 0
     for number, line in _iter_log(path):

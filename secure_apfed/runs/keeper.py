@@ -1,4 +1,4 @@
-"""A party in its folder: its checkpoints, what it agreed to, and how its part ended."""
+"""The files that a party writes in its folder: checkpoints, contract, and the end of its part."""
 
 import hashlib
 import json
@@ -40,21 +40,22 @@ from secure_apfed.runs.spending import ReleaseMeter, find_worst_spent
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import list_keys
 
-_CARD_KEY = "joint"  # of the metadata in a file of networks
-_MAX_BYTES = 2**30  # of that file
+_CARD_KEY = "joint"  # key of the card in the metadata of a file of networks
+_MAX_BYTES = 2**30  # largest size of a file of networks
 _IDS_AT_ONCE = 2**16
 # Starts of the names of tensors that have a row for each alignment position.
 _BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
 
 
 class PartyEnd(Written):
-    """The contents of `ended.json`: how a party's part of a run ended.
+    """The contents of `ended.json`, which a party writes when its part of a run ends.
 
     Attributes:
+        party: the party's name.
         contract: SHA-256 (hex) of the last session's contract.
         model_sha256: SHA-256 (hex) of the party's parameters.
-        privacy: the cost of its releases; None: it releases no representation.
-        contributions: the cost of its votes or contributions; None: without noise.
+        privacy: the privacy cost of its released representations; None: it releases none.
+        contributions: the privacy cost of its votes or contributions; None: they have no noise.
         coefficients: coefficients of a generalised linear model; None: none was trained.
     """
 
@@ -67,11 +68,14 @@ class PartyEnd(Written):
 
 
 class JointNetworkCard(BaseModel):
-    """The card that a party keeps with its networks.
+    """The card in a party's file of networks for joint prediction, with all that it needs to use
+    them.
 
     Attributes:
         format: number of the file's format.
+        party: the party's name.
         encoding: how its columns became features.
+        classes: names of the classes; empty at a party without labels.
         targets: mean and scale by which the active standardised labels that are numbers.
     """
 
@@ -83,9 +87,11 @@ class JointNetworkCard(BaseModel):
 
 
 def save_joint_network(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
-    """Write the networks that this party needs to predict jointly after the run, if it has any.
+    """Write the networks that this party needs to predict jointly after the run.
 
-    `name`: the party's name. `role`: its trained role.
+    Nothing is written if the method has no such networks.
+
+    `name`: the party's name. `data`: its data. `role`: its trained role in the method.
     """
     if tensors := collect_network_states(role):
         card = JointNetworkCard(
@@ -103,7 +109,9 @@ def load_joint_network(
 ) -> tuple[JointNetworkCard, dict[str, Tensor]]:
     """Read this party's networks for joint prediction, with their card.
 
-    Raises ModelError: no networks are stored, or they are another party's.
+    Raises:
+        ModelError: no networks are stored, the file is damaged, or it belongs to another party.
+        CheckpointError: this version cannot read the file's format.
     """
     if not folder.joint.exists():
         raise ModelError(
@@ -113,8 +121,8 @@ def load_joint_network(
     try:
         content = load_bytes(folder.joint, maximum=_MAX_BYTES)
         # The safetensors format: the header's length in 8 bytes, then the header as JSON.
-        header_bytes = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + header_bytes])
+        header_size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + header_size])
         card_text = header["__metadata__"][_CARD_KEY]
         # Raises CheckpointError if this version cannot read the format.
         JOINT_NETWORK.parse_format_number(folder.joint, json.loads(card_text))
@@ -128,28 +136,40 @@ def load_joint_network(
 
 
 class PartyCheckpointStore:
-    """A party's checkpoints in its folder; see `secure_apfed.methods.method.CheckpointStore`.
+    """A party's checkpoints in its folder (a `secure_apfed.methods.method.CheckpointStore`).
 
-    Its checkpoints are all that it needs to resume exactly, and they hold nothing of another party.
-    They have private state (model, momenta, noise key, seed), so only their owner may read them.
+    A checkpoint is all that a party needs to resume exactly, and contains nothing of another party.
+    It has private state (model, momenta, noise key, seed), so only its owner may read the file.
     Random generators need no state (see `secure_apfed.base.seeds`). Keys of links and sums are not
-    kept: a resumed run is a new session under a new contract. The active saves last, so the others
-    hold a checkpoint of the same step as its newest one; they keep the one before, too. A party
-    without data needs no checkpoint. Layout: msgpack, tensors as safetensors inside, and a SHA-256
-    of it all at the end.
+    stored: a resumed run is a new session under a new contract. The active saves last, so the other
+    parties have a checkpoint of the same step as the active's newest one; they also keep the
+    checkpoint before. A party without data needs no checkpoint. Layout: msgpack, tensors as
+    safetensors inside, and a SHA-256 of it all at the end.
+
+    Attributes:
+        secrets: the party's identity, noise key and seed.
+        before_save: called with the step before each checkpoint; the caller may replace it.
+        meter: the privacy cost of all that the party released.
+        audit: the party's audit log; None: it has none.
     """
 
     def __init__(
         self, folder: PartyFolder, name: str, config: Config, data: OwnData | None, *, role: str
     ) -> None:
-        """Load the party's identity and, if a checkpoint has them, its secrets; else draw new ones.
+        """Load the party's identity, and load its secrets from a checkpoint or draw new ones.
 
-        `name`: the party's name. `data`: its table; None: it has none. `role`: active, passive,
-        aggregator or dealer.
+        Args:
+            folder: the party's folder.
+            name: the party's name.
+            config: settings of the run.
+            data: the party's data; None: it has none.
+            role: "active", "passive", "aggregator" or "dealer".
+
+        Raises CheckpointError: the newest checkpoint is damaged, or belongs to another run.
         """
         self._folder = folder
         identity = folder.load_identity()
-        # The fields that a checkpoint must have to be resumed; None: this party has none.
+        # Values that a checkpoint must have to belong to this run; None: the party saves none.
         self._expected: dict[str, Any] | None = None
         if data:
             self._expected = {
@@ -171,17 +191,23 @@ class PartyCheckpointStore:
         self.audit: AuditLog | None = None
 
     def register_ledger(self, name: str, ledger: PrivacyLedger) -> None:
-        """Include this ledger in the privacy cost that the party reports."""
+        """Include a ledger in the privacy cost that the party reports.
+
+        `name`: what the ledger is for.
+        """
         self.meter.add_ledger(name, ledger)
 
     def save_contract(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
-        """Store the contract, and log it in the audit log."""
+        """Store the contract of a session with all parties' signatures; log it in the audit log."""
         if self.audit:
             self.audit.note_contract(contract)
         self._folder.write_json(self._folder.contract, describe_contract(contract, signatures))
 
     def load_latest(self, until: int | None = None) -> PartyCheckpoint | None:
-        """Return the newest checkpoint, at most of step `until`; None: there is none."""
+        """Return the newest checkpoint; None: there is none.
+
+        `until`: the latest step that the checkpoint may have; None: any.
+        """
         content = self._load_content(until)
         if content is None:
             return None
@@ -190,12 +216,13 @@ class PartyCheckpointStore:
         )
 
     def list_steps(self) -> tuple[int, ...]:
+        """Return the steps of the stored checkpoints, ascending."""
         return tuple(self._folder.steps.list_steps())
 
     def save(self, state: PartyCheckpoint) -> None:
-        """Sync the audit log, then write the checkpoint with the party's secrets.
+        """Sync the audit log, then write a checkpoint with the party's secrets.
 
-        A party without data writes none.
+        A party without data only syncs. The stored alignment is deleted once training has begun.
         """
         self.before_save(state.step)
         if self.audit:
@@ -221,19 +248,24 @@ class PartyCheckpointStore:
                 packed = msgpack.packb(content)
                 content.clear()  # as large as the checkpoint itself, which may be hundreds of MB
                 self._folder.steps.write_step(state.step, packed)
-        if state.step > 0:  # all others have reached this step
+        if state.step > 0:  # all parties have reached training, and resume from checkpoints
             delete_unfinished_alignment(self._folder.path)
 
     def finish_part(self, contract: Contract, role: Role) -> None:
-        """Write what stays of this party's run: `ended.json` with the privacy costs, networks for
-        joint prediction, and column scores.
+        """Write the files that stay of this party's run, and delete its checkpoints.
 
-        Checkpoints are deleted, since their secrets should not outlive the run.
+        The files are `ended.json` with the privacy costs, networks for joint prediction, and column
+        scores. Checkpoints are deleted, since their secrets should not outlive the run.
+
+        `contract`: the last session's. `role`: the party's trained role in the method.
         """
+        contribution_ledger = role.contribution_ledger
         privacy = find_worst_spent(
-            ledger for ledger in role.ledgers.values() if ledger is not role.contribution_ledger
+            ledger for ledger in role.ledgers.values() if ledger is not contribution_ledger
         )
-        account = role.contribution_ledger
+        contributions = None
+        if contribution_ledger:
+            contributions = Contributions.model_validate(contribution_ledger.summarise_cost())
         if self._data:
             save_joint_network(self._folder, self._name, self._data, role)
             save_column_scores(self._folder, self._name, self._data, role)
@@ -242,9 +274,7 @@ class PartyCheckpointStore:
             contract=contract.digest.hex(),
             model_sha256=_hash_model(role.tensors()),
             privacy=Privacy.from_spent(privacy) if privacy else None,
-            contributions=(
-                Contributions.model_validate(account.summarise_cost()) if account else None
-            ),
+            contributions=contributions,
             coefficients=self._list_coefficients(role),
         )
         self._folder.write_json(self._folder.ended, end.model_dump(mode="python"))
@@ -258,8 +288,9 @@ class PartyCheckpointStore:
         return list_party_coefficients(self._config, self._data, role.predicts_with)
 
     def _load_content(self, last_step: int | None) -> dict[str, Any] | None:
-        """Return the newest checkpoint's fields, at most of step `last_step` (None: any); None:
-        there is none.
+        """Return the fields of the newest checkpoint; None: there is none.
+
+        `last_step`: the latest step that the checkpoint may have; None: any.
         """
         files = self._folder.steps
         steps = [step for step in files.list_steps() if last_step is None or step <= last_step]
@@ -281,7 +312,7 @@ class PartyCheckpointStore:
             content["tensors"] = load(content["tensors"])
             content["ledgers"] = {name: load(state) for name, state in content["ledgers"].items()}
             for name in ("noise_key", "seed", "step", "run", "notes"):
-                content[name]  # a KeyError if it is missing
+                content[name]  # raises a KeyError if the field is missing
             _check_content(path, content, self._expected)
         except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{path} is not a checkpoint of a run: {error}") from error
@@ -291,7 +322,9 @@ class PartyCheckpointStore:
 def _check_format(path: Path) -> dict[str, Any]:
     """Return a checkpoint's fields, as stored.
 
-    Raises CheckpointError: damaged, or of an unsupported format; TypeError: it has no fields.
+    Raises:
+        CheckpointError: the file is damaged, or of an unsupported format.
+        TypeError: the file has no fields.
     """
     content: dict[str, Any] = msgpack.unpackb(load_with_checksum(path), strict_map_key=False)
     if not isinstance(content, dict):
@@ -304,10 +337,10 @@ def _check_format(path: Path) -> dict[str, Any]:
 def _check_content(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise CheckpointError for a checkpoint of another party, version, configuration or table.
 
-    Alignment, ledgers and frozen rows refer to positions: in another table these would be other
-    people, whose releases nobody counted.
+    The table matters because alignment, ledgers and noise that is drawn once for a row refer to
+    positions of rows. In another table these would be other people, whose releases nobody counted.
 
-    `content`: the checkpoint's fields. `expected`: the fields that one of this run has.
+    `content`: the checkpoint's fields. `expected`: the values that a checkpoint of this run has.
     """
     name = expected["party"]
     if any(content[key] != expected[key] for key in ("party", "identity")):
@@ -335,29 +368,31 @@ def _check_content(path: Path, content: Mapping[str, Any], expected: Mapping[str
 
 
 def table_digest(data: OwnData) -> str:
-    """Return the SHA-256 (hex) of a party's IDs in order and, at the active, of labels and split.
+    """Return the SHA-256 (hex) of a party's IDs in order, and of its labels and split, if any.
 
-    Features are excluded: their last bits may differ on another machine, and repeated steps with
-    other features cost again.
+    Features are excluded: their last bits may differ on another machine. This is safe, since a
+    repeated step with other features is charged to the privacy ledger again.
     """
-    labels: list[bytes] = []
+    label_contents: list[bytes] = []  # labels, split, and the scale of labels that are numbers
     if data.table.labels is not None:
         split = {"train": data.train_rows, "test": data.test_rows}
         if data.labelled is not None:
             split["labelled"] = data.labelled
         dtype = "<f4" if data.targets else "<i8"
-        labels = [data.table.labels.numpy().astype(dtype).tobytes(), save_tensors(split)]
+        label_bytes = data.table.labels.numpy().astype(dtype).tobytes()
+        label_contents = [label_bytes, save_tensors(split)]
     if data.targets is not None:
-        labels.append(data.targets.model_dump_json().encode())
-    # The digest of the msgpack list [IDs, *labels], packed in parts to bound memory.
+        label_contents.append(data.targets.model_dump_json().encode())
+    # The digest of the msgpack list [IDs, *label_contents]. It is packed piece by piece, so that
+    # all IDs are never in memory.
     packer = msgpack.Packer()
     ids = data.table.ids
-    digest = hashlib.sha256(packer.pack_array_header(1 + len(labels)))
+    digest = hashlib.sha256(packer.pack_array_header(1 + len(label_contents)))
     digest.update(packer.pack_array_header(len(ids)))
     for start in range(0, len(ids), _IDS_AT_ONCE):
         digest.update(b"".join(map(packer.pack, ids[start : start + _IDS_AT_ONCE])))
-    for part in labels:
-        digest.update(packer.pack(part))
+    for content in label_contents:
+        digest.update(packer.pack(content))
     return digest.hexdigest()
 
 
@@ -365,14 +400,15 @@ def table_digest(data: OwnData) -> str:
 def keys_digest(*kinds: type[Settings]) -> str:
     """Return the SHA-256 (hex) of the keys that these classes of settings have.
 
-    It detects a version with other keys, whose digests of values cannot be compared.
+    It differs between versions of this library with different keys. Their digests of settings
+    cannot be compared, so a checkpoint of such a version gets an error of its own.
     """
     return hashlib.sha256(msgpack.packb([[*list_keys(kind)] for kind in kinds])).hexdigest()
 
 
 def config_digest(config: Config) -> str:
-    """Return the SHA-256 (hex) of everything that the run's result depends on."""
-    # Settings that may change when the run is resumed are left out.
+    """Return the SHA-256 (hex) of all settings that must not change when a run is resumed."""
+    # The others: they change no result, and no other checkpoint or guarantee.
     excluded: dict[str, bool | dict[str, bool]] = {
         "attacks": True,
         "data": {"memory_map": True},
@@ -385,9 +421,12 @@ def config_digest(config: Config) -> str:
 
 
 def _hash_model(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 (hex) of a role's parameters by name.
+    """Return the SHA-256 (hex) of a party's model.
 
-    Tensors with a row for each alignment position are excluded: each run has another order.
+    Tensors with a row for each aligned person are excluded, since the order of people is random in
+    each run.
+
+    `tensors`: state of the party's role, by name.
     """
     model = {name: tensor for name, tensor in tensors.items() if not name.startswith(_BY_POSITION)}
     return hashlib.sha256(save_tensors(model)).hexdigest()

@@ -1,8 +1,9 @@
 """The totals of a run's earlier sessions: bytes by receiver and kind, steps, seconds.
 
 Run by: each party in a process of its own, from its audit log, which a killed process leaves
-intact; and a process that simulates all parties, from the record of a broken-off session in the run
-folder. Messages of a repeated step count again, since they were sent again.
+intact. A process that simulates all parties has no audit log: when a session is interrupted, it
+writes the totals into the run's folder. Messages of a repeated step count again, since they were
+sent again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,9 +22,9 @@ from secure_apfed.runs.audit_log import Agreed, Frame, Opened, iter_lines
 __all__ = [
     "NONE_BEFORE",
     "PastSessions",
-    "load_broken_sessions",
     "load_logged_sessions",
-    "save_broken_sessions",
+    "load_session_totals",
+    "save_session_totals",
 ]
 
 _CONTROL_KINDS = (Kind.ABORT, Kind.ALIVE)
@@ -37,8 +38,8 @@ class PastSessions:
     """The sessions of a run before this one.
 
     Attributes:
-        sessions: number of sessions that all parties agreed on.
-        steps: number of steps that were begun; repeated ones count again.
+        sessions: number of sessions whose contract all parties signed.
+        steps: number of steps that were begun; repeated steps count again.
         seconds: time of training.
         sent, received: messages and bytes by sender, receiver and kind.
     """
@@ -50,7 +51,7 @@ class PastSessions:
     received: tuple[Flow, ...] = ()
 
     def count_bytes(self) -> dict[str, tuple[int, int]]:
-        """Return by peer the bytes sent to it and received from it."""
+        """Return the bytes sent to, and received from, each peer, by the peer's name."""
         bytes_by_peer: dict[str, tuple[int, int]] = {}
         for flow in self.sent:
             sent, received = bytes_by_peer.get(flow.receiver, (0, 0))
@@ -66,14 +67,15 @@ NONE_BEFORE = PastSessions()
 
 @dataclass
 class _Session:
-    """A session in an audit log, while the log is read.
+    """The steps and times of a session in an audit log, while the log is read.
 
     Attributes:
-        first_step: number of the step from which it started or resumed.
-        next_step: number after that of the last step that was begun.
-        training_start: seconds since 1970; None: no message before training yet.
-        last_at: time of its last message, seconds since 1970.
-        name: name of the session, which envelopes bear.
+        first_step: number of the step from which the session started or resumed.
+        next_step: one more than the number of the last step that was begun.
+        training_start: time of the last message before training, in seconds since 1970; None: no
+            message yet.
+        last_at: time of the last message, in seconds since 1970.
+        name: name of the session, which is in the header of each envelope.
     """
 
     first_step: int = 0
@@ -108,10 +110,12 @@ class _Session:
 
 @dataclass
 class _Counts:
-    """The count of envelopes of one kind from one party to another, while a log is read.
+    """The totals of the envelopes of one kind from one party to another, while a log is read.
 
     Attributes:
-        steps: the step of the first one, and the highest; empty before the first.
+        messages: number of envelopes.
+        payload_bytes, wire_bytes: bytes of the payloads, and of the whole frames.
+        steps: the step of the first envelope, and the highest step; empty before the first.
     """
 
     messages: int = 0
@@ -120,7 +124,7 @@ class _Counts:
     steps: list[int] = field(default_factory=list)
 
     def add_frame(self, payload_bytes: int, frame: Frame) -> None:
-        """Add a logged frame to messages, bytes and range of steps."""
+        """Add a logged frame with so many bytes of payload."""
         self.messages += 1
         self.payload_bytes += payload_bytes
         self.wire_bytes += frame.size
@@ -155,7 +159,8 @@ def load_logged_sessions(path: Path) -> PastSessions:
             sessions[-1].add_frame(line)
             sender, receiver = (me, line.peer) if line.event == "sent" else (line.peer, me)
             counts = counts_by_route.setdefault((sender, receiver, line.kind), _Counts())
-            counts.add_frame(_payload_size(line, sender, receiver, sessions[-1].name), line)
+            payload_bytes = _payload_size(line, sender, receiver, sessions[-1].name)
+            counts.add_frame(payload_bytes, line)
     flows = [
         Flow(*route, counts.messages, counts.payload_bytes, counts.wire_bytes, *counts.steps)
         for route, counts in counts_by_route.items()
@@ -170,8 +175,9 @@ def load_logged_sessions(path: Path) -> PastSessions:
 
 
 def _payload_size(frame: Frame, sender: str, receiver: str, session: str) -> int:
-    """Return how many bytes of a frame are payload: all but its header and the authenticated
-    encryption's overhead.
+    """Return the number of bytes of a frame's payload, before encryption.
+
+    It is the frame's size without the header and without the overhead of authenticated encryption.
 
     `session`: name of the session, which the header contains.
     """
@@ -202,10 +208,8 @@ class _Flow(BaseModel):
     last_step: int
 
 
-class _BrokenSessions(BaseModel):
-    """The message and step counts of interrupted sessions, stored in the run folder next to the
-    checkpoints.
-    """
+class _SessionTotals(BaseModel):
+    """The totals of all sessions up to an interruption, as stored in a file."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -215,15 +219,16 @@ class _BrokenSessions(BaseModel):
     flows: tuple[_Flow, ...]
 
 
-def save_broken_sessions(
+def save_session_totals(
     path: Path, flows: Iterable[Flow], *, sessions: int, steps: int, seconds: float
 ) -> None:
-    """Write the totals of all sessions up to and with this one, which was interrupted.
+    """Write the totals of all sessions of a run so far, when a session is interrupted.
 
     Args:
+        path: the file.
         flows: messages and bytes by link and kind.
-        sessions: number of sessions.
-        steps: number of steps that were begun; repeated ones count again.
+        sessions: number of sessions, with the interrupted one.
+        steps: number of steps that were begun; repeated steps count again.
         seconds: time of training.
     """
     content: Mapping[str, Any] = {
@@ -235,12 +240,15 @@ def save_broken_sessions(
     write_atomically(path, to_json(content, indent=2).encode() + b"\n")
 
 
-def load_broken_sessions(path: Path) -> PastSessions:
-    """Return the counts that `save_broken_sessions` wrote; zeros if no session was broken off."""
+def load_session_totals(path: Path) -> PastSessions:
+    """Return the totals that `save_session_totals` wrote; zeros if no session was interrupted.
+
+    Raises CheckpointError: the file is damaged.
+    """
     if not path.is_file():
         return NONE_BEFORE
     try:
-        stored = load_json(path, _BrokenSessions)
+        stored = load_json(path, _SessionTotals)
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}, or remove it: then the totals lack what came after the newest checkpoint"

@@ -48,7 +48,7 @@ from secure_apfed.runs.course import RunCallbacks, RunWriter, TrainingLoop
 from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyCheckpointStore
 from secure_apfed.runs.outcome import Progress, Recording, RunResult
-from secure_apfed.runs.past_sessions import load_broken_sessions, save_broken_sessions
+from secure_apfed.runs.past_sessions import load_session_totals, save_session_totals
 from secure_apfed.runs.training_labels import load_training_labels
 from secure_apfed.settings import unknown_name
 
@@ -170,7 +170,7 @@ def _save_on_failure(loop: TrainingLoop, writer: RunWriter | None) -> Iterator[N
         if writer:
             # A full disk, say, must not hide why the session ended.
             with suppress(OSError):
-                save_broken_sessions(
+                save_session_totals(
                     writer.folder.broken_off,
                     loop.session.transcript.flows,
                     sessions=loop.sessions,
@@ -308,7 +308,7 @@ class _SimulationCallbacks(RunCallbacks):
             recorded = msgpack.unpackb(files.load_step(state.step), strict_map_key=False)
             # Raises CheckpointError if this version cannot read the format.
             RECORDING.parse_format_number(files.get_path(state.step), recorded)
-            self.past = load_broken_sessions(folder.broken_off)
+            self.past = load_session_totals(folder.broken_off)
             transcript.resume_record(recorded, self.past.sent)
 
     def build_recording(self) -> Recording:

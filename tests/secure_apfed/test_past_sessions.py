@@ -14,7 +14,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Flow, Kind, StatusTracker
 from secure_apfed.organisations.own_record import OwnRecord
 from secure_apfed.runs.audit_log import Agreed, AuditLog
-from secure_apfed.runs.past_sessions import PastSessions, load_broken_sessions, load_logged_sessions
+from secure_apfed.runs.past_sessions import PastSessions, load_logged_sessions, load_session_totals
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupt_run, small_config
 from tests.secure_apfed.stored_formats import STORED
@@ -65,10 +65,10 @@ def test_totals_of_a_run_in_memory_count_what_was_broken_off(tmp_path: Path) -> 
 
 def test_a_damaged_record_says_what_is_lost_without_it(tmp_path: Path) -> None:
     path = tmp_path / "broken-off.json"
-    assert load_broken_sessions(path) == PastSessions()
+    assert load_session_totals(path) == PastSessions()
     path.write_text('{"sessions": 0}')
     with pytest.raises(CheckpointError, match="or remove it: then the totals lack"):
-        load_broken_sessions(path)
+        load_session_totals(path)
 
 
 @pytest.mark.parametrize("party", ["bank", "lab", "aggregator"])
