@@ -61,7 +61,7 @@ class Extended:
         vector, numbers = self.hub.extend(choices)
         assert len(vector) == transfers.count_vector_bytes(len(choices))
         challenge = fresh_key()
-        zeros, ones = self.member.open_vector(change(vector), len(choices), challenge)
+        zeros, ones = self.member.extend(change(vector), len(choices), challenge)
         self.member.check_proof(self.hub.prove(challenge), "hub")
         return numbers, zeros, ones
 
@@ -426,4 +426,4 @@ def test_the_hub_that_hands_on_shares_cannot_read_them() -> None:
     assert len(first) == len(second) == circuit_ot._count_sealed_bytes(hashing.count_bins(30) // 64)
     assert first[:32] != second[:32]
     with pytest.raises(RemoteProtocolError, match="no member sealed so"):
-        circuit_ot._open_sealed(first, bytes(24), fresh_key(), "hub")
+        circuit_ot._decrypt_shares(first, bytes(24), fresh_key(), "hub")

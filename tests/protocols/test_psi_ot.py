@@ -227,7 +227,7 @@ class Extended:
     def pass_check(self, guesses: Sequence[int] = ()) -> bool:
         """Return whether a proof that bets on a bit of one at these columns is taken."""
         challenge = fresh_key()
-        opened = self.member.open_vector(self.columns.tobytes(), challenge)
+        opened = self.member.compute_matrix(self.columns.tobytes(), challenge)
         proof = bytearray(self.hub.prove(challenge))
         error = np.zeros((1, 4), np.uint64)
         error[0, 0] = 1
@@ -251,7 +251,7 @@ class Extended:
 
 def test_what_the_hub_knows_and_what_the_member_opens_differ_by_words_of_the_store() -> None:
     played = Extended()
-    opened = played.member.open_vector(played.columns.tobytes(), fresh_key())
+    opened = played.member.compute_matrix(played.columns.tobytes(), fresh_key())
     words = code.encode_words(played.messages)
     assert (opened == played.known ^ (words & played.member.choices)).all()
     assert played.pass_check()

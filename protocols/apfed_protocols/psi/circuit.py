@@ -87,7 +87,7 @@ UNCHECKED = (
 
 Rows: TypeAlias = NDArray[np.int64]
 _Fingerprints: TypeAlias = tuple[NDArray[np.uint64], Rows, NDArray[np.uint8]]
-_Filled: TypeAlias = tuple[_Fingerprints, NDArray[np.uint64]]
+_FilledTable: TypeAlias = tuple[_Fingerprints, NDArray[np.uint64]]
 _ATTEMPTS = 64
 _COMMIT = struct.Struct(">32sIHH")
 _JOIN = struct.Struct(">32s32sI")
@@ -207,27 +207,33 @@ class CircuitIntersection(DealtIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return how many guessed IDs a party that announces `maximum_ids` IDs and deviates can
-        test: the hub one ID for each bin, a member one for each slot.
+        """Return how many guessed IDs a party can test against another's set if it announces
+        `maximum_ids` IDs and deviates from the protocol: the hub one ID for each bin of its hash
+        table, a member one ID for each slot of its bins.
 
-        A member that deviates may put an ID into only one of its three bins; a common ID is then
-        found with probability 1/3.
+        The hub puts each ID into one of the ID's three bins, a member into all three. A member that
+        deviates may use only one of them; a common ID is then found with probability 1/3.
         """
         bins = count_bins(maximum_ids)
         return Guesses(hub=bins, member=bins * count_bin_slots(maximum_ids, bins))
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs, if
-        this party has `own_size` and there are so many members.
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs:
+        the larger of what a member needs and what the hub needs.
 
-        A member fills as many bins as the hub's IDs take; hub and dealer compare as many slots.
-        If the hub has few IDs, a large set takes many slots of each of its few bins.
+        Args:
+            size: the number of IDs that the peer announces.
+            own_size: the number of this party's own IDs.
+            members: the number of members in the intersection.
         """
+        # At a member: a table with a bin for each of the hub's bins.
         bins = count_bins(size)
-        table = WORD.itemsize * cls.count_slots(own_size, bins) * bins
-        compared = max(CHUNK_SLOTS // BITS, cls.count_slots(size, count_bins(own_size)))
-        return max(table, compared * cls._count_slot_bytes(members))
+        table_bytes = WORD.itemsize * cls.count_slots(own_size, bins) * bins
+        # At the hub: one chunk of slots. If the hub has few IDs, it has few bins, and a large set
+        # of a member takes many slots of each bin.
+        compared_slots = max(CHUNK_SLOTS // BITS, cls.count_slots(size, count_bins(own_size)))
+        return max(table_bytes, compared_slots * cls._count_slot_bytes(members))
 
     @classmethod
     def _count_slot_bytes(cls, members: int) -> int:
@@ -245,8 +251,9 @@ class CircuitIntersection(DealtIntersection):
         return Endpoint(me, self.agreement, self.progress, version=self.version)
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
-        """Return the role of the dealer, which hands out triples and counts common IDs. Raises
-        LocalProtocolError: names or sizes that do not fit the agreement.
+        """Return the role of the dealer, a party without IDs that provides multiplication triples
+        and counts the common IDs. Raises LocalProtocolError: names or sizes that do not fit the
+        agreement.
         """
         me = self.agreement.dealer
         check_parties(hub, members, me)
@@ -255,14 +262,16 @@ class CircuitIntersection(DealtIntersection):
         return self._make_aligner(me, [hub, *members], script)
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
-        """Run the role of the hub `me` (the active): agree on bins, compare each chunk of bins with
-        every member (a passive), AND over all members, and reveal the output (steps 1 to 4 of the
-        module's docstring). `ids`: the hub's encoded IDs. Letters: M members, B bins, W words of 64
-        bins.
+        """Run the role of the hub `me` (the active): hash the IDs into bins, compare each chunk of
+        bins with every member (a passive) on secret shares, AND over all members, and reveal the
+        output (steps 1 to 4 of the module's docstring).
+
+        Letters: M members, B bins, W words of 64 bins. `ids`: the hub's encoded IDs.
         """
         endpoint = self._make_endpoint(me)
         gate = self._load_gate()
         inputs = yield from _agree_as_hub(endpoint, self, members, ids)
+        # Provides triples, the AND over members and the count, with or without a dealer.
         helper = yield from self._make_hub_helper(endpoint, members, inputs)
         tags_MB = yield from self.tag_hub_bins(endpoint, members, inputs)
         shares = []
@@ -272,7 +281,7 @@ class CircuitIntersection(DealtIntersection):
             triples, all_triples = yield from helper.take_triples(words)
             planes = {}
             for member, slots, tags_B in zip(members, inputs.slots, tags_MB, strict=True):
-                # One word W holds a bit of 64 bins; every slot is compared with the hub's tag.
+                # The hub's tag of a bin is compared with the tag in each of the member's slots.
                 planes_1W = ~split_bit_planes(tags_B[chunk])[:, None]
                 planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
             bits = yield from _compare_slots(endpoint, planes, triples, is_leader=True, gate=gate)
@@ -281,25 +290,26 @@ class CircuitIntersection(DealtIntersection):
             shares.append(share)
             endpoint.report_progress(chunk.stop, bins)
         share = np.concatenate(shares)
-        return (yield from _open_at_hub(endpoint, members, inputs, ids, share, helper))
+        return (yield from _reveal_at_hub(endpoint, members, inputs, ids, share, helper))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
-        """Run the role of the member `me` (a passive): agree on bins, compare each chunk of bins
-        with the hub (the active), AND over all members, and reveal the output (steps 1 to 4 of the
-        module's docstring). `ids`: the member's encoded IDs.
+        """Run the role of the member `me` (a passive): hash the IDs into bins, compare each chunk
+        of bins with the hub (the active) on secret shares, AND over all members, and reveal the
+        output (steps 1 to 4 of the module's docstring). `ids`: the member's encoded IDs.
         """
         endpoint = self._make_endpoint(me)
         gate = self._load_gate()
         inputs = yield from _agree_as_member(endpoint, self, hub, ids)
+        # Provides triples, the AND over members and the count, with or without a dealer.
         helper = yield from self._make_member_helper(endpoint, hub, inputs)
         tags = yield from self.tag_member_bins(endpoint, hub, inputs)
         shares = []
         bins = tags.shape[-1]
         for chunk in split_bins(bins, inputs.slots):
-            tags_KB = tags[:, chunk]
-            words = tags_KB.shape[1] // BITS
+            chunk_tags = tags[:, chunk]
+            words = chunk_tags.shape[1] // BITS
             triples, all_triples = yield from helper.take_triples(words)
-            planes = {hub: split_bit_planes(tags_KB)}
+            planes = {hub: split_bit_planes(chunk_tags)}
             bits = yield from _compare_slots(
                 endpoint, planes, {hub: triples}, is_leader=False, gate=gate
             )
@@ -307,13 +317,13 @@ class CircuitIntersection(DealtIntersection):
             shares.append(share)
             endpoint.report_progress(chunk.stop, bins)
         share = np.concatenate(shares)
-        return (yield from _open_at_member(endpoint, hub, inputs, ids, share, helper))
+        return (yield from _reveal_at_member(endpoint, hub, inputs, ids, share, helper))
 
     def _make_hub_helper(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, "HubHelper"]:
-        """Run what must precede the multiplication triples and the counting at the hub (with a
-        dealer nothing); return the object that provides them.
+        """Return the object by which the hub gets multiplication triples and the count of common
+        IDs: here from the dealer. A subclass may first exchange messages for it.
         """
         yield from ()  # makes this a generator without a turn
         return DealtHub(endpoint, members, inputs)
@@ -321,8 +331,8 @@ class CircuitIntersection(DealtIntersection):
     def _make_member_helper(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, "MemberHelper"]:
-        """Run what must precede the multiplication triples and the counting at a member (with a
-        dealer nothing); return the object that provides them.
+        """Return the object by which a member gets multiplication triples and the count of common
+        IDs: here from the dealer. A subclass may first exchange messages for it.
         """
         yield from ()  # makes this a generator without a turn
         return DealtMember(endpoint, hub, inputs)
@@ -335,8 +345,8 @@ class CircuitIntersection(DealtIntersection):
         return hashing.count_bin_slots(member_size, bins)
 
     def make_table(self, id_tags: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
-        """Return the tags (63-bit hashes of IDs) in all slots of a member's bins, (slots, bins);
-        None if they do not fit.
+        """Put a member's IDs into their bins; return the tags (63-bit hashes of IDs) in all slots,
+        (slots, bins), or None if the IDs do not fit.
 
         Args:
             id_tags: 63-bit hash of each of the member's IDs, (n,).
@@ -348,10 +358,9 @@ class CircuitIntersection(DealtIntersection):
 
     @property
     def longest(self) -> int:
-        """Return the bytes of the longest message that a role accepts.
-
-        A chunk takes 64 bits for each slot, and the revealed rows one token for each ID. The hub
-        repeats key parts and sizes of at most 2^16 members.
+        """Return the bytes of the longest message that a role accepts: the masked bits of a chunk,
+        64 for each slot, or one token for each common ID. The key parts and sizes of at most 2^16
+        members (the roster) are added to either.
         """
         largest = self.agreement.largest_size
         slots = max(CHUNK_SLOTS, BITS * self.count_slots(largest, hashing.count_bins(0)))
@@ -363,8 +372,8 @@ class CircuitIntersection(DealtIntersection):
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tags (hashes of IDs) in the hub's bins that are compared with each member,
-        (members, bins). Subclasses may exchange messages for it through `endpoint`. `inputs`: the
-        hub's IDs in bins.
+        (members, bins): here the same tags for all members. A subclass exchanges messages through
+        `endpoint` for other tags. `inputs`: the hub's IDs in bins.
         """
         yield from ()  # makes this a generator without a turn
         return np.broadcast_to(inputs.tags, (len(members), *inputs.tags.shape))
@@ -373,8 +382,8 @@ class CircuitIntersection(DealtIntersection):
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tags (hashes of IDs) in this member's bins that are compared with the hub,
-        (slots, bins). Subclasses may exchange messages for it through `endpoint`. `inputs`: the
-        member's IDs in bins.
+        (slots, bins): here those of its IDs. A subclass exchanges messages through `endpoint` for
+        other tags. `inputs`: the member's IDs in bins.
         """
         yield from ()  # makes this a generator without a turn
         return inputs.tags
@@ -390,51 +399,61 @@ class CircuitIntersection(DealtIntersection):
         Raises RemoteProtocolError: the hub orders more triples than agreed, or a message is
         malformed.
         """
-        total = 0  # words of 64 bins
+        total_words = 0  # of 64 bins each
         largest = self.agreement.maximum_ids if hub_size is None else hub_size
-        turn = Turn((), [hub])
+        turn = Turn(outgoing=(), awaited=[hub])
         inbox = yield turn
         while endpoint.get_kind(inbox, hub) is Kind.DEAL:
-            words, turn = self._fill_order(endpoint, hub, members, inbox)
-            total += words
-            if total * BITS > hashing.count_bins(largest):
+            words, turn = self._deal_chunk(endpoint, hub, members, inbox)
+            total_words += words
+            if total_words * BITS > hashing.count_bins(largest):
                 raise RemoteProtocolError(
-                    f"{hub} orders triples for {total * BITS} bins, more than the agreed {largest} "
-                    "IDs take"
+                    f"{hub} orders triples for {total_words * BITS} bins, more than the agreed "
+                    f"{largest} IDs take"
                 )
             inbox = yield turn
-        verdict = yield from _count_bits(endpoint, hub, members, inbox, total)
-        yield endpoint.make_turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
-        return IntersectionResult()
+        verdict = yield from _count_bits(endpoint, hub, members, inbox, total_words)
+        verdicts = dict.fromkeys([hub, *members], verdict)
+        yield endpoint.make_turn(Kind.VERDICT, verdicts, awaited=())
+        return IntersectionResult()  # the dealer itself gets no output
 
-    def _fill_order(
+    def _deal_chunk(
         self, endpoint: Endpoint, hub: str, members: Sequence[str], inbox: Inbox
     ) -> tuple[int, Turn]:
-        """Deal the multiplication triples that the hub's message in `inbox` (messages by sender)
-        orders for one chunk of bins; return the number of words of 64 bins of the chunk, and the
-        turn that sends the triples to hub and members. Raises RemoteProtocolError: the chunk is too
-        large or empty.
+        """Deal the multiplication triples for one chunk of bins, which the hub orders by its
+        message in `inbox` (messages by sender).
+
+        Returns:
+            The number of words of 64 bins in the chunk; and the step of the dealer's role that
+            sends the triples to hub and members.
+
+        Raises RemoteProtocolError: the chunk is too large or empty.
         """
         # Four bytes each: the words of the chunk, then the slots of each member's bins.
         order = endpoint.parse_message(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
         words, *slots = struct.unpack(f">{1 + len(members)}I", order)
         # The smallest table has the fewest bins, and so the most slots for a large set.
         max_slots = self.count_slots(self.agreement.maximum_ids, hashing.count_bins(0))
-        too_many = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
-        if not words or not min(slots) or too_many or max(slots) > max_slots:
+        is_empty = words == 0 or min(slots) == 0
+        # A chunk of one word cannot be split further.
+        is_too_large = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
+        if is_empty or is_too_large or max(slots) > max_slots:
             raise RemoteProtocolError(
                 f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk "
                 f"has 1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {max_slots}"
             )
         pair_words, all_words = count_triple_words(words, slots)
+        # For the AND over all members: all parties share these triples, the hub as the last one.
         all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
+        *member_all_seeds, hub_all_seed = all_seeds
         bodies = {}
         hub_seeds = b""
-        for member, count, all_seed in zip(members, pair_words, all_seeds, strict=False):
+        for member, count, all_seed in zip(members, pair_words, member_all_seeds, strict=True):
+            # For the comparison of the hub with this member: the two share these triples.
             (hub_seed, seed), correction = deal_triples(2, count)
             hub_seeds += hub_seed
             bodies[member] = seed + all_seed + correction
-        bodies[hub] = hub_seeds + all_seeds[-1] + all_correction
+        bodies[hub] = hub_seeds + hub_all_seed + all_correction
         return words, endpoint.make_turn(Kind.TRIPLES, bodies, [hub])
 
 
@@ -475,19 +494,21 @@ class HubHelper(Protocol):
     def take_triples(
         self, words: int
     ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Return the hub's shares of triples for a chunk of 64 `words` bins: by member those for
-        the comparison with it, and those for the AND over all members.
+        """Return the hub's shares of multiplication triples for a chunk of 64 * `words` bins: by
+        member, the triples for the comparison with that member; and the triples for the AND over
+        all members.
         """
         ...
 
     def combine_members(
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return the hub's share, (words,), of the AND over all members of one bit for each bin.
+        """Return the hub's XOR share, (words,), of the bit of each bin that says whether all
+        members have the hub's ID: the AND over the members' bits.
 
         Args:
-            bits_MW: the hub's share of the bit that it shares with each of M members, in W words of
-                64 bins, (members, words).
+            bits_MW: the hub's share of the bit that it shares with each of M members, for each of
+                64 W bins, in W words, (members, words).
             triples: this party's shares of the triples that this AND consumes.
             gate: class that computes AND of XOR-shared words.
         """
@@ -517,20 +538,20 @@ class MemberHelper(Protocol):
     shares: bool
 
     def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
-        """Return this member's shares of triples for a chunk of 64 `words` bins: those for the
-        comparison with the hub, and those for the AND over all members.
+        """Return this member's shares of multiplication triples for a chunk of 64 * `words` bins:
+        the triples for the comparison with the hub, and those for the AND over all members.
         """
         ...
 
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return this member's share, (words,), of the AND over all members of one bit for each
-        bin.
+        """Return this member's XOR share, (words,), of the bit of each bin that says whether all
+        members have the hub's ID: the AND over the members' bits.
 
         Args:
-            bits_W: this member's share of the bit that it shares with the hub, in W words of 64
-                bins, (words,).
+            bits_W: this member's share of the bit that it shares with the hub, for each of 64 W
+                bins, in W words, (words,).
             triples: this party's shares of the triples that this AND consumes.
             gate: class that computes AND of XOR-shared words.
         """
@@ -558,9 +579,9 @@ class DealtHub:
     def take_triples(
         self, words: int
     ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Order the triples for a chunk of 64 `words` bins from the dealer, and expand its seeds.
-        Return the hub's shares: by member for the comparison with it, and for the AND over all
-        members.
+        """Order the multiplication triples for a chunk of 64 * `words` bins from the dealer, and
+        expand its seeds. Return the hub's shares: by member, the triples for the comparison with
+        that member; and the triples for the AND over all members.
         """
         endpoint = self._endpoint
         dealer = endpoint.agreement.dealer
@@ -570,20 +591,27 @@ class DealtHub:
         order = pack_order(words, slots)
         inbox = yield endpoint.make_turn(Kind.DEAL, {dealer: order}, [dealer])
         length = seed_bytes + WORD.itemsize * all_words
-        dealing = endpoint.parse_message(inbox, dealer, Kind.TRIPLES, length)
-        *seeds, all_seed = (dealing[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
+        dealt = endpoint.parse_message(inbox, dealer, Kind.TRIPLES, length)
+        # One seed for each member, one for the AND over all, and the hub's share of c for that AND.
+        *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
+        correction = dealt[seed_bytes:]
         triples = {
             member: TripleShares.from_seed(seed, count)
             for member, seed, count in zip(self.sharers, seeds, pair_words, strict=True)
         }
-        return triples, TripleShares.from_seed(all_seed, all_words, dealing[seed_bytes:])
+        return triples, TripleShares.from_seed(all_seed, all_words, correction)
 
     def combine_members(
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return the hub's share of the AND over all members, computed with all of them, of the
-        bits of which it holds the shares `bits_MW`, M members by W words of 64 bins. `triples`:
-        shares of the triples that it consumes; `gate`: class that computes AND of XOR-shared words.
+        """Return the hub's XOR share, (words,), of the AND over all members' bits, computed
+        together with all members.
+
+        Args:
+            bits_MW: the hub's share of the bit that it shares with each of M members, for each of
+                64 W bins, in W words, (members, words).
+            triples: this party's shares of the triples that this AND consumes.
+            gate: class that computes AND of XOR-shared words.
         """
         endpoint = self._endpoint
         return (
@@ -595,9 +623,13 @@ class DealtHub:
     def count_common(
         self, share: Words, own_size: int, row_of_bin: Rows
     ) -> Generator[Turn, Inbox, Counted]:
-        """Have the dealer count the common IDs; return the hub's result, None if rows are to be
-        revealed. `share`: the hub's XOR share of which bins are common. `own_size`: the number of
-        its IDs. `row_of_bin`: row of its table in each bin, -1 for none.
+        """Have the dealer count the common IDs; return the hub's result, None if rows are still to
+        be revealed.
+
+        Args:
+            share: the hub's XOR share of the bits that say which bins hold a common ID, (words,).
+            own_size: the number of the hub's IDs.
+            row_of_bin: row of the hub's table in each bin, -1 for none, (bins,).
         """
         return (
             yield from _request_count(self._endpoint, self._inputs, own_size, share, row_of_bin)
@@ -616,29 +648,35 @@ class DealtMember:
         self._inputs = inputs
 
     def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
-        """Expand the seeds of the triples that the dealer sends for a chunk of 64 `words` bins.
-        Return this member's shares: for the comparison with the hub, and for the AND over all
-        members.
+        """Receive the seeds that the dealer sends for a chunk of 64 * `words` bins, and expand
+        them to multiplication triples. Return this member's shares: the triples for the comparison
+        with the hub, and those for the AND over all members.
         """
         endpoint = self._endpoint
         dealer = endpoint.agreement.dealer
         pair_words, all_words = count_triple_words(words, self._inputs.slots)
         own_words = pair_words[self._inputs.member_index]
-        inbox = yield Turn((), [dealer])
+        inbox = yield Turn(outgoing=(), awaited=[dealer])
         length = 2 * KEY_BYTES + WORD.itemsize * own_words
-        dealing = endpoint.parse_message(inbox, dealer, Kind.TRIPLES, length)
-        seed = dealing[:KEY_BYTES]
-        all_seed = dealing[KEY_BYTES : 2 * KEY_BYTES]
-        triples = TripleShares.from_seed(seed, own_words, dealing[2 * KEY_BYTES :])
+        dealt = endpoint.parse_message(inbox, dealer, Kind.TRIPLES, length)
+        seed = dealt[:KEY_BYTES]
+        all_seed = dealt[KEY_BYTES : 2 * KEY_BYTES]
+        correction = dealt[2 * KEY_BYTES :]  # this member's share of c in the comparison
+        triples = TripleShares.from_seed(seed, own_words, correction)
         return triples, TripleShares.from_seed(all_seed, all_words)
 
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return this member's share of the AND over all members. `bits_W` is its share of its own
-        bit with the hub; its shares of the other members' bits are zero, W words of 64 bins.
-        `triples`: shares of the triples that it consumes; `gate`: class that computes AND of
-        XOR-shared words.
+        """Return this member's XOR share, (words,), of the AND over all members' bits, computed
+        together with the hub. Its shares of the other members' bits are zero, since each of these
+        bits is shared by the hub and one member alone.
+
+        Args:
+            bits_W: this member's share of the bit that it shares with the hub, for each of 64 W
+                bins, in W words, (words,).
+            triples: this party's shares of the triples that this AND consumes.
+            gate: class that computes AND of XOR-shared words.
         """
         inputs = self._inputs
         bits_MW = np.zeros((len(inputs.slots), len(bits_W)), np.uint64)
@@ -650,42 +688,64 @@ class DealtMember:
         )
 
     def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
-        """Have the dealer count the common IDs; return this member's result, None if rows are to be
-        revealed. `share`: this member's XOR share of which bins are common, (words,).
+        """Have the dealer count the common IDs; return this member's result, None if rows are still
+        to be revealed.
+
+        `share`: this member's XOR share of the bits that say which bins hold a common ID, (words,).
+        `own_size`: the number of its IDs.
         """
-        return (yield from _request_count(self._endpoint, self._inputs, own_size, share, None))
+        return (
+            yield from _request_count(
+                self._endpoint, self._inputs, own_size, share, row_of_bin=None
+            )
+        )
 
 
 def _agree_as_hub(
     endpoint: Endpoint, backend: CircuitIntersection, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, CircuitInputs]:
     """Run step 1 (agreement on a hash key and on bins) at the hub: commit to its part of the hash
-    key, collect the members' parts and sizes, reveal all parts, and put IDs into bins under a key
-    that fits at all parties. Return the hub's inputs to the circuit. `backend` decides how many
-    slots a bin has; `endpoint` frames and parses messages.
+    key, collect the members' parts and sizes, reveal all parts, and put the IDs into bins under a
+    key for which the IDs of all parties fit. Return the hub's inputs to the circuit.
+
+    Args:
+        endpoint: frames and parses the hub's messages.
+        backend: decides how many slots a bin of a member has.
+        members: the members' names.
+        ids: the hub's encoded IDs.
     """
     own_part = fresh_key()
-    count = len(members)
     size = endpoint.agreement.compute_announced_size(endpoint.me, len(ids))
     commitment = hashlib.sha256(own_part).digest()
-    commits = {m: _COMMIT.pack(commitment, size, count, k) for k, m in enumerate(members)}
+    commits = {
+        member: _COMMIT.pack(commitment, size, len(members), index)
+        for index, member in enumerate(members)
+    }
     inbox = yield endpoint.make_turn(Kind.COMMIT, commits, members)
-    joins = [_JOIN.unpack(endpoint.parse_message(inbox, m, Kind.JOIN, _JOIN.size)) for m in members]
-    for member, (_, _, announced) in zip(members, joins, strict=True):
-        endpoint.agreement.check_announced_sizes(member, [announced], [member])
-    parts = b"".join(_PART.pack(part, announced) for part, _, announced in joins)
-    yield endpoint.make_turn(Kind.REVEAL, dict.fromkeys(members, own_part + parts), ())
+    key_parts = []
+    mask_seeds = []
+    member_sizes = []
+    for member in members:
+        join = endpoint.parse_message(inbox, member, Kind.JOIN, _JOIN.size)
+        key_part, mask_seed, member_size = _JOIN.unpack(join)
+        endpoint.agreement.check_announced_sizes(member, [member_size], [member])
+        key_parts.append(key_part)
+        mask_seeds.append(mask_seed)
+        member_sizes.append(member_size)
+    packed_parts = b"".join(map(_PART.pack, key_parts, member_sizes))
+    reveals = dict.fromkeys(members, own_part + packed_parts)
+    yield endpoint.make_turn(Kind.REVEAL, reveals, awaited=())
     bins = hashing.count_bins(size)
-    keys = [_derive_attempt_key(endpoint, own_part, parts, attempt) for attempt in range(_ATTEMPTS)]
+    keys = _derive_candidate_keys(endpoint, own_part, packed_parts)
     key, (id_tags, bins_of, tokens), row_of_bin = yield from _fill_bins(
         endpoint, members, ids, keys, bins
     )
     return CircuitInputs(
         key=key,
-        masks=[mask for _, mask, _ in joins],
+        masks=mask_seeds,
         member_index=0,
-        slots=[backend.count_slots(announced, bins) for _, _, announced in joins],
-        sizes=[size, *(announced for _, _, announced in joins)],
+        slots=[backend.count_slots(member_size, bins) for member_size in member_sizes],
+        sizes=[size, *member_sizes],
         tags=hashing.place_hub_tags(id_tags, row_of_bin),
         bins_of=bins_of,
         id_tags=id_tags,
@@ -701,7 +761,8 @@ def _fill_bins(
     keys: Sequence[bytes],
     bins: int,
 ) -> Generator[Turn, Inbox, tuple[bytes, _Fingerprints, Rows]]:
-    """Find the first hash key under which the IDs of all parties fit into their bins, at the hub.
+    """Find the first hash key under which the IDs of all parties fit into their bins, at the hub:
+    try each key on the hub's own IDs, propose it to the members, and tell them when all accept.
 
     Args:
         endpoint: frames and parses the hub's messages.
@@ -711,13 +772,14 @@ def _fill_bins(
         bins: B, the number of bins.
 
     Returns:
-        The key; tags, bins and tokens of the hub's IDs under it (`fingerprint_ids`); and the row
-        in each bin, (bins,).
+        The key; three hashes of each of the hub's IDs under this key, its tag, bins and token
+        (`fingerprint_ids`); and the row in each bin, (bins,).
 
-    Raises RemoteProtocolError: members refused all keys. Raises LocalProtocolError: under no key
-    the hub's IDs fit.
+    Raises:
+        RemoteProtocolError: members refused all proposed keys.
+        LocalProtocolError: the hub's own IDs fit under no key.
     """
-    refused: list[str] = []
+    refusing_members: list[str] = []
     for attempt, key in enumerate(keys):
         tags, bins_n3, tokens = hashing.fingerprint_ids(ids, key, bins)
         row_of_bin = hashing.fill_cuckoo_table(bins_n3, bins)
@@ -725,18 +787,18 @@ def _fill_bins(
             continue
         proposals = dict.fromkeys(members, _PLACE.pack(attempt))
         inbox = yield endpoint.make_turn(Kind.PLACE, proposals, members)
-        refused = [
+        refusing_members = [
             member
             for member in members
             if endpoint.parse_message(inbox, member, Kind.PLACED, 1) != b"\1"
         ]
-        if not refused:
-            yield endpoint.make_turn(Kind.AGREED, dict.fromkeys(members, b""), ())
+        if not refusing_members:
+            yield endpoint.make_turn(Kind.AGREED, dict.fromkeys(members, b""), awaited=())
             return key, (tags, bins_n3, tokens), row_of_bin
-    if refused:
+    if refusing_members:
         raise RemoteProtocolError(
-            f"{', '.join(refused)} took none of the {len(keys)} hash keys; IDs that were chosen to "
-            "collide, or a peer that does not follow the protocol"
+            f"{', '.join(refusing_members)} took none of the {len(keys)} hash keys; IDs that were "
+            "chosen to collide, or a peer that does not follow the protocol"
         )
     raise LocalProtocolError(
         f"{endpoint.me}: none of {len(keys)} hash keys gave every ID a bin; "
@@ -748,56 +810,56 @@ def _agree_as_member(
     endpoint: Endpoint, backend: CircuitIntersection, hub: str, ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, CircuitInputs]:
     """Run step 1 (agreement on a hash key and on bins) at a member: send its part of the hash key,
-    check what the hub reveals, and put IDs into bins under a key that fits at all parties. Return
-    the member's inputs to the circuit. `backend` decides how many slots a bin has; `endpoint`
-    frames and parses messages.
+    check what the hub reveals, and put the IDs into bins under a key for which the IDs of all
+    parties fit. Return the member's inputs to the circuit.
 
-    Raises RemoteProtocolError: the hub's commitment, parts or sizes are wrong.
+    Args:
+        endpoint: frames and parses the member's messages.
+        backend: decides how many slots a bin of a member has, and fills the bins.
+        hub: the hub's name.
+        ids: the member's encoded IDs.
+
+    Raises RemoteProtocolError: the hub's commitment, key parts or sizes are wrong.
     """
-    inbox = yield Turn((), [hub])
+    inbox = yield Turn(outgoing=(), awaited=[hub])
     commit = endpoint.parse_message(inbox, hub, Kind.COMMIT, _COMMIT.size)
-    commitment, hub_size, count, member_index = _COMMIT.unpack(commit)
+    commitment, hub_size, member_count, member_index = _COMMIT.unpack(commit)
     endpoint.agreement.check_announced_sizes(hub, [hub_size], [hub])
-    if member_index >= count:
-        raise RemoteProtocolError(f"{hub} gives place {member_index} among {count} members")
-    if endpoint.agreement.sizes and count != len(endpoint.agreement.sizes) - 1:
-        raise RemoteProtocolError(
-            f"{hub} speaks of {count} members, the parties agreed on sizes for "
-            f"{len(endpoint.agreement.sizes) - 1}"
-        )
+    _check_member_index(endpoint, hub, member_index, member_count)
     own_part = fresh_key()
-    mask = fresh_key()
+    mask_seed = fresh_key()
     own_size = endpoint.agreement.compute_announced_size(endpoint.me, len(ids))
-    inbox = yield endpoint.make_turn(Kind.JOIN, {hub: _JOIN.pack(own_part, mask, own_size)}, [hub])
-    reveal = endpoint.parse_message(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
+    join = _JOIN.pack(own_part, mask_seed, own_size)
+    inbox = yield endpoint.make_turn(Kind.JOIN, {hub: join}, [hub])
+    length = KEY_BYTES + _PART.size * member_count
+    reveal = endpoint.parse_message(inbox, hub, Kind.REVEAL, length)
     hub_part = reveal[:KEY_BYTES]
-    parts = reveal[KEY_BYTES:]
+    packed_parts = reveal[KEY_BYTES:]
     if not hmac.compare_digest(hashlib.sha256(hub_part).digest(), commitment):
         raise RemoteProtocolError(f"{hub} revealed another key part than it committed to")
     start = _PART.size * member_index
-    if parts[start : start + _PART.size] != _PART.pack(own_part, own_size):
+    if packed_parts[start : start + _PART.size] != _PART.pack(own_part, own_size):
         raise RemoteProtocolError(f"{hub} repeats the key part or size of {endpoint.me} wrongly")
-    sizes = [size for _, size in _PART.iter_unpack(parts)]
+    sizes = [size for _, size in _PART.iter_unpack(packed_parts)]
     members = [party for party in endpoint.agreement.sizes if party != hub]
     endpoint.agreement.check_announced_sizes(hub, sizes, members)
     bins = hashing.count_bins(hub_size)
     slots = [backend.count_slots(size, bins) for size in sizes]
-    keys = [_derive_attempt_key(endpoint, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
+    keys = _derive_candidate_keys(endpoint, hub_part, packed_parts)
 
-    def fill_table(key: bytes) -> _Filled | None:
-        """Return tags, bins and tokens of the IDs under this key (`fingerprint_ids`), and the tags
-        in all slots, (slots, bins); None if the IDs do not fit.
+    def fill_table(key: bytes) -> _FilledTable | None:
+        """Return the tag, bins and token of each ID under this key (`fingerprint_ids`), and the
+        tags in all slots, (slots, bins); None if the IDs do not fit.
         """
         id_tags, bins_of, tokens = hashing.fingerprint_ids(ids, key, bins)
         table = backend.make_table(id_tags, bins_of, bins, slots[member_index])
         return None if table is None else ((id_tags, bins_of, tokens), table)
 
-    key, ((id_tags, bins_of, tokens), tags_KB) = yield from _fill_slots(
-        endpoint, hub, keys, fill_table
-    )
+    key, filled_table = yield from _fill_slots(endpoint, hub, keys, fill_table)
+    (id_tags, bins_of, tokens), tags_KB = filled_table
     return CircuitInputs(
         key=key,
-        masks=[mask],
+        masks=[mask_seed],
         member_index=member_index,
         slots=slots,
         sizes=[hub_size, *sizes],
@@ -805,51 +867,76 @@ def _agree_as_member(
         bins_of=bins_of,
         id_tags=id_tags,
         tokens=tokens,
-        row_of_bin=np.empty(0, np.int64),
+        row_of_bin=np.empty(0, np.int64),  # only the hub puts one row into each bin
     )
 
 
+def _check_member_index(endpoint: Endpoint, hub: str, member_index: int, member_count: int) -> None:
+    """Raise RemoteProtocolError, which names `hub`, unless the index that the hub gives this member
+    lies below the number of members, and this number fits the agreed sizes, if there are any.
+    """
+    if member_index >= member_count:
+        raise RemoteProtocolError(f"{hub} gives place {member_index} among {member_count} members")
+    agreed_sizes = endpoint.agreement.sizes
+    agreed_count = len(agreed_sizes) - 1  # all but the hub
+    if agreed_sizes and member_count != agreed_count:
+        raise RemoteProtocolError(
+            f"{hub} speaks of {member_count} members, the parties agreed on sizes for "
+            f"{agreed_count}"
+        )
+
+
 def _fill_slots(
-    endpoint: Endpoint, hub: str, keys: Sequence[bytes], fill: Callable[[bytes], _Filled | None]
-) -> Generator[Turn, Inbox, tuple[bytes, _Filled]]:
-    """Try the hash keys that the hub proposes, at a member, until all parties accept one; return
-    it, and what `fill` returned for it.
+    endpoint: Endpoint,
+    hub: str,
+    keys: Sequence[bytes],
+    fill_table: Callable[[bytes], _FilledTable | None],
+) -> Generator[Turn, Inbox, tuple[bytes, _FilledTable]]:
+    """Try the hash keys that the hub proposes, at a member, until the IDs of all parties fit into
+    their bins under one key; return this key, and the table that `fill_table` made for it.
 
     Args:
         endpoint: frames and parses the member's messages.
         hub: name of the hub, which proposes the keys.
         keys: the candidate hash keys; the hub names them by their index.
-        fill: puts the IDs into bins under a key; returns None if they do not fit.
+        fill_table: puts the IDs into bins under a key; returns None if they do not fit.
 
     Raises RemoteProtocolError: the hub proposes keys out of order.
     """
     # The first key fits most likely, so try it while the hub does the same.
+    table = fill_table(keys[0])
+    index_of_table = 0
     previous = -1
-    filled = fill(keys[0])
-    filled_by = 0
-    inbox = yield Turn((), [hub])
+    inbox = yield Turn(outgoing=(), awaited=[hub])
     while True:
-        (attempt,) = _PLACE.unpack(endpoint.parse_message(inbox, hub, Kind.PLACE, _PLACE.size))
-        if not previous < attempt < len(keys):
+        (index,) = _PLACE.unpack(endpoint.parse_message(inbox, hub, Kind.PLACE, _PLACE.size))
+        if not previous < index < len(keys):
             raise RemoteProtocolError(
-                f"{hub} proposes hash key {attempt} after {previous}; keys are numbered upwards "
+                f"{hub} proposes hash key {index} after {previous}; keys are numbered upwards "
                 f"and end at {len(keys) - 1}"
             )
-        previous = attempt
-        if attempt != filled_by:
-            filled = fill(keys[attempt])
-            filled_by = attempt
-        inbox = yield endpoint.make_turn(Kind.PLACED, {hub: bytes([filled is not None])}, [hub])
-        if filled is not None and endpoint.get_kind(inbox, hub) is Kind.AGREED:
+        previous = index
+        if index != index_of_table:
+            table = fill_table(keys[index])
+            index_of_table = index
+        accepts = bytes([table is not None])
+        inbox = yield endpoint.make_turn(Kind.PLACED, {hub: accepts}, [hub])
+        if table is not None and endpoint.get_kind(inbox, hub) is Kind.AGREED:
             endpoint.parse_message(inbox, hub, Kind.AGREED, 0)
-            return keys[attempt], filled
+            return keys[index], table
 
 
-def _derive_attempt_key(endpoint: Endpoint, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
-    """Return the hash key with the number `attempt`, derived from the hub's part and from the
-    members' parts and sizes.
+def _derive_candidate_keys(
+    endpoint: Endpoint, hub_part: bytes, packed_parts: bytes
+) -> Sequence[bytes]:
+    """Return the hash keys that are tried one after another, derived from the hub's random part
+    `hub_part` and from the members' parts and sizes, `packed_parts`.
     """
-    return derive_key(hub_part, endpoint.agreement.digest, parts, attempt.to_bytes(4, "big"))
+    digest = endpoint.agreement.digest
+    return [
+        derive_key(hub_part, digest, packed_parts, attempt.to_bytes(4, "big"))
+        for attempt in range(_ATTEMPTS)
+    ]
 
 
 def _compare_slots(
@@ -861,36 +948,36 @@ def _compare_slots(
     gate: type[And],
 ) -> Generator[Turn, Inbox, Mapping[str, Words]]:
     """Compare the tags (hashes of IDs) in bins with each peer; return, by peer, this party's XOR
-    shares, (words,), of whether the two have the same tag in a bin.
+    shares, (words,), of the bits that say in which bins the two have the same tag.
+
+    Two tags are equal if all 64 bits of NOT (hub's tag XOR member's tag) are 1. Six levels of AND
+    combine these bits, the upper half with the lower half at each level.
 
     Args:
         endpoint: frames and parses this party's messages.
         planes: this party's shares, by peer, of NOT (hub's tag XOR member's tag) as bit planes,
             (64, slots, words): the complement of its tags at the hub, its tags at a member.
-        triples: this party's shares of 63 * slots * words triples, by peer; six levels of AND halve
-            the 64 bits and take 32 + 16 + ... + 1 = 63 of them.
+        triples: this party's shares of the 63 * slots * words triples that the ANDs consume (63 =
+            32 + 16 + ... + 1), by peer.
         is_leader: whether this is the hub; of the two parties it alone adds the public terms.
         gate: class that computes AND of XOR-shared words.
     """
     for half in (32, 16, 8, 4, 2, 1):
-        gates = {
-            peer: gate(
-                x[:half], x[half:], triples[peer].take_triple(x[:half].shape), is_leader=is_leader
-            )
-            for peer, x in planes.items()
-        }
-        sent = {peer: pair_gate.mask_inputs() for peer, pair_gate in gates.items()}
-        inbox = yield endpoint.make_turn(
-            Kind.MASKED, {peer: words.tobytes() for peer, words in sent.items()}, sent.keys()
-        )
-        planes = {
-            peer: gates[peer].compute_share(
-                words ^ endpoint.parse_words(inbox, peer, Kind.MASKED, words.shape)
-            )
-            for peer, words in sent.items()
-        }
+        gates = {}
+        for peer, bits in planes.items():
+            first = bits[:half]
+            second = bits[half:]
+            triple = triples[peer].take_triple(first.shape)
+            gates[peer] = gate(first, second, triple, is_leader=is_leader)
+        own_masked = {peer: pair_gate.mask_inputs() for peer, pair_gate in gates.items()}
+        bodies = {peer: words.tobytes() for peer, words in own_masked.items()}
+        inbox = yield endpoint.make_turn(Kind.MASKED, bodies, awaited=bodies.keys())
+        planes = {}
+        for peer, words in own_masked.items():
+            peer_words = endpoint.parse_words(inbox, peer, Kind.MASKED, words.shape)
+            planes[peer] = gates[peer].compute_share(words ^ peer_words)
     # At most one slot of a bin holds the hub's ID, so the XOR over the slots is their OR.
-    return {peer: np.bitwise_xor.reduce(x[0], axis=0) for peer, x in planes.items()}
+    return {peer: np.bitwise_xor.reduce(bits[0], axis=0) for peer, bits in planes.items()}
 
 
 def combine_member_bits(
@@ -902,7 +989,8 @@ def combine_member_bits(
     members: Sequence[str],
     gate: type[And],
 ) -> Generator[Turn, Inbox, Words]:
-    """Return this party's share, (words,), of the AND over all members of one bit for each bin.
+    """Return this party's XOR share, (words,), of the AND over all members of one bit for each bin
+    of the hub's hash table, computed by Beaver multiplications.
 
     The hub collects the masked inputs of all parties, and sends back their XOR, the public values d
     and e of a Beaver multiplication.
@@ -913,23 +1001,25 @@ def combine_member_bits(
             the other members.
         triples: this party's shares of (members - 1) * words triples.
         hub: name of the hub.
-        members: names of the members that take part, at the hub; empty at a member.
+        members: at the hub, names of the members that take part; at a member, empty.
         gate: class that computes AND of XOR-shared words.
     """
-    # Pairs of members, level by level; an odd one out waits for the next level.
+    is_hub = bool(members)
+    # Pairs of members, level by level; the last of an odd number waits for the next level.
     while len(shares) > 1:
         half = len(shares) // 2
         left = shares[:half]
         right = shares[half : 2 * half]
         rest = shares[2 * half :]
-        and_gate = gate(left, right, triples.take_triple(left.shape), is_leader=bool(members))
+        and_gate = gate(left, right, triples.take_triple(left.shape), is_leader=is_hub)
         masked = and_gate.mask_inputs()
-        if members:
-            inbox = yield Turn((), members)
+        if is_hub:
+            inbox = yield Turn(outgoing=(), awaited=members)
             for member in members:
                 masked ^= endpoint.parse_words(inbox, member, Kind.MASKED, masked.shape)
             revealed = masked
-            yield endpoint.make_turn(Kind.OPENED, dict.fromkeys(members, revealed.tobytes()), ())
+            bodies = dict.fromkeys(members, revealed.tobytes())
+            yield endpoint.make_turn(Kind.OPENED, bodies, awaited=())
         else:
             inbox = yield endpoint.make_turn(Kind.MASKED, {hub: masked.tobytes()}, [hub])
             revealed = endpoint.parse_words(inbox, hub, Kind.OPENED, masked.shape)
@@ -938,7 +1028,7 @@ def combine_member_bits(
     return bits_W
 
 
-def _open_at_hub(
+def _reveal_at_hub(
     endpoint: Endpoint,
     members: Sequence[str],
     inputs: CircuitInputs,
@@ -946,23 +1036,23 @@ def _open_at_hub(
     share: Words,
     helper: HubHelper,
 ) -> Script:
-    """Run steps 3 and 4 (count, reveal) at the hub: have the common IDs counted, combine the shares
-    of which bins are common, reveal the rows to the members if that is agreed, and return the hub's
-    result.
+    """Run steps 3 and 4 (count, reveal) at the hub: have the common IDs counted, add up the shares
+    of the bits that say which bins hold a common ID, reveal the rows to the members if that is
+    agreed, and return the hub's result.
 
     Args:
         endpoint: frames and parses the hub's messages.
         members: the members' names.
         inputs: the hub's inputs to the circuit.
-        ids: encoded IDs of this party.
-        share: this party's XOR share of the bits that say which bins hold a common ID, (words,).
+        ids: the hub's encoded IDs.
+        share: the hub's XOR share of the bits that say which bins hold a common ID, (words,).
         helper: counts the common IDs, with the dealer or without one.
     """
     row_of_bin = inputs.row_of_bin
     result = yield from helper.count_common(share, len(ids), row_of_bin)
-    if result is not None:
+    if result is not None:  # too few common IDs, or rows are not the agreed output
         return result
-    inbox = yield Turn((), helper.sharers)
+    inbox = yield Turn(outgoing=(), awaited=helper.sharers)
     for member in helper.sharers:
         share = share ^ endpoint.parse_words(inbox, member, Kind.SHARE, share.shape)
     common_rows = row_of_bin[unpack_bits(share)]
@@ -975,11 +1065,11 @@ def _open_at_hub(
     if endpoint.agreement.output is Output.HUB_ROWS:
         return IntersectionResult(rows=rows)
     tokens = inputs.tokens[rows].tobytes()
-    yield endpoint.make_turn(Kind.TOKENS, dict.fromkeys(members, tokens), ())
+    yield endpoint.make_turn(Kind.TOKENS, dict.fromkeys(members, tokens), awaited=())
     return IntersectionResult(rows=rows)
 
 
-def _open_at_member(
+def _reveal_at_member(
     endpoint: Endpoint,
     hub: str,
     inputs: CircuitInputs,
@@ -987,36 +1077,37 @@ def _open_at_member(
     share: Words,
     helper: MemberHelper,
 ) -> Script:
-    """Run steps 3 and 4 (count, reveal) at a member: have the common IDs counted, send its share if
-    it has one, and find the tokens that the hub reveals, if it does, among its own IDs. Return the
-    member's result.
+    """Run steps 3 and 4 (count, reveal) at a member: have the common IDs counted, send the hub this
+    member's share if it has one, and, unless the hub alone learns the rows, find the tokens that
+    the hub reveals among the member's own IDs. Return the member's result.
 
     Args:
         endpoint: frames and parses the member's messages.
         hub: the hub's name.
         inputs: the member's inputs to the circuit.
-        ids: encoded IDs of this party.
-        share: this party's XOR share of the bits that say which bins hold a common ID, (words,).
+        ids: the member's encoded IDs.
+        share: the member's XOR share of the bits that say which bins hold a common ID, (words,).
         helper: counts the common IDs, with the dealer or without one.
     """
     result = yield from helper.count_common(share, len(ids))
-    if result is not None:
+    if result is not None:  # too few common IDs, or rows are not the agreed output
         return result
-    sent = {hub: share.tobytes()} if helper.shares else {}
+    shares_for_hub = {hub: share.tobytes()} if helper.shares else {}
     if endpoint.agreement.output is Output.HUB_ROWS:
-        yield endpoint.make_turn(Kind.SHARE, sent, ())
+        yield endpoint.make_turn(Kind.SHARE, shares_for_hub, awaited=())
         return IntersectionResult()
-    inbox = yield endpoint.make_turn(Kind.SHARE, sent, [hub])
+    inbox = yield endpoint.make_turn(Kind.SHARE, shares_for_hub, awaited=[hub])
     body = endpoint.parse_message(inbox, hub, Kind.TOKENS)
-    return IntersectionResult(rows=_find_opened_rows(endpoint, hub, inputs, body))
+    return IntersectionResult(rows=_find_revealed_rows(endpoint, hub, inputs, body))
 
 
-def _find_opened_rows(endpoint: Endpoint, hub: str, inputs: CircuitInputs, body: bytes) -> Rows:
+def _find_revealed_rows(endpoint: Endpoint, hub: str, inputs: CircuitInputs, body: bytes) -> Rows:
     """Return this member's rows of the IDs whose tokens the hub revealed, in the hub's order.
 
     `body`: content of the hub's message: a token (16 bytes of an ID's hash) for each common ID.
 
-    Raises RemoteProtocolError: a token is unknown or repeated, or they are fewer than agreed.
+    Raises RemoteProtocolError: a token is unknown or repeated, or there are fewer tokens than the
+    agreed minimum of common rows.
     """
     count = len(body) // TOKEN_BYTES
     tokens = np.frombuffer(body[: count * TOKEN_BYTES], np.uint8).reshape(count, TOKEN_BYTES)
@@ -1036,12 +1127,12 @@ def _request_count(
     endpoint: Endpoint, inputs: CircuitInputs, own_size: int, share: Words, row_of_bin: Rows | None
 ) -> Generator[Turn, Inbox, Counted]:
     """Send this party's masked share to the dealer, which counts the common IDs; return the result,
-    None if rows are to be revealed.
+    None if rows are still to be revealed.
 
-    The dealer announces the number only if that is the output. It knows the triples, from which it
-    could compute what a share was made of, so every member's share is masked with a seed that it
-    has in common with the hub. It does not know the order of the bins either, so it learns only
-    the number of common IDs.
+    The dealer announces the number only if that is the output. It made the triples, so it could
+    compute from an unmasked share the bits behind it. Therefore each member masks its share with a
+    seed that it shares with the hub; the masks cancel in the XOR of all shares. All parties also
+    shuffle the bins in the same secret order. So the dealer learns only the number of common IDs.
 
     Args:
         endpoint: frames and parses this party's messages.
@@ -1051,33 +1142,34 @@ def _request_count(
         row_of_bin: row of the hub's table in each bin, -1 for none; None at a member.
     """
     bits = unpack_bits(share)
-    agreement = endpoint.agreement
+    # Random words that all parties derive from their common key; their ranks are the order.
     sort_keys = expand_words(derive_key(inputs.key, b"order"), b"order", len(bits))
     shuffled_bits = bits[np.argsort(sort_keys, kind="stable")]
-    body = np.packbits(shuffled_bits, bitorder="little").view(WORD)
+    masked_words = np.packbits(shuffled_bits, bitorder="little").view(WORD)
     for seed in inputs.masks:
-        body = body ^ expand_words(seed, b"count", len(body))
-    dealer = agreement.dealer
-    inbox = yield endpoint.make_turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
-    (size,) = VERDICT.unpack(endpoint.parse_message(inbox, dealer, Kind.VERDICT, VERDICT.size))
-    return conclude_count(endpoint, dealer, size, own_size, bits, row_of_bin)
+        masked_words = masked_words ^ expand_words(seed, b"count", len(masked_words))
+    dealer = endpoint.agreement.dealer
+    inbox = yield endpoint.make_turn(Kind.COUNT, {dealer: masked_words.tobytes()}, [dealer])
+    (verdict,) = VERDICT.unpack(endpoint.parse_message(inbox, dealer, Kind.VERDICT, VERDICT.size))
+    return conclude_count(endpoint, dealer, verdict, own_size, bits, row_of_bin)
 
 
 def conclude_count(
     endpoint: Endpoint,
     sender: str,
-    size: int,
+    verdict: int,
     own_size: int,
     bits: NDArray[np.bool_],
     row_of_bin: Rows | None,
 ) -> Counted:
-    """Return a party's result after the verdict on the number of common IDs; None if rows are to be
-    revealed.
+    """Return a party's result after the common IDs were counted, or None if the rows are still to
+    be revealed.
 
     Args:
-        endpoint: frames and parses the party's messages.
-        sender: who gave the verdict, for errors.
-        size: the verdict: `TOO_FEW`, `ENOUGH`, or the number of common IDs if it is the output.
+        endpoint: the party's endpoint, with its name and the agreement.
+        sender: the party that sent the verdict, for errors.
+        verdict: `TOO_FEW` (-2), `ENOUGH` (-1), or the number of common IDs if the number is the
+            output.
         own_size: the number of the party's IDs.
         bits: the party's XOR shares of the bits that say which bins hold a common ID, (bins,).
         row_of_bin: row of the hub's table in each bin, -1 for none; None at a member.
@@ -1085,18 +1177,18 @@ def conclude_count(
     Raises RemoteProtocolError: the verdict does not fit the agreed output, or is impossible.
     """
     agreement = endpoint.agreement
-    if size == TOO_FEW and agreement.minimum_rows:
+    if verdict == TOO_FEW and agreement.minimum_rows:
         return IntersectionTooSmallError.for_party(endpoint.me, agreement.minimum_rows)
     is_size_output = agreement.output is Output.SIZE
-    is_allowed = size >= agreement.minimum_rows if is_size_output else size == ENOUGH
+    is_allowed = verdict >= agreement.minimum_rows if is_size_output else verdict == ENOUGH
     if not is_allowed:
-        raise RemoteProtocolError(f"{sender} announces {size} common IDs, which was not agreed")
-    if size > own_size:
+        raise RemoteProtocolError(f"{sender} announces {verdict} common IDs, which was not agreed")
+    if verdict > own_size:
         raise RemoteProtocolError(
-            f"{sender} announces {size} common IDs, {endpoint.me} has only {own_size}"
+            f"{sender} announces {verdict} common IDs, {endpoint.me} has only {own_size}"
         )
     if is_size_output:
-        return IntersectionResult(size=int(size))
+        return IntersectionResult(size=int(verdict))
     if agreement.output is Output.SHARED:
         return IntersectionResult(membership=Membership(shares=bits, row_of_place=row_of_bin))
     return None
@@ -1117,13 +1209,14 @@ def pack_order(words: int, slots: Sequence[int]) -> bytes:
 def _count_bits(
     endpoint: Endpoint, hub: str, members: Sequence[str], inbox: Inbox, words: int
 ) -> Generator[Turn, Inbox, bytes]:
-    """XOR the masked shares of all parties at the dealer, count the common IDs, and return the
-    encoded verdict: too few, enough, or their number if that is the output.
+    """Count the common IDs at the dealer: receive the masked share of every member, add all shares
+    by XOR, and count the bits that are set. Return the encoded verdict: too few, enough, or the
+    number if it is the output.
 
     `inbox`: messages by sender, with the hub's share. `words`: the number of words of 64 bins.
     """
     bits = endpoint.parse_words(inbox, hub, Kind.COUNT, (words,))
-    inbox = yield Turn((), members)
+    inbox = yield Turn(outgoing=(), awaited=members)
     for member in members:
         bits = bits ^ endpoint.parse_words(inbox, member, Kind.COUNT, (words,))
     size = int(np.bitwise_count(bits).sum())
@@ -1133,27 +1226,31 @@ def _count_bits(
 
 
 def split_bins(bins: int, slots: Sequence[int]) -> Sequence[slice]:
-    """Return slices of bins, the chunks that are compared at once: with each member not many more
-    than `CHUNK_SLOTS` slots, and over all members not more words than these have (the number of
-    members is only what the hub says).
+    """Split the bins into chunks, which are compared one after another to limit memory; return a
+    slice of bins for each chunk.
+
+    A chunk has not many more than `CHUNK_SLOTS` slots for each member. The AND over all members
+    must not take more memory than that either, since the hub alone says how many members there are.
 
     `slots`: the slots of each member's bins.
     """
-    # The AND over all members takes one bit for each member, a slot 64 bits.
+    # A slot takes 64 bits, the AND over all members one bit for each member.
     widest = max(*slots, math.ceil(len(slots) / BITS))
-    step = max(BITS, CHUNK_SLOTS // widest // BITS * BITS)
-    return [slice(start, min(start + step, bins)) for start in range(0, bins, step)]
+    chunk_bins = max(BITS, CHUNK_SLOTS // widest // BITS * BITS)
+    return [slice(start, min(start + chunk_bins, bins)) for start in range(0, bins, chunk_bins)]
 
 
 def count_triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
-    """Return the words of triples that a chunk of 64 `words` bins needs: for the comparison with
-    each member, and for the AND over all members.
+    """Return how many words of 64 triples a chunk of 64 * `words` bins needs: for the comparison
+    with each member, and for the AND over all members.
 
-    To compare 64 bits takes 63 ANDs, to combine M members M - 1.
+    A comparison of 64 bits takes 63 ANDs, the AND over M members takes M - 1.
 
     `slots`: the slots of each member's bins.
     """
-    return [(BITS - 1) * words * count for count in slots], words * (len(slots) - 1)
+    pair_words = [(BITS - 1) * words * member_slots for member_slots in slots]
+    all_words = words * (len(slots) - 1)
+    return pair_words, all_words
 
 
 class OpprfIntersection(CircuitIntersection):
@@ -1197,37 +1294,41 @@ class OpprfIntersection(CircuitIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return how many guessed IDs a party that announces `maximum_ids` IDs and deviates can
-        test: the hub one ID for each bin, a member three for each cell of its store.
+        """Return how many guessed IDs a party can test against another's set if it announces
+        `maximum_ids` IDs and deviates from the protocol: the hub one ID for each bin of its hash
+        table, a member three IDs for each cell of its store (oblivious key-value store).
 
-        A member's store solves three equations for each cell. An ID takes three equations, or one
-        to be found with probability 1/3.
+        A member's store solves three equations for each cell. An honest member spends three
+        equations on an ID, one for each of the ID's bins. A member that deviates may spend only
+        one; a common ID is then found with probability 1/3.
         """
         member = PLACES * vole.count_vector_elements(maximum_ids)
         return Guesses(hub=count_bins(maximum_ids), member=member)
 
     @property
     def longest(self) -> int:
-        """Return the bytes of the longest message that a role accepts: the hints (a member's
-        store), the dealer's to the hub, or one of the circuit.
+        """Return the bytes of the longest message that a role accepts: a member's hints (its
+        store), the dealer's message to the hub, or a message of the comparison circuit.
         """
         largest = self.agreement.largest_size
-        hints = PLACES * WORD.itemsize * vole.count_vector_elements(largest)
-        dealt_bytes = count_message_bytes(
-            max(hints, vole.count_hub_dealt_bytes(count_bins(largest)))
-        )
-        return max(dealt_bytes, super().longest)
+        hint_bytes = PLACES * WORD.itemsize * vole.count_vector_elements(largest)
+        dealt_bytes = vole.count_hub_dealt_bytes(count_bins(largest))
+        return max(count_message_bytes(max(hint_bytes, dealt_bytes)), super().longest)
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs, if
-        this party has `own_size` and there are so many members: those of the circuit or, if they
-        are more, those of the dealer, which makes an element for each bin, one member at a time.
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs: the
+        larger of what the comparison circuit and what the dealer needs. The dealer makes a vector
+        with an element for each bin, for one member at a time.
+
+        Args:
+            size: the number of IDs that the peer announces.
+            own_size: the number of this party's own IDs.
+            members: the number of members in the intersection.
         """
         dealt_bytes = vole.DEALING_ELEMENT_BYTES * count_bins(size)
-        return max(
-            dealt_bytes, super().count_announced_bytes(size, own_size=own_size, members=members)
-        )
+        circuit_bytes = super().count_announced_bytes(size, own_size=own_size, members=members)
+        return max(dealt_bytes, circuit_bytes)
 
     @classmethod
     def count_slots(cls, member_size: int, bins: int) -> int:
@@ -1239,14 +1340,18 @@ class OpprfIntersection(CircuitIntersection):
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Run steps 1 and 3 of the class's docstring at the hub: send the masked vector P, decode
-        each member's hints, and return one tag for each bin, (members, bins); empty bins get random
-        tags. `inputs`: the hub's IDs in bins.
+        """Evaluate, at the hub, an oblivious PRF on its ID in each bin, and unmask the tags that
+        each member programmed for its own IDs (steps 1 and 3 of the class's docstring). Return the
+        hub's tag in each bin for each member, (members, bins): for a common ID it equals the
+        member's tag; empty bins get random tags.
+
+        `inputs`: the hub's IDs in bins.
         """
         hub_size = inputs.sizes[0]
         inbox = yield _CORRELATING.make_order(endpoint, hub_size)
         shares = yield from _CORRELATING.receive_hub_shares(endpoint, hub_size, members, inbox)
         placed = place_rows(inputs)
+        # P, one element for each bin: the hash of the ID in it, random in an empty bin.
         points = store.expand_elements(fresh_key(), b"points", len(inputs.row_of_bin))
         points[placed.used] = store.extract_targets(placed.digests)
         vectors = {member: share.mask_vector(points) for member, share in shares.items()}
@@ -1260,34 +1365,42 @@ class OpprfIntersection(CircuitIntersection):
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Run step 2 of the class's docstring at a member: draw a random tag for each bin, send the
-        hints from which the hub gets the same tags for common IDs, and return the tags, (1, bins).
+        """Draw, at a member, a random tag for each of its bins, and send the hub hints: these tags,
+        masked by an oblivious PRF, so that the hub gets the same tag for a common ID and a random
+        one otherwise (step 2 of the class's docstring). Return the tags, (1, bins).
+
+        `inputs`: the member's IDs in bins.
         """
         hub_size = inputs.sizes[0]
         # Computed before the messages of others arrive.
         programmer = HintProgrammer(inputs)
-        inbox = yield Turn((), [hub, endpoint.agreement.dealer])
+        inbox = yield Turn(outgoing=(), awaited=[hub, endpoint.agreement.dealer])
         share = _CORRELATING.parse_member_share(endpoint, inbox)
         vector = endpoint.parse_message(
             inbox, hub, Kind.VECTOR, vole.count_vector_bytes(count_bins(hub_size))
         )
+        # The PRF of ID y in bin b is hash(C_b + Delta (P_b + H(y))): `values_B` is the part without
+        # y, `addends` the part with it.
         values_B = share.unmask_vector(hub, vector)
         addends = share.delta.multiply_elements(store.extract_targets(programmer.digests))
-        tags_B, hints = programmer.program(
-            endpoint.me, lambda bins: _evaluate_prf(values_B[bins] ^ addends, inputs.key)
-        )
-        yield endpoint.make_turn(Kind.HINT, {hub: hints}, ())
-        return tags_B[None]
+
+        def evaluate_prf(bin_of_id: Rows) -> Words:
+            """Return the PRF of each of the member's IDs in one of its bins, (n,)."""
+            return _evaluate_prf(values_B[bin_of_id] ^ addends, inputs.key)
+
+        tags_B, hints = programmer.program(endpoint.me, evaluate_prf)
+        yield endpoint.make_turn(Kind.HINT, {hub: hints}, awaited=())
+        return tags_B[None]  # one slot in each bin
 
     def run_dealer(
         self, endpoint: Endpoint, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
         """Run the dealer's role: deal one vector OLE (correlated random vectors) for each member,
-        then triples and the count as for `circuit`. `hub_size` is not used: the hub's order for the
-        vectors announces it.
+        then deal triples and count the common IDs as for `circuit`. The argument `hub_size` is not
+        used, since the hub announces its size in its order for the vectors.
         """
-        hub_size = yield from _CORRELATING.deal_shares(endpoint, hub, members)
-        return (yield from super().run_dealer(endpoint, hub, members, hub_size=hub_size))
+        ordered_size = yield from _CORRELATING.deal_shares(endpoint, hub, members)
+        return (yield from super().run_dealer(endpoint, hub, members, hub_size=ordered_size))
 
 
 @dataclass(frozen=True)
@@ -1295,7 +1408,7 @@ class PlacedRows:
     """The hub's bins that hold an ID.
 
     Attributes:
-        used: numbers of the bins, ascending, (u,).
+        used: indices of the u bins that hold an ID, ascending, (u,).
         digests: digest (`hash_tokens`) of the ID in each of these bins.
         choice: which of the three bins of its ID each of these bins is, 0 to 2, (u,).
     """
@@ -1306,8 +1419,8 @@ class PlacedRows:
 
 
 def place_rows(inputs: CircuitInputs) -> PlacedRows:
-    """Return the bins of the hub, in its `inputs`, that hold an ID, with what its oblivious PRF
-    needs of each ID.
+    """Return the bins of the hub, in its `inputs`, that hold an ID, with the ID's digest and which
+    of its three bins it is in: the inputs of the oblivious PRF.
     """
     used = np.flatnonzero(inputs.row_of_bin >= 0)
     own_rows = inputs.row_of_bin[used]
@@ -1323,9 +1436,9 @@ def decode_hints(
     placed: PlacedRows,
     outputs: Mapping[str, Words],
 ) -> Words:
-    """Return the hub's tag in each bin for each member, (members, bins): decoded from the member's
-    hints (a store of masked tags), so that it equals the member's for a common ID; random in empty
-    bins.
+    """Return the hub's tag in each bin for each member, (members, bins). A tag is decoded from the
+    member's hints (an oblivious key-value store of masked tags) and unmasked by the oblivious PRF,
+    so that it equals the member's tag for a common ID. In empty bins it is random.
 
     Args:
         endpoint: frames and parses the hub's messages.
@@ -1335,21 +1448,22 @@ def decode_hints(
         outputs: output of the oblivious PRF for each of these bins, by member.
     """
     bins = len(inputs.row_of_bin)
-    _, *sizes = inputs.sizes
+    _, *member_sizes = inputs.sizes
     tags_MB = expand_words(fresh_key(), b"empty", len(outputs) * bins).reshape(-1, bins).copy()
-    for (member, output), size, tags_B in zip(outputs.items(), sizes, tags_MB, strict=True):
-        shape = store.count_cells(size) + store.DENSE, PLACES
-        hints = endpoint.parse_words(inbox, member, Kind.HINT, shape)
-        rows = store.Rows.from_digests(placed.digests, store.count_cells(size))
-        hinted = store.decode_rows(hints, rows)
-        hint_for_bin = np.take_along_axis(hinted, placed.choice[:, None], axis=1)[:, 0]
-        tags_B[placed.used] = hint_for_bin ^ output
+    for (member, prf), size, tags_B in zip(outputs.items(), member_sizes, tags_MB, strict=True):
+        cells = store.count_cells(size)
+        hints = endpoint.parse_words(inbox, member, Kind.HINT, (cells + store.DENSE, PLACES))
+        rows = store.Rows.from_digests(placed.digests, cells)
+        # Three words for each ID, one for each of its bins; only the bin that holds it counts.
+        decoded_words = store.decode_rows(hints, rows)
+        masked_tags = np.take_along_axis(decoded_words, placed.choice[:, None], axis=1)[:, 0]
+        tags_B[placed.used] = masked_tags ^ prf
     return tags_MB
 
 
 class HintProgrammer:
-    """A maker of a member's hints: a store from which the hub decodes, for a common ID, the
-    member's tag of the bin.
+    """A maker of a member's hints: an oblivious key-value store from which the hub decodes, for a
+    common ID, the member's tag of the bin, masked by the oblivious PRF of this ID.
     """
 
     def __init__(self, inputs: CircuitInputs) -> None:
@@ -1360,33 +1474,37 @@ class HintProgrammer:
         self._inputs = inputs
 
     def program(self, me: str, evaluate: Callable[[Rows], Words]) -> tuple[Words, bytes]:
-        """Return a random tag for each bin, (bins,), and the encoded hints.
+        """Draw a random tag for each bin, mask the tags of each ID's three bins by the oblivious
+        PRF of the ID there, and encode them as a store, the hints for the hub.
 
         Args:
             me: the member's name, for errors.
-            evaluate: returns the output of the oblivious PRF for each of the member's IDs in one of
-                its three bins, given that bin of each, (n,).
+            evaluate: returns the output of the oblivious PRF for each of the member's n IDs in one
+                of its three bins, given this bin of each ID, (n,).
+
+        Returns:
+            The tags, (bins,), and the encoded hints.
         """
         inputs = self._inputs
         tags_B = expand_words(fresh_key(), b"bins", count_bins(inputs.sizes[0]))
-        programmed = tags_B[inputs.bins_of]
-        for choice, bins in enumerate(inputs.bins_of.T):
-            programmed[:, choice] ^= evaluate(bins)
-        hints = vole.encode_values(me, self._encoder, programmed).astype(WORD, copy=False)
+        masked_tags = tags_B[inputs.bins_of]
+        for choice, bin_of_id in enumerate(inputs.bins_of.T):
+            masked_tags[:, choice] ^= evaluate(bin_of_id)
+        hints = vole.encode_values(me, self._encoder, masked_tags).astype(WORD, copy=False)
         return tags_B, hints.tobytes()
 
 
 def hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
-    """Return digests of IDs, six words each, (n, 6), from which their rows in stores (oblivious
-    key-value stores) of any size are computed.
+    """Return a digest of each of n IDs, six words, (n, 6), which says which cells the ID selects in
+    an oblivious key-value store of any size.
 
     `tokens`: 16 bytes of the hash of each ID, (n, 16). `key`: 32 bytes shared by hub and members.
     """
     row_key = derive_key(key, b"opprf rows")
     elements = tokens.view(WORD)
     digests = np.empty((len(elements), _DIGEST_BLOCKS, 2), np.uint64)
-    for start in range(0, len(elements), _CHUNK):  # in pieces that stay in the cache
-        # Each token once for each block, with the block's number added.
+    for start in range(0, len(elements), _CHUNK):  # in chunks that stay in the cache
+        # A digest is three AES blocks: the hash of the token with the block's number added.
         blocks = np.repeat(elements[start : start + _CHUNK, None], _DIGEST_BLOCKS, axis=1)
         blocks[:, :, 1] ^= np.arange(_DIGEST_BLOCKS, dtype=np.uint64)
         hashed = vole.hash_elements(blocks.reshape(-1, 2), row_key)

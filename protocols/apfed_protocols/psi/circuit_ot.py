@@ -119,17 +119,21 @@ class CircuitOtIntersection(CircuitIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs, if
-        this party has `own_size` and there are so many members: those of the circuit, and of one
-        batch of transfers with each member.
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs: for
+        the comparison circuit, and for one batch of oblivious transfers with each member.
+
+        Args:
+            size: the number of IDs that the peer announces.
+            own_size: the number of this party's own IDs.
+            members: the number of members in the intersection.
         """
-        compared = super().count_announced_bytes(size, own_size=own_size, members=members)
-        return compared + _BATCH_BYTES * members
+        circuit_bytes = super().count_announced_bytes(size, own_size=own_size, members=members)
+        return circuit_bytes + _BATCH_BYTES * members
 
     @property
     def longest(self) -> int:
-        """Return the bytes of the longest message that a role accepts: a vector of transfers, or
-        one of the circuit.
+        """Return the bytes of the longest message that a role accepts: the hub's message in a batch
+        of oblivious transfers, or a message of the comparison circuit.
         """
         return max(count_message_bytes(_count_vector_bytes(self)), super().longest)
 
@@ -167,29 +171,36 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs, if
-        this party has `own_size` and there are so many members: those of the circuit and its
-        transfers or, if they are more, those of the OPRF, of which a member holds the hub's vector
-        and the matrix from it, each twice at most.
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs: the
+        larger of what the comparison circuit needs, and what a member's oblivious PRF needs.
+
+        Args:
+            size: the number of IDs that the peer announces.
+            own_size: the number of this party's own IDs.
+            members: the number of members in the intersection.
         """
-        compared = super().count_announced_bytes(size, own_size=own_size, members=members)
-        return max(compared, 4 * count_extension_bytes(count_bins(size)) + _BATCH_BYTES)
+        circuit_bytes = super().count_announced_bytes(size, own_size=own_size, members=members)
+        # The hub's vector and the matrix computed from it, each in two copies at most.
+        prf_bytes = 4 * count_extension_bytes(count_bins(size)) + _BATCH_BYTES
+        return max(circuit_bytes, prf_bytes)
 
     @property
     def longest(self) -> int:
-        """Return the bytes of the longest message that a role accepts: the vector of the OPRF, or
-        one of the circuit.
+        """Return the bytes of the longest message that a role accepts: the hub's vector for the
+        oblivious PRF, or a message of the comparison circuit.
         """
-        sent = count_extension_bytes(count_bins(self.agreement.largest_size))
-        return max(count_message_bytes(sent), super().longest)
+        vector_bytes = count_extension_bytes(count_bins(self.agreement.largest_size))
+        return max(count_message_bytes(vector_bytes), super().longest)
 
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Evaluate, at the hub (the active), the oblivious PRF from transfers (step 4 of the
-        module's docstring) on its ID in each bin, and decode each member's hints; return one tag
-        for each bin and member, (members, bins), equal to the member's for a common ID. `inputs`:
-        the hub's IDs in bins.
+        """Evaluate, at the hub (the active), an oblivious PRF on its ID in each bin, computed by
+        oblivious transfers, and unmask the tags that each member programmed for its own IDs (step 4
+        of the module's docstring). Return the hub's tag in each bin for each member, (members,
+        bins): for a common ID it equals the member's tag; empty bins get random tags.
+
+        `inputs`: the hub's IDs in bins.
         """
         keys = yield from _transfer_as_hub(endpoint, members, inputs, b"values", code.LENGTH)
         placed = place_rows(inputs)
@@ -204,12 +215,12 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         vectors = {}
         for member in members:
             extension = HubExtension(keys[member], add_random_rows(messages, fresh_key()))
-            vectors[member], known = extension.make_vector()
+            vectors[member], t0 = extension.make_vector()
             tagger = _make_tagger(inputs, member)
-            outputs[member] = _evaluate_prf(tagger, known[placed.used], targets)
+            outputs[member] = _evaluate_prf(tagger, t0[placed.used], targets)
             extensions[member] = extension
-            del known
-        sending = endpoint.make_turn(Kind.VECTOR, vectors, members)
+            del t0  # to save memory
+        sending = endpoint.make_turn(Kind.VECTOR, vectors, awaited=members)
         del vectors
         inbox = yield sending
         del sending
@@ -217,15 +228,18 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         for member in members:
             challenge = endpoint.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
             proofs[member] = extensions.pop(member).prove(challenge)
-        inbox = yield endpoint.make_turn(Kind.PROOF, proofs, members)
+        inbox = yield endpoint.make_turn(Kind.PROOF, proofs, awaited=members)
         return decode_hints(endpoint, inbox, inputs, placed, outputs)
 
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
     ) -> Generator[Turn, Inbox, Words]:
-        """Draw, at a member (a passive), one random tag for each bin, and send the hub hints that
-        give it the same tags for common IDs, masked by the oblivious PRF from transfers (step 4 of
-        the module's docstring); return the tags, (1, bins). `inputs`: the member's IDs in bins.
+        """Draw, at a member (a passive), a random tag for each of its bins, and send the hub hints:
+        these tags, masked by an oblivious PRF computed by oblivious transfers. From them the hub
+        gets the same tag for a common ID, and a random one otherwise (step 4 of the module's
+        docstring). Return the tags, (1, bins).
+
+        `inputs`: the member's IDs in bins.
         """
         keys, choices = yield from _transfer_as_member(
             endpoint, hub, inputs, b"values", code.LENGTH
@@ -234,34 +248,39 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         programmer = HintProgrammer(inputs)
         targets = store.extract_targets(programmer.digests)
         bins = count_bins(inputs.sizes[0])
-        inbox = yield Turn((), [hub])
+        inbox = yield Turn(outgoing=(), awaited=[hub])
         vector = endpoint.parse_message(inbox, hub, Kind.VECTOR, count_extension_bytes(bins))
         challenge = fresh_key()
-        yield Turn(endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, ()).outgoing, ())
-        values_B = extension.open_vector(vector, challenge)
-        del inbox, vector
-        inbox = yield Turn((), [hub])
+        yield endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, awaited=())
+        q_of_bin = extension.compute_matrix(vector, challenge)
+        del inbox, vector  # to save memory
+        inbox = yield Turn(outgoing=(), awaited=[hub])
         extension.check_proof(endpoint.parse_message(inbox, hub, Kind.PROOF, PROOF_BYTES), hub)
+        # The PRF of ID y in bin b is hash(Q_b + C(H(y)) * s, H(y)); this is the part of each ID:
         addends = code.encode_words(code.mask_message_bits(targets)) & extension.choices
         tagger = _make_tagger(inputs, endpoint.me)
-        tags_B, hints = programmer.program(
-            endpoint.me, lambda bins: _evaluate_prf(tagger, values_B[bins] ^ addends, targets)
-        )
-        yield endpoint.make_turn(Kind.HINT, {hub: hints}, ())
-        return tags_B[None]
+
+        def evaluate_prf(bin_of_id: Rows) -> Words:
+            """Return the PRF of each of the member's IDs in one of its bins, (n,)."""
+            return _evaluate_prf(tagger, q_of_bin[bin_of_id] ^ addends, targets)
+
+        tags_B, hints = programmer.program(endpoint.me, evaluate_prf)
+        yield endpoint.make_turn(Kind.HINT, {hub: hints}, awaited=())
+        return tags_B[None]  # one slot in each bin
 
 
 def _count_vector_bytes(backend: CircuitIntersection) -> int:
-    """Return the bytes of the longest vector of transfers under the backend's agreement, for
-    triples or for the count.
+    """Return the bytes of the hub's longest message in a batch of oblivious transfers, for triples
+    or for the count, under the backend's agreement.
     """
     largest = backend.agreement.largest_size
     slots = backend.count_slots(largest, count_bins(0))
     bin_words = count_bins(largest) // BITS
     chunk_words = max(slots, min(dealt.CHUNK_SLOTS // BITS, bin_words * slots))
-    # Two transfers for each triple of a comparison, one for each bin counted, two for the sign's.
-    needed = max(2 * (BITS - 1) * chunk_words, bin_words, 2 * _SIGN_TRIPLES)
-    return transfers.count_vector_bytes(min(needed, transfers.BATCH_WORDS))
+    # Words of 64 transfers: two transfers for each triple of a comparison, one transfer for each
+    # bin that is counted, two for each triple of the sign's computation.
+    needed_words = max(2 * (BITS - 1) * chunk_words, bin_words, 2 * _SIGN_TRIPLES)
+    return transfers.count_vector_bytes(min(needed_words, transfers.BATCH_WORDS))
 
 
 def _make_tagger(inputs: CircuitInputs, member: str) -> Tagger:
@@ -270,8 +289,10 @@ def _make_tagger(inputs: CircuitInputs, member: str) -> Tagger:
 
 
 def _evaluate_prf(tagger: Tagger, values: store.Elements, targets: store.Elements) -> Words:
-    """Return the output of the oblivious PRF, 64 bits, for each value from the transfers, (n, 8)
-    words, and the hash H(x) of its ID, (n, 2) words.
+    """Return the outputs of the oblivious PRF, 64 bits each, (n,).
+
+    `values`: what the oblivious transfers gave for each of n IDs, (n, 8) words. `targets`: the hash
+    H(x) of each ID, (n, 2) words.
     """
     return tagger.hash_rows(values, targets).view(WORD)[:, 0]
 
@@ -280,8 +301,8 @@ def _evaluate_prf(tagger: Tagger, values: store.Elements, targets: store.Element
 
 
 def _name_session(inputs: CircuitInputs, purpose: bytes, member: str) -> bytes:
-    """Return the 32 bytes that identify, at both parties, the base oblivious transfers of the hub
-    with one member for one purpose, derived from the key in `inputs` that all share.
+    """Return 32 bytes that identify the base oblivious transfers of the hub with one member for one
+    purpose. Both parties derive the same bytes from the key in `inputs`, which all parties share.
     """
     return derive_key(inputs.key, b"base transfers", purpose, member.encode())
 
@@ -289,11 +310,11 @@ def _name_session(inputs: CircuitInputs, purpose: bytes, member: str) -> bytes:
 def _transfer_as_hub(
     endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs, purpose: bytes, count: int
 ) -> Generator[Turn, Inbox, dict[str, list[tuple[bytes, bytes]]]]:
-    """Run `count` base transfers with each member at the hub; return, by member, both keys of each
-    transfer.
+    """Run `count` base oblivious transfers with each member at the hub; return, by member, both
+    keys of each transfer.
 
-    `inputs`: the hub's inputs to the circuit, whose key names the session. `purpose`: a label that
-    separates these transfers from others.
+    `inputs`: the hub's inputs to the circuit, from whose key the session's name is derived.
+    `purpose`: a label that separates these transfers from others.
     """
     senders = {
         member: base_ot.Sender(fresh_key(), session=_name_session(inputs, purpose, member))
@@ -302,22 +323,21 @@ def _transfer_as_hub(
     points = {member: sender.message for member, sender in senders.items()}
     inbox = yield endpoint.make_turn(Kind.BASE, points, members)
     length = 2 * base_ot.POINT_BYTES * count
-    return {
-        member: sender.compute_keys(
-            endpoint.parse_message(inbox, member, Kind.CHOICES, length), receiver=member
-        )
-        for member, sender in senders.items()
-    }
+    keys = {}
+    for member, sender in senders.items():
+        choices = endpoint.parse_message(inbox, member, Kind.CHOICES, length)
+        keys[member] = sender.compute_keys(choices, receiver=member)
+    return keys
 
 
 def _transfer_as_member(
     endpoint: Endpoint, hub: str, inputs: CircuitInputs, purpose: bytes, count: int
 ) -> Generator[Turn, Inbox, tuple[list[bytes], bytes]]:
-    """Run `count` base transfers with the hub at a member, with random choices; return the chosen
-    key of each transfer, and the choices as bytes.
+    """Run `count` base oblivious transfers with the hub at a member, with random choices; return
+    the chosen key of each transfer, and the choice bits, packed in bytes.
 
-    `inputs`: the member's inputs to the circuit, whose key names the session. `purpose`: a label
-    that separates these transfers from others.
+    `inputs`: the member's inputs to the circuit, from whose key the session's name is derived.
+    `purpose`: a label that separates these transfers from others.
     """
     choices = keystream(fresh_key(), length=count // 8)
     bits = np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little").tolist()
@@ -342,8 +362,10 @@ def _start_hub_transfers(
     endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
 ) -> Generator[Turn, Inbox, "TransferHub"]:
     """Run the base oblivious transfers with each member at the hub (the active), and forward the
-    first member's public key to the other members, who encrypt their shares for it. `inputs`: this
-    party's IDs, hashed into bins under a key that all share.
+    first member's public key to the other members, which encrypt their shares for it. Return the
+    object by which the hub makes triples and counts.
+
+    `inputs`: the hub's IDs, hashed into bins under a key that all parties share.
     """
     keys = yield from _transfer_as_hub(endpoint, members, inputs, b"bits", transfers.COLUMNS)
     receivers = {
@@ -370,48 +392,58 @@ class TransferHub:
         inputs: CircuitInputs,
         receivers: Mapping[str, ExtensionReceiver],
     ) -> None:
-        """Keep the hub's role in the transfers with each member, `receivers`, and the names of the
-        members, of whom the first one counts with the hub.
+        """Store what the hub needs to make triples and to count.
+
+        Args:
+            endpoint: frames and parses the hub's messages.
+            members: the members' names; the first one computes with the hub.
+            inputs: the hub's inputs to the circuit.
+            receivers: the hub's role in the oblivious transfers with each member.
         """
         self._endpoint = endpoint
         self._members = members
         self._inputs = inputs
         self._receivers = receivers
-        self.sharers = members[:1]
+        self.sharers = members[:1]  # only the first member has a share of the result
 
     def take_triples(
         self, words: int
     ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Make the triples for a chunk of 64 `words` bins, and return the hub's shares: by member
-        for the comparison with it, and with the first member for the AND over all.
+        """Make the multiplication triples for a chunk of 64 * `words` bins. Return the hub's
+        shares: by member, the triples for the comparison with that member; and the triples for the
+        AND over all members, which are shared with the first member alone.
         """
         pair_words, all_words = count_triple_words(words, self._inputs.slots)
-        plans = {
+        plan_by_member = {
             member: transfers.split_triples(count)
             for member, count in zip(self._members, pair_words, strict=True)
         }
-        plans[self._members[0]] = transfers.split_triples(pair_words[0], more=all_words)
-        triples = yield from self._make_triples(plans)
-        first = triples[self._members[0]]
-        return triples, first.split_off(all_words)
+        first = self._members[0]
+        plan_by_member[first] = transfers.split_triples(pair_words[0], more=all_words)
+        triples = yield from self._make_triples(plan_by_member)
+        return triples, triples[first].split_off(all_words)
 
     def combine_members(
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
         """Forward the other members' encrypted shares to the first member, and compute the AND over
-        all members with it; return the hub's share, (words,). `bits_MW`: share of the bit with each
-        of M members, in W words of 64 bins, (members, words). `triples`: shares of the triples that
-        it consumes; `gate`: class that computes AND of XOR-shared words.
+        all members' bits with the first member; return the hub's XOR share, (words,).
+
+        Args:
+            bits_MW: the hub's share of the bit that it shares with each of M members, for each of
+                64 W bins, in W words, (members, words).
+            triples: the hub's shares of the triples that this AND consumes.
+            gate: class that computes AND of XOR-shared words.
         """
         endpoint = self._endpoint
         first, *others = self._members
         if others:
             length = _count_sealed_bytes(bits_MW.shape[1])
-            inbox = yield Turn((), others)
-            sealed = [
+            inbox = yield Turn(outgoing=(), awaited=others)
+            sealed_shares = [
                 endpoint.parse_message(inbox, member, Kind.SEALED, length) for member in others
             ]
-            yield endpoint.make_turn(Kind.RELAYED, {first: b"".join(sealed)}, ())
+            yield endpoint.make_turn(Kind.RELAYED, {first: b"".join(sealed_shares)}, awaited=())
         return (
             yield from combine_member_bits(
                 endpoint, bits_MW, triples, hub=endpoint.me, members=[first], gate=gate
@@ -422,73 +454,89 @@ class TransferHub:
         self, share: Words, own_size: int, row_of_bin: Rows
     ) -> Generator[Turn, Inbox, Counted]:
         """Count the common IDs with the first member, and send the verdict to the others (step 3 of
-        the module's docstring); return the hub's result, None if rows are to be revealed. `share`:
-        the hub's XOR share of which bins are common. `own_size`: the number of its IDs.
+        the module's docstring); return the hub's result, None if rows are still to be revealed.
+
+        Hub and first member have XOR shares x and y of the bit of each bin. The bit is the integer
+        x + y - 2 x y. Each party adds up its own bits, and its additive shares of -2 x y, which it
+        gets from one oblivious transfer for each bin.
+
+        Args:
+            share: the hub's XOR share of the bits that say which bins hold a common ID, (words,).
+            own_size: the number of the hub's IDs.
+            row_of_bin: row of the hub's table in each bin, -1 for none, (bins,).
         """
         endpoint = self._endpoint
         first, *others = self._members
         products = []
-        for part in _split_words(share):
-            numbers = yield from self._extend({first: part})
-            corrections = yield from self._receive_corrections(first, BITS * len(part))
-            # Additive share of the product x y of this party's bit x and the first member's y.
-            products.append(numbers[first] + corrections * unpack_bits(part))
+        for chunk in _split_words(share):
+            numbers = yield from self._extend({first: chunk})
+            corrections = yield from self._receive_corrections(first, BITS * len(chunk))
+            # The hub's additive share of the product x y for each bin of the chunk.
+            products.append(numbers[first] + corrections * unpack_bits(chunk))
         bits = unpack_bits(share)
-        # x XOR y = x + y - 2 x y: this party adds its x, and its shares of - 2 x y.
         own_sum = int(bits.sum()) - 2 * _add_numbers(products)
         triples = yield from self._make_triples({first: [_SIGN_TRIPLES]})
-        size = yield from _open_count(endpoint, first, own_sum, triples[first], is_leader=True)
+        verdict = yield from _reveal_count(endpoint, first, own_sum, triples[first], is_leader=True)
         if others:
-            yield endpoint.make_turn(Kind.VERDICT, dict.fromkeys(others, VERDICT.pack(size)), ())
-        return conclude_count(endpoint, first, size, own_size, bits, row_of_bin)
+            verdicts = dict.fromkeys(others, VERDICT.pack(verdict))
+            yield endpoint.make_turn(Kind.VERDICT, verdicts, awaited=())
+        return conclude_count(endpoint, first, verdict, own_size, bits, row_of_bin)
 
     def _receive_corrections(self, member: str, count: int) -> Generator[Turn, Inbox, Numbers]:
         """Receive the member's message with one number for each of `count` products of bits."""
-        inbox = yield Turn((), [member])
+        inbox = yield Turn(outgoing=(), awaited=[member])
         body = self._endpoint.parse_message(inbox, member, Kind.PRODUCTS, _SUM.size * count)
         return np.frombuffer(body, "<u4")
 
     def _make_triples(
-        self, plans: Mapping[str, Sequence[int]]
+        self, plan_by_member: Mapping[str, Sequence[int]]
     ) -> Generator[Turn, Inbox, dict[str, TripleShares]]:
-        """Make triples with members, batch by batch; return the hub's shares by member.
+        """Make multiplication triples with members by oblivious transfers, batch by batch; return
+        the hub's shares by member.
 
-        `plans`: number of words of 64 triples in each batch, by member.
+        `plan_by_member`: the number of words of 64 triples in each batch, by member. A member with
+        fewer batches than another takes no part in the last ones.
         """
-        parts: dict[str, list[tuple[Words, Words, Words]]] = {member: [] for member in plans}
-        for batch in range(max(map(len, plans.values()))):
+        batches_by_member: dict[str, list[tuple[Words, Words, Words]]] = {
+            member: [] for member in plan_by_member
+        }
+        for batch in range(max(map(len, plan_by_member.values()))):
             choices = {
+                # Two transfers for each triple, with random choice bits.
                 member: expand_words(fresh_key(), b"choices", 2 * plan[batch])
-                for member, plan in plans.items()
+                for member, plan in plan_by_member.items()
                 if batch < len(plan)
             }
             numbers = yield from self._extend(choices)
-            for member, chosen in choices.items():
-                parts[member].append(transfers.choose_triples(chosen, numbers[member]))
-        return {member: transfers.join_triples(own) for member, own in parts.items()}
+            for member, choice_words in choices.items():
+                triples = transfers.choose_triples(choice_words, numbers[member])
+                batches_by_member[member].append(triples)
+        return {
+            member: transfers.join_triples(batches) for member, batches in batches_by_member.items()
+        }
 
     def _extend(self, choices: Mapping[str, Words]) -> Generator[Turn, Inbox, dict[str, Numbers]]:
-        """Run one batch of oblivious transfers with each of these members; return, by member, the
-        hub's 32-bit number of each transfer, which its choice bit selects.
+        """Run one batch of random oblivious transfers with each of these members: send the vectors,
+        receive the members' challenges, and send the proofs. Return, by member, the hub's 32-bit
+        number of each transfer: of the member's two numbers, the one that the hub's choice bit
+        selects.
 
         `choices`: choice bits of the hub, by member, 64 transfers a word.
         """
         endpoint = self._endpoint
         vectors = {}
         numbers = {}
-        for member, chosen in choices.items():
-            vectors[member], numbers[member] = self._receivers[member].extend(chosen)
-        sending = endpoint.make_turn(Kind.EXTENSION, vectors, list(choices))
-        del vectors
+        for member, choice_words in choices.items():
+            vectors[member], numbers[member] = self._receivers[member].extend(choice_words)
+        sending = endpoint.make_turn(Kind.EXTENSION, vectors, awaited=list(choices))
+        del vectors  # large; this and `sending` are not needed after they were sent
         inbox = yield sending
         del sending
-        proofs = {
-            member: self._receivers[member].prove(
-                endpoint.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
-            )
-            for member in choices
-        }
-        yield endpoint.make_turn(Kind.PROOF, proofs, ())
+        proofs = {}
+        for member in choices:
+            challenge = endpoint.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
+            proofs[member] = self._receivers[member].prove(challenge)
+        yield endpoint.make_turn(Kind.PROOF, proofs, awaited=())
         return numbers
 
 
@@ -498,9 +546,13 @@ class TransferHub:
 def _start_member_transfers(
     endpoint: Endpoint, hub: str, inputs: CircuitInputs
 ) -> Generator[Turn, Inbox, "TransferMember"]:
-    """Run the base oblivious transfers with the hub at a member (a passive); with several members,
-    send this member's public key if it is the first, else receive the first one's. `inputs`: this
-    party's IDs, hashed into bins under a key that all share.
+    """Run the base oblivious transfers with the hub at a member (a passive), and return the object
+    by which the member makes triples and counts.
+
+    With several members, the first member sends its public key through the hub to the others, which
+    encrypt their shares for it.
+
+    `inputs`: the member's IDs, hashed into bins under a key that all parties share.
     """
     keys, choices = yield from _transfer_as_member(
         endpoint, hub, inputs, b"bits", transfers.COLUMNS
@@ -509,11 +561,14 @@ def _start_member_transfers(
     secret = fresh_key()
     sealer = None
     has_other_members = len(inputs.slots) > 1
-    if has_other_members and inputs.member_index > 0:
-        inbox = yield Turn((), [hub])
-        sealer = Sealer(secret, endpoint.parse_message(inbox, hub, Kind.KEY, KEY_BYTES))
+    is_first = inputs.member_index == 0
+    if not is_first:
+        inbox = yield Turn(outgoing=(), awaited=[hub])
+        public = endpoint.parse_message(inbox, hub, Kind.KEY, KEY_BYTES)
+        sealer = Sealer(secret, public)
     elif has_other_members:
-        yield endpoint.make_turn(Kind.KEY, {hub: crypto_scalarmult_base(secret)}, ())
+        public = crypto_scalarmult_base(secret)
+        yield endpoint.make_turn(Kind.KEY, {hub: public}, awaited=())
     return TransferMember(endpoint, hub, inputs, sender, secret, sealer)
 
 
@@ -540,8 +595,16 @@ class TransferMember:
         secret: bytes,
         sealer: "Sealer | None",
     ) -> None:
-        """Keep the member's inputs, its role `sender` in the transfers with the hub, its private
-        key `secret`, and `sealer`, which encrypts shares for the first member (None at that one).
+        """Store what a member needs to make triples and to count.
+
+        Args:
+            endpoint: frames and parses the member's messages.
+            hub: the hub's name.
+            inputs: the member's inputs to the circuit.
+            sender: the member's role in the oblivious transfers with the hub.
+            secret: private X25519 key of this member, by which the first member decrypts the
+                others' shares.
+            sealer: encrypts shares for the first member; None at the first member itself.
         """
         self._endpoint = endpoint
         self._hub = hub
@@ -549,117 +612,146 @@ class TransferMember:
         self._sender = sender
         self._secret = secret
         self._sealer = sealer
-        self._chunk = 0
+        self._chunk = 0  # how many chunks of bins were combined
         # At the first member, by chunk: the sum of the other members' random shares of the result.
         self._masks: list[Words] = []
-        self.shares = sealer is None
+        self.shares = sealer is None  # only the first member has a share to send
 
     def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
-        """Make the triples for a chunk of 64 `words` bins with the hub, and return this member's
-        shares: those for the comparison, and at the first member those for the AND over all (none
-            at others).
+        """Make the multiplication triples for a chunk of 64 * `words` bins with the hub. Return
+        this member's shares: the triples for the comparison; and, at the first member, the triples
+        for the AND over all members (no triples at another member).
         """
         pair_words, all_words = count_triple_words(words, self._inputs.slots)
-        more = all_words if self.shares else 0
-        plan = transfers.split_triples(pair_words[self._inputs.member_index], more=more)
+        is_first = self.shares
+        own_all_words = all_words if is_first else 0
+        own_pair_words = pair_words[self._inputs.member_index]
+        plan = transfers.split_triples(own_pair_words, more=own_all_words)
         triples = yield from self._make_triples(plan)
-        return triples, triples.split_off(more)
+        return triples, triples.split_off(own_all_words)
 
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
     ) -> Generator[Turn, Inbox, Words]:
-        """Return this member's share, (words,), of the AND over all members. `bits_W`: share of
-        this member's own bit with the hub for each bin, in W words of 64 bins, (words,). `triples`:
-        shares of the triples that it consumes; `gate`: class that computes AND of XOR-shared words.
+        """Return this member's XOR share, (words,), of the AND over all members' bits.
 
-        The first member decrypts the others' shares and computes the AND with the hub. Another one
-        encrypts its share for the first member, and returns a random share of the result.
+        The first member decrypts the others' shares and computes the AND with the hub. Another
+        member encrypts its share for the first member, and returns a random share of the result.
+
+        Args:
+            bits_W: this member's share of the bit that it shares with the hub, for each of 64 W
+                bins, in W words, (words,).
+            triples: this member's shares of the triples that this AND consumes.
+            gate: class that computes AND of XOR-shared words.
         """
-        endpoint = self._endpoint
-        words = len(bits_W)
         # Keys serve one intersection, so the number of the chunk is a nonce that is used once.
         nonce = self._chunk.to_bytes(_NONCE_BYTES, "big")
         self._chunk += 1
         if self._sealer is not None:
-            share = expand_words(fresh_key(), b"share", words)
+            share = expand_words(fresh_key(), b"share", len(bits_W))
             content = bits_W.tobytes() + share.tobytes()
             sealed = self._sealer.seal(content, nonce, hub=self._hub)
-            yield endpoint.make_turn(Kind.SEALED, {self._hub: sealed}, ())
+            yield self._endpoint.make_turn(Kind.SEALED, {self._hub: sealed}, awaited=())
             return share
-        others = len(self._inputs.slots) - 1
-        # Of each other member its share of the bits, and its random share of the result.
-        others_shares = np.empty((others, 2, words), np.uint64)
-        if others:
-            length = _count_sealed_bytes(words)
-            inbox = yield Turn((), [self._hub])
-            body = endpoint.parse_message(inbox, self._hub, Kind.RELAYED, others * length)
-            for index in range(others):
-                sealed = body[index * length : (index + 1) * length]
-                content = _open_sealed(sealed, nonce, self._secret, self._hub)
-                others_shares[index] = np.frombuffer(content, WORD).reshape(2, words)
+        others_bits, others_masks = yield from self._receive_others_shares(len(bits_W), nonce)
         share = yield from combine_member_bits(
-            endpoint,
-            np.concatenate([bits_W[None], others_shares[:, 0]]),
+            self._endpoint,
+            np.concatenate([bits_W[None], others_bits]),
             triples,
             hub=self._hub,
             members=(),
             gate=gate,
         )
-        self._masks.append(np.bitwise_xor.reduce(others_shares[:, 1], axis=0))
+        self._masks.append(np.bitwise_xor.reduce(others_masks, axis=0))
         return share
+
+    def _receive_others_shares(
+        self, words: int, nonce: bytes
+    ) -> Generator[Turn, Inbox, tuple[Words, Words]]:
+        """Receive, at the first member, the other members' shares of one chunk of bins through the
+        hub, and decrypt them.
+
+        Returns:
+            Each other member's share of its bits with the hub; and its random share of the result.
+            Both have the shape (members - 1, words); with a single member nothing is received.
+        """
+        others = len(self._inputs.slots) - 1
+        shares = np.empty((others, 2, words), np.uint64)
+        if others:
+            length = _count_sealed_bytes(words)
+            inbox = yield Turn(outgoing=(), awaited=[self._hub])
+            body = self._endpoint.parse_message(inbox, self._hub, Kind.RELAYED, others * length)
+            for index in range(others):
+                sealed = body[index * length : (index + 1) * length]
+                content = _decrypt_shares(sealed, nonce, self._secret, self._hub)
+                shares[index] = np.frombuffer(content, WORD).reshape(2, words)
+        return shares[:, 0], shares[:, 1]
 
     def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
         """Count the common IDs with the hub, or, if this is not the first member, receive the hub's
-        verdict; return the member's result, None if rows are to be revealed. `share`: this member's
-        XOR share of which bins are common, (words,). `own_size`: the number of its IDs.
+        verdict; return the member's result, None if rows are still to be revealed.
+
+        Hub and first member have XOR shares x and y of the bit of each bin. The bit is the integer
+        x + y - 2 x y. Each party adds up its own bits, and its additive shares of -2 x y, which it
+        gets from one oblivious transfer for each bin.
+
+        `share`: this member's XOR share of the bits that say which bins hold a common ID, (words,).
+        `own_size`: the number of its IDs.
         """
         endpoint = self._endpoint
         hub = self._hub
-        if not self.shares:
-            inbox = yield Turn((), [hub])
-            body = endpoint.parse_message(inbox, hub, Kind.VERDICT, VERDICT.size)
-            (size,) = VERDICT.unpack(body)
-            return conclude_count(endpoint, hub, size, own_size, unpack_bits(share), None)
         bits = unpack_bits(share)
+        is_first = self.shares
+        if not is_first:
+            inbox = yield Turn(outgoing=(), awaited=[hub])
+            body = endpoint.parse_message(inbox, hub, Kind.VERDICT, VERDICT.size)
+            (verdict,) = VERDICT.unpack(body)
+            return conclude_count(endpoint, hub, verdict, own_size, bits, row_of_bin=None)
         numbers_of_zero = []
-        for part in _split_words(share):
-            of_zero, of_one = yield from self._extend(len(part))
-            # By this the hub gets m0 + x y for its bit x, and this member has -m0.
-            corrections = (of_zero - of_one + unpack_bits(part)).astype("<u4")
-            yield endpoint.make_turn(Kind.PRODUCTS, {hub: corrections.tobytes()}, ())
+        for chunk in _split_words(share):
+            of_zero, of_one = yield from self._extend(len(chunk))
+            # With it the hub gets m0 + x y, where m0 is `of_zero`; this member's share is -m0.
+            corrections = (of_zero - of_one + unpack_bits(chunk)).astype("<u4")
+            yield endpoint.make_turn(Kind.PRODUCTS, {hub: corrections.tobytes()}, awaited=())
             numbers_of_zero.append(of_zero)
         own_sum = int(bits.sum()) + 2 * _add_numbers(numbers_of_zero)
         triples = yield from self._make_triples([_SIGN_TRIPLES])
-        size = yield from _open_count(endpoint, hub, own_sum, triples, is_leader=False)
-        masked = share ^ np.concatenate(self._masks)
-        return conclude_count(endpoint, hub, size, own_size, unpack_bits(masked), None)
+        verdict = yield from _reveal_count(endpoint, hub, own_sum, triples, is_leader=False)
+        # The other members return random shares of the result, which this member cancels.
+        masked_bits = unpack_bits(share ^ np.concatenate(self._masks))
+        return conclude_count(endpoint, hub, verdict, own_size, masked_bits, row_of_bin=None)
 
     def _make_triples(self, plan: Sequence[int]) -> Generator[Turn, Inbox, TripleShares]:
-        """Make triples with the hub, batch by batch; return this member's shares.
+        """Make multiplication triples with the hub by oblivious transfers, batch by batch; return
+        this member's shares.
 
         `plan`: number of words of 64 triples in each batch.
         """
-        parts = []
+        batches = []
         for words in plan:
+            # Two transfers for each triple.
             numbers_of_zero, numbers_of_one = yield from self._extend(2 * words)
-            parts.append(transfers.derive_triples(numbers_of_zero, numbers_of_one))
-        return transfers.join_triples(parts)
+            batches.append(transfers.derive_triples(numbers_of_zero, numbers_of_one))
+        return transfers.join_triples(batches)
 
     def _extend(self, words: int) -> Generator[Turn, Inbox, tuple[Numbers, Numbers]]:
-        """Run one batch of 64 `words` transfers with the hub, and check its proof; return this
-        member's numbers for choice 0 and for choice 1.
+        """Run one batch of 64 * `words` random oblivious transfers with the hub: receive its
+        vector, send a challenge, and check its proof. Return this member's 32-bit numbers for
+        choice 0 and for choice 1, each (64 * words,).
+
+        Raises RemoteProtocolError: the hub's proof is wrong.
         """
         endpoint = self._endpoint
         hub = self._hub
-        inbox = yield Turn((), [hub])
+        inbox = yield Turn(outgoing=(), awaited=[hub])
         vector = endpoint.parse_message(
             inbox, hub, Kind.EXTENSION, transfers.count_vector_bytes(words)
         )
         challenge = fresh_key()
-        yield Turn(endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, ()).outgoing, ())
-        numbers = self._sender.open_vector(vector, words, challenge)
-        del inbox, vector
-        inbox = yield Turn((), [hub])
+        yield endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, awaited=())
+        numbers = self._sender.extend(vector, words, challenge)
+        del inbox, vector  # to save memory
+        inbox = yield Turn(outgoing=(), awaited=[hub])
         proof = endpoint.parse_message(inbox, hub, Kind.PROOF, transfers.PROOF_BYTES)
         self._sender.check_proof(proof, hub)
         return numbers
@@ -677,16 +769,18 @@ class Sealer:
     """
 
     def __init__(self, secret: bytes, public: bytes) -> None:
-        """Keep this member's private key `secret` and the first member's public key `public`."""
+        """Store this member's private key `secret` and the first member's public key `public`."""
         self._secret = secret
         self._public = public
         self._own_public = crypto_scalarmult_base(secret)
 
     def seal(self, content: bytes, nonce: bytes, *, hub: str) -> bytes:
-        """Return this member's public key, followed by the encrypted content; each nonce is used
-        once.
+        """Return this member's public key, followed by the content, encrypted for the first member.
 
-        Raises RemoteProtocolError: the first member's key, which `hub` forwarded, is of low order.
+        `nonce`: 24 bytes, used once. `hub`: the party that forwarded the first member's key, for
+        the error.
+
+        Raises RemoteProtocolError: the first member's key is of low order.
         """
         try:
             box = crypto_box(content, nonce, self._public, self._secret)
@@ -698,14 +792,15 @@ class Sealer:
         return self._own_public + box
 
 
-def _open_sealed(sealed: bytes, nonce: bytes, secret: bytes, hub: str) -> bytes:
-    """Return the content that another member encrypted by `Sealer.seal`.
+def _decrypt_shares(sealed: bytes, nonce: bytes, secret: bytes, hub: str) -> bytes:
+    """Return the content, two shares, that another member encrypted for this (the first) member by
+    `Sealer.seal`.
 
     Args:
         sealed: the other member's public key and the encrypted content.
         nonce: 24 bytes under which the content was encrypted.
         secret: this member's private X25519 key.
-        hub: who forwarded it, for errors.
+        hub: the party that forwarded the content, for errors.
 
     Raises RemoteProtocolError: the content does not authenticate.
     """
@@ -718,8 +813,8 @@ def _open_sealed(sealed: bytes, nonce: bytes, secret: bytes, hub: str) -> bytes:
 
 
 def _count_sealed_bytes(words: int) -> int:
-    """Return the bytes of a member's encrypted shares for a chunk of this number of words: a public
-    key, an authenticator, and two shares.
+    """Return the bytes of a member's encrypted shares for a chunk of this number of words of 64
+    bins: a public key, an authenticator, and two shares.
     """
     return KEY_BYTES + _BOX_BYTES + 2 * WORD.itemsize * words
 
@@ -730,42 +825,46 @@ def _split_words(words: Words) -> Iterator[Words]:
     return (words[start : start + max_words] for start in range(0, len(words), max_words))
 
 
-def _add_numbers(parts: Sequence[Numbers]) -> int:
-    """Return the sum of the 32-bit numbers in all parts, as a Python integer."""
-    return sum(int(part.sum(dtype=np.uint64)) for part in parts)
+def _add_numbers(chunks: Sequence[Numbers]) -> int:
+    """Return the sum of the 32-bit numbers in all chunks, as a Python integer."""
+    return sum(int(chunk.sum(dtype=np.uint64)) for chunk in chunks)
 
 
-def _open_count(
+def _reveal_count(
     endpoint: Endpoint, peer: str, own_sum: int, triples: TripleShares, *, is_leader: bool
 ) -> Generator[Turn, Inbox, int]:
-    """Compare the number of common IDs, of which hub and first member have additive shares modulo
-    2^32, with the agreed minimum; return the verdict: `TOO_FEW`, `ENOUGH`, or the number if it is
-    the output.
+    """Compare the number of common IDs with the agreed minimum, and return the verdict: `TOO_FEW`,
+    `ENOUGH`, or the number if it is the agreed output.
+
+    Hub and first member run this together; they have additive shares of the number modulo 2^32.
+    They reveal only the sign of the number minus the minimum, and the number if it is the output.
 
     Args:
         endpoint: frames and parses this party's messages.
-        peer: name of the other of the two.
+        peer: name of the other party of the two.
         own_sum: this party's additive share of the number.
         triples: this party's shares of `_SIGN_TRIPLES` words of triples.
         is_leader: whether this is the hub, which subtracts the minimum and adds public terms.
 
     Raises RemoteProtocolError: the peer's share of the sign is no bit.
     """
-    offset = endpoint.agreement.minimum_rows if is_leader else 0
-    sign = yield from _share_sign(endpoint, peer, own_sum - offset, triples, is_leader=is_leader)
-    inbox = yield endpoint.make_turn(Kind.COUNT, {peer: bytes([sign])}, [peer])
-    (other,) = endpoint.parse_message(inbox, peer, Kind.COUNT, 1)
-    if other > 1:
-        raise RemoteProtocolError(f"{peer} sent {other} as its share of a bit, expected 0 or 1")
-    if sign ^ other:
+    subtrahend = endpoint.agreement.minimum_rows if is_leader else 0
+    own_difference = own_sum - subtrahend
+    own_sign = yield from _share_sign(endpoint, peer, own_difference, triples, is_leader=is_leader)
+    inbox = yield endpoint.make_turn(Kind.COUNT, {peer: bytes([own_sign])}, awaited=[peer])
+    (peer_sign,) = endpoint.parse_message(inbox, peer, Kind.COUNT, 1)
+    if peer_sign > 1:
+        raise RemoteProtocolError(f"{peer} sent {peer_sign} as its share of a bit, expected 0 or 1")
+    is_negative = own_sign ^ peer_sign
+    if is_negative:
         return TOO_FEW
     if endpoint.agreement.output is not Output.SIZE:
         return ENOUGH
     # The number itself is the output: both parties reveal their shares of it.
     own_share = own_sum % _MODULUS
-    inbox = yield endpoint.make_turn(Kind.SUM, {peer: _SUM.pack(own_share)}, [peer])
-    (other_share,) = _SUM.unpack(endpoint.parse_message(inbox, peer, Kind.SUM, _SUM.size))
-    return int((own_share + other_share) % _MODULUS)
+    inbox = yield endpoint.make_turn(Kind.SUM, {peer: _SUM.pack(own_share)}, awaited=[peer])
+    (peer_share,) = _SUM.unpack(endpoint.parse_message(inbox, peer, Kind.SUM, _SUM.size))
+    return int((own_share + peer_share) % _MODULUS)
 
 
 def _share_sign(
@@ -791,12 +890,15 @@ def _share_sign(
     generates = yield from _compute_and(endpoint, peer, left, right, triples, is_leader=is_leader)
     propagates = bits
     for shift in _SHIFTS:
+        # A span of positions propagates a carry if both its halves do; it generates a carry if the
+        # upper half does, or if the lower half does and the upper half propagates it.
         lower = np.stack([generates, propagates]) << np.uint64(shift)
-        both = yield from _compute_and(
-            endpoint, peer, np.stack([propagates, propagates]), lower, triples, is_leader=is_leader
+        upper = np.stack([propagates, propagates])
+        products = yield from _compute_and(
+            endpoint, peer, upper, lower, triples, is_leader=is_leader
         )
-        generates = generates ^ both[0]
-        propagates = both[1]
+        generates = generates ^ products[0]
+        propagates = products[1]
     carries = generates[0] << np.uint64(1)
     return int((bits[0] ^ carries) >> np.uint64(_SIGN_BIT)) & 1
 
@@ -804,12 +906,17 @@ def _share_sign(
 def _compute_and(
     endpoint: Endpoint, peer: str, x: Words, y: Words, triples: TripleShares, *, is_leader: bool
 ) -> Generator[Turn, Inbox, Words]:
-    """Return this party's share of x AND y, computed with one peer by Beaver triples from its XOR
-    shares `x` and `y`.
+    """Return this party's XOR share of x AND y, computed with one peer by Beaver triples.
 
-    `is_leader`: whether this party adds the public term; exactly one does.
+    Args:
+        endpoint: frames and parses this party's messages.
+        peer: the other party.
+        x, y: this party's XOR shares of the inputs, words of one shape.
+        triples: this party's shares of triples, of which as many words are consumed.
+        is_leader: whether this party adds the public term; exactly one of the two does.
     """
     gate = BeaverAnd(x, y, triples.take_triple(x.shape), is_leader=is_leader)
-    own = gate.mask_inputs()
-    inbox = yield endpoint.make_turn(Kind.MASKED, {peer: own.tobytes()}, [peer])
-    return gate.compute_share(own ^ endpoint.parse_words(inbox, peer, Kind.MASKED, own.shape))
+    own_masked = gate.mask_inputs()
+    inbox = yield endpoint.make_turn(Kind.MASKED, {peer: own_masked.tobytes()}, awaited=[peer])
+    peer_masked = endpoint.parse_words(inbox, peer, Kind.MASKED, own_masked.shape)
+    return gate.compute_share(own_masked ^ peer_masked)

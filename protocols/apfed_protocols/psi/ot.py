@@ -165,18 +165,19 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return how many guessed IDs a deviating party can test: the hub one ID for each cell of
-        its store, a member one for each tag.
+        """Return how many guessed IDs a party can test against another's set if it announces
+        `maximum_ids` IDs and deviates from the protocol: the hub one ID for each cell of its store
+        (oblivious key-value store), a member one ID for each tag.
         """
         return Guesses(hub=count_vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs,
-        whatever the other arguments are.
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs; the
+        other arguments do not matter.
 
-        A member holds the hub's vector U and the matrix Q, each twice at most; the hub needs less
-        to match as many tags.
+        A member needs most: it has the hub's vector U and the matrix Q, which is as large, in
+        memory, each in two copies at most. The hub needs less to match as many tags.
         """
         del own_size, members
         return 4 * count_vector_bytes(size) + _WORKING_BYTES
@@ -198,7 +199,10 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
         """Run the role of the hub `me` (the active): base oblivious transfers as the sender, one
         vector U to each member (a passive), the proof, and the comparison of tags (steps 1 to 5 of
-        the module's docstring). `ids`: the hub's encoded IDs.
+        the module's docstring). Large arrays are deleted as soon as they are not needed, to save
+        memory.
+
+        `ids`: the hub's encoded IDs.
         """
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = self.agreement
@@ -213,19 +217,11 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             for member, secret in secrets.items()
         }
         hello = {member: HELLO.pack(hash_key, size, senders[member].message) for member in members}
-        yield Turn(endpoint.make_turn(Kind.HELLO, hello, ()).outgoing, ())
-        digests = digest_ids(ids, hash_key)  # meanwhile the members compute their points
-        rows = Rows.from_digests(digests, count_cells(size))
-        targets = extract_targets(digests)
-        del digests
-        values = code.mask_message_bits(targets)
-        store = encode_values(
-            me,
-            Encoder(rows, count_cells(size)),
-            values,
-            seed=derive_key(own_secret, b"ot store"),
-        )
-        inbox = yield Turn((), members)
+        yield endpoint.make_turn(Kind.HELLO, hello, awaited=())
+        # Meanwhile the members compute their points.
+        store_seed = derive_key(own_secret, b"ot store")
+        rows, targets, store = _encode_hub_ids(me, ids, size, hash_key, store_seed)
+        inbox = yield Turn(outgoing=(), awaited=members)
         member_sizes = {member: self._parse_size(endpoint, inbox, member) for member in members}
         tag_lengths = {
             member: count_tag_bytes(size, member_size)
@@ -237,24 +233,24 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             points = inbox[member][-2 * base_ot.POINT_BYTES * code.LENGTH :]
             masked = add_random_rows(store, derive_key(secrets[member], b"ot masks"))
             extension = HubExtension(senders[member].compute_keys(points, receiver=member), masked)
-            vector, known = extension.make_vector()
-            sending = endpoint.make_turn(Kind.VECTOR, {member: vector}, ())
+            vector, t0 = extension.make_vector()
+            sending = endpoint.make_turn(Kind.VECTOR, {member: vector}, awaited=())
             del vector
-            yield Turn(sending.outgoing, ())
+            yield sending
             del sending
             output_key = _derive_output_key(agreement, hash_key, member)
             tagger = Tagger(output_key, tag_lengths[member])
-            known_store = known[: count_vector_elements(size)]
-            own_tags[member] = tagger.tag_known_ids(known_store, rows, targets)
+            t0_of_store = t0[: count_vector_elements(size)]  # without the random rows
+            own_tags[member] = tagger.tag_hub_ids(t0_of_store, rows, targets)
             extensions[member] = extension
-            del known, known_store
-        del rows, targets, values, store
-        inbox = yield Turn((), members)
+            del t0, t0_of_store
+        del rows, targets, store
+        inbox = yield Turn(outgoing=(), awaited=members)
         proofs = {}
         for member in members:
             challenge = endpoint.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
             proofs[member] = extensions.pop(member).prove(challenge)
-        inbox = yield endpoint.make_turn(Kind.PROOF, proofs, members)
+        inbox = yield endpoint.make_turn(Kind.PROOF, proofs, awaited=members)
         positions = {}
         for member in members:
             length = tag_lengths[member]
@@ -267,7 +263,10 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
         """Run the role of the member `me` (a passive): base oblivious transfers as the receiver,
         the check of the vector of the hub (the active), the tags of its IDs, and what the hub
-        reveals (steps 1 to 5 of the module's docstring). `ids`: the member's encoded IDs.
+        reveals (steps 1 to 5 of the module's docstring). Large arrays are deleted as soon as they
+        are not needed, to save memory.
+
+        `ids`: the member's encoded IDs.
         """
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = self.agreement
@@ -279,45 +278,51 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             derive_key(secret, b"ot base"),
             session=_derive_base_session(agreement, hub, me),
         )
-        sent = {hub: SIZE.pack(size) + receiver.message}
-        inbox = yield endpoint.make_turn(Kind.CHOICES, sent, [hub])
+        size_and_points = SIZE.pack(size) + receiver.message
+        inbox = yield endpoint.make_turn(Kind.CHOICES, {hub: size_and_points}, awaited=[hub])
         hello = endpoint.parse_message(inbox, hub, Kind.HELLO, HELLO.size)
         hash_key, hub_size, point = HELLO.unpack(hello)
         self._check_size(hub, hub_size)
         extension = MemberExtension(receiver.compute_keys(point, sender=hub), choices)
         digests = digest_ids(ids, hash_key)
-        inbox = yield Turn((), [hub])
+        inbox = yield Turn(outgoing=(), awaited=[hub])
         vector = endpoint.parse_message(inbox, hub, Kind.VECTOR, count_vector_bytes(hub_size))
         challenge = derive_key(secret, b"ot challenge")
-        yield Turn(endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, ()).outgoing, ())
-        extended_store = extension.open_vector(vector, challenge)[: count_vector_elements(hub_size)]
-        del inbox, vector
-        inbox = yield Turn((), [hub])
+        yield endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, awaited=())
+        q = extension.compute_matrix(vector, challenge)
+        q_of_store = q[: count_vector_elements(hub_size)]  # without the random rows
+        del inbox, vector, q
+        inbox = yield Turn(outgoing=(), awaited=[hub])
         extension.check_proof(endpoint.parse_message(inbox, hub, Kind.PROOF, PROOF_BYTES), hub)
         output_key = _derive_output_key(agreement, hash_key, me)
         tagger = Tagger(output_key, count_tag_bytes(hub_size, size))
-        tags = tagger.tag_ids(digests, extended_store, extension.choices, endpoint.report_progress)
-        del digests, extended_store
+        tags = tagger.tag_member_ids(
+            digests, q_of_store, extension.choices, endpoint.report_progress
+        )
+        del digests, q_of_store
         order = random_permutation(size, key=derive_key(secret, b"ot order"))
         tags = add_random_tags(tags, size, seed=derive_key(secret, b"ot filling"))
-        sent = {hub: tags.take(order, axis=0).tobytes()}
-        inbox = yield endpoint.make_turn(Kind.TAGS, sent, [hub])
+        shuffled_tags = tags.take(order, axis=0).tobytes()
+        inbox = yield endpoint.make_turn(Kind.TAGS, {hub: shuffled_tags}, awaited=[hub])
         result = parse_revealed_rows(endpoint, inbox, hub, order, hub_size)
         require_own_rows(result, len(ids), me=me, hub=hub)
         return result
 
     def _derive_secret(self, peer: str) -> bytes:
-        """Return 32 bytes from which the randomness of messages with one peer is derived ("": that
-        of the store of the hub's own set): fresh, or the same in a resumed attempt.
+        """Return 32 secret bytes from which the randomness of messages with one peer is derived;
+        with "" as `peer`, the randomness of the hub's store. They are fresh or, in a resumed
+        attempt, the same as in the first attempt.
         """
         if self.secret is None:
             return fresh_key()
         return derive_key(self.secret, b"ot", self.agreement.digest, peer.encode())
 
     def _parse_size(self, endpoint: Endpoint, inbox: Inbox, member: str) -> int:
-        """Return the number of IDs that a member announces at the start of its CHOICES message,
-        which is in `inbox`. Raises RemoteProtocolError: the number is not the agreed or expected
-        one.
+        """Return the number of IDs that a member announces at the start of its CHOICES message (the
+        points of the base oblivious transfers). Raises RemoteProtocolError: it is not the agreed or
+        expected number.
+
+        `inbox`: messages by sender.
         """
         choices = endpoint.parse_message(inbox, member, Kind.CHOICES, CHOICES_BYTES)
         (size,) = SIZE.unpack_from(choices)
@@ -334,29 +339,55 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
 
 def count_vector_bytes(hub_size: int) -> int:
     """Return the bytes of the vector U that the hub sends for a set of this size: 64 for each row
-    of D, the store that encodes the set and its random rows.
+    of D, which consists of the store that encodes the set and of random rows.
     """
     return count_extension_bytes(count_vector_elements(hub_size))
 
 
+def _encode_hub_ids(
+    me: str, ids: Sequence[bytes], size: int, hash_key: bytes, seed: bytes
+) -> tuple[Rows, Elements, Elements]:
+    """Encode the IDs of the hub `me` as a store D in which each ID x decodes to 85 bits of H(x).
+
+    Args:
+        me: the hub's name, for errors.
+        ids: the hub's n encoded IDs.
+        size: the number of IDs that the hub announces, on which the store's size depends.
+        hash_key: the key of the hash of IDs.
+        seed: 32 secret bytes for the cells that no ID needs.
+
+    Returns:
+        The rows, which say which cells each ID selects; H(x) of each ID, 128 bits, (n, 2) words;
+        and the store, (cells, 2) words.
+    """
+    cells = count_cells(size)
+    digests = digest_ids(ids, hash_key)
+    rows = Rows.from_digests(digests, cells)
+    targets = extract_targets(digests)
+    del digests  # to save memory while the store is computed
+    values = code.mask_message_bits(targets)
+    return rows, targets, encode_values(me, Encoder(rows, cells), values, seed=seed)
+
+
 def count_extension_bytes(cells: int) -> int:
-    """Return the bytes of the vector U that the hub sends for a store, or another list of messages
-    of the code, of this number of rows: 64 for each row, random rows included.
+    """Return the bytes of the vector U that the hub sends for a list of `cells` messages of the
+    linear code, such as the cells of a store: 64 for each message and each random row after them.
     """
     return _count_rows(cells) * code.LENGTH // 8
 
 
 def _count_rows(cells: int) -> int:
-    """Return the number of rows of the matrix that U hides, for a store of this number of cells:
-    the store, filled up to whole blocks of the hash, and one block of random rows that hides the
-    hash.
+    """Return the number of rows of D for a store of this number of cells: the store, filled up to
+    whole blocks of the column hash, and one more block of random rows, which hides what the hash
+    would reveal about the store.
     """
-    return _MASK_ROWS * (-(-cells // _MASK_ROWS) + 1)
+    store_blocks = -(-cells // _MASK_ROWS)  # rounded up
+    return _MASK_ROWS * (store_blocks + 1)
 
 
 def add_random_rows(store: Elements, seed: bytes) -> Elements:
-    """Return D, the messages of the code, 85 bits each: the rows of a store and, after them, random
-    rows expanded from a secret seed.
+    """Return D, messages of the linear code of 85 bits each: the cells of a store and, after them,
+    random rows expanded from a secret seed, which hide the hash of D's columns.
     """
     count = _count_rows(len(store)) - len(store)
     random_rows = np.frombuffer(keystream(seed, length=16 * count), "<u8").reshape(-1, 2)
@@ -369,8 +400,8 @@ def _derive_base_session(agreement: IntersectionAgreement, hub: str, member: str
 
 
 def _derive_output_key(agreement: IntersectionAgreement, hash_key: bytes, member: str) -> bytes:
-    """Return the key of the hash that ends the oblivious PRF for one member, derived from the hub's
-    `hash_key`.
+    """Return the key of the hash that computes tags, the outputs of the oblivious PRF for one
+    member, derived from the hub's `hash_key`.
     """
     return derive_key(hash_key, b"ot output", agreement.digest, member.encode())
 
@@ -385,15 +416,18 @@ class HubExtension:
     """
 
     def __init__(self, keys: Sequence[tuple[bytes, bytes]], messages: Elements) -> None:
-        """Keep the keys from which T0 and T1 expand, and the messages D."""
+        """Store the keys from which T0 and T1 expand, and the messages D."""
         self._keys_of_t0 = [pair[0] for pair in keys]
         self._keys_of_t1 = [pair[1] for pair in keys]
         self._messages = messages
 
     def make_vector(self) -> tuple[bytes, Elements]:
-        """Return U = T0 + T1 + C(D), the message to the member, block by block and column by column
-        within a block; and T0, eight words a row, (rows, 8). C encodes each row of D by the linear
-        code.
+        """Compute the hub's message of the OT extension.
+
+        Returns:
+            The message U = T0 + T1 + C(D), where C encodes each row of the hub's messages D by the
+            linear code, and T0 and T1 are pseudorandom bit matrices; it is sent in blocks of rows,
+            and column by column within a block. And T0, eight words a row, (rows, 8).
         """
         count = len(self._messages)
         vector = np.empty(count * code.WORDS, "<u8")
@@ -411,8 +445,9 @@ class HubExtension:
         return vector.tobytes(), t0
 
     def prove(self, challenge: bytes) -> bytes:
-        """Return the proof of step 3: the hash of each of the 512 columns of T0, and of each of the
-        85 columns of D.
+        """Return the proof that the vector U encodes some messages D: the hash of each of the 512
+        columns of T0 (a bit matrix expanded from the hub's keys), and of each of the 85 columns of
+        D (step 3 of the module's docstring).
 
         `challenge`: the key of the hash, which the member named after it had received U.
         """
@@ -440,16 +475,21 @@ class MemberExtension:
     """
 
     def __init__(self, keys: Sequence[bytes], choices: bytes) -> None:
-        """Keep the keys, and a 64-bit mask for each column: all ones where its bit of s is 1."""
+        """Store the keys, the secret bits s, and a 64-bit mask for each column: all ones if its bit
+        of s is 1, else zeros.
+        """
         self._keys = keys
         self.choices = np.frombuffer(choices, "<u8")
         bits = np.unpackbits(self.choices.view(np.uint8), bitorder="little")
+        # Modulo 2^64, 0 - 1 is a word of ones.
         self._choice_masks = (np.uint64(0) - bits.astype(np.uint64))[:, None]
-        self._hashed: Columns | None = None
+        # The hash of each column of Q, set by `compute_matrix`.
+        self._q_hashes: Columns | None = None
 
-    def open_vector(self, vector: bytes, challenge: bytes) -> Elements:
-        """Return Q = T0 + C(D) * s, eight words a row, (rows, 8), and hash its columns for
-        `check_proof`.
+    def compute_matrix(self, vector: bytes, challenge: bytes) -> Elements:
+        """Return the matrix Q = T0 + C(D) * s, eight words a row, (rows, 8), and store the hash of
+        its columns for `check_proof`. T0 and D are known to the hub, C encodes a row by the linear
+        code, and * is AND with the member's secret bits s.
 
         `vector`: U, as the hub sent it. `challenge`: the key of the hash, named to the hub only
         after U had arrived.
@@ -463,23 +503,27 @@ class MemberExtension:
             columns ^= words[slice_words(block)].reshape(columns.shape) & self._choice_masks
             q_hash.update(columns)
             q[block] = transpose_to_rows(columns)
-        self._hashed = q_hash.finish()
+        self._q_hashes = q_hash.finish()
         return q
 
     def check_proof(self, proof: bytes, hub: str) -> None:
-        """Check that hash(Q) = hash(T0) + C(hash(D)) * s, so that U is T0 + T1 + C(D) for some D.
-        Raises RemoteProtocolError, which names `hub`: it is not.
+        """Check that the hub's vector U is T0 + T1 + C(D) for some messages D. The check is
+        hash(Q) = hash(T0) + C(hash(D)) * s, where hash works column by column.
 
-        `proof`: the hub's message, the bytes that `HubExtension.prove` returned.
+        `proof`: the hub's message, the bytes that `HubExtension.prove` returned: the hashes of
+        T0's 512 columns, then those of D's 85 columns.
+
+        Raises RemoteProtocolError, which names `hub`: the check fails.
         """
-        assert self._hashed is not None
+        assert self._q_hashes is not None
         hashes = np.frombuffer(proof, "<u8").reshape(-1, HASH_BYTES // 8)
+        t0_hashes = hashes[: code.LENGTH]
         # The hashes of D's 85 columns, as columns of 128 bits, are encoded row by row.
         message_hashes = np.zeros((2 * BITS, hashes.shape[1]), np.uint64)
         message_hashes[: code.DIMENSION] = hashes[code.LENGTH :]
         encoded = transpose_to_columns(code.encode_words(transpose_to_rows(message_hashes)))
-        expected = hashes[: code.LENGTH] ^ (encoded & self._choice_masks)
-        if not hmac.compare_digest(expected.tobytes(), self._hashed.tobytes()):
+        expected = t0_hashes ^ (encoded & self._choice_masks)
+        if not hmac.compare_digest(expected.tobytes(), self._q_hashes.tobytes()):
             raise RemoteProtocolError(
                 f"{hub} sent a vector that is of no store, or does not prove it; it does not "
                 "follow the protocol, and was sent no tag"
@@ -497,24 +541,27 @@ class ColumnHash:
     def __init__(self, key: bytes, count: int) -> None:
         """Start the hash of `count` columns under a key of 32 bytes."""
         mode = modes.GCM(bytes(12))  # no secret is encrypted: key and nonce are public
-        self._columns = [Cipher(algorithms.AES(key), mode).encryptor() for _ in range(count + 1)]
+        # One for each column, and one for zeros, whose tag is subtracted from the others.
+        self._hashers = [Cipher(algorithms.AES(key), mode).encryptor() for _ in range(count + 1)]
 
     def update(self, columns: Columns) -> None:
-        """Append further rows to each column, a multiple of 128 rows unless they are the last.
+        """Append further rows to each column that is hashed.
 
-        `columns`: (columns, rows / 64).
+        `columns`: the rows, as one bit column for each hash, (columns, rows / 64) words. Their
+        number is a multiple of 128 unless they are the last rows.
         """
-        *hashers, zeros_hasher = self._columns
-        for hasher, column in zip(hashers, columns.view(np.uint8), strict=True):
+        *column_hashers, zeros_hasher = self._hashers
+        for hasher, column in zip(column_hashers, columns.view(np.uint8), strict=True):
             hasher.authenticate_additional_data(column.data)
         zeros_hasher.authenticate_additional_data(bytes(columns[0].nbytes))
 
     def finish(self) -> Columns:
         """Return the hash of each column, (columns, 2); the object must not be used afterwards."""
-        for hasher in self._columns:
+        for hasher in self._hashers:
             hasher.finalize()
-        tags = np.frombuffer(b"".join(hasher.tag for hasher in self._columns), "<u8")
+        tags = np.frombuffer(b"".join(hasher.tag for hasher in self._hashers), "<u8")
         tags = tags.reshape(-1, HASH_BYTES // 8)
+        # The tag of zeros is the constant by which an AES-GCM tag differs from GHASH.
         hashes: Columns = tags[:-1] ^ tags[-1]
         return hashes
 
@@ -528,30 +575,33 @@ class Tagger:
         """Make the hash under a key of 32 bytes, with tags of `length` bytes."""
         self._keyed = hashlib.blake2b(key=key, digest_size=length, person=_PERSON)
 
-    def tag_known_ids(self, known: Elements, rows: Rows, targets: Elements) -> Tags:
-        """Return the tags of the hub's own IDs, hash(Decode(T0, x), H(x)), where Decode adds the
-        cells of T0 that the ID x selects.
+    def tag_hub_ids(self, t0: Elements, rows: Rows, targets: Elements) -> Tags:
+        """Return the tags of the hub's own n IDs, (n, bytes of a tag), which it compares with a
+        member's tags. The tag of an ID x is hash(Decode(T0, x), H(x)), where Decode adds the cells
+        of T0 that x selects.
 
         Args:
-            known: row of T0 for each cell of the store, eight words, (cells, 8).
-            rows: which cells of the store add up to the value of each ID.
+            t0: row of T0 for each cell of the store, eight words, (cells, 8).
+            rows: which cells of the store each ID selects.
             targets: H(x) of the IDs, (n, 2).
         """
         tags = [
-            self.hash_rows(decode_rows(known, rows[chunk]), targets[chunk])
+            self.hash_rows(decode_rows(t0, rows[chunk]), targets[chunk])
             for chunk in _split_ids(len(rows))
         ]
         return np.concatenate(tags)
 
-    def tag_ids(
+    def tag_member_ids(
         self,
         digests: Digests,
         q: Elements,
         choices: NDArray[np.uint64],
         report: Callable[[int, int], None],
     ) -> Tags:
-        """Return the tags of a member's IDs, hash(Decode(Q, y) + C(H(y)) * s, H(y)), where Decode
-        adds the cells of Q that the ID y selects and C encodes by the linear code.
+        """Return the tags of a member's n IDs, (n, bytes of a tag), which it sends to the hub. The
+        tag of an ID y is hash(Decode(Q, y) + C(H(y)) * s, H(y)), where Decode adds the cells of Q
+        that y selects, and C encodes by the linear code. If the hub has y, too, it computes the
+        same tag.
 
         Args:
             digests: digest of each ID, (n, 6) words (`digest_ids`).
@@ -563,17 +613,17 @@ class Tagger:
         cells = count_cells(0) + len(q) - count_vector_elements(0)
         tags = []
         for chunk in _split_ids(len(digests)):
-            part = digests[chunk]
-            targets = extract_targets(part)
-            values = decode_rows(q, Rows.from_digests(part, cells))
+            chunk_digests = digests[chunk]
+            targets = extract_targets(chunk_digests)
+            values = decode_rows(q, Rows.from_digests(chunk_digests, cells))
             values ^= code.encode_words(code.mask_message_bits(targets)) & choices
             tags.append(self.hash_rows(values, targets))
             report(min(chunk.stop, len(digests)), len(digests))
         return np.concatenate(tags)
 
     def hash_rows(self, values: Elements, targets: Elements) -> Tags:
-        """Return the keyed hash of each value, eight words, (n, 8), joined with the hash H(x) of
-        its ID, two words, (n, 2).
+        """Return the keyed hash (BLAKE2b) of each of n pairs, (n, bytes of a tag): a value of eight
+        words, (n, 8), and the hash H(x) of its ID, two words, (n, 2).
         """
         words = np.concatenate([values, targets], axis=1).astype("<u8", copy=False)
         row_bytes = words.itemsize * words.shape[1]
@@ -587,8 +637,8 @@ def _split_ids(count: int) -> Iterator[slice]:
 
 
 def split_blocks(rows: int) -> Iterator[slice]:
-    """Return slices of at most `_BLOCK` that cover this number of rows; the rows of a slice are
-    computed and sent together.
+    """Return slices of at most `_BLOCK` rows (32,768) that cover this number of rows; the rows of a
+    slice are computed and sent together.
     """
     return (slice(start, min(start + _BLOCK, rows)) for start in range(0, rows, _BLOCK))
 
@@ -599,19 +649,19 @@ def slice_words(block: slice) -> slice:
 
 
 def expand_columns(keys: Sequence[bytes], rows: int) -> Iterator[Columns]:
-    """Yield pseudorandom columns, one expanded from each key, in blocks of at most `_BLOCK` rows:
-    (keys, rows of the block / 64).
+    """Expand each key to a pseudorandom bit column of `rows` bits; yield all columns block by block
+    of at most `_BLOCK` rows, as 64-bit words, (keys, rows of the block / 64).
     """
     streams = [
         keystream_chunks(key, b"ot column", length=rows // 8, piece=_BLOCK // 8) for key in keys
     ]
-    for pieces in zip(*streams, strict=True):
-        yield np.stack([np.frombuffer(piece, "<u8") for piece in pieces])
+    for column_chunks in zip(*streams, strict=True):
+        yield np.stack([np.frombuffer(chunk, "<u8") for chunk in column_chunks])
 
 
 def transpose_to_columns(rows_Rw: Elements) -> Columns:
-    """Return R rows of w words as bit columns, (64 w, R / 64): bit q of word k of a column belongs
-    to row 64 k + q.
+    """Transpose a bit matrix: return R rows of w words each, (R, w), as 64 w bit columns of R / 64
+    words each, (64 w, R / 64). Bit q of word k of a column belongs to row 64 k + q.
     """
     count, words = rows_Rw.shape
     groups = np.ascontiguousarray(rows_Rw.reshape(count // BITS, BITS, words).transpose(1, 2, 0))
@@ -620,8 +670,8 @@ def transpose_to_columns(rows_Rw: Elements) -> Columns:
 
 
 def transpose_to_rows(columns: Columns) -> Elements:
-    """Return bit columns, (64 w, R / 64), as rows of w words, (R, w); undoes
-    `transpose_to_columns`.
+    """Transpose a bit matrix back: return 64 w bit columns of R / 64 words each, (64 w, R / 64), as
+    R rows of w words each, (R, w).
     """
     words = len(columns) // BITS
     groups = np.ascontiguousarray(columns.reshape(words, BITS, -1).swapaxes(0, 1))

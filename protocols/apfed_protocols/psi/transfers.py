@@ -161,7 +161,7 @@ class ExtensionSender:
         # The hash of each column of Q in the last batch, for `check_proof`.
         self._q_hashes: Columns = np.empty((0, 2), np.uint64)
 
-    def open_vector(self, vector: bytes, words: int, challenge: bytes) -> tuple[Numbers, Numbers]:
+    def extend(self, vector: bytes, words: int, challenge: bytes) -> tuple[Numbers, Numbers]:
         """Run the member's side of the next batch of oblivious transfers (OT extension), and store
         the hash of Q's columns for `check_proof`.
 

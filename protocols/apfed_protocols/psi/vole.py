@@ -147,23 +147,23 @@ class VoleIntersection(DealtIntersection):
 
     @staticmethod
     def max_guesses(maximum_ids: int) -> Guesses:
-        """Return how many guessed IDs a party that announces `maximum_ids` IDs and deviates can
-        test: the hub one ID for each cell of its store, a member one for each announced ID.
+        """Return how many guessed IDs a party can test against another's set if it announces
+        `maximum_ids` IDs and deviates from the protocol: the hub one ID for each cell of its store
+        (oblivious key-value store), a member one ID for each tag.
 
-        The hub's store solves as many equations as it has cells; a member's tag is of one ID. So an
-        announced n lets the hub test about 1.3 n + 88 IDs at each member, with a store for each.
-        Only a store of n cells would be tighter: a polynomial of degree n - 1, which takes
-        n log^2 n multiplications to find.
+        The hub's store solves as many equations as it has cells. So a hub that announces n IDs can
+        test about 1.3 n + 88 IDs at each member, and another store at each. Only a store of n cells
+        would allow fewer: a polynomial of degree n - 1, which takes n log^2 n multiplications to
+        find.
         """
         return Guesses(hub=count_vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs,
-        whatever the other arguments are.
-
-        The dealer makes a vector for as many IDs as the hub orders, one member at a time; the hub
-        matches as many tags as a member has IDs.
+        """Return the bytes of memory that a role allocates because a peer announces `size` IDs: the
+        larger of what the dealer needs, which makes a vector for as many IDs as the hub announces,
+        and what the hub needs, which matches as many tags as a member announces. The other
+        arguments do not matter.
         """
         del own_size, members
         return max(DEALING_ELEMENT_BYTES * count_vector_elements(size), _MATCHED_TAG_BYTES * size)
@@ -174,8 +174,11 @@ class VoleIntersection(DealtIntersection):
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
         """Run the role of the hub `me` (the active): name the hash key, order one vector OLE
-        (correlated random vectors) for each member (a passive), send the masked store, and compare
-        tags (steps 1 to 4 of the module's docstring). `ids`: the hub's encoded IDs.
+        (correlated random vectors) for each member (a passive) from the dealer, send each member
+        the masked store that encodes the IDs, and compare tags (steps 1 to 4 of the module's
+        docstring). Large arrays are deleted as soon as they are not needed, to save memory.
+
+        `ids`: the hub's encoded IDs.
         """
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = endpoint.agreement
@@ -184,16 +187,16 @@ class VoleIntersection(DealtIntersection):
         hellos = dict.fromkeys(members, HELLO.pack(hash_key, size))
         hello = endpoint.make_turn(Kind.HELLO, hellos, members)
         order = _DEALING.make_order(endpoint, size)
-        yield Turn([*hello.outgoing, *order.outgoing], ())
+        yield Turn(outgoing=[*hello.outgoing, *order.outgoing], awaited=())
         # Meanwhile the dealer works.
         rows, store = _encode_ids(endpoint.me, ids, hash_key, count_cells(size))
-        inbox = yield Turn((), [*members, *order.awaited])
-        commits = {
-            member: COMMIT.unpack(endpoint.parse_message(inbox, member, Kind.COMMIT, COMMIT.size))
-            for member in members
-        }
-        for member, (_, announced) in commits.items():
-            agreement.check_announced_sizes(member, [announced], [member])
+        inbox = yield Turn(outgoing=(), awaited=[*members, *order.awaited])
+        commitments = {}
+        member_sizes = {}
+        for member in members:
+            commit = endpoint.parse_message(inbox, member, Kind.COMMIT, COMMIT.size)
+            commitments[member], member_sizes[member] = COMMIT.unpack(commit)
+            agreement.check_announced_sizes(member, [member_sizes[member]], [member])
         shares = yield from _DEALING.receive_hub_shares(endpoint, size, members, inbox)
         key_parts = {member: fresh_key() for member in members}
         vectors = {
@@ -201,17 +204,18 @@ class VoleIntersection(DealtIntersection):
         }
         sending = endpoint.make_turn(Kind.VECTOR, vectors, members)
         del store, vectors
-        yield Turn(sending.outgoing, ())
+        yield Turn(outgoing=sending.outgoing, awaited=())
         del sending
         # Meanwhile the members work; C is needed for nothing else afterwards.
         values = {member: evaluate_rows(shares.pop(member).c, rows) for member in members}
         del shares, rows
-        inbox = yield Turn((), members)
+        inbox = yield Turn(outgoing=(), awaited=members)
         positions = {}
-        for member, (commitment, announced) in commits.items():
-            length = count_tag_bytes(size, announced)
-            body = endpoint.parse_message(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
-            member_part = _parse_key_part(member, body, commitment)
+        for member, member_size in member_sizes.items():
+            length = count_tag_bytes(size, member_size)
+            body_bytes = KEY_BYTES + length * member_size
+            body = endpoint.parse_message(inbox, member, Kind.TAGS, body_bytes)
+            member_part = _parse_key_part(member, body, commitments[member])
             output_key = _derive_output_key(agreement, member, key_parts[member], member_part)
             own_tags = hash_values(values.pop(member), output_key, length)
             member_tags = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
@@ -222,9 +226,12 @@ class VoleIntersection(DealtIntersection):
         return (yield from reveal_common_rows(endpoint, positions))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
-        """Run the role of the member `me` (a passive): commit to its part of the key, compute K
-        from the masked store of the hub (the active), send tags in a random order, and parse what
-        the hub reveals (steps 1 to 4 of the module's docstring). `ids`: the member's encoded IDs.
+        """Run the role of the member `me` (a passive): commit to its part of the tag hash's key,
+        combine the masked store of the hub (the active) with the dealer's share, send the tags of
+        its IDs in a random order, and parse what the hub reveals (steps 1 to 4 of the module's
+        docstring). Large arrays are deleted as soon as they are not needed, to save memory.
+
+        `ids`: the member's encoded IDs.
         """
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = endpoint.agreement
@@ -236,7 +243,7 @@ class VoleIntersection(DealtIntersection):
         hash_key, hub_size = HELLO.unpack(hello)
         agreement.check_announced_sizes(hub, [hub_size], [hub])
         digests = digest_ids(ids, hash_key)
-        inbox = yield Turn((), [hub, agreement.dealer])
+        inbox = yield Turn(outgoing=(), awaited=[hub, agreement.dealer])
         share = _DEALING.parse_member_share(endpoint, inbox)
         body = endpoint.parse_message(
             inbox, hub, Kind.VECTOR, KEY_BYTES + count_vector_bytes(count_vector_elements(hub_size))
@@ -257,8 +264,9 @@ class VoleIntersection(DealtIntersection):
         return result
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
-        """Return the role of the dealer, a party without IDs, which receives messages from the hub
-        only. Raises LocalProtocolError: names or sizes that do not fit the agreement.
+        """Return the role of the dealer, a party without IDs that provides correlated random
+        vectors to hub and members. It receives messages from the hub only. Raises
+        LocalProtocolError: names or sizes that do not fit the agreement.
         """
         me = self.agreement.dealer
         check_parties(hub, members, me)
@@ -296,8 +304,8 @@ class HubShare:
         return cls(dealing, seed, from_bytes(c))
 
     def mask_vector(self, store: Elements, *, head: bytes = b"") -> bytes:
-        """Return the message to the member: `head`, the name of the vector OLE, and A + P for the
-        store P, which A hides.
+        """Return the hub's message to the member: `head`, the name of the vector OLE, and the store
+        P, hidden by the random vector A as the sum A + P.
         """
         vector = store.copy()
         add_random_words(vector, self.seed, b"a")
@@ -305,8 +313,9 @@ class HubShare:
 
 
 def _parse_key_part(member: str, body: bytes, commitment: bytes) -> bytes:
-    """Return the member's part of the key, with which the body of its TAGS begins. Raises
-    RemoteProtocolError: the part's SHA-256 is not the `commitment` that the member sent before.
+    """Return the member's random part of the key of the tag hash, with which the `body` of its
+    message with tags begins. Raises RemoteProtocolError: the part's SHA-256 is not the `commitment`
+    that the member sent before.
     """
     key_part = body[:KEY_BYTES]
     if not hmac.compare_digest(hashlib.sha256(key_part).digest(), commitment):
@@ -317,8 +326,11 @@ def _parse_key_part(member: str, body: bytes, commitment: bytes) -> bytes:
 def _encode_ids(
     me: str, ids: Sequence[bytes], hash_key: bytes, cells: int
 ) -> tuple[Rows, Elements]:
-    """Return the rows of the IDs of the hub `me`, in a store with this number of sparse cells, and
-    the store P in which each ID x decodes to H(x), a hash of x under `hash_key`, as the rows are.
+    """Encode the IDs of the hub `me` as a store P (an oblivious key-value store) with this number
+    of sparse cells, in which each ID x decodes to H(x), a hash of x under `hash_key`.
+
+    Returns:
+        The rows, which say which cells each ID selects; and the store, (cells, 2) words.
     """
     digests = digest_ids(ids, hash_key)
     rows = Rows.from_digests(digests, cells)
@@ -330,11 +342,17 @@ def _encode_ids(
 def encode_values(
     me: str, encoder: Encoder, values: Elements, *, seed: bytes | None = None
 ) -> Elements:
-    """Return a store (oblivious key-value store) in which each row of `encoder` has its value of
-    `values`, (n, words). Raises LocalProtocolError, which names the party `me`: the rows are
-    linearly dependent under this key, which happens once in 2^47 intersections.
+    """Encode values as an oblivious key-value store, in which each of n IDs decodes to its value.
 
-    `seed`: 32 secret bytes, used once, for cells that no row needs; None: they are random.
+    Args:
+        me: the party's name, for the error.
+        encoder: the encoder for the rows of the n IDs (which cells each ID selects).
+        values: the value of each ID, (n, words).
+        seed: 32 secret bytes, used once, from which cells that no row needs are expanded; None: a
+            fresh seed.
+
+    Raises LocalProtocolError: the rows are linearly dependent under this hash key, which happens
+    once in 2^47 intersections.
     """
     try:
         return encoder.encode(values, seed=seed)
@@ -346,14 +364,14 @@ def encode_values(
 
 
 def add_random_tags(tags: Tags, size: int, *, seed: bytes | None = None) -> Tags:
-    """Return a member's tags, filled up with random ones to `size`, the announced number of its
-    IDs.
+    """Return a member's tags, padded with random tags to `size`, the announced number of its IDs,
+    so that the hub does not learn the true number.
 
-    `seed`: 32 secret bytes, used once, from which they are expanded; None: they are fresh.
+    `seed`: 32 secret bytes, used once, from which the random tags are expanded; None: a fresh seed.
     """
     count, length = tags.shape
-    filling = keystream(seed or fresh_key(), length=length * (size - count))
-    return np.concatenate([tags, np.frombuffer(filling, np.uint8).reshape(-1, length)])
+    padding = keystream(seed or fresh_key(), length=length * (size - count))
+    return np.concatenate([tags, np.frombuffer(padding, np.uint8).reshape(-1, length)])
 
 
 def _derive_output_key(
@@ -383,7 +401,7 @@ class MemberShare:
     @classmethod
     def from_message(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
         """Decode the dealer's message to a member. Raises RemoteProtocolError, which names
-        `dealer`: Delta is zero, so that nothing would be hidden.
+        `dealer`: Delta is zero, so that the hub could compute the tag of any guessed ID.
         """
         dealing, seed, delta = _split_message(dealt)
         if not any(delta):
@@ -393,11 +411,16 @@ class MemberShare:
             )
         return cls(dealing, seed, Multiplier(bytes(delta)))
 
-    def unmask_vector(self, hub: str, sent: bytes | memoryview) -> Elements:
-        """Return K = B + (A + P) Delta from the hub's message: the name of the vector OLE and the
-        masked vector A + P. Raises RemoteProtocolError: the name is another.
+    def unmask_vector(self, hub: str, message: bytes | memoryview) -> Elements:
+        """Return K = B + (A + P) Delta = C + P Delta, the member's version of the hub's store P, in
+        which the mask A is gone.
+
+        `hub`: name of the hub, for the error. `message`: what the hub sent, the name of the vector
+        OLE and the masked store A + P.
+
+        Raises RemoteProtocolError: the name is not the name of this share's vector OLE.
         """
-        content = memoryview(sent)
+        content = memoryview(message)
         if content[:DEALING_BYTES] != self.dealing:
             raise RemoteProtocolError(
                 f"{hub} uses what was dealt another time, so that no ID would be found; "
@@ -409,19 +432,25 @@ class MemberShare:
 
 
 def _split_message(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
-    """Return the parts of a dealer's message: the name of the vector OLE, the seed, and the rest,
-    which is C at the hub and Delta at a member.
+    """Return the three parts of a dealer's message: the name of the vector OLE, the seed, and the
+    rest, which is C at the hub and Delta at a member.
     """
     content = memoryview(dealt)
-    end = DEALING_BYTES + KEY_BYTES
-    return bytes(content[:DEALING_BYTES]), bytes(content[DEALING_BYTES:end]), content[end:]
+    end_of_seed = DEALING_BYTES + KEY_BYTES
+    name = bytes(content[:DEALING_BYTES])
+    seed = bytes(content[DEALING_BYTES:end_of_seed])
+    return name, seed, content[end_of_seed:]
 
 
 def deal_vector_ole(elements: int) -> tuple[bytes, bytes]:
-    """Make one vector OLE of this number of elements; return the dealer's messages to the hub and
-    to the member.
+    """Make one vector OLE with this number of elements of GF(2^128): random vectors A and B and a
+    factor Delta that is not zero, with C = A Delta + B.
+
+    Returns:
+        The dealer's message to the hub, from which it gets A and C; and the message to the member,
+        from which it gets B and Delta. A and B are sent as seeds.
     """
-    dealing = fresh_key()[:DEALING_BYTES]
+    name = fresh_key()[:DEALING_BYTES]
     seed_a = fresh_key()
     seed_b = fresh_key()
     delta = bytes(ELEMENT_BYTES)
@@ -429,12 +458,15 @@ def deal_vector_ole(elements: int) -> tuple[bytes, bytes]:
         delta = fresh_key()[:ELEMENT_BYTES]
     c = Multiplier(delta).multiply_elements(expand_elements(seed_a, b"a", elements))
     add_random_words(c, seed_b, b"b")
-    return dealing + seed_a + to_bytes(c), dealing + seed_b + delta
+    message_to_hub = name + seed_a + to_bytes(c)
+    message_to_member = name + seed_b + delta
+    return message_to_hub, message_to_member
 
 
 def _parse_order(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
-    """Return for how many IDs the hub orders a vector in its message to the dealer. Raises
-    RemoteProtocolError: not for the agreed number, or for more than the agreed limit.
+    """Decode the hub's order to the dealer: return the number of IDs for which it orders a vector
+    OLE. Raises RemoteProtocolError: the number is not the agreed size or, if no sizes are agreed,
+    exceeds the agreed limit.
     """
     (size,) = DEAL.unpack(order)
     has_agreed_sizes = bool(agreement.sizes)
@@ -453,8 +485,9 @@ def hash_values(values: Elements, key: bytes, length: int) -> Tags:
 
 
 def hash_elements(values: Elements, key: bytes) -> Elements:
-    """Return the hash E(s(v)) + s(v) of each element v, (n, 2), where E is AES-256 under `key` and
-    s(v) has the upper word of v as its lower word, and the sum of both words as its upper word.
+    """Return a hash of each of n 128-bit elements v, two words each, (n, 2): E(s(v)) + s(v), where
+    E is AES-256 under `key`. The linear map s takes the upper word of v as the lower word, and the
+    sum (XOR) of both words as the upper word.
 
     With E an ideal cipher this hash is circular correlation robust (Guo, Katz, Wang and Yu, IEEE
     S&P 2020, section 7.3).
@@ -463,18 +496,20 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
     hashed = np.empty(values.shape, "<u8")
     buffer = np.empty(ELEMENT_BYTES * (_CHUNK + 1), np.uint8).data
-    for start in range(0, len(values), _CHUNK):  # in pieces that stay in the cache
-        part = values[start : start + _CHUNK]
-        shuffled = hashed[start : start + _CHUNK]
-        shuffled[:, 0] = part[:, 1]
-        shuffled[:, 1] = part[:, 0] ^ part[:, 1]
-        size = cipher.update_into(shuffled.tobytes(), buffer)
-        shuffled ^= from_bytes(buffer[:size])
+    for start in range(0, len(values), _CHUNK):  # in chunks that stay in the cache
+        chunk = values[start : start + _CHUNK]
+        chunk_hashes = hashed[start : start + _CHUNK]  # a view, filled with s(v), then the hash
+        chunk_hashes[:, 0] = chunk[:, 1]
+        chunk_hashes[:, 1] = chunk[:, 0] ^ chunk[:, 1]
+        size = cipher.update_into(chunk_hashes.tobytes(), buffer)
+        chunk_hashes ^= from_bytes(buffer[:size])
     return hashed
 
 
 def evaluate_rows(store: Elements, rows: Rows) -> Elements:
-    """Return the value of each row in a store, (n, 2), computed in pieces."""
+    """Decode the value of each of n IDs from a store, two words each, (n, 2), in chunks that save
+    memory. `rows`: which cells of the store each ID selects.
+    """
     values = np.empty((len(rows), 2), "<u8")
     for start in range(0, len(rows), _IDS_AT_ONCE):
         chunk = slice(start, start + _IDS_AT_ONCE)
@@ -491,8 +526,10 @@ def _compute_member_tags(
     *,
     report: Callable[[int, int], None],
 ) -> Tags:
-    """Return the tag of each of a member's IDs y: hash(Decode(K, y) + Delta H(y)), (n, length),
-    where Decode adds the cells of K that y selects.
+    """Return the tag of each of a member's n IDs, (n, length), by which the hub compares IDs.
+
+    The tag of an ID y is hash(Decode(K, y) + Delta H(y)), where Decode adds the cells of K that y
+    selects, and H(y) is part of its digest.
 
     Args:
         digests: digest of each ID, (n, 6) words (`digest_ids`).
@@ -506,46 +543,52 @@ def _compute_member_tags(
     cells = len(store) - DENSE
     tags = np.empty((count, length), np.uint8)
     for start in range(0, count, _IDS_AT_ONCE):
-        part = digests[start : start + _IDS_AT_ONCE]
-        values = decode_rows(store, Rows.from_digests(part, cells))
-        values ^= delta.multiply_elements(extract_targets(part))
-        tags[start : start + len(part)] = hash_values(values, key, length)
-        report(start + len(part), count)
+        chunk = digests[start : start + _IDS_AT_ONCE]
+        values = decode_rows(store, Rows.from_digests(chunk, cells))
+        values ^= delta.multiply_elements(extract_targets(chunk))
+        tags[start : start + len(chunk)] = hash_values(values, key, length)
+        report(start + len(chunk), count)
     return tags
 
 
 def match_tags(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
-    """Return the position of each of this party's tags, `own`, among `theirs`, those of the party
-    `sender`, (n,); -1 if it is not there. Raises RemoteProtocolError: `sender` sent a tag twice.
+    """Return the position of each of this party's n tags, `own`, among `theirs`, the tags of the
+    party `sender`, (n,); -1 for a tag that is not there.
+
+    Both sides are split into groups by the same rule, so that equal tags are in the same group and
+    sorting one group takes little memory.
+
+    Raises RemoteProtocolError: `sender` sent a tag twice.
     """
     positions = np.full(len(own), -1, np.int64)
-    parts = 1 + (len(own) + len(theirs)) // _TAGS_MATCHED_AT_ONCE
-    for part in range(parts):  # equal tags are in the same part, whose sorting takes little memory
-        own_positions = _select_part(own, part, parts)
-        their_positions = _select_part(theirs, part, parts)
-        matches = _match_part(
+    groups = 1 + (len(own) + len(theirs)) // _TAGS_MATCHED_AT_ONCE
+    for group in range(groups):
+        own_positions = _select_group(own, group, groups)
+        their_positions = _select_group(theirs, group, groups)
+        matches = _match_group(
             own.take(own_positions, axis=0), theirs.take(their_positions, axis=0), sender
         )
-        # The appended -1 is what a match of -1, none, selects.
+        # A match of -1 (none) selects the last element, which is -1, too.
         positions[own_positions] = np.append(their_positions, -1)[matches]
     return positions
 
 
-def _select_part(tags: Tags, part: int, parts: int) -> NDArray[np.int64]:
-    """Return the positions of the tags in group `part` of `parts`. The first two bytes of a tag
-    decide its group, so that equal tags are in the same one.
+def _select_group(tags: Tags, group: int, groups: int) -> NDArray[np.int64]:
+    """Return the positions of the tags that belong to the group with index `group` of `groups`. The
+    first two bytes of a tag decide its group, so that equal tags are in the same group.
     """
-    if parts == 1:
+    if groups == 1:
         return np.arange(len(tags))
     first_bytes = (tags[:, 0].astype(np.uint16) << np.uint16(8)) | tags[:, 1]
-    return np.flatnonzero(first_bytes % np.uint16(parts) == part)
+    return np.flatnonzero(first_bytes % np.uint16(groups) == group)
 
 
-def _match_part(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
+def _match_group(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
     """Return the position of each own tag among `theirs`, -1 if it is not there, by sorting all
     tags. Raises RemoteProtocolError: `sender` sent a tag twice.
     """
     words = from_bytes(_widen_tags(own) + _widen_tags(theirs))
+    # Sorting by the first word of a tag alone is faster, and is enough unless three tags share it.
     order = np.argsort(words[:, 0], kind="stable")
     begins_like_next = words[order[:-1], 0] == words[order[1:], 0]
     three_begin_alike = (begins_like_next[1:] & begins_like_next[:-1]).any()
@@ -555,7 +598,7 @@ def _match_part(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
     first = order[:-1][begins_like_next]
     second = order[1:][begins_like_next]
     is_equal = words[first, 1] == words[second, 1]
-    # Indices of two equal tags: own tags come first.
+    # The indices of two equal tags; own tags have lower indices than the sender's.
     lower = np.minimum(first, second)[is_equal]
     higher = np.maximum(first, second)[is_equal]
     if (lower >= len(own)).any():
@@ -563,7 +606,7 @@ def _match_part(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
             f"{sender} sent a tag twice; its set has duplicates, or it does not follow the protocol"
         )
     positions = np.full(len(own), -1, np.int64)
-    is_match = higher >= len(own)  # else two own tags are equal
+    is_match = higher >= len(own)  # otherwise both are own tags
     positions[lower[is_match]] = higher[is_match] - len(own)
     return positions
 
@@ -589,16 +632,16 @@ class Dealing(Generic[AnyKind]):
     Attributes:
         order: the kind of the hub's message to the dealer.
         dealt: the kind of the dealer's messages.
-        elements: returns the length of a vector for a number of the hub's IDs.
+        count_elements: returns the length of a vector for a number of the hub's IDs.
     """
 
     order: AnyKind
     dealt: AnyKind
-    elements: Callable[[int], int]
+    count_elements: Callable[[int], int]
 
     def make_order(self, endpoint: AnyEndpoint[AnyKind], size: int) -> Turn:
-        """Return the hub's turn that orders a vector OLE for `size` IDs with one member, and waits
-        for the dealer.
+        """Return the step of the hub's role that orders a vector OLE (correlated random vectors)
+        for `size` IDs and one member from the dealer, and waits for the dealer's message.
         """
         dealer = endpoint.agreement.dealer
         return endpoint.make_turn(self.order, {dealer: DEAL.pack(size)}, [dealer])
@@ -606,17 +649,22 @@ class Dealing(Generic[AnyKind]):
     def receive_hub_shares(
         self, endpoint: AnyEndpoint[AnyKind], size: int, members: Sequence[str], inbox: Inbox
     ) -> Generator[Turn, Inbox, dict[str, HubShare]]:
-        """Receive the hub's share for each member, ordering one after another; return them by
-        member.
+        """Receive the hub's shares of the vector OLEs, one for each member, and return them by
+        member. The vectors are ordered one after another, so that the dealer has one in memory.
 
-        `size`: the number of IDs that the hub announces. `inbox`: messages by sender, with the
-        dealer's answer to the first order, which was sent already.
+        Args:
+            endpoint: frames and parses the hub's messages.
+            size: the number of IDs that the hub announces.
+            members: the members' names.
+            inbox: messages by sender, with the dealer's answer to the first order, which was sent
+                already.
         """
         dealer = endpoint.agreement.dealer
-        length = count_hub_dealt_bytes(self.elements(size))
+        length = count_hub_dealt_bytes(self.count_elements(size))
         shares = dict[str, HubShare]()
         for member in members:
-            if shares:
+            is_first = not shares
+            if not is_first:
                 inbox = yield self.make_order(endpoint, size)
             dealt = endpoint.parse_message(inbox, dealer, self.dealt, length)
             shares[member] = HubShare.from_message(dealt)
@@ -631,22 +679,24 @@ class Dealing(Generic[AnyKind]):
     def deal_shares(
         self, endpoint: AnyEndpoint[AnyKind], hub: str, members: Sequence[str]
     ) -> Generator[Turn, Inbox, int]:
-        """Wait, at the dealer, for the hub's order for each member and send both their shares;
-        return the number of IDs that all orders are for. Raises RemoteProtocolError: the orders are
-        for different or too large numbers.
+        """Deal the vector OLEs at the dealer: for each member wait for the hub's order, and send
+        the hub and the member their shares. Return the number of IDs that all orders are for.
+
+        Raises RemoteProtocolError: the orders are for different numbers, or for a number that does
+        not fit the agreement.
         """
         size = 0
         sizes = set[int]()
         for member in members:
-            inbox = yield Turn((), [hub])
+            inbox = yield Turn(outgoing=(), awaited=[hub])
             order = endpoint.parse_message(inbox, hub, self.order, DEAL.size)
-            sizes.add(_parse_order(endpoint.agreement, hub, order))
+            size = _parse_order(endpoint.agreement, hub, order)
+            sizes.add(size)
             if len(sizes) > 1:
                 several = ", ".join(map(str, sorted(sizes)))
                 raise RemoteProtocolError(f"{hub} orders for sets of {several} IDs, it has one")
-            (size,) = sizes
-            to_hub, to_member = deal_vector_ole(self.elements(size))
-            yield endpoint.make_turn(self.dealt, {hub: to_hub, member: to_member}, ())
+            to_hub, to_member = deal_vector_ole(self.count_elements(size))
+            yield endpoint.make_turn(self.dealt, {hub: to_hub, member: to_member}, awaited=())
         return size
 
 
@@ -675,20 +725,21 @@ def count_member_dealt_bytes() -> int:
 
 
 def count_tag_bytes(hub_size: int, member_size: int) -> int:
-    """Return the bytes of a tag for sets of these sizes: enough that, except with probability
-    2^-40, no ID of a member has the tag of another ID of the hub (a false match) or of the member
-    (which would be refused).
+    """Return the bytes of a tag (hash of an ID) for sets of these sizes, the hub's and a member's.
+
+    Except with probability 2^-40, no two different IDs have the same tag: neither one of the member
+    and one of the hub (a false match), nor two of the member (which the hub would refuse).
     """
     pairs = max(hub_size, member_size, 1) * max(member_size, 1)
     return max(_MIN_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(pairs)) / 8))
 
 
 def compute_longest_message(agreement: IntersectionAgreement) -> int:
-    """Return the bytes of the longest message under an agreement: that with the tags, the dealer's
-    to the hub, or the hub's to a member.
+    """Return the bytes of the longest message under an agreement: a member's tags, the dealer's
+    message to the hub, or the hub's masked vector for a member.
     """
     largest = agreement.largest_size
     elements = count_vector_elements(largest)
-    tags = KEY_BYTES + count_tag_bytes(largest, largest) * largest
-    vector = KEY_BYTES + count_vector_bytes(elements)
-    return count_message_bytes(max(tags, count_hub_dealt_bytes(elements), vector))
+    tags_bytes = KEY_BYTES + count_tag_bytes(largest, largest) * largest
+    vector_bytes = KEY_BYTES + count_vector_bytes(elements)
+    return count_message_bytes(max(tags_bytes, count_hub_dealt_bytes(elements), vector_bytes))
