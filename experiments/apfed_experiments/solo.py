@@ -620,7 +620,7 @@ def _compare_run_classifiers(
     if config.model.is_own:
         # The run that trained this network imported it into this process.
         _, code_by_party = split_code(config, data.table.name, ())
-        networks = OwnCode.from_file(code_by_party[data.table.name]).copy_networks()
+        networks = OwnCode.from_settings(code_by_party[data.table.name]).copy_networks()
         task = replace(task, family=networks)
         if (
             networks is None

@@ -48,10 +48,10 @@ __all__ = [
 
 
 def _require_labeller(candidate: Any, import_path: str) -> type[Labeller]:
-    """Return a plug-in's imported object as a labeller class. Raises TypeError: the object is no
-    labeller class.
+    """Return a plug-in's imported object as a labeller class.
 
-    `import_path`: where it was imported from; not needed here.
+    `import_path`: where it was imported from; the table passes it, and it is not needed here.
+    Raises TypeError: the object is no labeller class.
     """
     del import_path
     labeller_class: type[Labeller] = require_class(candidate, Labeller)
@@ -67,8 +67,9 @@ LABELLERS: PluginTable[type[Labeller]] = PluginTable(
 
 
 def take_labeller(name: str) -> str:
-    """Return the table key of a built-in or plug-in labeller. Raises ValueError: no labeller has
-    this name.
+    """Return the table key of a built-in or plug-in labeller.
+
+    Raises ValueError (as validators of settings must): no labeller has this name.
     """
     try:
         return LABELLERS.take_name(name, key="labeller")
@@ -100,12 +101,18 @@ def make_labeller(
     key: bytes | None = None,
     seeded: bool = False,
 ) -> Labeller:
-    """Build the labeller of this name with its defaults; other arguments are for `PrivateLogistic`.
+    """Build the labeller of this name with its defaults.
 
-    `epsilon`, `delta`: privacy cost of the fitted model's noisy weights; epsilon None: no noise.
-    `key`: 32 secret bytes for the noise. `seeded`: whether the key is derived from the run's seed,
-    as in simulations. Raises ConfigError: an unknown name, or noise settings that the labeller
-    needs or does not take.
+    The arguments besides `name` are for `PrivateLogistic`, which adds noise to its weights.
+
+    Args:
+        name: a key of `LABELLERS`.
+        epsilon, delta: privacy cost of the noisy weights; epsilon None: there is no noise.
+        key: 32 secret bytes for the noise.
+        seeded: whether the key is derived from the run's seed, as in simulations.
+
+    Raises ConfigError: the name is unknown, or the labeller needs noise settings that are missing,
+    or takes none.
     """
     if name not in LABELLERS:
         raise ConfigError(f"no labeller {name!r}; there are {', '.join(LABELLERS)}")
@@ -123,11 +130,11 @@ def make_labeller(
 
 
 def take_labeller_without_noise(name: str, *, also: Sequence[str] = ()) -> str:
-    """Return the table key of a labeller without noise. A party uses such a labeller on its own
-    rows, and sends no votes, so no noise is needed.
+    """Return the table key of a labeller without noise.
 
-    `also`: names beyond the table's that the caller's setting accepts; they are returned unchanged.
-    Raises ValueError: another name.
+    It serves settings of a labeller that the active uses on its own rows: nothing is sent, so no
+    noise is needed. `also`: names beyond the table's that the setting accepts; they are returned
+    unchanged. Raises ValueError: another name.
     """
     if name in also:
         return name

@@ -37,8 +37,9 @@ _ROUNDING = 1 + 1e-9
 
 
 def vote_distance(*, signed: bool) -> float:
-    """Return the largest L2 distance of two rows of votes: sqrt 2, or 2 if `signed` (some are
-    negative).
+    """Return the largest L2 distance of two rows of votes, each with L1 norm at most 1.
+
+    It is sqrt 2, or 2 if `signed`, that is if votes may be negative.
     """
     return 2.0 if signed else math.sqrt(2)
 
@@ -47,10 +48,10 @@ def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: boo
     """Return the largest L2 distance of two rows of votes in fixed-point steps, rounding included.
 
     Args:
-        steps: L, number of fixed-point steps that encode the value 1: `FixedPoint.levels /
-            clip_norm`. Clipping brings no two rows further apart, so it needs no term here.
-        numbers: K, length of a row of votes. Rounding moves each by at most half a step in either
-            row, together by sqrt(K).
+        steps: number of fixed-point steps that encode the value 1: `FixedPoint.levels /
+            clip_norm`. Clipping brings no two rows further apart, so it adds nothing here.
+        numbers: K, length of a row of votes. Rounding moves each number by at most half a step in
+            either row, so the rows move by sqrt(K) together.
         signed: whether votes may be negative.
         integers: whether votes are whole numbers of steps already, within the same bound, so that
             nothing is rounded.
@@ -69,10 +70,10 @@ def build_vote_release(
     classes: int,
     integers: bool = False,
 ) -> SummedRelease:
-    """Return the mechanism that accounts for one person's vote in a noisy sum of votes.
+    """Return the privacy mechanism of one person's vote in a noisy sum of votes.
 
-    One person changes one row. The other rows and their noise are equally distributed and
-    independent, so K numbers count and not U K.
+    One person changes one row of K votes. All other rows and their noise are independent of it, so
+    the mechanism covers K numbers, however many rows are voted on.
 
     Args:
         labeller: the rule by which the passive votes; `labeller.signed` says whether votes may be
@@ -99,8 +100,9 @@ class TableGuarantee:
     """The epsilons of one person at one passive, at `delta`; infinite: no guarantee.
 
     Attributes:
-        vote: epsilon of the person's own vote, with a fixed labeller.
+        vote: epsilon of the person's own vote, with the labeller held fixed.
         unlabelled, labelled: epsilon of the whole record of a person without a label, and with one.
+        delta: the probability that an epsilon does not hold.
         pure: whether `vote` and `unlabelled` hold at delta 0.
         labeller: how the labeller works, in words.
         reader: against whom votes are protected, in words.
@@ -116,13 +118,11 @@ class TableGuarantee:
 
     @property
     def epsilon(self) -> float:
-        """epsilon_table: the cost of any person's whole record at the passive."""
+        """epsilon_table, the cost of any person's whole record at the passive: the larger one."""
         return max(self.unlabelled, self.labelled)
 
     def _describe_cases(self) -> tuple[str, ...]:
-        """Return in words the epsilon of one vote, and of a person's record without and with a
-        label.
-        """
+        """Return in words the epsilons of one vote, of an unlabelled and of a labelled record."""
         suffix = " at delta 0" if self.pure else f" at delta {self.delta:g}"
         return (
             (
@@ -155,14 +155,17 @@ class TableGuarantee:
 def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> TableGuarantee:
     """Return the guarantee for a passive's table whose votes are revealed once.
 
-    `labeller`: the rule by which the passive votes; `inductive` says whose votes a person's row
-    changes, and `model` what its fitted weights cost. `opening`: the mechanism through which votes
-    are revealed: `VoteResponse`, or a noisy sum (`build_vote_release`).
+    Args:
+        labeller: the rule by which the passive votes. Its `inductive` says whether a person's row
+            changes other people's votes, and its `model` what its fitted weights cost.
+        opening: the mechanism through which votes are revealed: `VoteResponse`, or a noisy sum
+            (`build_vote_release`).
+        delta: the probability that an epsilon does not hold.
     """
     if not 0 < delta < 1:
         raise ConfigError(f"expected 0 < delta < 1, got {delta}")
-    # With the labeller held fixed its weights cost nothing: mu = 0.
-    one_vote = _compose_with_opening(opening, 0.0, delta)
+    # With the labeller held fixed, its weights reveal nothing.
+    one_vote = _compose_with_opening(opening, weights_mu=0.0, delta=delta)
     weights_mu = labeller.model.mu
     covers_labelled = labeller.inductive and math.isfinite(weights_mu)
     labelled = _compose_with_opening(opening, weights_mu, delta) if covers_labelled else math.inf
@@ -184,15 +187,16 @@ def calibrate_votes(
     epsilon: float,
     delta: float,
 ) -> int:
-    """Return the smallest standard deviation of each passive's noise that keeps one vote within
-    epsilon, in fixed-point steps, with the labeller fixed.
+    """Return the least noise of each passive that keeps one vote within epsilon.
+
+    The result is a standard deviation in fixed-point steps; the labeller is held fixed.
 
     `labeller`: the rule by which the passive votes, named in the error. `make_release`: function
     from a standard deviation in fixed-point steps to the noisy sum with that noise
     (`build_vote_release`). Raises ConfigError: no deviation that a sum can carry suffices.
     """
     return min_deviation(
-        # The 1 is the number of releases of a row: each person is voted on once.
+        # Each person is voted on once, so there is 1 release of a row.
         lambda deviation: make_release(deviation).epsilon_of(1, delta) <= epsilon,
         f"votes of the labeller {labeller.name} at epsilon {epsilon:g} over 1 releases",
         "use fewer bits, a larger epsilon, or a smaller share of it for weights",
@@ -200,8 +204,10 @@ def calibrate_votes(
 
 
 def _compose_with_opening(opening: Opening, weights_mu: float, delta: float) -> float:
-    """Return epsilon, at `delta`, of two releases to the same reader: the classifier's weights,
-    which are `weights_mu`-GDP (0: they reveal nothing), then one vote through `opening`.
+    """Return the epsilon at `delta` of two releases to one reader: fitted weights, then one vote.
+
+    `opening`: the mechanism through which the vote is revealed. `weights_mu`: the weights are
+    mu-GDP; 0: they reveal nothing.
     """
     if isinstance(opening, VoteResponse):
         # Sequential composition of (epsilon, delta) and (epsilon', 0).
@@ -232,4 +238,5 @@ def _describe_record(person: str, epsilon: float, suffix: str) -> str:
 
 
 def _format_epsilon(epsilon: float) -> str:
+    """Return an epsilon with four significant digits."""
     return f"{epsilon:.4g}"

@@ -35,12 +35,13 @@ from secure_apfed.privacy.noise import NoiseSource
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Features = Floats | torch.Tensor
-"""One flattened row a person, (U, F)."""
+"""Features of U people, one flattened row of F numbers each, (U, F)."""
 
 
 class Labeller(ABC):
-    """A classifier by which a passive votes on labels, from its features and the few labels it is
-    sent; its name is its key in the table `LABELLERS`.
+    """A classifier by which a passive votes on labels, from its features and a few labels.
+
+    A vote is one row of class scores for a person. `name` is its key in the table `LABELLERS`.
 
     Attributes:
         linear: whether votes are a matrix that depends on features only, times the labels; then
@@ -62,17 +63,18 @@ class Labeller(ABC):
 
     @property
     def model(self) -> Mechanism:
-        """The privacy mechanism of the fitted classifier's weights: its privacy cost for a labelled
-        person whose features are replaced. By default there is no noise, so `NoPrivacy`.
+        """The privacy mechanism of the fitted classifier's weights.
+
+        It bounds the cost for a labelled person whose features are replaced. By default there is no
+        noise, so it is `NoPrivacy`.
         """
         return NoPrivacy()
 
     def for_question(self, question: bytes) -> "Labeller":
-        """Return this labeller with independent noise for one request for votes; a labeller without
-        noise, the default, returns itself.
+        """Return this labeller with noise of its own for one request for votes.
 
-        `question`: the request's bytes, which list its people and labels; the noise is derived from
-        them.
+        A labeller without noise, which is the default, returns itself. `question`: the request's
+        bytes, which list its people and labels; the noise is derived from them.
         """
         return self
 
@@ -98,23 +100,25 @@ class Labeller(ABC):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes on all rows, (U, K), in which the vote on a labelled row does not use that
-        row's label. The arguments are those of `label_rows`.
+        """Return votes on all rows in which a labelled row's vote does not use the row's own label.
 
         A party that knows the labels can thus estimate how good votes are on rows without labels.
         At most `MAX_VALIDATION_ROWS` labelled rows receive votes.
+
+        `features_UF`: F features of U rows. `labelled_n`, `labels_n`: indices and labels of the n
+        labelled rows. `classes`: K, number of classes. Returns votes (U, K).
         """
 
     @abstractmethod
     def describe_labelling(self) -> str:
-        """Return in words, for the report, how the labeller works, and whose votes a person's
-        features change.
-        """
+        """Return in words, for the report: how it works, and whose votes a person's row changes."""
 
 
 class LinearLabeller(Labeller):
-    """A labeller whose votes are A Y: Y (n, K) are the labels as unit vectors, and A (U, n) is
-    computed from features only, without noise.
+    """A labeller whose votes are linear in the labels: a matrix A times the one-hot labels Y.
+
+    A (U, n) is computed from features only, without noise, for U rows and n labels; Y is (n, K). So
+    votes can be computed from encrypted labels.
     """
 
     linear: ClassVar[bool] = True
@@ -122,29 +126,35 @@ class LinearLabeller(Labeller):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return the votes A Y, (U, K). The arguments are those of `Labeller.label_rows`."""
+        """Return the votes A Y on all U rows, (U, K) for K classes.
+
+        `labelled_n`, `labels_n`: indices and labels of the n labelled rows.
+        """
         return _sum_by_class(self.compute_matrix(features_UF, labelled_n), labels_n, classes)
 
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes in which no labelled row counts its own label, (U, K)."""
+        """Return votes (U, K) in which no labelled row's vote uses the row's own label."""
         matrix_Un = self.compute_matrix_without_own(features_UF, labelled_n)
         return _sum_by_class(matrix_Un, labels_n, classes)
 
     @abstractmethod
     def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return A, (U, n), which maps the n labels to votes on U rows; each row has L1 norm 1, or
-        0 for no vote.
+        """Return the matrix A, (U, n), which maps the n labels to votes on U rows.
+
+        Each row has L1 norm 1, or 0 for no vote.
         """
 
     def compute_matrix_without_own(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return A, (U, n), in which a labelled row's own label has weight 0, and each row is
-        divided by its L1 norm again.
+        """Return the matrix A, (U, n), in which a labelled row's own label has weight 0.
 
-        Only the first `MAX_VALIDATION_ROWS` labelled rows receive votes. For label spreading these
-        are the votes without that label. For ridge regression too, up to the features' scale: the
-        fit without a row is, at this row, (A Y - a y) / (1 - a) with a its own entry of A.
+        Each row is divided by its L1 norm again. Only the first `MAX_VALIDATION_ROWS` labelled rows
+        receive votes.
+
+        For label spreading, these are exactly the votes without the row's label. For ridge
+        regression they are, too, except for the scale of the features: the fit without a row gives
+        this row (A Y - a y) / (1 - a), where a is the row's own entry of A, and y its label.
         """
         matrix_Un = self.compute_matrix(features_UF, labelled_n)
         matrix_Un[labelled_n, np.arange(len(labelled_n))] = 0.0
@@ -163,7 +173,7 @@ def divide_by_norm(matrix_Un: Floats, order: int = 1) -> Floats:
 
     `order`: 1 for the L1 norm, 2 for the L2 norm.
     """
-    # First by the largest magnitude: a sum of tiny numbers may be too small to divide by.
+    # First divided by the largest magnitude, since a norm of tiny numbers may round to 0.
     largest_U = np.abs(matrix_Un).max(axis=1, keepdims=True, initial=0.0)
     scaled_Un = matrix_Un / np.where(largest_U > 0, largest_U, 1.0)
     norm_U = np.linalg.norm(scaled_Un, order, axis=1, keepdims=True)
@@ -171,10 +181,10 @@ def divide_by_norm(matrix_Un: Floats, order: int = 1) -> Floats:
 
 
 def harden_votes(votes_UK: Floats) -> Floats:
-    """Return each row of soft votes as a vote for one class, 1 at the largest number, (U, K).
+    """Turn each row of soft votes into a vote for one class: 1 at its largest number, (U, K).
 
-    Ties go to the lowest class, which depends on no other row. A row of zeros stays zero, since it
-    is no vote.
+    Ties go to the lowest class, so that a vote depends on no other row. A row of zeros stays zero,
+    since it is no vote.
     """
     hard_UK = np.zeros_like(votes_UK)
     rows_V = np.flatnonzero(votes_UK.any(axis=1))
@@ -183,8 +193,9 @@ def harden_votes(votes_UK: Floats) -> Floats:
 
 
 def check_features(features_UF: Features) -> Floats:
-    """Return features as a float64 matrix (U, F). Raises DataError: the matrix is empty, has
-    another rank, or is not finite.
+    """Return features as a float64 matrix (U, F), after checking it.
+
+    Raises DataError: it is empty, has another rank, or is not finite.
     """
     if isinstance(features_UF, torch.Tensor):
         features_UF = features_UF.detach().cpu().numpy()
@@ -197,8 +208,9 @@ def check_features(features_UF: Features) -> Floats:
 
 
 def check_positions(labelled_n: Integers, rows: int) -> Integers:
-    """Return the indices of labelled rows, int64 (n,), unchanged. Raises DataError: the indices
-    have another type or shape, repeat, or are not below `rows`.
+    """Return the indices of labelled rows unchanged, int64 (n,), after checking them.
+
+    Raises DataError: they have another type or shape, repeat, or are not in 0 to `rows` - 1.
     """
     positions: Integers = np.asarray(labelled_n)
     if positions.dtype != np.int64 or positions.ndim != 1 or not len(positions):
@@ -218,10 +230,10 @@ def check_positions(labelled_n: Integers, rows: int) -> Integers:
 
 
 def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
-    """Return labels, int64 (n,), unchanged. Raises DataError: the labels have another type or
-    number, or are not in 0..K-1.
+    """Return labels unchanged, int64 (n,), after checking them.
 
-    `count`: n, number of labels expected. `classes`: K.
+    `count`: how many labels are expected. `classes`: number of classes. Raises DataError: the
+    labels have another type or number, or are not below `classes`.
     """
     labels: Integers = np.asarray(labels_n)
     if labels.dtype != np.int64 or labels.shape != (count,):
@@ -238,8 +250,8 @@ def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
 
 
 MAX_VALIDATION_ROWS = 2_000
-"""Labelled rows at most, the first ones, that are voted on without their own label, and so can
-validate votes."""
+"""Largest number of labelled rows that receive votes without their own label, and so can validate
+votes. They are the first ones."""
 _COLUMNS_AT_ONCE = 32
 """Columns that one thread spreads at once."""
 _MAX_THREADS = 8
@@ -248,7 +260,7 @@ _FOLDS = 10
 _ALPHA = 0.2
 """The share that a row takes from its neighbours in label spreading."""
 _MAX_HOPS = 50
-"""Edges of a path at most; on longer ones a label has a weight below alpha^50."""
+"""Largest number of edges of a path; on longer ones a label has a weight below alpha^50."""
 _CONVERGED = 1e-12
 """Relative weight of longer paths below which spreading stops."""
 _MAX_TREE_COLUMNS = 8
@@ -259,7 +271,7 @@ _MAX_EXACT_ROWS = 20_000
 _LINKS = 16
 """Links of a row in the search graph (HNSW's M)."""
 _SEARCH_BREADTH = 48
-"""Candidates of a search in it at least (HNSW's ef)."""
+"""Smallest number of candidates of a search in the search graph (HNSW's ef)."""
 _JITTER = 1e-4
 """Deviation by which rows are moved for the search graph, relative to the largest number."""
 _TOLERANCE = 1e-5
@@ -285,18 +297,20 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Spreading(LinearLabeller):
-    """A labeller that spreads labels along the edges of a graph; a row without a path to a label
-    has no vote.
+    """A labeller that spreads labels along the edges of a nearest-neighbour graph.
+
+    A row without a path to a label has no vote.
 
     D. Zhou, O. Bousquet, T. N. Lal, J. Weston, B. Schoelkopf, "Learning with Local and Global
-    Consistency", NIPS 2004: F = (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2. W has 1 where either
-    of two rows is among the other's 10 nearest, 0 elsewhere. Where the paper takes F's largest
-    entry, each row of the n labelled columns of (I - alpha S)^-1 is here divided by its sum, which
-    needs no label and leaves the largest entry where it was.
+    Consistency", NIPS 2004: F = (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2. Y are the one-hot
+    labels. W has 1 where either of two rows is among the other's 10 nearest, 0 elsewhere; D has the
+    sums of W's rows. The paper takes the class of F's largest entry. Here each row of the n
+    labelled columns of (I - alpha S)^-1 is divided by its sum, which needs no label and leaves the
+    largest entry where it was.
 
-    A person's features change the graph and so the votes on others, without a bound. So a guarantee
-    for one row of votes does not cover a person. Nearest neighbours do not depend on a common
-    scale.
+    A person's features change the graph, and so the votes on others, without a bound. So a
+    guarantee for one row of votes does not cover a person's record. Votes do not depend on the
+    features' common scale.
 
     Attributes:
         neighbours: nearest rows that a row is linked to.
@@ -312,7 +326,7 @@ class Spreading(LinearLabeller):
     alpha: float = _ALPHA
 
     def __post_init__(self) -> None:
-        """Refuse no neighbour, or an alpha outside (0, 1). Raises ConfigError."""
+        """Raise ConfigError unless there is a neighbour, and alpha is between 0 and 1."""
         if self.neighbours < 1 or not 0 < self.alpha < 1:
             raise ConfigError(
                 "label spreading takes 1 neighbour or more and an alpha between 0 and 1, got "
@@ -320,8 +334,10 @@ class Spreading(LinearLabeller):
             )
 
     def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return the labelled rows' columns of (I - alpha S)^-1, (U, n), rows divided by their
-        norm.
+        """Return how much each labelled row contributes to each row's vote, (U, n).
+
+        These are the labelled rows' columns of (I - alpha S)^-1, S being the normalised graph; each
+        row is divided by its L1 norm.
         """
         features_UF = check_features(features_UF)
         labelled_n = check_positions(labelled_n, len(features_UF))
@@ -331,10 +347,10 @@ class Spreading(LinearLabeller):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return the votes A Y, (U, K), without computing A, which would take 4 GB for 22,500
-        labels of as many rows.
+        """Return the votes A Y, (U, K), without computing the matrix A.
 
-        A has no negative entries, so the L1 norm of its rows equals that of A Y's.
+        A would take 4 GB for 22,500 labels of as many rows. It has no negative entries, so that its
+        rows have the same L1 norm as the rows of A Y.
         """
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
@@ -345,10 +361,10 @@ class Spreading(LinearLabeller):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes (U, K); those on labelled rows are computed from the other labels only.
+        """Return votes (U, K); a labelled row's vote is computed from the other labels only.
 
-        Subtracting the own label's term from the sum instead would leave mostly rounding errors, as
-        it is the largest.
+        Its own label has the largest weight. Subtracting it from the sum afterwards would leave
+        mostly rounding errors.
         """
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
@@ -364,18 +380,17 @@ class Spreading(LinearLabeller):
     def _spread_columns(
         self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats
     ) -> Floats:
-        """Return columns given at the labelled rows, (n, C), spread over the graph to all rows, (U,
-        C).
-        """
+        """Spread C columns of numbers from n labelled rows over the graph to all rows, (U, C)."""
         term_UC = scatter_columns(len(features_UF), labelled_n, columns_nC)
         return self.propagate_columns(self._build_graph(features_UF), term_UC)
 
     def propagate_columns(self, graph_UU: "scipy.sparse.csr_array", term_UC: Floats) -> Floats:
         """Return (I - alpha S)^-1 times these columns, (U, C).
 
-        `graph_UU`: S, the normalised graph. `term_UC`: the columns. (I - alpha S)^-1 is the sum of
-        (alpha S)^t over paths of length t. No term is negative, so a row far from all labels is as
-        exact as the others once its paths are included; paths longer than 50 edges are omitted.
+        (I - alpha S)^-1 is the sum of (alpha S)^t over path lengths t. Paths of more than 50 edges
+        are omitted. No term is negative, so a row far from all labels is as exact as the others.
+
+        `graph_UU`: S, the normalised graph of the U rows. `term_UC`: C columns of numbers.
         """
         step_UU = self.alpha * graph_UU
         sum_UC = term_UC.copy()
@@ -398,11 +413,11 @@ class Spreading(LinearLabeller):
 
 
 def find_nearest_rows(features_UF: Floats, neighbours: int) -> Integers:
-    """Return the indices of the nearest other rows of each row, the nearest first, (U, N).
+    """Return the indices of the N nearest other rows of each of U rows, nearest first, (U, N).
 
-    N is `neighbours`, or all other rows if they are fewer. Above `_MAX_EXACT_ROWS` rows these are
-    approximate, by graph search (Malkov and Yashunin 2018, HNSW), whose time grows little faster
-    than the number of rows.
+    N is `neighbours`, or the number of all other rows if they are fewer. With more than
+    `_MAX_EXACT_ROWS` rows, neighbours are approximate, by graph search (Malkov and Yashunin 2018,
+    HNSW), whose time grows little faster than the number of rows.
     """
     from sklearn.neighbors import NearestNeighbors
 
@@ -442,8 +457,8 @@ def _find_nearest_approximately(features_UF: Floats, neighbours: int) -> Integer
     index.hnsw.efSearch = max(_SEARCH_BREADTH, 2 * neighbours)
     with threadpool_limits(usable_cores(), "openmp"):
         _, found_UN = index.search(rows_UF, neighbours + 1)
-    # A row finds itself, too, and -1 where it finds too few: both go to the end, and the row itself
-    # stands for the latter.
+    # A row finds itself, too. If it finds too few rows, the rest are -1, which the row's own index
+    # replaces. Own indices are sorted to the end.
     own_U1 = np.arange(len(rows_UF))[:, None]
     found_UN = np.where(found_UN < 0, own_U1, found_UN)
     order_UN = np.argsort(found_UN == own_U1, axis=1, kind="stable")
@@ -452,31 +467,33 @@ def _find_nearest_approximately(features_UF: Floats, neighbours: int) -> Integer
 
 
 def build_graph(nearest_UN: Integers) -> "scipy.sparse.csr_array":
-    """Return S = D^-1/2 W D^-1/2, (U, U), sparse: the normalised graph of rows and their nearest.
+    """Return the normalised nearest-neighbour graph S = D^-1/2 W D^-1/2, (U, U), sparse.
 
-    W is 1 where either of two rows is among the other's nearest, and D has the sums of its rows.
+    W is 1 where either of two rows is among the other's nearest; D has the sums of W's rows.
 
-    `nearest_UN`: indices of each row's nearest rows.
+    `nearest_UN`: the indices of the N nearest rows of each of U rows.
     """
     rows, neighbours = nearest_UN.shape
     if not neighbours:
         return scipy.sparse.csr_array((rows, rows))
     row_starts = np.arange(0, rows * neighbours + 1, neighbours)
     columns = nearest_UN.ravel()
-    if rows * neighbours < 2**30:  # both directions of all edges can be counted in int32
+    # Both directions of all edges can be counted in int32, which saves memory.
+    if rows * neighbours < 2**30:
         row_starts = row_starts.astype(np.int32)
         columns = columns.astype(np.int32)
     ones = np.ones(rows * neighbours)
     adjacency_UU = scipy.sparse.csr_array((ones, columns, row_starts), (rows, rows))
     weight_UU = adjacency_UU.maximum(adjacency_UU.T)
-    degree_U = np.asarray(weight_UU.sum(axis=1)).ravel()  # at least 1
+    degree_U = np.asarray(weight_UU.sum(axis=1)).ravel()  # at least 1, so it can be divided by
     inverse_root_UU = scipy.sparse.diags_array(1 / np.sqrt(degree_U))
     return scipy.sparse.csr_array(inverse_root_UU @ weight_UU @ inverse_root_UU)
 
 
 def scatter_columns(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
-    """Return a matrix with `rows` rows, (U, C), which has these numbers in its labelled rows, and 0
-    elsewhere.
+    """Return a matrix (rows, C) that has these C columns in its labelled rows, and 0 elsewhere.
+
+    `labelled_n`: indices of the n labelled rows. `columns_nC`: their numbers.
     """
     placed_UC = np.zeros((rows, columns_nC.shape[1]), columns_nC.dtype)
     placed_UC[labelled_n] = columns_nC
@@ -489,18 +506,24 @@ def spread_without_own(
     truth_nK: Floats,
     alphas: Sequence[float],
 ) -> list[Floats]:
-    """Return the votes of label spreading on labelled rows, each without its own label, (n, K) for
-    each alpha; zeros after the first `MAX_VALIDATION_ROWS` rows.
+    """Return the votes of label spreading on labelled rows, each without the row's own label.
 
-    The same paths serve all alphas, and (I - alpha S)^-1 is symmetric, so the columns C of the
-    rows that are voted on suffice. S lengthens no column, so paths beyond t edges add at most
-    alpha^t alpha / (1 - alpha) to an entry. In an approximate graph paths are in float32: nothing
-    is negative, so no other accuracy is lost. There rows are reordered so that neighbours are close
-    in memory, since fetching them takes most of the time (Cuthill and McKee 1969), and several
-    threads share the work, which changes no result.
+    There is one array (n, K) for each alpha; rows after the first `MAX_VALIDATION_ROWS` are zeros.
 
-    `graph_UU`: S, the normalised graph. `labelled_n`: indices of the labelled rows. `truth_nK`:
-    their one-hot labels. `alphas`: values of `Spreading.alpha` to compare.
+    The same paths serve all alphas. (I - alpha S)^-1 is symmetric, so that the columns of the rows
+    that are voted on suffice. S lengthens no column, so that paths beyond t edges add at most
+    alpha^t alpha / (1 - alpha) to an entry.
+
+    A large graph is approximate anyway, so its paths are computed in float32; nothing is negative,
+    so no other accuracy is lost. Its rows are reordered so that neighbours are close in memory,
+    since fetching them takes most of the time (Cuthill and McKee 1969). Several threads share the
+    work, which changes no result.
+
+    Args:
+        graph_UU: S, the normalised graph of U rows.
+        labelled_n: indices of the n labelled rows.
+        truth_nK: their one-hot labels, K classes.
+        alphas: values of `Spreading.alpha` to compare.
     """
     rows = graph_UU.shape[0]
     scores_AnK = np.zeros((len(alphas), *truth_nK.shape))
@@ -511,7 +534,7 @@ def spread_without_own(
         labelled_n = np.argsort(order_U)[labelled_n]
 
     def spread_part(part: Integers) -> None:
-        """Compute the votes on a part of the labelled rows, for every alpha."""
+        """Store the votes on a part of the labelled rows in `scores_AnK`, for every alpha."""
         reach_AnC = _find_reach_of_part(graph_UU, labelled_n, part, alphas)
         for scores_nK, reach_nC in zip(scores_AnK, reach_AnC, strict=True):
             scores_nK[part] = divide_by_norm(reach_nC.T @ truth_nK)
@@ -528,13 +551,13 @@ def spread_without_own(
 def find_reach(
     graph_UU: "scipy.sparse.csr_array", labelled_n: Integers, alphas: Sequence[float]
 ) -> Floats:
-    """Return the weight in label spreading of each labelled row's label (first n) for each other
-    labelled row (second n), (A, n, n), for each alpha; 0 for its own.
+    """Return how much each labelled row's label counts for each other labelled row, (A, n, n).
 
-    These weights serve every choice of labels of these rows, since spreading is linear in them. For
-    many labels `spread_without_own` takes less memory.
+    Entry (a, i, j) is the weight of row i's label in the vote on row j, for the a-th alpha; it is 0
+    for i = j. Spreading is linear in the labels, so these weights serve every choice of labels of
+    these rows. For many labels `spread_without_own` takes less memory.
 
-    `graph_UU`: S, the normalised graph. `labelled_n`: indices of the labelled rows. `alphas`: A
+    `graph_UU`: S, the normalised graph. `labelled_n`: indices of the n labelled rows. `alphas`: A
     values of alpha.
     """
     parts = _split_columns(np.arange(len(labelled_n)))
@@ -554,15 +577,15 @@ def _find_reach_of_part(
     part: Integers,
     alphas: Sequence[float],
 ) -> Floats:
-    """Return the weight of each labelled row's label for some labelled rows, (A, n, C), for each
-    alpha; 0 for its own.
+    """Return how much each of n labelled rows' labels counts for C of these rows, (A, n, C).
 
-    `graph_UU`: S, the normalised graph. `labelled_n`: indices of the labelled rows. `part`: indices
-    of some among these, (C,). `alphas`: A values of alpha.
+    A row's own label counts 0. `graph_UU`: S, the normalised graph. `labelled_n`: indices of the
+    labelled rows. `part`: indices of the C rows among the labelled ones. `alphas`: A values of
+    alpha.
     """
     count = len(labelled_n)
     alpha_A11 = np.reshape(alphas, (-1, 1, 1))
-    # Start with weight 1 at each row of the part, one column a row.
+    # One column for each row of the part, with weight 1 at this row.
     unit_CC = np.eye(len(part), dtype=graph_UU.dtype)
     term_UC = scatter_columns(graph_UU.shape[0], labelled_n[part], unit_CC)
     reach_AnC = np.zeros((len(alphas), count, len(part)))
@@ -572,7 +595,7 @@ def _find_reach_of_part(
         # A row's own label never counts for the row itself.
         term_nC[part, np.arange(len(part))] = 0.0
         reach_AnC += alpha_A11**hop * term_nC
-        # The most that longer paths can still add; see `spread_without_own`.
+        # A bound on what longer paths can still add; see `spread_without_own`.
         remaining_A11 = count * alpha_A11 ** (hop + 1) / (1 - alpha_A11)
         reached_A1C = reach_AnC.sum(axis=1, keepdims=True)
         if (remaining_A11 <= _CONVERGED * reached_A1C).all():
@@ -581,13 +604,14 @@ def _find_reach_of_part(
 
 
 class Ridge(LinearLabeller):
-    """A least-squares fit to one-hot labels, with penalty lambda |weights|^2, on x and cosines.
+    """A ridge regression to one-hot labels, on features and random cosines of them.
 
     A. Rahimi, B. Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007, Algorithm 1:
-    cosines sqrt(2 / R) cos(w x + b) with normal w stand for a Gaussian kernel. With phi all
-    features of a row and P those of the n labelled rows, votes are A Y with A = phi P^T (P P^T +
-    lambda I)^-1, which needs no label; each row of A is divided by its L1 norm, which leaves the
-    largest vote where it was. The cosines are public.
+    R cosines sqrt(2 / R) cos(w x + b) with normal w stand for a Gaussian kernel. Let phi be the
+    expanded features of a row, and P those of the n labelled rows. Votes are A Y with A = phi P^T
+    (P P^T + lambda I)^-1, which needs no label; lambda is the penalty, Y are the one-hot labels.
+    Each row of A is divided by its L1 norm, which leaves the largest vote where it was. The
+    cosines' random numbers are public.
     """
 
     name: ClassVar[str] = "ridge"
@@ -596,9 +620,7 @@ class Ridge(LinearLabeller):
     signed: ClassVar[bool] = True
 
     def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """Return the ridge regression's matrix A from labels to votes, (U, n), rows divided by
-        their norm.
-        """
+        """Return the matrix A from n labels to votes on U rows, (U, n), with rows of L1 norm 1."""
         features_UF = check_features(features_UF)
         labelled_n = check_positions(labelled_n, len(features_UF))
         mean_F, size = measure_scale(features_UF[labelled_n])
@@ -609,9 +631,9 @@ class Ridge(LinearLabeller):
         return divide_by_norm(phi_UP @ solved_nP.T)
 
     def _expand_features(self, x_UF: Floats) -> Floats:
-        """Return phi, (U, P): a constant 1, x, and random cosine features of x, concatenated.
+        """Return the expanded features of U rows: a constant 1, the row, and random cosines of it.
 
-        `x_UF`: scaled rows with a norm of about 1, as that of their cosines.
+        `x_UF`: rows scaled to a norm of about 1, which is the norm of their cosines, too.
         """
         rng = np.random.default_rng(derive_seed(0, "labellers", self.name))
         w_FR = rng.standard_normal((x_UF.shape[1], _COSINES))
@@ -638,12 +660,16 @@ class Logistic(Labeller):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return class probabilities by a regression fitted to the labelled rows, (U, K)."""
+        """Return class probabilities by a regression fitted to the labelled rows, (U, K).
+
+        `labelled_n`, `labels_n`: indices and labels of these n rows. `classes`: K.
+        """
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
         )
         mean_F, size = measure_scale(features_UF[labelled_n])
-        mean_norm = np.sqrt(features_UF.shape[1])  # as of standardised columns
+        # The usual penalty suits rows with the norm of standardised columns.
+        mean_norm = np.sqrt(features_UF.shape[1])
         x_UF = append_constant((features_UF - mean_F) / size * mean_norm, 1.0)
         strength = _STRENGTH / len(labelled_n)
         theta_FK = minimise_loss(
@@ -654,9 +680,9 @@ class Logistic(Labeller):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes (U, K); those on labelled rows without their own label, by cross-fitting.
+        """Return votes (U, K); a labelled row's vote is by a regression without its fold.
 
-        A single labelled row gets no vote.
+        If there is a single labelled row, it gets no vote.
         """
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n] = 0.0
@@ -755,8 +781,9 @@ class PrivateLogistic(Labeller):
         self._noise = NoiseSource(key, secret=not seeded)
 
     def for_question(self, question: bytes) -> "PrivateLogistic":
-        """Return a copy whose noise is independent for this request for votes; `question`: the
-        request's bytes.
+        """Return a copy whose noise is independent of that for other requests for votes.
+
+        `question`: the request's bytes.
         """
         other = copy.copy(self)
         other._noise = self._noise.for_content(question)
@@ -768,8 +795,9 @@ class PrivateLogistic(Labeller):
         return GaussianRelease(noise_multiplier=1 / self._mu)
 
     def bound_residual(self, classes: int) -> float:
-        """Return r, the bound on |p - e_y| at the minimum of the loss; see the class's proof, step
-        4.
+        """Return the largest norm of a row's error at the loss's minimum: r in the class's proof.
+
+        The error is the predicted probabilities minus the one-hot label; see step 4 of the proof.
         """
         general_bound = math.sqrt(2)
         bound_at_zero = math.sqrt(1 - 1 / classes)
@@ -779,10 +807,9 @@ class PrivateLogistic(Labeller):
         return min(general_bound, bound_at_zero / (1 - 1 / (2 * self.strength)))
 
     def compute_sensitivity(self, *, labelled: int, classes: int) -> float:
-        """Return the replace-one L2 sensitivity of all weights together; see the class's proof,
-        step 3.
+        """Return how far replacing one labelled row can move the fitted weights, in L2 norm.
 
-        `labelled`: n, how many rows they are fitted to.
+        This is step 3 of the class's proof. `labelled`: number of rows that they are fitted to.
         """
         minimiser_distance = (
             2 * self.bound_residual(classes) * _ROUNDING / (labelled * self.strength)
@@ -791,13 +818,19 @@ class PrivateLogistic(Labeller):
         return minimiser_distance + fitting_error
 
     def compute_sigma(self, *, labelled: int, classes: int) -> float:
-        """Return the standard deviation of the noise on each weight; `labelled`: n."""
+        """Return the standard deviation of the noise on each weight.
+
+        `labelled`: number of rows that the weights are fitted to.
+        """
         return self.compute_sensitivity(labelled=labelled, classes=classes) / self._mu
 
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return class probabilities by a regression with noisy weights, (U, K)."""
+        """Return class probabilities by a regression with noisy weights, (U, K).
+
+        Scores are in units of the noise's deviation.
+        """
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
         )
@@ -812,17 +845,17 @@ class PrivateLogistic(Labeller):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes (U, K), those on labelled rows, too, by the one noisy regression.
+        """Return votes (U, K), also on labelled rows, by a single noisy regression.
 
-        Further regressions would be further releases. So a labelled row's own label is used, but
-        changes the weights by no more than their noise covers.
+        Regressions without a row's label would be further releases, which cost privacy. So a
+        labelled row's own label is used; it moves the weights by no more than their noise covers.
         """
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n[MAX_VALIDATION_ROWS:]] = 0.0
         return votes_UK
 
     def normalise_rows(self, features_UF: Floats) -> Floats:
-        """Return the rows with L2 norm 1, on which the sensitivity rests."""
+        """Return the rows divided by their L2 norm; the sensitivity assumes a norm of at most 1."""
         return divide_by_norm(features_UF, order=2)
 
     def fit_weights(self, x_nF: Floats, labels_n: Integers, classes: int) -> Floats:
@@ -846,8 +879,9 @@ class PrivateLogistic(Labeller):
 def _check_inputs(
     features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
 ) -> tuple[Floats, Integers, Integers]:
-    """Return features, indices of labelled rows, and labels, once `check_features`,
-    `check_positions` and `check_labels` accept them. Raises DataError: one of them refuses.
+    """Return features, indices of labelled rows, and their labels, after checking all three.
+
+    Raises DataError: one of them is malformed, or they do not fit together.
     """
     features_UF = check_features(features_UF)
     labelled_n = check_positions(labelled_n, len(features_UF))
@@ -860,34 +894,41 @@ def append_constant(x_UF: Floats, constant: float) -> Floats:
 
 
 def compute_probabilities(x_UF: Floats, theta_FK: Floats) -> Floats:
-    """Return the class probabilities of a softmax regression with these weights, (U, K)."""
+    """Return the class probabilities of a softmax regression, (U, K).
+
+    `x_UF`: F features of U rows. `theta_FK`: weights for K classes.
+    """
     return np.asarray(scipy.special.softmax(x_UF @ theta_FK, axis=1), dtype=np.float64)
 
 
 def minimise_loss(
     x_nF: Floats, labels_n: Integers, classes: int, *, strength: float, tolerance: float
 ) -> Floats:
-    """Return the weights T of a regularised softmax regression, (F, K), with |grad J(T)| <=
-    tolerance in the Frobenius norm.
+    """Return the weights T of a regularised softmax regression, (F, K).
 
-    J(T) = 1/n sum over i of -log softmax(T x_i)[y_i] + Lambda/2 |T|^2
+    They minimise J(T) = 1/n sum over i of -log softmax(T x_i)[y_i] + Lambda/2 |T|^2, up to
+    |grad J(T)| <= tolerance in the Frobenius norm.
 
-    J is Lambda-strongly convex, so that |T - T*| <= |grad J(T)| / Lambda for every T: how far the
-    minimiser still is can be read from the gradient. The constant is among the features, and
-    regularised like the others: one class alone has a minimiser, too.
+    J is Lambda-strongly convex, so that |T - T*| <= |grad J(T)| / Lambda for every T: the gradient
+    shows how far the minimiser T* still is. If the features have a constant, its weights are
+    penalised like the others, so that labels of a single class have a minimiser, too.
 
-    L-BFGS comes near; gradient steps of length 1 / L, which shrink the distance to the minimiser by
-    1 - Lambda / L each, go the rest of the way, however far it is. L = max |x|^2 / 2 + Lambda,
-    since the Hessian of -log softmax has no eigenvalue above 1/2. The tolerance must lie far above
-    1e-15 times the longest row.
+    L-BFGS comes near. Gradient steps of length 1 / L go the rest of the way, however far it is;
+    each shrinks the distance to the minimiser by the factor 1 - Lambda / L. L = max |x|^2 / 2 +
+    Lambda, since the Hessian of -log softmax has no eigenvalue above 1/2. The tolerance must lie
+    far above 1e-15 times the longest row.
 
-    `x_nF`: the labelled rows. `labels_n`: class of each, in 0..K-1. `classes`: K. `strength`:
-    Lambda, weight of the L2 penalty.
+    Args:
+        x_nF: F features of the n labelled rows.
+        labels_n: class of each row, in 0..K-1.
+        classes: K, number of classes.
+        strength: Lambda, weight of the L2 penalty.
+        tolerance: the largest norm of the gradient at the result.
     """
     target_nK = np.eye(classes)[labels_n]
     shape = (x_nF.shape[1], classes)
 
-    def value_and_gradient(flat: Floats) -> tuple[float, Floats]:
+    def compute_value_and_gradient(flat: Floats) -> tuple[float, Floats]:
         """Return J and its gradient at these flattened weights."""
         theta_FK = flat.reshape(shape)
         logits_nK = x_nF @ theta_FK
@@ -897,7 +938,7 @@ def minimise_loss(
         return loss + strength / 2 * float((flat**2).sum()), gradient_FK.ravel()
 
     result = scipy.optimize.minimize(
-        value_and_gradient,
+        compute_value_and_gradient,
         np.zeros(shape[0] * classes),
         jac=True,
         method="L-BFGS-B",
@@ -912,18 +953,18 @@ def minimise_loss(
     theta = np.asarray(result.x, dtype=np.float64)
     lipschitz = float((x_nF**2).sum(axis=1).max()) / 2 + strength  # L
     step_size = 1 / lipschitz
-    gradient = value_and_gradient(theta)[1]
+    _, gradient = compute_value_and_gradient(theta)
     while float(np.linalg.norm(gradient)) > tolerance:
         theta = theta - step_size * gradient
-        gradient = value_and_gradient(theta)[1]
+        _, gradient = compute_value_and_gradient(theta)
     return theta.reshape(shape)
 
 
 def measure_scale(x_nF: Floats) -> tuple[Floats, float]:
-    """Return the rows' mean (F,), and their root-mean-square distance from it; 1 if that is 0 up to
-    rounding errors.
+    """Return the rows' mean, (F,), and their root-mean-square distance from it.
 
-    One number serves all columns: tables come standardised, and pixels share one unit.
+    The distance scales all columns alike, since tables come standardised, and pixels share one
+    unit. If it is 0 up to rounding errors, 1 is returned instead, by which rows can be divided.
     """
     mean_F = np.asarray(x_nF.mean(axis=0))
     rms_distance = float(np.sqrt(((x_nF - mean_F) ** 2).sum(axis=1).mean()))

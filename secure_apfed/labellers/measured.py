@@ -20,9 +20,9 @@ __all__ = ["check_votes", "require_short"]
 
 _MAX_LABELLED = 20
 _MAX_UNLABELLED = 40
-"""Labelled and unlabelled rows on which a labeller is tested, at most."""
+"""Largest numbers of labelled and of unlabelled rows on which a labeller is tested."""
 _OUTLIER_FACTOR = 1000.0
-"""How many times further out replaced features are than the largest ones."""
+"""How many times larger replaced features are than the largest ones."""
 _TOLERANCE = 1e-9
 _SEED = 20261128
 
@@ -37,22 +37,23 @@ def check_votes(
     owner: str = "",
     is_judge: bool = True,
 ) -> None:
-    """Refuse a labeller whose votes on some of these rows contradict the properties that its class
-    declares.
+    """Refuse a labeller whose votes contradict the properties that its class declares.
 
-    The features of unlabelled people are replaced by copies of labelled ones and by extreme ones,
-    and the votes on all others are compared. The labeller votes at most four times, on at most 60
-    rows.
+    It votes on a sample of these rows. Then the features of unlabelled people are replaced by
+    copies of labelled ones, and by extreme numbers. If the labeller is declared inductive, the
+    votes on all other people must stay. It votes at most four times, on at most 60 rows.
 
     Args:
-        features_UF, labelled_n, labels_n, classes: features (U, F) of all rows, indices and labels
-            of the labelled ones (n,), and number of classes K.
+        labeller: the labeller to test.
+        features_UF: F features of all U rows.
+        labelled_n, labels_n: indices and labels of the n labelled rows.
+        classes: number of classes.
         owner: the labeller's party, for the error.
-        is_judge: True: vote by `label_without_own`, where a labelled row's vote does not use its
-            own label; False: by `label_rows`.
+        is_judge: whether it votes by `label_without_own`, where a labelled row's vote does not use
+            its own label; False: by `label_rows`.
 
     Raises:
-        PromiseError: names the class, the property and the changed votes.
+        PromiseError: its text names the class, the property and the changed votes.
     """
     features_UF, labelled_n, labels_n = _sample_rows(
         check_features(features_UF), labelled_n, labels_n
@@ -61,7 +62,7 @@ def check_votes(
     compute = labeller.label_without_own if is_judge else labeller.label_rows
 
     def compute_votes(rows_UF: Floats) -> Floats:
-        """Return the votes on these features, which the labeller cannot change."""
+        """Return the votes on these features; a copy protects them from changes in place."""
         return compute(rows_UF.copy(), labelled_n, labels_n, classes)
 
     prefix = f"{owner}: " if owner else ""
@@ -92,10 +93,11 @@ def check_votes(
 
 
 def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> None:
-    """Refuse rows with an L1 norm above 1, and negative votes of a class that declares none.
+    """Refuse votes with an L1 norm above 1, and negative votes of a class that declares none.
 
-    `votes_UK`: votes, or a matrix A of `LinearLabeller`, whose rows have the same bounds. `owner`:
-    the labeller's party, for the error. Raises PromiseError: names the class and the worst number.
+    `labeller`: the labeller that gave the votes. `votes_UK`: votes, or a matrix A of
+    `LinearLabeller`, whose rows have the same bounds. `owner`: the labeller's party, for the error.
+    Raises PromiseError: its text names the class and the worst number.
     """
     prefix = f"{owner}: " if owner else ""
     name = type(labeller).__name__
@@ -116,10 +118,10 @@ def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> N
 def _sample_rows(
     features_UF: Floats, labelled_n: Integers, labels_n: Integers
 ) -> tuple[Floats, Integers, Integers]:
-    """Return the features of some labelled rows, which come first, and of some unlabelled ones;
-    the indices of the labelled among these; and their labels.
+    """Return a sample of labelled rows, followed by a sample of unlabelled rows.
 
-    The choice is pseudorandom and always the same.
+    The sample is pseudorandom, and always the same. Returns the sampled features, the indices of
+    the labelled rows among them, and their labels.
     """
     unlabelled = np.setdiff1d(np.arange(len(features_UF)), labelled_n)
     rng = np.random.default_rng(_SEED)
@@ -132,10 +134,11 @@ def _sample_rows(
 def _build_replacements(
     features_UF: Floats, labelled_n: Integers
 ) -> list[tuple[NDArray[np.bool_], Floats]]:
-    """Return features in which people without a label are replaced, in two ways.
+    """Return the features with unlabelled people replaced, in two ways.
 
-    First every other one by a copy of a labelled row, then the rest by extreme numbers. Each way is
-    a mask of the replaced rows, (U,), and all features. Labelled rows come first in `features_UF`.
+    In the first, every other unlabelled row is a copy of a labelled one. In the second, the rest of
+    them are extreme numbers. For each way, returns a mask of the replaced rows, (U,), and all
+    features. Labelled rows come first in `features_UF`.
     """
     row_count = len(features_UF)
     labelled_count = len(labelled_n)
@@ -148,7 +151,7 @@ def _build_replacements(
     # With a single unlabelled row both replacements are of that row.
     moved = unlabelled[1::2] if len(unlabelled) > 1 else unlabelled
     with_copies_UF[copied] = features_UF[np.arange(len(copied)) % labelled_count]
-    # Positive everywhere, so that the scaled numbers lie far beyond all features.
+    # It is at least 1 everywhere, so that the scaled numbers lie far beyond all features.
     distance = np.abs(features_UF).max() + 1 - features_UF[moved]
     with_outliers_UF[moved] = _OUTLIER_FACTOR * distance
     replacements = []

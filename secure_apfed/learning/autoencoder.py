@@ -29,22 +29,23 @@ _ADAM = make_eager_class(torch.optim.Adam)
 _LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss}
 Floats = NDArray[np.float64]
 Score: TypeAlias = Literal["accuracy", "f1", "f1_macro", "f1_weighted"]
-"""Names of scores of a cross-validation fold; f1 is that of class 1 of two."""
+"""Names of scores of a cross-validation fold; "f1" is the F1 of class 1 of two."""
 _ITERATIONS = 5000
+"""Largest number of iterations of logistic regression."""
 
 
 class DistillationSettings(Settings):
-    """The settings of autoencoders with early stopping, and of the loss that makes the student's
-    code resemble the joint one.
+    """The settings of autoencoders with early stopping, and of a student's loss.
 
-    The defaults are APC-VFL's (section 4, Table 3, Appendix B); its value of lambda is not legible.
+    The student's code learns to resemble a joint code, which was made with other parties' data. The
+    defaults are APC-VFL's (section 4, Table 3, Appendix B); its value of lambda is not legible.
 
     Attributes:
         loss: the loss between the two codes of an aligned row.
         weight: lambda of Eq. (5), the weight of that loss.
         classifier: the model that reads the student's code: logistic regression as in the papers,
-            or the strongest local model, chosen by held-out labels. If it is not significantly
-            better there than the best model of the active's own columns, the latter predicts.
+            or the strongest local model, chosen by held-out labels. A model of the active's own
+            columns predicts instead if the latter is not significantly better on these labels.
         epochs: the largest number of epochs. Training ends after 10 epochs without a lower loss on
             a held-out tenth of the rows, and the best weights are taken.
         learning_rate: the learning rate of Adam.
@@ -71,11 +72,11 @@ class DistillationSettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class TargetCodes:
-    """Target codes for some rows: training draws the encoder's own codes towards them.
+    """Target codes for some rows, which the codes of an autoencoder learn to resemble.
 
     Attributes:
-        rows: indices of the rows that have one, (n,).
-        codes: target codes of these rows, (n, D).
+        rows: indices of the n rows with a target code.
+        codes: their target codes, D numbers each, (n, D).
     """
 
     rows: Tensor
@@ -83,16 +84,17 @@ class TargetCodes:
 
 
 class Autoencoder(nn.Module):
-    """An encoder, and a decoder that mirrors it."""
+    """An encoder from a row to a code, and a decoder back to the row."""
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
+        """Register encoder and decoder as submodules."""
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
 
     @torch.no_grad()
     def encode_rows(self, features_NF: Tensor) -> Tensor:
-        """Return the codes of these rows, (N, D)."""
+        """Return the codes of N rows, (N, D), without gradients."""
         codes_ND: Tensor = self.encoder(features_NF)
         return codes_ND
 
@@ -100,9 +102,10 @@ class Autoencoder(nn.Module):
 def new_autoencoder(
     owner: str, name: str, model: ModelSettings, features: Shape, *, seed: int, compute: Compute
 ) -> Autoencoder:
-    """Return an untrained autoencoder, whose weights follow from owner, name and seed.
+    """Return an untrained autoencoder, whose initial weights depend on owner, name and seed.
 
-    If a network returns the row together with its code, only the code is used.
+    If the configured encoder returns the row beside its code, only the part that makes the code is
+    used.
 
     Args:
         owner: the party's name.
@@ -131,33 +134,34 @@ def fit_autoencoder(
     seed: int,
     resembled: TargetCodes | None = None,
 ) -> int:
-    """Train until the loss on held-out rows has not fallen for `patience` epochs; return the number
-    of epochs.
+    """Train an autoencoder with early stopping; return the number of epochs.
 
-    The loss of a row is that of its reconstruction, plus, if it has a target code,
-    `settings.weight` times the distance of the two codes. The network then has the weights of the
-    best epoch, which are frozen.
+    Training stops when the loss on held-out rows has not fallen for `patience` epochs. The network
+    then has the weights of the best epoch, and is frozen.
+
+    The loss of a row is its reconstruction loss. If the row has a target code, `settings.weight`
+    times the distance of the two codes is added.
 
     Args:
-        network: changed in place.
-        features_NF: rows.
+        network: the untrained autoencoder, changed in place.
+        features_NF: F features of N rows.
         settings: epochs, batches, learning rate and weight of the codes' distance.
         owner: the party's name; with `seed` it determines batches and held-out rows.
         seed: the party's random seed.
-        resembled: codes that the network's own should resemble; None: there are none.
+        resembled: target codes of some rows; None: the network only reconstructs.
 
-    Raises ModelError: fewer than two rows, or the loss is no longer finite.
+    Raises ModelError: there are fewer than two rows, or training diverges.
     """
     if len(features_NF) < 2:
         raise ModelError(f"{owner}: an autoencoder takes two rows or more, got {len(features_NF)}")
     loss = _Loss(network, features_NF, settings, resembled)
     generator = seed_draws(seed, owner, "autoencoder").get_generator()
     order_N = torch.randperm(len(features_NF), generator=generator).to(features_NF.device)
-    count = max(1, round(settings.held_out * len(order_N)))
-    validation_V = order_N[:count]
-    rows_N = order_N[count:]
+    validation_count = max(1, round(settings.held_out * len(order_N)))
+    validation_V = order_N[:validation_count]
+    rows_N = order_N[validation_count:]
     adam = _ADAM(network.parameters(), lr=settings.learning_rate, fused=True)
-    best = torch.inf
+    best_loss = torch.inf
     best_weights = copy.deepcopy(network.state_dict())
     epochs = 0
     best_epoch = 0
@@ -170,14 +174,13 @@ def fit_autoencoder(
             loss(rows_B).backward()
             adam.step()
         with torch.no_grad():
-            current = float(loss(validation_V))
-        if math.isnan(current):
+            validation_loss = float(loss(validation_V))
+        if math.isnan(validation_loss):
             raise ModelError(
                 f"{owner}: training of an autoencoder diverged; lower method.learning_rate"
             )
-        # NaN was refused above, so the comparison is safe.
-        if current < best:
-            best = current
+        if validation_loss < best_loss:
+            best_loss = validation_loss
             best_epoch = epochs
             best_weights = copy.deepcopy(network.state_dict())
     network.load_state_dict(best_weights)
@@ -186,8 +189,9 @@ def fit_autoencoder(
 
 
 class _Loss:
-    """The loss of reconstruction, plus the distance of codes where a target is given; APC-VFL,
-    Eqs. (1) and (5).
+    """The loss of an autoencoder on batches: reconstruction, and distance to target codes.
+
+    Source: APC-VFL, Eqs. (1) and (5).
     """
 
     def __init__(
@@ -197,7 +201,11 @@ class _Loss:
         settings: DistillationSettings,
         resembled: TargetCodes | None,
     ) -> None:
-        """Arrange the target codes by row; the arguments are those of `fit_autoencoder`."""
+        """Arrange the target codes by row, so that a batch of any rows finds its own.
+
+        `features_NF`: F features of N rows. `settings`: kind and weight of the codes' distance.
+        `resembled`: target codes of some rows; None: there are none.
+        """
         self._network = network
         self._features_NF = features_NF
         self._weight = settings.weight
@@ -212,9 +220,7 @@ class _Loss:
             self._targets_ND[resembled.rows] = resembled.codes.to(features_NF)
 
     def __call__(self, rows_B: Tensor) -> Tensor:
-        """Return the mean loss of these rows: reconstruction (Eq. 1), plus the weighted distance of
-        codes (Eq. 5).
-        """
+        """Return the mean loss of these rows: reconstruction plus weighted distance of codes."""
         codes_BD = self._network.encoder(self._features_NF[rows_B])
         total = F.mse_loss(self._network.decoder(codes_BD), self._features_NF[rows_B])
         has_target_B = self._has_target_N[rows_B]
@@ -239,11 +245,11 @@ class _Loss:
 
 @dataclass(frozen=True, eq=False)
 class EncoderQuality:
-    """The scores that a classifier reached on the columns and on their code.
+    """The scores of a classifier on a table's columns, and on an autoencoder's code of them.
 
     Attributes:
-        columns, codes: scores of the k folds, 0 to 1, on the same folds.
-        threshold: tau of Eq. (12).
+        columns, codes: scores on columns and on codes, 0 to 1, one for each of the same folds.
+        threshold: the largest loss of the mean score that is accepted (tau of APC-VFL, Eq. 12).
         epochs: number of epochs for which the autoencoder was trained.
     """
 
@@ -259,9 +265,9 @@ class EncoderQuality:
 
     @property
     def good_enough(self) -> bool:
-        """True if the means differ by less than the threshold (Eq. 12), or the code's is higher.
+        """True if the mean score on the code is not lower than on the columns by the threshold.
 
-        The paper takes the absolute difference, so it would also reject a much better code.
+        APC-VFL (Eq. 12) takes the absolute difference, so it would also reject a much better code.
         """
         return self.difference > -self.threshold
 
@@ -282,33 +288,34 @@ def measure_encoder_quality(
     """Train an autoencoder on all rows; cross-validate a classifier on columns and on codes.
 
     Args:
-        features_NF: rows.
-        labels_N: their classes; `UNLABELLED` for a row without one.
+        features_NF: F features of N rows.
+        labels_N: their classes; `UNLABELLED` for a row without a label.
         model: settings of the networks.
         settings: settings of the autoencoder's training.
-        owner: the party.
+        owner: the party's name, which enters the seeds.
         seed: random seed of weights, batches and folds.
         compute: device and precision.
-        threshold: tau of Eq. (12).
-        folds: k.
+        threshold: the largest loss of the mean score that is accepted (tau of APC-VFL, Eq. 12).
+        folds: number of folds.
         score: the score by which columns and codes are compared.
 
     Raises:
-        DataError: fewer rows of a class than folds.
+        DataError: a class has fewer rows than there are folds.
         ModelError: training diverged.
     """
     codes_ND, epochs = compute_own_codes(
         features_NF, model=model, settings=settings, owner=owner, seed=seed, compute=compute
     )
     known_N = labels_N != UNLABELLED
-    # Both are measured on equal folds, which depend on labels and seed only.
-    columns, codes = (
-        cross_validate_scores(
+
+    def score_folds(values_NF: Tensor) -> Floats:
+        """Return the score of each fold; folds are equal for all values."""
+        scores = cross_validate_scores(
             values_NF[known_N], labels_N[known_N], folds=folds, seed=seed, scores=(score,)
-        )[score]
-        for values_NF in (features_NF, codes_ND.cpu())
-    )
-    return EncoderQuality(columns, codes, threshold, epochs)
+        )
+        return scores[score]
+
+    return EncoderQuality(score_folds(features_NF), score_folds(codes_ND.cpu()), threshold, epochs)
 
 
 def compute_own_codes(
@@ -320,13 +327,20 @@ def compute_own_codes(
     seed: int,
     compute: Compute,
 ) -> tuple[Tensor, int]:
-    """Train an autoencoder on all rows (N, F), without labels; return codes (N, D) and the number
-    of epochs.
+    """Train an autoencoder on all rows, without labels; return their codes.
 
     For the same seed it equals the network that `owner` trains in APC-VFL without the other
-    parties' codes: the paper's ablation (section 5). `compute`: device and precision.
+    parties' codes: the paper's ablation (section 5).
 
-    Raises ModelError: training diverged.
+    Args:
+        features_NF: F features of N rows.
+        model: settings of the networks.
+        settings: settings of the autoencoder's training.
+        owner: the party's name, which enters the seeds.
+        seed: random seed of weights and batches.
+        compute: device and precision.
+
+    Returns the codes, (N, D), and the number of epochs. Raises ModelError: training diverged.
     """
     shape = tuple(features_NF.shape[1:])
     placed_NF = compute.move_tensor(features_NF)
@@ -343,18 +357,19 @@ def cross_validate_scores(
     seed: int,
     scores: Sequence[Score] = ("accuracy",),
 ) -> Mapping[str, Floats]:
-    """Return the scores of logistic regression on k stratified folds, (k,), by kind of score.
+    """Return the scores of logistic regression on stratified folds, by kind of score.
 
-    Equal labels, folds and seed give equal folds, whatever the values.
+    Each kind has one score for each fold. Equal labels, folds and seed give equal folds, whatever
+    the values are.
 
     Args:
-        values_NF: the classifier's inputs.
+        values_NF: the classifier's inputs, F numbers for each of N rows.
         labels_N: a class for each row.
-        folds: k.
+        folds: number of folds.
         seed: random seed of the folds.
         scores: kinds of score.
 
-    Raises DataError: fewer rows of a class than folds.
+    Raises DataError: a class has fewer rows than there are folds.
     """
     # Imported here, since it takes a second and few runs need it.
     from sklearn.linear_model import LogisticRegression

@@ -31,8 +31,9 @@ not divided by B."""
 
 
 class BlackBox:
-    """A passive's trainer whose gradients come from the party's own code; replaces
-    `PassiveTrainer`.
+    """A passive's trainer whose gradients come from the party's own code.
+
+    It stands in for `PassiveTrainer`. Nothing is known about the code, so every answer is checked.
 
     Args:
         owner: the passive, for errors.
@@ -49,22 +50,22 @@ class BlackBox:
         """Take the party's gradient function, and call its `prepare(ids)` if it has one."""
         self._owner = owner
         self._gradient = gradient
+        # The code looks its features up itself; it only gets positions in the party's list.
         self.features_N = rows_N
         prepare = getattr(gradient, "prepare", None)
         if callable(prepare):
             prepare(tuple(ids))
 
     def train_on_rows(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
-        """Call the party's code for the gradient of each row's own loss; return lambda_p times it.
+        """Return the party's gradient of each row's own loss, multiplied by `weight`.
 
         Args:
             step: number of the run's step.
-            rows_B: positions in the alignment, (B,).
-            sent_B: the representations received for them, (B, *shape).
-            weight: lambda_p, the weight of passive p in the joint loss.
+            rows_B: B positions in the alignment.
+            sent_B: z, the representations received for them, (B, *shape).
+            weight: lambda_p, the weight of this passive p in the joint loss.
 
-        Raises ModelError: the code fails, changes z, or returns something other than such a
-        gradient.
+        Raises ModelError: the code fails, changes z, or returns no gradient of z's shape.
         """
         # The code gets a copy; the original shows whether it was changed in place.
         z_before = sent_B.detach().cpu().numpy()
@@ -84,13 +85,10 @@ class BlackBox:
         return self._read_answer(answer, sent_B) * weight
 
     def _read_answer(self, answer: Any, sent_B: Tensor) -> Tensor:
-        """Return the answer of the party's function, a gradient, as a tensor with z's shape and
-        dtype.
+        """Check the gradient that the party's function returned; return it as a tensor like z.
 
-        `sent_B`: z, the representations that it answered.
-
-        Raises ModelError: the answer is no such array; says what was expected, and what was
-        returned.
+        `sent_B`: z, the representations that it answers. Raises ModelError: the answer is no array
+        of finite real numbers with z's shape; its text says what was returned.
         """
         shape = tuple(sent_B.shape)
         expected = f"{self._owner}: its gradient returns a numpy array or a tensor of shape {shape}"
@@ -122,7 +120,7 @@ class BlackBox:
         return gradient_B
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return nothing: the code keeps its own state, and no checkpoint has it."""
+        """Return no tensors: the code has its own state, which no checkpoint stores."""
         return {}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -130,15 +128,16 @@ class BlackBox:
 
 
 def find_black_boxes(passives: Mapping[str, PassiveTerms]) -> tuple[str, ...]:
-    """Return the passives whose terms declare a black box, a gradient that only they can see."""
+    """Return the names of the passives whose terms declare a black box: gradients by own code."""
     return tuple(
         name for name, terms in passives.items() if isinstance(terms.objective, BlackBoxSettings)
     )
 
 
 def describe_black_boxes(names: Iterable[str]) -> list[str]:
-    """Return a sentence on each of these passives: what is unknown about its black box, and what is
-    charged for that.
+    """Return a sentence on each of these passives: what is not known about its gradients.
+
+    It also says that noise is charged for a whole batch therefore.
     """
     return [
         f"{name} is a black box: shape, finite numbers, norm and counts of its gradients are "

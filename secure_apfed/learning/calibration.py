@@ -29,7 +29,8 @@ _PRIOR_DEVIATION = 0.3
 0.3 is an AUC of 0.58, as is usual where a class is rare and labels are few."""
 _MIN_SLOPE = 0.05
 _MAX_SLOPE = 3.0
-_MAX_LOG_ODDS = 30.0  # beyond which a probability is 0 or 1
+_MAX_LOG_ODDS = 30.0
+"""Log-odds beyond which a probability is 0 or 1."""
 
 
 def is_rare(labels_n: Integers, share: float, *, classes: int = 2) -> bool:
@@ -39,9 +40,9 @@ def is_rare(labels_n: Integers, share: float, *, classes: int = 2) -> bool:
 
 
 def standardise_scores(scores: Floats, reference_N: Floats) -> Floats:
-    """Return scores standardised by the mean and deviation of reference scores.
+    """Return scores standardised by the mean and standard deviation of N reference scores.
 
-    Zeros if all reference scores are equal.
+    If all reference scores are equal, the result is zeros.
     """
     deviation = float(reference_N.std())
     centred = scores - reference_N.mean()
@@ -49,9 +50,10 @@ def standardise_scores(scores: Floats, reference_N: Floats) -> Floats:
 
 
 def fit_slope(scores_n: Floats, labels_n: Integers) -> float:
-    """Return the log-odds that one unit of these scores adds; positive, so that ranks are kept.
+    """Return the log-odds that one unit of these scores adds.
 
-    Platt's regression (1999) with a normal prior on the slope, and a free intercept.
+    It is fitted by Platt's regression (1999) with a normal prior on the slope, and a free
+    intercept. It is limited to positive values, so that probabilities rank rows as scores do.
 
     Args:
         scores_n: standardised scores of labelled rows, by models trained without their labels.
@@ -74,7 +76,10 @@ def fit_slope(scores_n: Floats, labels_n: Integers) -> float:
 
 
 def _solve_offset(z_N: Floats, rate: float) -> float:
-    """Return the offset that, added to the log-odds z, makes their mean probability the rate."""
+    """Return the offset of the log-odds of N rows that makes their mean probability `rate`.
+
+    `z_N`: the log-odds. The mean probability rises with the offset, so that a root search finds it.
+    """
     limit = _MAX_LOG_ODDS + float(np.abs(z_N).max())
     expit = scipy.special.expit
     return float(
@@ -84,7 +89,7 @@ def _solve_offset(z_N: Floats, rate: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PlattLine:
-    """A line from scores to log-odds: slope times score plus offset."""
+    """A calibration: the log-odds of the second class are slope times score plus offset."""
 
     slope: float
     offset: float
@@ -99,20 +104,21 @@ class PlattLine:
         *,
         rate: float,
     ) -> "PlattLine":
-        """Calibrate a model by held-out scores of other models.
+        """Calibrate a model by held-out scores of other models of the same kind.
 
-        Calibrating a calibrated model again changes nothing except for rounding.
+        The slope comes from the held-out scores. The offset makes the mean probability equal to
+        `rate`. Calibrating a calibrated model again changes nothing except for rounding.
 
         Args:
-            scores_N: the model's scores of rows whose label it does not know.
-            held_out_n: standardised scores of labelled rows, by models trained without them.
+            scores_N: the model's scores of N rows whose label it does not know.
+            held_out_n: standardised scores of n labelled rows, by models trained without them.
             labels_n: the labels of these rows, 0 or 1.
             unlabelled: standardised scores of rows without a label, by the same models.
-            rate: the share of the second class that the mean probability is set to.
+            rate: the share of the second class.
         """
         slope = fit_slope(held_out_n, labels_n)
         deviation = float(scores_N.std())
-        # A model with equal scores ranks nobody: its probability is the rate for every row.
+        # A model with equal scores ranks no row above another, so every row gets the rate.
         if not deviation > 0:
             return cls(slope=1.0, offset=float(scipy.special.logit(rate) - scores_N.mean()))
         score_slope = slope / deviation

@@ -44,19 +44,21 @@ _SEEN = "rows of this epoch"
 _LOSSES = "losses of epochs"
 _PART = "loss of this epoch"
 _DONE = "steps done"
-_MIN_NORM = 1e-6  # added to a gradient's norm, as torch does
-_MAX_NAMED = 3  # weights that an error names
+_MIN_NORM = 1e-6
+"""Added to a gradient's norm before a division, as torch does."""
+_MAX_NAMED = 3
+"""Largest number of weights that an error names."""
 _LEARNING = ("encoder", "objective")
-"""Parts that gradients must reach in the first step; a head, for example, may wait for labels."""
+"""Modules that gradients must reach in the first step; a head, for example, may wait for labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSteps:
-    """An optimizer and a scheduler by a party's own code; None: those of the run's settings.
+    """A party's own optimizer and scheduler; None: the run's settings decide.
 
     Attributes:
         optimizer: makes its optimizer, which keeps its own learning rates and parameter groups.
-        scheduler: makes a scheduler of that optimizer, or of the settings' one.
+        scheduler: makes a scheduler of that optimizer, or of the configured one.
         every: "epoch": the scheduler takes a step after each epoch of the party's own rows; or the
             number of the party's own steps after which it takes one.
     """
@@ -67,13 +69,14 @@ class OwnSteps:
 
 
 BY_SETTINGS = OwnSteps()
-"""The settings' optimizer and scheduler, no code of a party's own."""
+"""The configured optimizer and scheduler: the party brings no code of its own."""
 
 
 def find_device(choice: str) -> torch.device:
-    """Return the device of "auto" (a GPU if there is one), "cpu", "cuda", or one GPU as "cuda:1".
+    """Return the torch device that a setting names.
 
-    Raises ConfigError: another choice, or a GPU that torch does not find.
+    `choice`: "auto" (a GPU if there is one), "cpu", "cuda", or one GPU as "cuda:1". Raises
+    ConfigError: another choice, or a GPU that torch does not find.
     """
     if not DEVICE.fullmatch(choice):
         raise ConfigError(f"device: expected auto, cpu, cuda or one GPU, as cuda:1; got {choice!r}")
@@ -81,7 +84,7 @@ def find_device(choice: str) -> torch.device:
         choice = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(choice)
     if device.type == "cuda":
-        # Query the driver, not CUDA: this process may still be forked.
+        # `device_count` asks the driver and does not start CUDA, so this process can still fork.
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= gpus:
             found = f"sees {gpus} GPU(s), counted from cuda:0" if gpus else "sees no GPU"
@@ -125,11 +128,10 @@ class Compute:
         return fetch_tensors(*values)
 
     def take_rows(self, features_N: Any, rows_B: Tensor) -> Tensor:
-        """Return these rows of a table on the device, (B, *shape).
+        """Return these rows of a table, on the device, (B, *shape).
 
-        A table is on the device as a whole; `LazyRows` are read for these positions now.
-
-        `features_N`: the table's rows (N, *shape), perhaps read lazily.
+        `features_N`: the table's N rows. A tensor is on the device as a whole; `LazyRows` are read
+        now, for these positions only. `rows_B`: the rows to take.
         """
         is_on_device = isinstance(features_N, Tensor)
         picked_B: Tensor = features_N[self.move_batch(rows_B) if is_on_device else rows_B]
@@ -139,8 +141,8 @@ class Compute:
     def prepare_forward(self, seed: int | None, *purpose: str | int) -> Iterator[None]:
         """Run the networks in the `with` block with the configured precision and seeded dropout.
 
-        `seed`, `purpose`: together they determine the random numbers; seed None: the networks draw
-        none.
+        `seed`, `purpose`: together they determine the random numbers. `seed` is None if the
+        networks draw no random numbers, which saves time.
         """
         seeding = nullcontext() if seed is None else seed_draws(seed, *purpose)
         with seeding, self._set_precision():
@@ -149,7 +151,7 @@ class Compute:
     def _set_precision(self) -> AbstractContextManager[object]:
         """Return a context in which autocast is on or off, as configured.
 
-        It does nothing if autocast is to be off and is off already, since entering autocast takes
+        If autocast is off already and shall be, the context does nothing: entering autocast takes
         as long as a small layer.
         """
         kind = self.device.type
@@ -160,8 +162,10 @@ class Compute:
 
 @draws_nothing
 class ActiveNetworks(nn.Module):
-    """The active's networks: encoder f, head g, and the projection whose output is sent; without
-    one, the encoder's output is.
+    """The active's networks: an encoder, a head for class scores, and perhaps a projection.
+
+    The projection maps the encoder's output to the numbers that are sent; without it, the encoder's
+    output is sent.
     """
 
     def __init__(
@@ -178,8 +182,8 @@ class ActiveNetworks(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return class scores (B, K), and the representations to send (A, *shape).
 
-        `features_B`: rows of the batch (B, *shape). `sent`: indices in the batch of the A rows
-        whose representations are sent; None: no representations are returned.
+        `features_B`: the batch of B rows. `sent`: indices in the batch of the A rows whose
+        representations are sent; None: None is returned instead of representations.
         """
         h_B = self.encoder(features_B)
         scores_BK = self.head(h_B)
@@ -190,17 +194,20 @@ class ActiveNetworks(nn.Module):
 
 
 def copy_predictor(networks: ActiveNetworks | None) -> nn.Module | None:
-    """Return a copy, on the CPU, of the network features -> class scores; None for None."""
+    """Return a copy on the CPU of the encoder followed by the head; None if there are no networks.
+
+    It maps features to class scores.
+    """
     if networks is None:
         return None
     return copy.deepcopy(nn.Sequential(networks.encoder, networks.head)).cpu().eval()
 
 
 def make_eager_class(kind: type[OptimizerT]) -> type[OptimizerT]:
-    """Return the optimiser class without torch's compiler, which takes a second to load.
+    """Return a variant of an optimiser class that never loads torch's compiler.
 
-    It cannot be pickled, nor used with `differentiable`. Its steps call no hooks, which take half
-    the time of a small step.
+    Loading the compiler takes a second. The variant cannot be pickled, nor used with
+    `differentiable`. Its steps call no hooks, which take half the time of a small step.
     """
     wrapped = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     unwrapped = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
@@ -217,10 +224,10 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def compute_learning_rate(train: TrainSettings, done: int) -> float:
-    """Return the learning rate of a party's next step, after `done` steps, by the settings `train`.
+    """Return the configured learning rate of a party's next step.
 
-    It rises linearly in the warm-up, then falls by half a cosine to 0 at `schedule_steps`, or stays
-    if there are none.
+    `done`: number of steps that it has taken. The rate rises linearly in the warm-up. Then it falls
+    by half a cosine to 0 at `train.schedule_steps`, or stays if these are None.
     """
     warmup = train.warmup_steps
     rate = train.learning_rate
@@ -233,14 +240,15 @@ def compute_learning_rate(train: TrainSettings, done: int) -> float:
 
 
 class Descent:
-    """An optimizer of a party's networks, with its schedule.
+    """The optimisation of a party's networks: an optimizer, a schedule and their state.
 
-    Either is the configured one, where weight decay is the L2 terms of APFed's Eqs. (6) and (7), or
-    the party's own. Parameters with `requires_grad=False` are not trained.
+    Optimizer and schedule are the configured ones, or the party's own. The configured weight decay
+    is the L2 terms of APFed's Eqs. (6) and (7). Parameters with `requires_grad=False` are not
+    trained.
 
     Args:
-        owner: the party, for errors.
-        modules: the networks by what they are: encoder, head, and so on.
+        owner: name of the party, for errors.
+        modules: the networks by role: encoder, head, and so on.
         train: the configured optimizer and schedule.
         own_steps: an optimizer and a scheduler of the party's own.
         may_be_fixed: whether there may be nothing to train, as in a loss without weights.
@@ -267,7 +275,7 @@ class Descent:
         """Collect the parameters, each once, and build the optimiser and scheduler."""
         self._owner = owner
         self._modules = modules
-        # A module may hold another's parameters: each is trained once.
+        # Modules may share parameters; each parameter is trained once.
         trained = {
             id(parameter): parameter
             for module in modules.values()
@@ -283,13 +291,13 @@ class Descent:
             )
         self._norm_bound = train.max_gradient_norm or math.inf
         self._train = train
-        self._done = 0
+        self._done = 0  # number of finished steps
         self._own = own_steps
         self._optimizer: torch.optim.Optimizer | None = None
-        self._scheduler: LRScheduler | None = None
-        self._seen = torch.zeros(0, dtype=torch.bool)  # which own rows this epoch has had
-        self._epoch_losses: list[float] = []  # of finished epochs
-        self._loss_sum = 0.0  # of this epoch
+        self._scheduler: LRScheduler | None = None  # only the party's own
+        self._seen = torch.zeros(0, dtype=torch.bool)  # whether a row came in this epoch
+        self._epoch_losses: list[float] = []  # mean losses of finished epochs
+        self._loss_sum = 0.0  # of this epoch's steps
         self._loss_count = 0
         self._last_noted_step = -1
         if not self._parameters:
@@ -309,11 +317,10 @@ class Descent:
         self._start_schedule()
 
     def _start_schedule(self) -> None:
-        """Make the party's own scheduler, if any, and repeat the steps that it took before a
-        resumption.
+        """Make the party's own scheduler, if any; in a resumed run repeat its earlier steps.
 
-        The optimizer's parameter groups are first reset to how they were made, so that learning
-        rates repeat.
+        The scheduler's state is not stored but recomputed: the optimizer's parameter groups are
+        reset to their first options, and the scheduler takes all steps again.
 
         Raises ConfigError: the party's function returns no scheduler of this optimizer, or the
         settings have a schedule, too.
@@ -348,11 +355,11 @@ class Descent:
 
     @property
     def _reads_loss(self) -> bool:
-        """True if the scheduler reads the loss."""
+        """True if the scheduler's steps depend on the loss."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     def _check_plateau(self) -> None:
-        """Raise ConfigError if the scheduler reads a loss that it cannot have."""
+        """Raise ConfigError if the scheduler needs the loss, and this party cannot provide it."""
         if not self._reads_loss:
             return
         if not self.knows_loss:
@@ -368,8 +375,9 @@ class Descent:
             )
 
     def _step_scheduler(self, loss: float) -> None:
-        """Let the scheduler take a step; `loss`: the epoch's mean loss, which only
-        ReduceLROnPlateau reads.
+        """Let the scheduler take a step.
+
+        `loss`: the epoch's mean loss, which only ReduceLROnPlateau reads.
         """
         assert self._scheduler is not None
         if isinstance(self._scheduler, ReduceLROnPlateau):
@@ -378,11 +386,11 @@ class Descent:
             self._scheduler.step()
 
     def note_rows(self, step: int, rows_B: Tensor) -> None:
-        """Record the own rows (B,) of a step, by which a scheduler's epochs are counted.
+        """Record the party's rows of a step, and step the scheduler when an epoch is over.
 
-        An epoch has each row at most once: when a row comes again, the epoch is over, and the
-        scheduler takes a step. So no other party needs to say where epochs end. A repeated step
-        counts once.
+        An epoch has each row at most once, so it is over when a row comes again. So no other party
+        needs to say where epochs end. A repeated step counts once. Without a scheduler that counts
+        epochs, nothing is done.
         """
         if self._scheduler is None or self._own.every != EPOCH or step == self._last_noted_step:
             return
@@ -392,8 +400,8 @@ class Descent:
         if size > len(self._seen):
             more = torch.zeros(size - len(self._seen), dtype=torch.bool)
             self._seen = torch.cat([self._seen, more])
-        # A row comes again: its epoch is over.
-        if bool(self._seen[rows_B].any()):
+        is_epoch_over = bool(self._seen[rows_B].any())
+        if is_epoch_over:
             loss = self._loss_sum / self._loss_count if self._loss_count else math.nan
             self._epoch_losses.append(loss)
             self._seen.zero_()
@@ -404,19 +412,21 @@ class Descent:
         self._seen[rows_B] = True
 
     def note_loss(self, loss: Tensor) -> None:
-        """Add the loss of a step to the epoch's mean, if the scheduler reads it."""
+        """Add the loss of a step to the epoch's mean, if the scheduler needs it."""
         if self._reads_loss:
             self._loss_sum += float(loss.detach())
             self._loss_count += 1
 
     def zero_grad(self) -> None:
+        """Forget the gradients of all trained parameters."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def step(self) -> None:
-        """Clip the gradient's norm, if a bound is set, and update the parameters.
+        """Clip the gradient's norm, if a bound is set, and update parameters and learning rate.
 
-        Raises ModelError: the gradient is NaN or infinite; no parameter was changed.
+        Raises ModelError: the gradient is NaN or infinite, or reaches no weight in the first step.
+        No parameter was changed then.
         """
         if math.isfinite(self._norm_bound):
             norm = self._clip_gradient()
@@ -425,7 +435,7 @@ class Descent:
                     f"{self._owner}: training diverged, its gradient is not finite; lower "
                     "train.learning_rate or train.max_gradient_norm"
                 )
-        # Only before the first step, so that later ones do not pay for it.
+        # Checked before the first step only, since it takes time.
         if not self._done:
             self._require_gradients()
         self._done += 1
@@ -445,7 +455,10 @@ class Descent:
                 self._scheduler.step()
 
     def _require_gradients(self) -> None:
-        """Raise ModelError if an encoder or objective has weights to train, but no gradient."""
+        """Raise ModelError if an encoder or objective has weights to train, but no gradient.
+
+        Then the party's own code cuts the graph, for example by `.detach()`.
+        """
         for part in _LEARNING:
             module = self._modules.get(part)
             weights = [] if module is None else [*module.parameters()]
@@ -459,10 +472,10 @@ class Descent:
 
     @torch.no_grad()
     def _clip_gradient(self) -> float:
-        """Scale the gradient to the norm bound if it is longer; return its norm before.
+        """Scale the gradient to the norm bound if it is longer; return its norm before scaling.
 
-        The operations equal torch.nn.utils.clip_grad_norm_, which for a small network spends most
-        of its time on sorting tensors by device.
+        It computes the same as torch.nn.utils.clip_grad_norm_, which for a small network spends
+        most of its time on sorting tensors by device.
         """
         gradients = [weight.grad for weight in self._parameters if weight.grad is not None]
         if not gradients:
@@ -475,8 +488,9 @@ class Descent:
         return float(norm)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state for a checkpoint by name: parameters, buffers, the optimiser's moments,
-        and the number of steps and epochs.
+        """Return the state for a checkpoint, by name.
+
+        It has parameters, buffers, the optimiser's moments, and the counts of steps and epochs.
         """
         optimizer_state = self._optimizer.state_dict()["state"] if self._optimizer else {}
         moments = {
@@ -492,7 +506,7 @@ class Descent:
         return {**tensors, _DONE: torch.tensor(self._done), **self._list_epochs()}
 
     def _list_epochs(self) -> dict[str, Tensor]:
-        """Return the count of epochs for a checkpoint; empty unless a scheduler needs it."""
+        """Return the scheduler's count of epochs for a checkpoint; empty if it counts none."""
         if self._scheduler is None or self._own.every != EPOCH:
             return {}
         sum_and_count = [self._loss_sum, float(self._loss_count)]
@@ -524,21 +538,21 @@ class Descent:
 def _group_parameters(
     modules: Mapping[str, nn.Module], parameters: list[nn.Parameter]
 ) -> list[nn.Parameter] | list[dict[str, Any]]:
-    """Return the parameters for an optimizer.
+    """Return the parameters for an optimizer, in groups if some have no weight decay.
 
-    If modules have intercepts, these are a group of their own, without weight decay.
+    Intercepts (of generalised linear models) are a group of their own, without weight decay.
     """
-    parts = [part for module in modules.values() for part in module.modules()]
-    intercepts = {id(part.bias) for part in parts if isinstance(part, Intercept)}
-    if not intercepts:
+    submodules = [part for module in modules.values() for part in module.modules()]
+    intercept_ids = {id(part.bias) for part in submodules if isinstance(part, Intercept)}
+    if not intercept_ids:
         return parameters
-    weights = [weight for weight in parameters if id(weight) not in intercepts]
-    free = [weight for weight in parameters if id(weight) in intercepts]
-    groups: list[dict[str, Any]] = [{"params": free, "weight_decay": 0.0}]
+    weights = [weight for weight in parameters if id(weight) not in intercept_ids]
+    intercepts = [weight for weight in parameters if id(weight) in intercept_ids]
+    groups: list[dict[str, Any]] = [{"params": intercepts, "weight_decay": 0.0}]
     return [{"params": weights}, *groups] if weights else groups
 
 
-_DTYPES = (
+_DTYPE_ADVICE = (
     "; a network that computes in double precision needs train.precision: float64, or layers and "
     "rows converted by .float()"
 )
@@ -546,17 +560,17 @@ _DTYPES = (
 
 @contextmanager
 def explain_failure(owner: str, subject: str) -> Iterator[None]:
-    """Turn errors of a party's own code in the `with` block into a ModelError.
+    """Turn errors of a party's own code in the `with` block into a ModelError that names it.
 
-    `owner`: the party. `subject`: the part of its code that runs in the block, in words, such as
-    "loss".
+    `owner`: name of the party. `subject`: the part of its code that runs in the block, in words,
+    such as "loss".
     """
     try:
         yield
     except (ApfedError, torch.OutOfMemoryError):
-        raise
+        raise  # these say themselves what to do
     except Exception as error:
-        advice = _DTYPES if "dtype" in str(error) and "Double" in str(error) else ""
+        advice = _DTYPE_ADVICE if "dtype" in str(error) and "Double" in str(error) else ""
         raise ModelError(
             f"{owner}: its {subject} failed: {type(error).__name__}: {error}{advice}"
         ) from error
@@ -580,9 +594,9 @@ def find_gradient_leaves(loss: Tensor) -> list[Tensor]:
 
 
 def list_names(modules: Mapping[str, nn.Module], weights: Sequence[Tensor]) -> str:
-    """Return the first few of these weights' names in words, such as "encoder.0.weight".
+    """Return the names of the first few of these weights, such as "encoder.0.weight", for errors.
 
-    `modules`: networks by what they are: encoder, head, and so on.
+    `modules`: the networks by role: encoder, head, and so on.
     """
     names = {
         id(parameter): f"{part}.{name}"
@@ -601,13 +615,14 @@ def make_own_optimizer(
     *,
     owner: str,
 ) -> torch.optim.Optimizer:
-    """Return the party's own optimizer of these parameters.
+    """Call a party's function that makes its optimizer, and check the result.
 
     Args:
-        make: the party's function.
-        modules: the networks that it trains, by name.
-        parameters: the trained parameters of the modules; frozen ones may be in a group, too.
-        owner: the party, for errors.
+        make: the party's function, of the list of parameters or of the modules.
+        modules: the networks that the party trains, by role.
+        parameters: the trained parameters of the modules, all of which the optimizer must have. It
+            may have frozen ones, too.
+        owner: name of the party, for errors.
 
     Raises ConfigError: the result is no optimizer, has other parameters or not all, or needs a
         closure.
@@ -630,7 +645,7 @@ def make_own_optimizer(
         id(weight): weight for group in optimizer.param_groups for weight in group["params"]
     }
     trainable_ids = {id(weight) for module in modules.values() for weight in module.parameters()}
-    # An optimizer may hold weights of this party's modules only.
+    # An optimizer may have weights of this party's modules only.
     if weights_by_id.keys() - trainable_ids:
         raise ConfigError(
             f"{owner}: its optimizer holds other parameters than the {len(parameters)} that this "
@@ -664,11 +679,10 @@ def _takes_modules(make: MakeOptimizer) -> bool:
 def _make_scheduler(
     make: MakeScheduler, optimizer: torch.optim.Optimizer, *, owner: str
 ) -> LRScheduler:
-    """Return the party's own scheduler of this optimizer.
+    """Call a party's function that makes a scheduler of this optimizer, and check the result.
 
-    `make`: the party's function. `owner`: the party, for errors.
-
-    Raises ConfigError: the result is no scheduler, or one of another optimizer.
+    `make`: the party's function. `owner`: name of the party, for errors. Raises ConfigError: the
+    result is no scheduler, or belongs to another optimizer.
     """
     try:
         scheduler = make(optimizer)
@@ -700,11 +714,12 @@ class Trainer(Descent):
     """The base of trainers: one party's modules and optimiser, trained step by step.
 
     Args:
+        owner: name of the party, for errors.
+        modules: its networks by role: encoder, head, and so on.
+        train: training settings.
         seed: random seed of dropout.
-
-    The other arguments: `owner`, the party, for errors; `modules`, its networks by role; `train`,
-    training settings; `own_steps`, the party's own optimizer and scheduler; `may_be_fixed`, whether
-    there may be nothing to train.
+        own_steps: the party's own optimizer and scheduler.
+        may_be_fixed: whether there may be nothing to train.
 
     Attributes:
         compute: device and precision.
@@ -730,19 +745,23 @@ class Trainer(Descent):
         super().__init__(owner, modules, train, own_steps, may_be_fixed=may_be_fixed)
         self.compute = compute
         self._seed = seed
+        # Networks without dropout draw no random numbers, and need no seeding.
         draws_numbers = any(map(may_draw, modules.values()))
         self.forward_pass = partial(compute.prepare_forward, seed if draws_numbers else None, owner)
 
     def set_training(self, training: bool) -> None:
+        """Put all modules into training mode, or into evaluation mode (without dropout)."""
         for module in self._modules.values():
             module.train(training)
 
     def require_own_weights(self, loss: Tensor, *inputs: Tensor) -> None:
-        """Raise ModelError if the first loss has gradients for weights that nobody trains.
+        """Raise ModelError if the first step's loss depends on weights that nobody trains.
+
+        They belong to a network that the party's code reads, but does not hand in.
 
         Args:
-            loss: before its backward pass.
-            inputs: leaves of its graph besides the weights.
+            loss: the loss before its backward pass.
+            inputs: other tensors that may receive gradients from the loss.
         """
         if self._done:
             return
@@ -761,7 +780,8 @@ class Trainer(Descent):
     ) -> AbstractContextManager[None]:
         """Return a context in which errors of the networks name the rows' shape and the mode.
 
-        `features_B`: the rows on which the networks run in the context.
+        `features_B`: the rows on which the networks run. `training`: whether they are in training
+        mode.
         """
         mode = "training" if training else "evaluation"
         shape = tuple(features_B.shape)
@@ -785,4 +805,6 @@ def add_prefix(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def remove_prefix(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors that `add_prefix` put under `name`, by their original names."""
     prefix = f"{name}." if name else ""
-    return {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
+    }

@@ -57,9 +57,9 @@ LossSource: TypeAlias = nn.Module | Callable[..., Any]
 
 
 class CodeSettings(Settings):
-    """Code that a party names in its own file, each as package.module:Name; null: none.
+    """The names of code in a party's own settings file, as package.module:Name; null: no code.
 
-    Networks and losses may have the name that an installed package declares.
+    Networks and losses may instead have a name that an installed package declares.
 
     Attributes:
         network: the encoder, if the run says `network: own`.
@@ -93,21 +93,23 @@ class CodeSettings(Settings):
     @field_validator("network", "head_network", "projection", "decoder", mode="before")
     @classmethod
     def _expand_network(cls, name: object) -> object:
+        """Replace the name of an installed plug-in by its import path."""
         return expand_name(name, "networks") if isinstance(name, str) else name
 
     @field_validator("objective", mode="before")
     @classmethod
     def _expand_objective(cls, name: object) -> object:
+        """Replace the name of an installed plug-in by its import path."""
         return expand_name(name, "objectives") if isinstance(name, str) else name
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnCode:
-    """A party's own networks, loss and optimiser; None: those of the run's settings.
+    """A party's own networks, loss and optimiser; None: the run's settings decide.
 
     Attributes:
-        encoder: network from a row to its representation; head: from that to scores (B, K); None:
-            one linear layer.
+        encoder: network from a row to its representation.
+        head: network from a representation to K class scores; None: one linear layer.
         projection: network from a representation to the D values that are sent for a row, (B, D),
             if the settings configure D; None: one linear layer.
         decoder: network from z (B, *shape) to own rows, at a passive that reconstructs; None: a
@@ -133,9 +135,9 @@ class OwnCode:
     scheduler_every: StepsOrEpoch = EPOCH
 
     def __post_init__(self) -> None:
-        """Check that each part is a module or a function, and modules can be trained.
+        """Check that each part is a module or a function, and that modules can be trained.
 
-        Raises ConfigError.
+        Raises ConfigError: a part is neither, or a module has parameters that cannot be trained.
         """
         for name, source in vars(self).items():
             if name in ("objective_options", "scheduler_every") or source is None:
@@ -162,11 +164,13 @@ class OwnCode:
         )
 
     @classmethod
-    def from_file(cls, settings: CodeSettings, *, code_folder: Path | None = None) -> Self:
-        """Import the code that a party's own settings file names.
+    def from_settings(cls, settings: CodeSettings, *, code_folder: Path | None = None) -> Self:
+        """Import the code that a party's own settings name, and return it.
 
         Args:
-            code_folder: the file's folder, whose modules may be named; None: the working directory.
+            settings: the names of the code.
+            code_folder: the settings file's folder, whose modules may be named; None: the working
+                directory.
 
         Raises ConfigError: a named module, or a name in it, does not exist.
         """
@@ -175,7 +179,8 @@ class OwnCode:
             for key, name in settings
             if isinstance(name, str) and key not in ("rows", "scheduler_every")
         }
-        # A run trains copies of modules: the next run in this process starts from the same weights.
+        # A run trains copies of imported modules, so that the next run in this process starts from
+        # the same weights.
         modules = {key: code for key, code in code_by_key.items() if isinstance(code, nn.Module)}
         code_by_key |= copy.deepcopy(modules)
         return cls(
@@ -192,9 +197,9 @@ class OwnCode:
         )
 
     def copy_fresh(self) -> Self:
-        """Return the same code with copies of its networks, which are trained independently.
+        """Return the same code with copies of its networks, which can be trained independently.
 
-        Weights that encoder and head share are shared by their copies, too. Raises ConfigError: a
+        If encoder and head share weights, their copies share weights, too. Raises ConfigError: a
         module cannot be copied.
         """
         parts = {"encoder": self.encoder, "head": self.head, "projection": self.projection}
@@ -211,7 +216,7 @@ class OwnCode:
             ) from error
 
     def find_family(self) -> "OwnFamily | None":
-        """Return the party's own networks as a family, which builds them; None: it brings none."""
+        """Return a family that builds the party's own networks; None: it brings no networks."""
         has_networks = any(part is not None for part in (self.encoder, self.head, self.decoder))
         return OwnFamily(self) if has_networks else None
 
@@ -221,8 +226,9 @@ class OwnCode:
         """Return the party's own loss as an objective.
 
         Args:
-            settings: the party's declaration of its loss: whether it is `row_wise`.
-            owner: the party, for errors.
+            settings: what the party declares about its loss: whether it is `row_wise`, that is
+                whether a row's loss depends on no other row.
+            owner: name of the party, for errors.
             arguments: the other arguments that a class of objectives may take: `representation`,
                 `features`, `model` and `family`, as built-in ones do.
 
@@ -238,21 +244,21 @@ class OwnCode:
         if isinstance(loss, type) and issubclass(loss, nn.Module):
             loss = make_module(loss, settings=options, **arguments)
         if isinstance(loss, Objective):
-            # The `row_wise` by which the privacy cost is computed is the one that is tested.
+            # The declared `row_wise` determines the privacy cost, so the same value is tested.
             loss.row_wise = settings.row_wise  # type: ignore[misc]
             return loss
         return OwnObjective(loss, settings, owner=owner)
 
     def _read_options(self, loss: Any, owner: str) -> Settings | None:
-        """Return the party's options as an object of the settings class that its loss declares.
+        """Return the options of the party's loss, as an object of the class that it declares.
 
-        None if the loss declares no settings. `loss`: the party's loss, or its class. `owner`: the
-        party, for errors.
+        A class of losses declares its options by an attribute `settings`; without it, the result
+        is None. `loss`: the party's loss, or its class. `owner`: name of the party, for errors.
 
         Raises ConfigError: options are given, but the loss declares no settings class, or one
         without these keys.
         """
-        # Imported late: modules that read files are on a higher layer than networks.
+        # Imported here, since this module's layer may not import modules that read files.
         from secure_apfed.config.file import read_options
 
         key = f"passives.{owner}.objective"
@@ -267,8 +273,14 @@ class OwnCode:
         return None
 
     def make_black_box(self, *, owner: str, rows_N: Tensor, ids: Sequence[str]) -> BlackBox:
-        """Return the party's own gradient function as a trainer; the arguments are those of
-        `BlackBox`. Raises ConfigError: the party brought no such function.
+        """Return the party's own gradient function as a trainer.
+
+        Args:
+            owner: name of the party, for errors.
+            rows_N: position in the party's list of each aligned person, -1 for unknown ones.
+            ids: the party's list of IDs.
+
+        Raises ConfigError: the party brought no such function.
         """
         source: Any = self.gradient
         if source is None:
@@ -281,12 +293,11 @@ class OwnCode:
         return BlackBox(owner, gradient, rows_N=rows_N, ids=ids)
 
     def make_projection(self, size: int, representation: Shape) -> nn.Module:
-        """Return the map from a representation to the values that are sent for a row: the party's
-        own, or a linear layer.
+        """Return the projection, from a representation to the numbers that are sent for a row.
 
-        `size`: number of values to send. `representation`: the shape of one row's representation.
-
-        Raises ModelError: the party's own has another output size.
+        It is the party's own, or a linear layer. `size`: how many numbers are sent.
+        `representation`: the shape of one row's representation. Raises ModelError: the party's own
+        projection has another output size.
         """
         if self.projection is None:
             return make_projection(size, representation)
@@ -301,7 +312,7 @@ class OwnCode:
         return projection
 
     def copy_networks(self) -> "FreshFamily | None":
-        """Return a family that makes copies of the party's networks; None: it brings none."""
+        """Return a family that builds copies of the party's networks; None: it brings none."""
         return None if self.encoder is None else FreshFamily(self.copy_fresh())
 
     def copy_encoder(self) -> Self:
@@ -315,9 +326,10 @@ class OwnCode:
 
 
 class OwnFamily:
-    """A family of a party's own networks; missing ones are built from the settings."""
+    """A family that builds a party's own networks; missing ones are built from the settings."""
 
     def __init__(self, code: OwnCode) -> None:
+        """Take the party's code, which has its networks."""
         self._code = code
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
@@ -327,8 +339,10 @@ class OwnFamily:
         return make_module(self._code.encoder, features=features)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Return the party's own head; without one, a linear layer if the encoder is its own, else
-        a built-in head.
+        """Return the party's own head.
+
+        Without one it is a linear layer if the encoder is the party's own, otherwise a built-in
+        head by the settings. `size`: numbers of a representation. `classes`: number of scores.
         """
         if self._code.head is None and self._code.encoder is None:
             return family_for(settings, (size,)).make_head(size, classes, settings)
@@ -346,40 +360,45 @@ class OwnFamily:
 
 
 class FreshFamily(OwnFamily):
-    """A family that returns a new copy of the party's untrained networks each time.
+    """A family that builds a new copy of the party's untrained networks each time.
 
     A head may share weights with its encoder, so both come from one copy of the code:
     `make_encoder` makes the copy, and the next call of `make_head` uses it up.
     """
 
     def __init__(self, code: OwnCode) -> None:
+        """Take the party's code, whose networks are copied."""
         super().__init__(code)
-        self._copy: OwnFamily | None = None
+        self._copy: OwnFamily | None = None  # whose head is still to be made
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Copy the party's code, and return the copy's encoder."""
         self._copy = OwnFamily(self._code.copy_fresh())
         return self._copy.make_encoder(features, settings)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Return the head of the copy that the last `make_encoder` made, or of a new one."""
         copied = self._copy or OwnFamily(self._code.copy_fresh())
         self._copy = None
         return copied.make_head(size, classes, settings)
 
 
 _IN_PLACE = "leaf Variable that requires grad is being used in an in-place"
+"""Part of torch's error on operations in place."""
 _CHANGES_Z = "its loss changes z in place; take z.clone(), or operations that do not end in _"
 
 
 class OwnObjective(Objective):
-    """A passive's own loss; its results are checked at each call."""
+    """A passive's own loss as an objective; its results are checked at each call."""
 
     is_own: ClassVar[bool] = True
     row_wise: ClassVar[bool] = False
 
     def __init__(self, loss: LossSource, settings: OwnLossSettings, *, owner: str) -> None:
-        """Take the loss, and whether the settings declare it `row_wise`.
+        """Take the loss, and the party's declaration whether it is `row_wise`.
 
-        `owner`: the party, for errors.
+        A loss is row-wise if a row's loss depends on no other row. `owner`: name of the party, for
+        errors.
         """
         super().__init__()
         self._loss = loss  # if it is a module, this registers its parameters for training
@@ -393,12 +412,14 @@ class OwnObjective(Objective):
             prepare(features_N)
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
-        """Return the loss of a batch, a scalar, after checks.
+        """Return the loss of a batch of B rows, a scalar, after checking it.
+
+        `z_BD`: the received representations. `features_B`: the party's own rows.
 
         Raises ModelError: the loss is not one finite number, sends no gradient to z, changes z, or
         calls `backward` itself.
         """
-        version = z_BD._version  # which operations in place increase
+        version = z_BD._version  # torch counts operations in place by it
         gradient = z_BD.grad
         loss = self._require_number(self._call_loss(z_BD, features_B))
         if z_BD.grad is not gradient:
@@ -421,7 +442,10 @@ class OwnObjective(Objective):
         return loss.reshape(())
 
     def _call_loss(self, z_BD: Tensor, features_B: Tensor) -> Any:
-        """Call the party's loss. Raises ModelError: the loss fails, or changes z in place."""
+        """Return the result of the party's loss, unchecked.
+
+        Raises ModelError: the loss fails, or changes z in place.
+        """
         try:
             return self._loss(z_BD, features_B)
         except (ApfedError, torch.OutOfMemoryError):
@@ -436,7 +460,7 @@ class OwnObjective(Objective):
             ) from error
 
     def _require_number(self, loss: Any) -> Tensor:
-        """Return the loss, a tensor of one real number. Raises ModelError: another result."""
+        """Return the loss if it is a tensor of one real number; otherwise raise ModelError."""
         if isinstance(loss, tuple | list | Mapping):
             raise ModelError(
                 f"{self._owner}: its loss returns a {type(loss).__name__} of {len(loss)}; expected "
@@ -477,9 +501,11 @@ SettingsT = TypeVar("SettingsT", bound=RunSettings)
 def split_code(
     config: SettingsT, active: str, passives: Sequence[str]
 ) -> tuple[SettingsT, dict[str, CodeSettings]]:
-    """Return the common settings without names of code, and for each party the code that they name.
+    """Split settings into common ones without names of code, and each party's names of code.
 
-    `config`: settings that may name code of all parties. `active`, `passives`: the parties' names.
+    The common settings have "own" in place of a name. `config`: settings that may name code of all
+    parties, as in a simulation. `active`, `passives`: the parties' names. Returns the common
+    settings, and a mapping from party name to its names of code.
     """
     tables = config.data.parties or {}
     rows = {name: _pick_code(table.rows_code or "") for name, table in tables.items()}
@@ -510,7 +536,7 @@ def split_code(
 
 
 def _pick_code(name: str) -> str | None:
-    """Return a setting's value if it names code, as package.module:Name; else None."""
+    """Return a setting's value if it names code, as package.module:Name; otherwise None."""
     return name if CODE_NAME.fullmatch(name) else None
 
 
@@ -528,7 +554,7 @@ def _hide_network(model: ModelSettings) -> ModelSettings:
 
 
 def _hide_code(settings: PassiveSettings) -> PassiveSettings:
-    """Return a passive's settings without the name and the options of its code."""
+    """Return a passive's settings with "own" in place of names of code, and without its options."""
     replaced: dict[str, object] = {}
     if settings.model is not None:
         replaced["model"] = _hide_network(settings.model)
@@ -541,7 +567,7 @@ def _hide_code(settings: PassiveSettings) -> PassiveSettings:
 
 
 def find_code(config: RunSettings) -> Mapping[str, str]:
-    """Return the names of code in settings, by their dotted key."""
+    """Return all names of code in settings (package.module:Name), by dotted settings key."""
     named = _list_networks("model", config.model)
     named |= {
         "method": config.method.name,
@@ -568,8 +594,9 @@ def find_code(config: RunSettings) -> Mapping[str, str]:
 
 
 def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:
-    """Return the names of the networks in these settings, by dotted key; `key`: dotted key of these
-    settings.
+    """Return the names of the networks in these settings, by dotted settings key.
+
+    `key`: the dotted key of `model` itself.
     """
     named = {f"{key}.network": model.network}
     if model.head_network:
@@ -596,7 +623,7 @@ def refuse_shared_parameters(by_party: Mapping[str, OwnCode]) -> None:
 
 @contextmanager
 def name_part_in_errors(owner: str, part: str) -> Iterator[None]:
-    """Put a party's name and one of its parts before ModelErrors of the `with` block."""
+    """Put a party's name and one part of its code before the texts of ModelErrors in the block."""
     try:
         yield
     except ModelError as error:
@@ -609,7 +636,7 @@ _EXPECTED: Mapping[str, str] = {
     "optimizer": "a function of the parameters, as torch.optim.AdamW or functools.partial of it",
     "scheduler": "a function of the optimizer, as lambda optimizer: StepLR(optimizer, 100)",
 }
-"""Expected kind of each part of a party's code, in words, by name of the part; others are modules
+"""What a part of a party's code must be, in words, by name of the part; all other parts are modules
 or functions (`_A_MODULE`)."""
 
 
@@ -640,7 +667,7 @@ def _require_trainable(name: str, module: nn.Module) -> None:
 def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
     """Return the module `source` itself, or the module that the function `source` makes.
 
-    The function is called with those of `arguments` for which it has a parameter.
+    The function gets only those `arguments` for which it has a parameter.
 
     Raises ModelError: the function fails, or its result is not a module.
     """
@@ -671,7 +698,7 @@ def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
 
 
 def _pick_arguments(source: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `arguments` that the function `source` has parameters for."""
+    """Return the `arguments` for which the function `source` has a parameter."""
     try:
         parameters = inspect.signature(source).parameters
     except (TypeError, ValueError):  # a builtin function has no signature

@@ -802,6 +802,7 @@ class SimulationInputs:
         passives = tuple(table.name for table in self.data.passives)
         # One process simulates all parties, so the settings may name every party's own code.
         _, code_by_party = split_code(self.config, active, passives)
+        named_code = code_by_party.get(name, CodeSettings())
         return PartyContext(
             config=self.config,
             name=name,
@@ -811,7 +812,7 @@ class SimulationInputs:
             known=known,
             data_or_none=self.data.select_party(name),
             aligned=aligned,
-            code=self.code.get(name) or OwnCode.from_file(code_by_party.get(name, CodeSettings())),
+            code=self.code.get(name) or OwnCode.from_settings(named_code),
         )
 
 

@@ -791,7 +791,7 @@ def join_session(
                 known=known,
                 data_or_none=data,
                 allow_reading_all=file.allow_reading_all,
-                code=OwnCode.from_file(file.code, code_folder=file.code_folder),
+                code=OwnCode.from_settings(file.code, code_folder=file.code_folder),
                 record_contribution=record.record_contribution if config.attacks else None,
             ),
             role=role,

@@ -318,7 +318,7 @@ class _JointParty:
         if file.party == file.active or file.party in file.passives:
             card, tensors = load_joint_network(folder, file.party)
         file = file.model_copy(update={"peers": peers})
-        code = OwnCode.from_file(file.code, code_folder=file.code_folder)
+        code = OwnCode.from_settings(file.code, code_folder=file.code_folder)
         return cls(file, config, method, folder, _read_run_name(folder), card, tensors, code)
 
     def load_local_model(self) -> SoloModel:

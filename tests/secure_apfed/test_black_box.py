@@ -349,7 +349,7 @@ def test_nobody_names_it_for_another(beside: Path) -> None:
 
 
 def test_a_partys_own_file_names_it(beside: Path) -> None:
-    code = OwnCode.from_file(CodeSettings(gradient="my_registry:Counted"), code_folder=beside)
+    code = OwnCode.from_settings(CodeSettings(gradient="my_registry:Counted"), code_folder=beside)
     made = code.make_black_box(owner="registry", rows_N=torch.arange(3), ids=IDS[:3])
     assert tuple(made.train_on_rows(0, torch.arange(2), torch.ones(2, D), weight=1.0).shape) == (
         2,

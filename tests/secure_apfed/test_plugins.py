@@ -367,7 +367,7 @@ def test_options_go_to_the_party_alone(beside: Path) -> None:
     shared, named = split_code(config, "active", ("passive-1",))
     assert "margin" not in shared.model_dump_json()
     refuse_code(shared, source="the proposal")
-    code = OwnCode.from_file(named["passive-1"], code_folder=beside)
+    code = OwnCode.from_settings(named["passive-1"], code_folder=beside)
     settings = shared.passives["default"].objective
     assert isinstance(settings, OwnLossSettings)
     made: Any = code.make_objective(settings, owner="p", representation=(4,), features=(3,))
@@ -378,7 +378,7 @@ def test_options_go_to_the_party_alone(beside: Path) -> None:
 def test_what_somebody_says_of_a_class_of_objectives_is_measured(
     beside: Path, name: str, keeps: bool
 ) -> None:
-    code = OwnCode.from_file(
+    code = OwnCode.from_settings(
         split_code(
             load_config_text(text_with("objectives", f"code_of_others:{name}"), own=True),
             "active",

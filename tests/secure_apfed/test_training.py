@@ -488,7 +488,7 @@ def test_a_named_module_is_not_trained_in_place(beside: Path) -> None:
         "head = nn.Linear(3, 2)\nhead.encoder = encoder\n"
     )
     settings = CodeSettings(network="shared_nets:encoder", head_network="shared_nets:head")
-    first, second = (OwnCode.from_file(settings, code_folder=beside) for _ in range(2))
+    first, second = (OwnCode.from_settings(settings, code_folder=beside) for _ in range(2))
     assert isinstance(first.encoder, nn.Linear)
     assert isinstance(first.head, nn.Linear)
     assert isinstance(second.encoder, nn.Linear)
@@ -499,7 +499,7 @@ def test_a_named_module_is_not_trained_in_place(beside: Path) -> None:
 
 
 def test_a_partys_own_file_names_its_code(beside: Path) -> None:
-    code = OwnCode.from_file(
+    code = OwnCode.from_settings(
         CodeSettings(network="my_own_nets:encode", objective="my_own_nets:agree"),
         code_folder=beside,
     )
