@@ -16,14 +16,23 @@ from secure_apfed.runs.outcome import Progress
 
 
 class Moment(Status):
-    """A party's status at each change, and every half minute; at: seconds since 1970."""
+    """A party's status, printed at each change and every half minute.
+
+    Attributes:
+        at: time in seconds since 1970.
+    """
 
     at: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Progress):
-    """The progress of training; seconds_left: for all its epochs at this pace, null: too early."""
+    """The progress of training.
+
+    Attributes:
+        seconds_left: forecast for the remaining epochs, from the pace so far; null: too early to
+            say.
+    """
 
     seconds_left: float | None = None
 
@@ -34,8 +43,8 @@ class LongWork(BaseModel):
     Attributes:
         party: name of the party that computes; empty: the process that writes.
         name: what is computed.
-        part: what of it is being computed now, or empty.
-        done, total: number of finished parts, and of all.
+        part: the part of it that is being computed now; may be empty.
+        done, total: number of finished parts, and of all parts.
         seconds_left: forecast from the pace so far; null: too early to say.
     """
 
@@ -50,7 +59,13 @@ class LongWork(BaseModel):
 
 
 class Failure(BaseModel):
-    """The last line of a party that stopped with an error."""
+    """The last line of a party that stopped with an error.
+
+    Attributes:
+        kind: name of the error's class.
+        exit_code: exit code of the process.
+        message: the error in words.
+    """
 
     kind: str
     exit_code: int
@@ -72,7 +87,12 @@ class Result(BaseModel):
 
 
 class Helped(BaseModel):
-    """The last line at another party of a run that ended; report: its page, where one is made."""
+    """The last line of a party other than the active when a run has ended.
+
+    Attributes:
+        folder: the party's folder.
+        report: path of its report; null: none is made.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -81,16 +101,22 @@ class Helped(BaseModel):
 
 
 class _Finite(GenerateJsonSchema):
-    """A schema generator for JSON, which has no infinity: `secure_apfed.base.files.to_json` writes
-    a text.
+    """A schema generator in which a number may also be a text for infinity or NaN.
+
+    JSON has neither, so `secure_apfed.base.files.to_json` writes texts.
     """
 
     def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+        """Return the schema of a number, with these texts as alternatives."""
         return {"anyOf": [super().float_schema(schema), {"enum": ["inf", "-inf", "nan"]}]}
 
 
 def build_schema() -> dict[str, Any]:
-    """Return the JSON schema of one line: an object with one of these keys, or the end of a run."""
+    """Return the JSON schema of one line.
+
+    A line during the run is an object with a single key, which says what the line is about. The
+    last line of a finished run is a `Result` or a `Helped`.
+    """
     kinds = {
         "progress": Training,
         "work": LongWork,

@@ -49,9 +49,9 @@ from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.measures.table import Scored
 
 ContractT = TypeVar("ContractT")
-_TESTED = "tested"  # name of a mask in the file of test scores
+_TESTED = "tested"  # name of a mask of rows in the file of test scores
 _DIGEST_BYTES = 32
-_MAX_KEY_BYTES = 4096  # of a file with a private key
+_MAX_KEY_BYTES = 4096  # largest size of a file with a private key
 # Ledgers, counts of passives' contributions, audits, refused sums, digests of random labels.
 _LOGS = (
     "ledger-*.jsonl",
@@ -61,7 +61,7 @@ _LOGS = (
     "circles-*.jsonl",
     "labels-*.log",
 )
-_KEPT_STEPS = 2  # newest files of a `StepFiles`
+_KEPT_STEPS = 2  # number of newest files that `StepFiles` does not delete
 # Temporary names of `write_atomically`.
 _TEMPORARY_NAME = re.compile(
     r"\.([\w-]+\.(bin|json|jsonl|msgpack|pem|safetensors|yaml)|SHA256SUMS)\.[a-z0-9_]{8}"
@@ -73,16 +73,19 @@ PROJECT_ENDED = "project-ended.json"
 
 
 class FolderInUseError(CheckpointError):
-    """Another process runs in the folder."""
+    """The error for a folder in which another process runs."""
 
 
 class Ending(BaseModel):
-    """The contents of `project-ended.json`.
+    """The contents of `project-ended.json`, which a party writes when it ends its project.
 
     Attributes:
-        deletes: names of deleted files; is_complete: whether all are deleted and the audit log
-            states it.
-        counters_are_as_noted: whether they were when it began; None: that was not looked at.
+        party: the party's name.
+        at: time in seconds since 1970.
+        deletes: names of the files that are deleted.
+        is_complete: whether all of them are deleted, and the audit log states it.
+        counters_are_as_noted: whether the party's counters had the state in its audit log when the
+            project was ended; None: this was not checked.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -95,13 +98,13 @@ class Ending(BaseModel):
 
 
 def load_ending(folder: Path) -> Ending | None:
-    """Return how the project in a party's folder ended; None: it has not ended."""
+    """Return the record of the end of the project in a party's folder; None: it has not ended."""
     path = folder / PROJECT_ENDED
     return load_json(path, Ending) if os.path.lexists(path) else None
 
 
 def require_open_project(folder: Path) -> None:
-    """Refuse to start anything in a folder whose project has ended. Raises CheckpointError."""
+    """Raise CheckpointError if the project in a party's folder has ended, so nothing may start."""
     ending = load_ending(folder)
     if ending is not None:
         day = dt.datetime.fromtimestamp(ending.at, dt.UTC)
@@ -113,7 +116,7 @@ def require_open_project(folder: Path) -> None:
 
 
 class RunFolder:
-    """The paths of one run's files, and their plain readers and writers."""
+    """The folder of one run: the paths of its files, and functions that read and write them."""
 
     def __init__(self, path: Path) -> None:
         """Name the paths of all files in this folder; nothing is read or created."""
@@ -145,8 +148,13 @@ class RunFolder:
 
     @contextmanager
     def open_for_run(self, config: Config, *, resume: bool) -> Iterator[None]:
-        """Lock the folder for a run in this block, after checking that it can start or resume
-        here. Raises CheckpointError.
+        """Lock the folder for a run in the `with` block.
+
+        Before a new run, files of a start that was broken off before training are deleted.
+
+        `config`: settings of the run. `resume`: whether the run continues.
+
+        Raises CheckpointError: another process runs here, or the run cannot start or resume here.
         """
         active = PartyFolder(self.get_party_path(config.data.active_name))
         if resume:
@@ -162,7 +170,7 @@ class RunFolder:
         """Make the folder private, lock it, and delete temporary files of a killed process."""
         make_private(self.path)
         path = self.path / ".lock"
-        # Opened for its errors: FileLock would follow a link in the place of the file.
+        # Opening it here refuses a symbolic link in its place, which FileLock would follow.
         os.close(open_regular(path, create=True))
         lock = FileLock(path)
         try:
@@ -185,6 +193,7 @@ class RunFolder:
         `active`: the active's folder below this one.
         """
         # An active in a process of its own may have finished before its result was copied here.
+        # Resuming then only copies it.
         is_uncollected = active.result.exists() and not self.result.exists()
         if active.holds_steps or is_uncollected:
             return
@@ -193,9 +202,12 @@ class RunFolder:
         raise make_no_checkpoint_error(active.path)
 
     def _make_room(self, active: "PartyFolder") -> None:
-        """Delete what a start without training left, for a new run.
+        """Delete files of an earlier start that was broken off before training.
 
-        Raises CheckpointError: the folder has a checkpoint, a result, or a log of releases.
+        `active`: the active's folder below this one.
+
+        Raises CheckpointError: the folder has a checkpoint, a result, or a log that counts
+            releases.
         """
         if active.holds_steps:
             raise CheckpointError(
@@ -213,21 +225,27 @@ class RunFolder:
         self.recordings.clear()
         self.broken_off.unlink(missing_ok=True)
         for party in parties:
-            party.steps.clear()  # of a start that was broken off before training
+            party.steps.clear()
 
     def list_ended_parties(self) -> tuple[Path, ...]:
-        """Return the folders of parties whose part is over, if they lie below this one."""
+        """Return the folders, below this one, of parties whose part of the run is over."""
         folders = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
         return tuple(path for path in folders if PartyFolder(path).ended.is_file())
 
     def get_party_path(self, name: str) -> Path:
+        """Return the path of a party's folder below this one."""
         return own_file(self.parties, name)
 
     def write_json(self, path: Path, content: Any) -> None:
+        """Write a file of JSON atomically."""
         write_atomically(path, _encode_json(content))
 
     def load_config(self) -> Config:
-        """Read the run's settings. Raises ConfigError: names the version that wrote them."""
+        """Return the run's settings.
+
+        Raises ConfigError: they are not valid in this version; the error names the version that
+            wrote them, if it is known.
+        """
         try:
             return _parse_cached_config(load_text(self.config), str(self.config))
         except ConfigError as error:
@@ -237,7 +255,7 @@ class RunFolder:
             raise ConfigError(f"{error}\n{self.config}: {origin}") from error
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write digests of the run's files, then `result.json`, which marks the run as finished."""
+        """Write digests of all files of the run, then `result.json`, which marks it as finished."""
         content = _encode_json(result)
         digests = {
             self._get_relative_name(file): _digest_file(file)
@@ -250,8 +268,10 @@ class RunFolder:
         write_atomically(self.result, content)
 
     def check_digests(self, *files: Path) -> None:
-        """Raise CheckpointError if one of these files changed since the run; by default check all
-        that it wrote.
+        """Raise CheckpointError if one of these files changed since the run wrote it.
+
+        Without files, all files of the run are checked. Nothing is checked if there is no file of
+        digests, as in an unfinished run.
         """
         if not self.digests.exists():
             return
@@ -276,10 +296,11 @@ class RunFolder:
                 )
 
     def _get_relative_name(self, file: Path) -> str:
+        """Return the name of a file relative to this folder, as the file of digests has it."""
         return file.relative_to(self.path).as_posix()
 
     def _list_written_files(self) -> tuple[Path, ...]:
-        """Return the files that a run may write before its result."""
+        """Return the paths of the files that a run may write before its result."""
         return (
             self.config,
             self.contract,
@@ -307,7 +328,8 @@ class RunFolder:
     def append_metrics(self, record: Mapping[str, Any], *, is_durable: bool = True) -> None:
         """Append one JSON line to the metrics.
 
-        `is_durable`: sync this line and those before it; a checkpoint follows that counts them.
+        `is_durable`: whether to wait until all lines are on the disk. It is needed before a
+        checkpoint, as a resumed run expects a line for each epoch before its checkpoint.
         """
         with os.fdopen(open_regular(self.metrics, create=False), "a", encoding="utf-8") as lines:
             lines.write(to_json(record) + "\n")
@@ -316,10 +338,12 @@ class RunFolder:
                 os.fsync(lines.fileno())
 
     def keep_metrics(self, count: int) -> None:
-        """Keep the metrics of the first `count` epochs; delete those that a killed session wrote
-        after its checkpoint.
+        """Delete the metrics of all epochs but the first `count`.
 
-        Raises CheckpointError: fewer metrics were written, or they are no JSON.
+        Later lines were written by a killed session after its checkpoint, and these epochs will be
+        repeated.
+
+        Raises CheckpointError: there are fewer lines, or they are no JSON.
         """
         lines: list[bytes] = []
         if self.metrics.exists():
@@ -337,12 +361,12 @@ class RunFolder:
 
 
 class PartyFolder(RunFolder):
-    """A party's own folder: its identity, checkpoints, write-ahead logs, and how its part ended.
+    """A party's own folder: its identity, checkpoints, write-ahead logs, and the end of its part.
 
-    Run by: each party, alone in its folder. Of other parties it holds only what is public (the
-    contract, public identities). If one process simulates all parties, the folders lie below the
-    run's, `parties/NAME`, and each is used as if it were on a machine of its own. An active that
-    runs in a process of its own has the files of the run there, too.
+    Run by: each party, alone in its folder. Of other parties it contains only public facts (the
+    contract, public identities). If one process simulates all parties, their folders `parties/NAME`
+    lie below the run's, and each is used as if it were on a machine of its own. An active that runs
+    in a process of its own also has the files of the run in its folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -358,12 +382,15 @@ class PartyFolder(RunFolder):
     def lock_for_run(
         self, *, resume: bool, counted: Callable[[], Collection[str]] = frozenset
     ) -> Iterator[None]:
-        """Lock the folder for a run in this block.
+        """Lock the folder for a run in the `with` block; a new run deletes old logs first.
 
-        `resume`: whether the run continues; otherwise its logs are deleted. `counted`: returns the
-        names of logs that the audit log says have counted something, which are not deleted.
+        Args:
+            resume: whether the run continues.
+            counted: returns the names of logs that have counted something, as the audit log says;
+                they must not be deleted. It is called once the folder is locked.
 
-        Raises CheckpointError: the party's part is finished, or was started and is not resumed.
+        Raises CheckpointError: another process runs here, the party's part is finished, or it was
+            started and is not resumed.
         """
         with self._lock_folder():
             nonzero_counters = counted()
@@ -377,16 +404,23 @@ class PartyFolder(RunFolder):
 
     @contextmanager
     def lock_exclusively(self) -> Iterator[None]:
-        """Keep other processes out in this block, whatever the folder contains."""
+        """Lock the folder in the `with` block, whatever it contains.
+
+        Raises CheckpointError: another process runs here.
+        """
         with self._lock_folder():
             yield
 
     @property
     def holds_steps(self) -> bool:
+        """Whether the folder has a checkpoint."""
         return bool(self.steps.list_steps())
 
     def load_identity(self) -> Identity:
-        """Return the party's long-term key pair; create it at first use."""
+        """Return the party's long-term key pair; create it and write its file at first use.
+
+        Raises CheckpointError: the file is no Ed25519 private key.
+        """
         if not self._key.exists():
             private = Ed25519PrivateKey.from_private_bytes(fresh_identity().secret_bytes())
             pem = private.private_bytes(
@@ -409,6 +443,7 @@ class PartyFolder(RunFolder):
 
     def require_no_releases(self) -> None:
         """Raise CheckpointError if a log here counts releases, which a new run would forget."""
+        # Imported here, since this module would otherwise be in a cycle of imports.
         from secure_apfed.privacy.ledger import holds_releases
 
         for log in _list_logs(self.path):
@@ -420,8 +455,8 @@ class PartyFolder(RunFolder):
 
         `nonzero_counters`: names of logs that have counted something and must not be deleted.
 
-        Raises CheckpointError: the folder has such a log, a log of releases, or a checkpoint, so
-        that the run must be resumed.
+        Raises CheckpointError: the folder has such a log, a log that counts releases, or a
+            checkpoint, so that the run must be resumed.
         """
         if self.holds_steps:
             raise CheckpointError(
@@ -442,7 +477,7 @@ class PartyFolder(RunFolder):
 
 
 def _make_counts_error(log: Path) -> CheckpointError:
-    """Return the error for a log that counts releases although the checkpoint is missing."""
+    """Return the error for a log that counts releases, while the checkpoint is missing."""
     return CheckpointError(
         f"put the party's newest checkpoint back and resume, or choose another folder: {log} "
         "counts what left its party in an earlier session, and the checkpoint to go on from is "
@@ -457,21 +492,28 @@ def can_resume(path: Path, config: Config) -> bool:
 
 @lru_cache(maxsize=16)
 def _parse_cached_config(text: str, source: str) -> Config:
-    """Parse a configuration from `source`; cached, since parsing takes 20 ms and is repeated."""
+    """Return the settings in a YAML text; cached, since parsing takes 20 ms and is repeated.
+
+    `source`: name of the file, for errors.
+    """
     return load_config_text(text, source=source)
 
 
 def _encode_json(content: Any) -> bytes:
+    """Return the bytes of a file of JSON."""
     return to_json(content, indent=2).encode() + b"\n"
 
 
 def _digest_file(file: Path) -> str:
+    """Return the SHA-256 (hex) of a file."""
     with open_plain(file) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _require_inner_name(name: str) -> str:
-    """Return a relative name if it is of a file in a run's folder, or in parties/NAME below it.
+    """Return a relative name if it stays in a run's folder, or in parties/NAME below it.
+
+    The names come from a file, which may come from somebody else.
 
     Raises ValueError: the name leads elsewhere.
     """
@@ -491,7 +533,7 @@ def _list_logs(folder: Path) -> tuple[Path, ...]:
 
 
 def describe_contract(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return a contract with digest and signatures as JSON values."""
+    """Return a contract with its digest and the parties' signatures as JSON values."""
     return {
         "document": contract.model_dump(mode="json"),
         "sha256": contract.digest.hex(),
@@ -500,43 +542,48 @@ def describe_contract(contract: Contract, signatures: Mapping[str, bytes]) -> di
 
 
 def load_contract(path: Path, kind: type[ContractT]) -> ContractT:
-    """Read the data that `describe_contract` returned, as an object of type `kind`.
+    """Read a file with the data that `describe_contract` returned, as an object of type `kind`.
 
     Raises CheckpointError: the file is missing, of another format, or not of this type.
     """
-    # Raises if this version cannot read the format; then the same file is read as `kind`.
+    # The format is checked first: a file of another format would fail with a less helpful error.
     CONTRACT.parse_format_number(path, load_json(path, dict[str, Any]).get("document"))
     return load_json(path, kind)
 
 
 def write_with_checksum(path: Path, content: bytes) -> None:
-    """Write a private file that ends in its SHA-256, which detects damage, not forgery."""
+    """Write a private file that ends with its SHA-256, which detects damage, but not forgery."""
     write_atomically(path, content, hashlib.sha256(content).digest(), private=True)
 
 
 def make_no_checkpoint_error(path: Path) -> CheckpointError:
+    """Return the error for a run that is to be resumed without a checkpoint."""
     return CheckpointError(f"start the run without --resume: there is no checkpoint {path}")
 
 
 def load_with_checksum(path: Path) -> bytes:
-    """Return a file's content without its checksum. Raises CheckpointError: missing or damaged."""
+    """Return the content of a file of `write_with_checksum`, without its checksum.
+
+    Raises CheckpointError: the file is missing or damaged.
+    """
     if not path.exists():
         raise make_no_checkpoint_error(path)
-    sealed = load_bytes(path)
-    content = sealed[:-_DIGEST_BYTES]
-    digest = sealed[-_DIGEST_BYTES:]
-    if len(sealed) < _DIGEST_BYTES or hashlib.sha256(content).digest() != digest:
+    stored = load_bytes(path)
+    content = stored[:-_DIGEST_BYTES]
+    digest = stored[-_DIGEST_BYTES:]
+    if len(stored) < _DIGEST_BYTES or hashlib.sha256(content).digest() != digest:
         raise CheckpointError(
             f"restore {path} from a copy, or start the run anew in another folder: the file is "
-            f"truncated or altered, its {len(sealed)} bytes do not match their checksum"
+            f"truncated or altered, its {len(stored)} bytes do not match their checksum"
         )
     return content
 
 
 class StepFiles:
-    """The newest files of one kind in a folder, one a step: `checkpoint-12.bin`."""
+    """The files of one kind in a folder, one for each of the newest steps: `checkpoint-12.bin`."""
 
     def __init__(self, folder: Path, kind: str) -> None:
+        """Store the folder, and the first part of the files' names (`kind`)."""
         self._folder = folder
         self._kind = kind
 
@@ -546,37 +593,40 @@ class StepFiles:
         return sorted(int(step) for step in steps if step.isdecimal())
 
     def get_path(self, step: int) -> Path:
+        """Return the path of this step's file."""
         return self._folder / f"{self._kind}-{step}.bin"
 
     def load_step(self, step: int) -> bytes:
+        """Return the content of this step's file. Raises CheckpointError: missing or damaged."""
         return load_with_checksum(self.get_path(step))
 
     def write_step(self, step: int, content: bytes) -> None:
-        """Write this step's file atomically, and delete all others but the one before it.
+        """Write this step's file atomically; delete all other files but that of the step before.
 
-        Later files belong to an interrupted session, whose steps are repeated now.
+        Files of later steps belong to an interrupted session, whose steps are repeated now.
         """
         write_with_checksum(self.get_path(step), content)
         steps = self.list_steps()
-        end = steps.index(step) + 1
-        kept = steps[:end][-_KEPT_STEPS:]
+        steps_so_far = steps[: steps.index(step) + 1]
+        kept = steps_so_far[-_KEPT_STEPS:]
         for other in steps:
             if other not in kept:
                 self.get_path(other).unlink()
 
     def clear(self) -> None:
-        """Delete all of them, and temporary files of a killed process."""
+        """Delete the files of all steps, and temporary files of a killed process."""
         for path in (*self._list_paths(), *self._folder.glob(f".{self._kind}-*")):
             path.unlink()
 
     def _list_paths(self) -> list[Path]:
+        """Return the paths of the files of all steps, in any order."""
         return list(self._folder.glob(f"{self._kind}-*.bin"))
 
 
 def save_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """Return tensors in the safetensors format, with these texts as metadata.
+    """Return tensors by name as the bytes of a safetensors file, with these texts as metadata.
 
-    Tensors that share memory, as tied weights, are copied, since the format refuses them.
+    Tensors that share memory, such as tied weights, are copied, since the format refuses them.
     """
     separate: dict[str, Tensor] = {}
     addresses = set[int]()
@@ -589,9 +639,10 @@ def save_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None 
 
 
 def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:
-    """Write test predictions by inference variant.
+    """Write test predictions to a file.
 
-    `tested`: mask of the test rows that they cover; None: all, or not known.
+    `scores`: predictions with true labels, by inference variant or model. `tested`: whether each
+    test row has a prediction; None: all have, or this is unknown.
     """
     tensors = {} if tested is None else {_TESTED: tested}
     for name, scored in scores.items():
@@ -605,10 +656,16 @@ def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | No
 def load_scores(
     folder: RunFolder, variant: str, *, threshold: float | None, alone: bool = False
 ) -> Scored | None:
-    """Return the test predictions of one variant with a threshold for the second class (None: the
-    likeliest class is predicted); None: not stored.
+    """Return the test predictions of one model of a finished run; None: the run stored none.
 
-    `alone`: whether `variant` names a local baseline instead of an inference variant.
+    Args:
+        folder: folder of the run.
+        variant: an inference variant, or a local baseline.
+        threshold: probability from which the second class is predicted; None: the likeliest class
+            is predicted.
+        alone: whether `variant` names a local baseline, whose predictions are in another file.
+
+    Raises CheckpointError: the file was altered, or has no predictions of this model.
     """
     path = folder.solo_scored if alone else folder.scored
     if not path.exists():
@@ -620,16 +677,17 @@ def load_scores(
 def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Scored:
     """Return one model's test predictions from a file of `save_scores`.
 
-    `variant`: the model's name. `threshold`: probability from which the second class is predicted;
-    None: the likeliest class is.
+    `variant`: the inference variant or model. `threshold`: probability from which the second class
+    is predicted; None: the likeliest class is predicted.
 
-    Raises CheckpointError: the file has none of this model.
+    Raises CheckpointError: the file has no predictions of this model.
     """
     try:
         tensors = load(load_bytes(path))
         truth = tensors[f"{variant}/truth"]
         scores = tensors[f"{variant}/scores"]
-        # A regression's predictions, or classes of a model that diverged, whose measures are NaN.
+        # Predicted numbers, or probabilities of a model that diverged (its measures are NaN), are
+        # no valid probabilities, so they are not checked as such.
         are_numbers = scores.ndim == 1
         if are_numbers or not scores.isfinite().all():
             return Scored(
@@ -647,7 +705,10 @@ def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Sc
 
 
 def load_tested_rows(folder: RunFolder) -> Tensor | None:
-    """Return a mask (B,) of the test rows that the headline model predicts; None: not stored."""
+    """Return whether the run's model predicts each of B test rows, (B,); None: not stored.
+
+    Raises CheckpointError: the file of test scores is missing or was altered.
+    """
     folder.check_digests(folder.scored)
     try:
         return load(load_bytes(folder.scored)).get(_TESTED)

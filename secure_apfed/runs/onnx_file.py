@@ -1,15 +1,18 @@
-"""The local model as an ONNX file, which predicts from raw columns without this library.
+"""The active's model as an ONNX file, which predicts from raw columns without this library.
 
-The encoding is part of the graph: each raw column is an input of its own, (N, 1), numbers as
-float64, dates as days since 1970-01-01, durations as days, categories as texts; images are one
-input, (N, C, H, W), whole. Outputs: `output_label` (N,), texts, and `output_probability` (N, K); of
-a regression `output_prediction` (N,), float64, in the unit of the labels.
+The encoding is part of the graph. Each raw column is an input of its own, (N, 1): numbers as
+float64, dates as days since 1970-01-01, durations as days, categories as texts. Images are one
+input, (N, C, H, W), not cut into strips. The outputs are `output_label` (N,), texts, and
+`output_probability` (N, K). For a regression the output is `output_prediction` (N,), float64, in
+the unit of the labels.
 
-An empty number is NaN, an empty category one of the texts that mean so in a file. A graph cannot
-refuse a row: if `secure_apfed.data.ColumnEncoding` refuses it, the outputs are NaN and the label is
-the empty text. The same holds for a text that a graph cannot convert to the learnt form: one with
-blanks at its ends, or an unknown one with a mark that form NFC composes, or whose number, time or
-moment `secure_apfed.data.frames.normalise_spelling` may write otherwise.
+An empty number is NaN; an empty category is a text such as "" or "NA". A graph cannot refuse a row.
+If `secure_apfed.data.ColumnEncoding` would refuse it, the outputs are NaN and the label is the
+empty text. The same holds for unknown texts that the encoding would first convert, which a graph
+cannot: texts with blanks at their ends, texts that may not be in Unicode form NFC, and numbers,
+times and moments in another spelling (`secure_apfed.data.frames.normalise_spelling`).
+
+Letters: N rows, K classes, C channels, H height, W width.
 """
 
 import functools
@@ -49,15 +52,16 @@ _FEATURES = "encoding/features"  # no column of a table may have such a name
 _LABEL = "output_label"
 _PROBABILITIES = "output_probability"
 _PREDICTION = "output_prediction"
-_INSIDE = ("encoding/", "network/")
+_INSIDE = ("encoding/", "network/")  # beginnings of names inside the graph
 
 
 def write_onnx(model: SoloModel, path: Path) -> None:
-    """Write the model, checked by ONNX's own checker.
+    """Write the model as an ONNX file, after a check by ONNX's own checker.
 
     Raises:
         ConfigError: the extra `onnx` is not installed.
-        ModelError: a column has a name that the graph needs itself.
+        ModelError: a column has a name that the graph uses itself, or the model has no encoding of
+            columns or images.
     """
     _check_names(model)
     try:
@@ -82,15 +86,19 @@ def write_onnx(model: SoloModel, path: Path) -> None:
         prefix2="network/",
     )
     _name_outputs(onnx.helper, joined, model)
-    about = {"classes": "\n".join(model.classes)} if model.classes else {}
-    onnx.helper.set_model_props(joined, {**about, "task": model.task.name})
+    properties = {"task": model.task.name}
+    if model.classes:
+        properties = {"classes": "\n".join(model.classes), **properties}
+    onnx.helper.set_model_props(joined, properties)
     onnx.checker.check_model(joined, full_check=True)
     write_atomically(path, joined.SerializeToString())
 
 
 def _check_names(model: SoloModel) -> None:
     """Raise ModelError if a column has a name that the graph uses itself."""
-    for column in model.encoding.columns if isinstance(model.encoding, ColumnEncoding) else ():
+    if not isinstance(model.encoding, ColumnEncoding):
+        return
+    for column in model.encoding.columns:
         if column.name in (_LABEL, _PROBABILITIES, _PREDICTION) or column.name.startswith(_INSIDE):
             raise ModelError(
                 f"column {column.name!r} has a name that an ONNX graph of ours needs for itself; "
@@ -99,29 +107,35 @@ def _check_names(model: SoloModel) -> None:
 
 
 class _Predicting(nn.Module):
-    """A module that computes `SoloModel.predict` in the precision of its parameters, for export."""
+    """A module that computes the same as `SoloModel.predict`, as torch's exporter needs it.
+
+    It computes in the precision of the network's parameters.
+    """
 
     def __init__(self, model: SoloModel) -> None:
-        """Take network and task of a model, in evaluation mode."""
+        """Store a model's network and task, and set the network to evaluation mode."""
         super().__init__()
         self.network = model.network
         self.task = model.task
         self.eval()
 
     def forward(self, features_N: Tensor) -> Tensor:
-        """Return predictions for encoded features, probabilities as float32, numbers as float64."""
+        """Return predictions for encoded features (N, ...).
+
+        They are probabilities (N, K) as float32, or predicted numbers (N,) as float64.
+        """
         typed_N = features_N.to(next(self.network.parameters()).dtype)
         outputs_N = self.task.decode_outputs(self.network(typed_N))
         return outputs_N.double() if outputs_N.ndim == 1 else outputs_N.float()
 
 
 def _export_network(model: SoloModel) -> Any:
-    """Export the network from encoded features to probabilities, by torch's exporter."""
+    """Return the ONNX model from encoded features to predictions, made by torch's exporter."""
     rows = torch.export.Dim("rows")
     with _silence_exporter():
         program = torch.onnx.export(
             _Predicting(model),
-            (torch.zeros(2, *model.encoding.shape),),
+            (torch.zeros(2, *model.encoding.shape),),  # an example input of two rows
             dynamo=True,
             opset_version=_OPSET,
             dynamic_shapes=({0: rows},),
@@ -135,7 +149,7 @@ def _export_network(model: SoloModel) -> Any:
 
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """Silence torch's exporter in this block: messages about its internals and optional packages.
+    """Hide messages of torch's exporter about its internals and optional packages in this block.
 
     Other warnings pass.
     """
@@ -152,17 +166,18 @@ def _silence_exporter() -> Iterator[None]:
 
 
 def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
-    """Build the graph from raw values to encoded features.
+    """Return the ONNX model from raw values to encoded features.
 
-    `helper`: the module `onnx.helper`.
+    `helper`: the module `onnx.helper`, which is an optional package.
     """
     graph = _Graph(helper)
     if isinstance(encoding, ColumnEncoding):
-        parts = [
+        column_features = [
             graph.add_column(index, column, encoding)
             for index, column in enumerate(encoding.columns)
         ]
-        graph.add_refusals(graph.add_node("Concat", parts, "encoding/joined", axis=1), _FEATURES)
+        joined = graph.add_node("Concat", column_features, "encoding/joined", axis=1)
+        graph.add_refusals(joined, _FEATURES)
     else:
         graph.add_strip(encoding)
     output = helper.make_tensor_value_info(_FEATURES, _FLOAT, ["rows", *encoding.shape])
@@ -175,13 +190,14 @@ def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> An
 
 
 def _make_character_class(holds: Callable[[str], object]) -> str:
-    """Return a character class of RE2 with the characters for which `holds` is true.
+    """Return a regular expression (RE2) for one character for which `holds` is true.
 
-    Surrogates (U+D800 to U+DFFF) are no characters and are left out.
+    It is a class of ranges of Unicode characters. Surrogates (U+D800 to U+DFFF) are no characters
+    and are left out.
     """
     codes = [code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
     matching = [code for code in codes if holds(chr(code))]
-    # In a run of consecutive codes, code minus index is constant.
+    # Group consecutive codes: there code minus index is constant.
     groups = itertools.groupby(enumerate(matching), lambda pair: pair[1] - pair[0])
     runs = [[code for _, code in group] for _, group in groups]
     return "[" + "".join(f"\\x{{{run[0]:x}}}-\\x{{{run[-1]:x}}}" for run in runs) + "]"
@@ -189,17 +205,18 @@ def _make_character_class(holds: Callable[[str], object]) -> str:
 
 @functools.cache
 def _build_blank_pattern() -> str:
-    """Return a pattern of the characters that `str.strip` removes."""
+    """Return a regular expression for one of the characters that `str.strip` removes."""
     return _make_character_class(str.isspace)
 
 
 @functools.cache
 def _build_non_nfc_pattern() -> str:
-    """Return a pattern of texts that may be in another form than NFC.
+    """Return a regular expression for texts that may not be in Unicode form NFC.
 
-    These hold characters that NFC replaces, or composes with the one before them.
+    Such a text has a character that NFC replaces, or may compose with the character before it.
     """
     decompositions = (unicodedata.decomposition(chr(code)) for code in range(sys.maxunicode + 1))
+    # A decomposition that begins with "<" is a compatibility one, which NFC does not use.
     canonical = (text.split() for text in decompositions if not text.startswith("<"))
     # The second character of each pair, which NFC may compose with the first.
     composing = {chr(int(codes[1], 16)) for codes in canonical if len(codes) == 2}
@@ -212,40 +229,47 @@ def _build_non_nfc_pattern() -> str:
 
 
 class _Graph:
-    """An ONNX graph under construction: its nodes, inputs and constants.
+    """An ONNX graph under construction.
 
-    `helper`: the module `onnx.helper`.
+    Attributes:
+        nodes, inputs, constants: its parts so far, as objects of ONNX.
     """
 
     def __init__(self, helper: Any) -> None:
-        """Start an empty graph."""
+        """Start an empty graph; `helper`: the module `onnx.helper`."""
         self._helper = helper
         self.nodes: list[Any] = []
         self.inputs: list[Any] = []
         self.constants: list[Any] = []
-        self._refused: list[str] = []  # outputs (N, 1) that mark rows with a refused cell
+        # Names of outputs (N, 1): each says whether a row has a refused cell in one column.
+        self._refused: list[str] = []
 
     def add_node(
         self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any
     ) -> str:
-        """Add an operator to the graph, by names of its inputs and output; return the output's
-        name.
+        """Add an operator to the graph, and return the name of its output.
 
-        `domain`: name of the operator set; "": ONNX's own.
+        Args:
+            operator: name of the operator.
+            inputs, output: names of its inputs and its output.
+            domain: name of the operator set; "": ONNX's own.
+            attributes: attributes of the operator.
         """
         node = self._helper.make_node(operator, inputs, [output], domain=domain, **attributes)
         self.nodes.append(node)
         return output
 
     def add_constant(self, name: str, kind: int, values: list[Any]) -> str:
-        """Add a constant vector of an ONNX element type; return its name."""
+        """Add a constant vector, and return its name; `kind`: ONNX's number of the element type."""
         self.constants.append(self._helper.make_tensor(name, kind, [len(values)], values))
         return name
 
     def add_column(self, index: int, column: Column, encoding: ColumnEncoding) -> str:
-        """Add one column's features; return the name of their output (N, number of features).
+        """Add the input of one raw column, and the nodes that encode it.
 
-        `index`: position of the column in the input.
+        Return the name of their output, the column's features (N, number of features).
+
+        `index`: position of the column in the encoding.
         """
         kind = _TEXT if isinstance(column, CategoricalColumn) else _DOUBLE
         tensor_info = self._helper.make_tensor_value_info(column.name, kind, ["rows", 1])
@@ -259,7 +283,8 @@ class _Graph:
             empty = self.add_node("IsNaN", [tensor_name], f"{prefix}_empty")
             tensor_name = self.add_node("Where", [empty, mean, tensor_name], f"{prefix}_filled")
         centred = self.add_node("Sub", [tensor_name, mean], f"{prefix}_centred")
-        if column.constant:  # times zero, a value that is not finite becomes NaN, as elsewhere
+        if column.constant:
+            # Times zero, finite values become 0, and others NaN, as for other columns.
             zero = self.add_constant(f"{prefix}_zero", _DOUBLE, [0.0])
             scaled = self.add_node("Mul", [centred, zero], f"{prefix}_scaled")
         else:
@@ -268,9 +293,11 @@ class _Graph:
         return self.add_node("Cast", [scaled], prefix, to=_FLOAT)
 
     def add_refusals(self, features: str, output: str) -> str:
-        """Add the features with NaN in refused rows and in place of infinities; return their name.
+        """Add nodes that replace features by NaN in refused rows and where they are infinite.
 
-        `features`: name of the encoded features. `output`: name for the result.
+        Return the name of the result, which is `output`.
+
+        `features`: name of the encoded features.
         """
         nan = self.add_constant("encoding/none", _FLOAT, [math.nan])
         refused = self.add_node("IsInf", [features], "encoding/infinite")
@@ -281,10 +308,12 @@ class _Graph:
     def _add_category(
         self, prefix: str, column: CategoricalColumn, encoding: ColumnEncoding
     ) -> str:
-        """Add a text column's one-hot features; return their name.
+        """Add the nodes that encode a text column one-hot; return the name of the features.
 
-        The graph compares texts exactly. So a text that training would have normalised to another
-        form, and which is no known spelling, is refused. `prefix`: first part of the nodes' names.
+        The graph compares texts exactly. So it refuses an unknown text that the encoding would have
+        converted first, since the converted text may be a category.
+
+        `prefix`: first part of the nodes' names.
         """
         blank = _build_blank_pattern()
         words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
@@ -300,27 +329,34 @@ class _Graph:
             zeros=1,
         )
         hot_known = self.add_node("Flatten", [hot], f"{prefix}_known", axis=1)
-        # Neither a category nor empty.
+        # Unknown cells are neither a category nor empty.
         axis = self.add_constant(f"{prefix}_axis", _INT64, [1])
         any_known = self.add_node("ReduceMax", [hot_known, axis], f"{prefix}_found")
         is_category = self.add_node("Cast", [any_known], f"{prefix}_taken", to=_BOOL)
-        left_out = self.add_node("Or", [empty, is_category], f"{prefix}_left_out")
-        is_unknown = self.add_node("Not", [left_out], f"{prefix}_other")
+        is_known = self.add_node("Or", [empty, is_category], f"{prefix}_left_out")
+        is_unknown = self.add_node("Not", [is_known], f"{prefix}_other")
+        # Texts that the encoding may convert: with outer blanks, not in NFC, or spelt otherwise.
         pattern = f"(?s){blank}.*|.*{blank}|{_build_non_nfc_pattern()}|{RESPELT}"
-        odd = self._add_match(column, pattern, f"{prefix}_odd")
-        self._refused.append(self.add_node("And", [odd, is_unknown], f"{prefix}_refused"))
+        may_change = self._add_match(column, pattern, f"{prefix}_odd")
+        self._refused.append(self.add_node("And", [may_change, is_unknown], f"{prefix}_refused"))
         if column.constant:
+            # The feature is 1 for any cell: each cell equals itself.
             ones = self.add_node("Equal", [column.name, column.name], f"{prefix}_same")
             return self.add_node("Cast", [ones], prefix, to=_FLOAT)
         return hot_known
 
     def _add_match(self, column: CategoricalColumn, pattern: str, output: str) -> str:
-        """Add whether each cell matches a pattern as a whole; return the name `output`."""
+        """Add a node that says whether each cell matches a pattern as a whole; return `output`.
+
+        `output`: name of the node's output, (N, 1).
+        """
         return self.add_node("RegexFullMatch", [column.name], output, pattern=pattern)
 
     def _replace_spellings(self, prefix: str, column: CategoricalColumn) -> str:
-        """Add a node that replaces each known spelling of a category by the category; return its
-        output's name, or the column's if there is one spelling each.
+        """Add a node that replaces each known spelling of a category by the category.
+
+        Return the name of its output. If each category has only one spelling, no node is added, and
+        the column's name is returned.
 
         `prefix`: first part of the node's name.
         """
@@ -337,7 +373,7 @@ class _Graph:
         )
 
     def add_strip(self, encoding: ImageEncoding) -> None:
-        """Add the extraction of this party's strip from whole images, scaled to [0, 1]."""
+        """Add the input of whole images, and the nodes that cut this party's strip and scale it."""
         image_shape = ["rows", encoding.channels, encoding.height, encoding.width]
         self.inputs.append(self._helper.make_tensor_value_info("images", _FLOAT, image_shape))
         first = self.add_constant("encoding/first_row", _INT64, [encoding.first_row])
@@ -349,9 +385,12 @@ class _Graph:
 
 
 def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
-    """Name the outputs of the joined model, and add each row's class if the task has classes.
+    """Replace the outputs of the joined model by outputs with this module's names.
+
+    If the task has classes, also add nodes that decide each row's class.
 
     `helper`: the module `onnx.helper`. `joined`: the ONNX model, which is changed in place.
+    `model`: the model that it computes.
     """
     graph = joined.graph
     predictions = graph.output[0].name
@@ -366,6 +405,7 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
         [
             helper.make_tensor("network/classes", _TEXT, [len(texts) + 1], [*texts, b""]),
             helper.make_tensor("network/first", _INT64, [], [0]),
+            # Index of the empty text after the classes, which is the label of a refused row.
             helper.make_tensor("network/nobody", _INT64, [], [len(texts)]),
         ]
     )
@@ -373,7 +413,7 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
         [
             helper.make_node("Identity", [predictions], [_PROBABILITIES]),
             *_make_decision_nodes(helper, graph, predictions, model.threshold),
-            # A refused row has NaN for every class, so the first shows it; it gets the class "".
+            # A refused row has NaN for every class, so the first class is enough to notice it.
             helper.make_node("Gather", [predictions, "network/first"], ["network/one"], axis=1),
             helper.make_node("IsNaN", ["network/one"], ["network/refused"]),
             helper.make_node(
@@ -400,7 +440,7 @@ def _make_decision_nodes(
 
     Args:
         helper: the module `onnx.helper`.
-        graph: the graph, which the nodes' constants are added to.
+        graph: the graph; the nodes' constants are added to it, but not the nodes.
         probabilities: name of the probabilities (N, K).
         threshold: probability from which the second of two classes is predicted; None: the
             likeliest class.
@@ -413,10 +453,10 @@ def _make_decision_nodes(
             helper.make_tensor("network/threshold", _FLOAT, [], [threshold]),
         ]
     )
-    share = "network/share"
-    decision = "network/over"
+    second_probability = "network/share"
+    is_second = "network/over"
     return [
-        helper.make_node("Gather", [probabilities, "network/second"], [share], axis=1),
-        helper.make_node("GreaterOrEqual", [share, "network/threshold"], [decision]),
-        helper.make_node("Cast", [decision], ["network/best"], to=_INT64),
+        helper.make_node("Gather", [probabilities, "network/second"], [second_probability], axis=1),
+        helper.make_node("GreaterOrEqual", [second_probability, "network/threshold"], [is_second]),
+        helper.make_node("Cast", [is_second], ["network/best"], to=_INT64),
     ]

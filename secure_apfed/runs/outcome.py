@@ -47,7 +47,10 @@ RANKED = ("auc", "average_precision", "ks")
 
 
 def _parse_epsilon(value: Any) -> Any:
-    """Return infinity for null and for texts that stand for it, since JSON has no infinity."""
+    """Return infinity for null and the texts that mean it, since JSON has no infinity.
+
+    Any other value is returned unchanged.
+    """
     return math.inf if value in (None, "inf", "infinity", "Infinity") else value
 
 
@@ -58,15 +61,27 @@ Epsilon = Annotated[float, BeforeValidator(_parse_epsilon)]
 
 
 class Written(BaseModel):
-    """The base of results stored by a run; unknown fields are accepted, so that readers of other
-    versions work.
+    """The base of results that a run stores in files.
+
+    Unknown fields are ignored, so that a file of a newer version can be read.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Privacy(Written):
-    """The privacy cost of the run; inf: no guarantee."""
+    """The privacy cost of a run; an epsilon of infinity means no guarantee.
+
+    Attributes:
+        epsilon_x: for all releases of one row's representation.
+        epsilon_y: for one training label.
+        epsilon_model: for one whole record.
+        delta: the probability that an epsilon does not hold.
+        releases: number of releases of the most released row.
+        mu: the cost of the releases as Gaussian differential privacy.
+        accountants: epsilon_x by other privacy accountants, by their name.
+        trace: steps of the computation, in words.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -93,8 +108,8 @@ class Attendance(Written):
     """The passives that stopped answering in the last session.
 
     Attributes:
-        left: the step from which on each is absent.
-        steps_without_all: steps that were played without all passives.
+        left: passive -> the step from which it is absent.
+        steps_without_all: number of steps that were trained without all passives.
     """
 
     left: Mapping[str, int] = {}
@@ -104,7 +119,11 @@ class Attendance(Written):
 class Contributions(Written):
     """The privacy cost of one passive's votes or contributions to sums.
 
-    `figure`: the name of its epsilon in `secure_apfed.settings.promises.FIGURES`.
+    Attributes:
+        figure: the kind of epsilon, a key of `secure_apfed.settings.promises.FIGURES`.
+        epsilon, delta: the cost.
+        releases: number of votes or contributions that were counted.
+        trace: steps of the computation, in words.
     """
 
     figure: str = "epsilon_c"
@@ -127,9 +146,11 @@ class Promised(Written):
 
 
 class Calibration(Written):
-    """The line that calibrates the log-odds of two classes: slope times them plus offset.
+    """The line that calibrates the log-odds of two classes: slope * log-odds + offset.
 
-    With it the mean probability of the unlabelled training rows is `rate`.
+    Attributes:
+        rate: the mean probability of the second class, over unlabelled training rows, that the
+            offset was chosen for.
     """
 
     rate: float
@@ -138,7 +159,7 @@ class Calibration(Written):
 
 
 class MeasureInterval(Written):
-    """A measure of test rows and its 95 % interval over them; None: there is none."""
+    """A measure of test rows with its 95 % interval over them; an end is None if undefined."""
 
     value: float
     low: float | None = None
@@ -147,11 +168,14 @@ class MeasureInterval(Written):
     @classmethod
     def from_estimate(cls, estimate: Estimate) -> "MeasureInterval":
         """Return an estimate with None in place of undefined ends."""
-        low, high = (None if math.isnan(end) else end for end in (estimate.low, estimate.high))
-        return cls(value=estimate.value, low=low, high=high)
+        return cls(
+            value=estimate.value,
+            low=None if math.isnan(estimate.low) else estimate.low,
+            high=None if math.isnan(estimate.high) else estimate.high,
+        )
 
     def format_interval(self, measure: Measure) -> str:
-        """Return value and interval as text, in the measure's format."""
+        """Return value and interval as text, such as "0.912 [0.880, 0.941]"."""
         if self.low is None or self.high is None:
             return measure.format_value(self.value)
         ends = f"{measure.format_value(self.low)}, {measure.format_value(self.high)}"
@@ -163,11 +187,11 @@ class Ranking(Written):
 
     Attributes:
         class_name: name of the positive class.
-        rows, positives: number of test rows, and of positives among them.
-        rate: share of positives, with Wilson's interval.
+        rows, positives: number of test rows, and of rows of the positive class among them.
+        rate: share of the positive class, with Wilson's interval.
         predicted: mean predicted probability of the positive class.
-        intervals: AUC, average precision and KS.
-        table: tenths of the rows by their score, the highest first.
+        intervals: AUC, average precision and KS with intervals, by the measure's name.
+        table: lift table, which has tenths of the rows by their score, the highest first.
     """
 
     class_name: str
@@ -180,9 +204,9 @@ class Ranking(Written):
 
     @classmethod
     def from_scores(cls, scored: Scored, class_name: str) -> "Ranking | None":
-        """Measure the ranking of these rows; None if they do not define it.
+        """Return the ranking metrics of test predictions; None if there are no rows to rank.
 
-        `class_name`: name of the positive class.
+        `scored`: the predictions, for two classes. `class_name`: name of the positive class.
         """
         table = lift_table(scored)
         if not table:
@@ -210,10 +234,11 @@ class Ranking(Written):
 
 
 class Stated(Written):
-    """The privacy costs that one passive signed; empty: it counts nothing.
+    """The privacy costs that one passive reported with its signature.
 
     Attributes:
-        step: the step of its last signed report; None: it never sent one.
+        accounts: the costs; empty: the passive has no privacy ledger.
+        step: the step of its last report; None: it never sent a report.
     """
 
     accounts: tuple[Contributions, ...] = ()
@@ -227,10 +252,11 @@ class Coefficient(Written):
     """A coefficient of a generalised linear model.
 
     Attributes:
-        score: the class whose log-odds it moves; "" where there is one number or count.
-        per_deviation: change for one standard deviation of the column; of a category, for being in
-            it.
-        per_unit: change for one unit of the column; None: the column is constant.
+        column: name of the feature.
+        score: the class whose score it changes; "": the model predicts a number or a count.
+        per_deviation: change of the score for one standard deviation of a numeric column, or for
+            being in a category.
+        per_unit: change of the score for one unit of the column; None: the column is constant.
     """
 
     column: str
@@ -243,8 +269,8 @@ class PartyCoefficients(Written):
     """A party's coefficients of a generalised linear model, and the active's intercepts.
 
     Attributes:
-        link: what the terms add up to, as "log-odds".
-        intercepts: at the active, score -> its value where every numeric column is at its mean.
+        link: the quantity that the model's terms add up to, such as "log-odds".
+        intercepts: score -> its value if every numeric column is at its mean; empty at a passive.
     """
 
     party: str
@@ -253,7 +279,7 @@ class PartyCoefficients(Written):
     intercepts: Mapping[str, float] = {}
 
     def describe_largest(self) -> str:
-        """Return the largest coefficients for one deviation in one line, the intercept first."""
+        """Return one line with the intercepts and the largest coefficients for one deviation."""
         entries = [("intercept", name, value) for name, value in self.intercepts.items()]
         ordered = sorted(self.coefficients, key=lambda coefficient: -abs(coefficient.per_deviation))
         shown = ordered[:_MAX_SHOWN]
@@ -275,20 +301,39 @@ class Outcome(Written):
     """The contents of result.json, with the cross-checks of accountants.json if that was written.
 
     Attributes:
-        wire_bytes, seconds, steps: of all sessions of the run; steps repeated after an interruption
-            count again. sessions: how many all parties agreed on.
+        accuracy: inference variant (way to predict) -> accuracy on the test rows.
+        wire_bytes, seconds, steps: totals of all sessions of the run; steps that were repeated
+            after an interruption count again.
+        privacy: the privacy cost of the party that spent most.
+        sessions: number of sessions whose contract all parties signed.
+        aligned_rows, train_rows, labelled_rows, test_rows: numbers of the active's rows.
+        sum: facts about the secure sums of the run.
+        attendance: the passives that stopped answering.
+        guarantee: the run's guarantees in words.
+        apart: whether the parties ran in processes of their own.
+        contributions: passive -> privacy cost of its votes or contributions.
         promises: the privacy guarantees of `privacy` and `contributions`, one for each kind of
             epsilon, for programs; missing in older versions. Readers of folders use `promises_in`.
         stated: passive in its own process -> the privacy costs that it signed; the signatures
             are in `statements.json`.
+        agreement: how far the passives' votes agree with the active's labels.
         help: the value of votes, measured on the active's labelled rows; None: there were no votes.
-        coefficients: coefficients of a generalised linear model: the active's own or, if one
-            process simulated all parties, those of all.
-        less_protected: a sentence of each setting that protects less than by default.
-        shared_organisations: a sentence of each organisation that reads or alters more because it
-            runs several parties, where a sealed project says who runs them.
+        local_models: names of the local models that learnt the labels at the end.
+        measure: name of the run's main measure.
+        measures: variant -> name of a measure -> value on the test rows.
+        threshold: probability from which the second of two classes is predicted; None: the
+            likeliest class is predicted.
+        undefined: variant -> name of an undefined measure -> the reason.
+        calibration, ranking: of the active's model for two classes; None: not done, not measured.
+        never_predicted: labelled class that is predicted for no test row -> the threshold that
+            labelled training rows would choose (None: none is proposed).
+        less_protected: a sentence for each setting that protects less than by default.
+        shared_organisations: a sentence for each organisation that runs several parties, and so can
+            read or alter more; empty without a sealed project.
         measured_rows: inference variant -> number of test rows that its measures use; missing
             in older versions. Readers use `count_measured_rows` instead.
+        coefficients: coefficients of a generalised linear model: the active's own or, if one
+            process simulated all parties, all parties'.
     """
 
     method: str
@@ -326,7 +371,7 @@ class Outcome(Written):
 
     @property
     def headline_measure(self) -> Measure:
-        """The main measure of the run. Raises CheckpointError: unknown name."""
+        """The main measure of the run. Raises CheckpointError: the file names an unknown one."""
         try:
             return find_measure(self.measure)
         except ValueError as error:
@@ -334,6 +379,7 @@ class Outcome(Written):
 
     @property
     def scores(self) -> dict[str, float]:
+        """The value of the run's main measure, by inference variant; NaN if undefined."""
         return scores_of(self.measure, self.accuracy, self.measures)
 
 
@@ -344,25 +390,30 @@ def promises_in(config: Config, outcome: Outcome) -> tuple[Promise, ...]:
 
 
 def count_measured_rows(config: Config, outcome: Outcome, variant: str) -> int | None:
-    """Return on how many test rows an inference variant was measured; None: not known.
+    """Return the number of test rows on which an inference variant was measured; None: unknown.
 
-    Joint inference covers only people whom all parties know, which may be fewer test rows than the
-    active has.
+    If all parties are needed to predict, only test rows of people whom all know are measured.
+    Results of older versions do not state the number. Then it is known only for a method whose
+    active predicts alone: all its test rows.
     """
     count = outcome.measured_rows.get(variant)
-    if count is None and variant == config.method.name:
-        return outcome.test_rows if "the active predicts alone" in config.method.facts else None
-    return count
+    if count is not None:
+        return count
+    predicts_alone = "the active predicts alone" in config.method.facts
+    if variant == config.method.name and predicts_alone:
+        return outcome.test_rows
+    return None
 
 
 def describe_unpredicted_classes(
     config: Config, never_predicted: Mapping[str, float | None]
 ) -> str | None:
-    """Return in words which classes are predicted for no test row, and which settings would change
-    that; None if every class is predicted.
+    """Return a sentence on classes that no test row is predicted as, with a setting to change that.
 
-    `never_predicted`: class -> the threshold chosen on labelled training rows; None: there is
-    none, as for more than two classes.
+    None means that every class is predicted.
+
+    `never_predicted`: such a class -> a threshold with which it would be predicted, chosen on
+    labelled training rows (None: there is no such threshold, as for more than two classes).
     """
     if not never_predicted:
         return None
@@ -386,9 +437,9 @@ def describe_unpredicted_classes(
 
 
 def _can_change_run(config: Config, key: str, value: str) -> bool:
-    """Return whether this setting is valid with the others and would change the configuration.
+    """Return whether a setting could be added: it is valid with the others, and changes something.
 
-    `key`: dotted path, as train.class_weights. `value`: the value as YAML text.
+    `key`: dotted path, such as train.class_weights. `value`: the value as YAML text.
     """
     text = dump_settings(config)
     try:
@@ -398,27 +449,30 @@ def _can_change_run(config: Config, key: str, value: str) -> bool:
 
 
 def load_common_people(folder: RunFolder) -> tuple[CommonPeople, ...]:
-    """Read each party's report on its aligned people."""
+    """Return each party's report on its aligned people; empty if the run aligned nobody."""
     if not folder.common.is_file():
         return ()
     return load_json(folder.common, tuple[CommonPeople, ...])
 
 
 def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
-    """Write `result.json` and the digests of all that the run wrote: it is finished."""
+    """Write `result.json`, which marks the run as finished, and digests of all the run's files."""
     content = outcome.model_dump(mode="python")
     folder.write_result({RUN_RESULT.key: RUN_RESULT.number, **content})
 
 
 def load_outcome(folder: RunFolder) -> Outcome:
-    """Read a result that `write_outcome` wrote. Raises CheckpointError: missing, or of another
-    format.
+    """Return the result that `write_outcome` wrote.
+
+    If `accountants.json` was written later, its epsilons are included.
+
+    Raises CheckpointError: the file is missing, or of another format.
     """
     outcome = load_json(folder.result, Outcome, file_format=RUN_RESULT)
     if not folder.accountants.is_file():
         return outcome
-    checked = load_json(folder.accountants, dict[str, float | str])
-    privacy = outcome.privacy.model_copy(update={"accountants": checked})
+    accountants = load_json(folder.accountants, dict[str, float | str])
+    privacy = outcome.privacy.model_copy(update={"accountants": accountants})
     return outcome.model_copy(update={"privacy": privacy})
 
 
@@ -427,12 +481,14 @@ class Recording:
     """The full record of a simulated run, for attacks and reports; no real party has it.
 
     Attributes:
-        alignment: party -> positions in its own table; position k is the same person at
-            every party. Empty where nothing was aligned.
-        transcript: every flow, and the stored payloads.
-        model: the active's model, which predicts alone, features -> class scores, on the CPU; None
-            where the method has none.
-        encoders: passive -> its network, where passives send or add representations.
+        config: settings of the run.
+        data: the tables of all parties.
+        alignment: party -> rows of its own table, such that the k-th row is of the same person at
+            every party; empty if nothing was aligned.
+        transcript: messages and bytes by link and kind, and the stored payloads.
+        model: the active's model, features -> class scores, on the CPU; None: the active cannot
+            predict alone.
+        encoders: passive -> its network; empty if the method's passives have no such network.
     """
 
     config: Config
@@ -451,17 +507,21 @@ def load_recording(
     head: ModuleSource | None = None,
     encoders: Mapping[str, ModuleSource] = MappingProxyType({}),
 ) -> Recording:
-    """Load a finished run from its folder; its data are loaded again from its configuration.
+    """Load the record of a finished, simulated run from its folder, to mount attacks on it.
 
     Args:
-        data: data of the run, if its settings name no files, as for `secure_apfed.train`.
-        encoder, head: classes or functions that make a user-defined model, as `load_model` takes
-            them.
-        encoders: passive -> what made the network whose output it sent, if that is user-defined.
+        path: folder of the run.
+        data: data of the run; None: they are loaded again as the run's settings say. Runs of
+            `secure_apfed.train` need them, since their settings name no files.
+        encoder, head: the classes or functions that made user-defined parts of the active's model,
+            or such modules; None: the parts are built in.
+        encoders: passive -> the class, function or module of its network, if that is user-defined.
 
     Raises:
-        CheckpointError: no finished run there, or a file that this version cannot read.
-        ModelError: the same of a model.
+        CheckpointError: there is no finished run, it has no record of messages, or this version
+            cannot read a file.
+        ConfigError: `data` is missing, and the settings name no files.
+        ModelError: a model cannot be read, or is user-defined and was not passed.
         DataError: the data are no longer there.
     """
     path = Path(path)
@@ -503,9 +563,9 @@ def load_recording(
 
 
 def _require_named_rows(path: Path, config: Config) -> None:
-    """Raise ConfigError if the settings name no files for the rows, since a program passed them.
+    """Raise ConfigError if the rows of a run came from a program, so that no settings name them.
 
-    The message says how that program can load the run.
+    The message says how that program can load the run. `path`: folder of the run.
     """
     tables = config.data.parties or {}
     sources = [source for table in tables.values() for source in (table.file, table.database)]
@@ -521,9 +581,11 @@ def _require_named_rows(path: Path, config: Config) -> None:
 def _load_encoders(
     folder: RunFolder, config: Config, data: VerticalData, own: Mapping[str, ModuleSource]
 ) -> Mapping[str, nn.Module]:
-    """Return the passives' trained networks by name; empty if none are stored.
+    """Return the passives' trained networks by name; empty if the run stored none.
 
-    No real party has them all. `own`: passive -> what makes its network, if that is user-defined.
+    Only a simulation stores them: no real party has all of them.
+
+    `own`: passive -> the class, function or module of its network, if that is user-defined.
 
     Raises CheckpointError: the stored tensors do not fit the networks.
     """
@@ -546,11 +608,14 @@ def _load_encoders(
 
 
 def _build_sent_network(config: Config, passive: str, features: Shape) -> nn.Module:
-    """Return a passive's network on torch's meta device, without memory for its parameters.
+    """Return an untrained network as the settings describe a passive's, without memory.
 
-    So a folder's settings cannot make the reader allocate more than the stored tensors need.
+    It is on torch's meta device. So the settings in a folder, which may come from somebody else,
+    cannot make the reader allocate more memory than the stored tensors need.
 
-    `features`: shape of one row of the passive. Raises ModelError: the network is user-defined.
+    `passive`: the passive's name. `features`: shape of one row of the passive.
+
+    Raises ModelError: the network is user-defined.
     """
     model = config.settings_of(passive).model or config.model
     if model.is_own:
@@ -578,13 +643,17 @@ class Progress:
     """The progress of a run, for a display.
 
     Attributes:
-        loss: running mean of this epoch, on a GPU of its steps that were read so far; None under
-            DP-SGD, whose noise does not cover it.
-        accuracy, score: of the headline variant, when it was evaluated last.
-        figure, epsilon, promise: name (in `promises.FIGURES`) and value of the epsilon of what left
-            a party, and its state: "bounded" by a finite epsilon, "no guarantee" (infinite) or
-                "nothing is sent" (None). Both None:
-            no passive has reported its privacy cost yet.
+        epoch, step: numbers of the present epoch and step.
+        epochs, steps: their totals.
+        loss: mean loss of this epoch's steps (on a GPU, of the steps whose loss was read); None
+            under DP-SGD, whose noise does not cover losses.
+        accuracy, score: accuracy and the value of `measure` at the last evaluation; None: not
+            evaluated yet.
+        measure: name of the run's main measure.
+        figure: kind of the epsilon that bounds what left a party (key of `promises.FIGURES`).
+        epsilon: its value; None: nothing is sent, or no passive has reported its privacy cost yet.
+        promise: "bounded" by a finite epsilon, "no guarantee" (infinite) or "nothing is sent";
+            None: no passive has reported its privacy cost yet.
         wire_bytes: bytes sent on all links so far.
     """
 
@@ -612,21 +681,25 @@ class RunResult:
     """The result of a finished run.
 
     Attributes:
-        accuracy: inference variant -> accuracy on the test rows.
-        measure: name of the run's main measure; measures: variant -> name -> value on the test
-            rows.
-        undefined: the reason, by variant and name, for measures that are undefined on its test
-            rows.
-        ranking, calibration: of the headline, if it has two classes; None: not measured, not done.
-        threshold: decision threshold of the active's model; None: it predicts the likeliest class.
-        never_predicted: classes with labels that no test row is given, each with the threshold that
-            labelled training rows would choose; None: there is none to choose.
-        wire_bytes: bytes on all links in all sessions; sessions: how many all parties agreed on.
+        method: name of the method.
+        accuracy: inference variant (way to predict) -> accuracy on the test rows.
+        wire_bytes: bytes on all links in all sessions.
+        folder: folder of the run; None: nothing was written.
+        sessions: number of sessions whose contract all parties signed.
         steps: training steps in all sessions; repeated steps count again.
+        measure: name of the run's main measure.
+        measures: variant -> name of a measure -> value on the test rows.
+        undefined: variant -> name of an undefined measure -> the reason.
+        ranking, calibration: of the first variant, if it has two classes; None: not measured, not
+            done.
+        threshold: decision threshold of the active's model; None: it predicts the likeliest class.
+        never_predicted: labelled class that is predicted for no test row -> the threshold that
+            labelled training rows would choose (None: none is proposed).
         privacy: the privacy cost of the party that spent most.
         contributions: passive that adds noise -> the privacy cost of its contributions, in plain
             values.
-        promises: the privacy guarantees of both, one for each kind of epsilon.
+        promises: the privacy guarantees that follow from `privacy` and `contributions`, one for
+            each kind of epsilon.
         stated: passive in its own process -> the privacy costs that it signed.
         trained: the active's rows as used in training, with the labels that its label mechanism
             returned; None if the active ran in another process.
@@ -675,12 +748,14 @@ class RunResult:
 
     @property
     def scores(self) -> dict[str, float]:
+        """The value of the run's main measure, by inference variant; NaN if undefined."""
         return scores_of(self.measure, self.accuracy, self.measures)
 
     @property
     def recording(self) -> Recording:
-        """The record of all messages, for attacks. Raises CheckpointError: the
-        parties ran apart.
+        """The record of all messages, for attacks.
+
+        Raises CheckpointError: the parties ran in processes of their own, and nobody has it.
         """
         if self.recorded is None:
             raise no_recording(self.folder)
@@ -690,10 +765,10 @@ class RunResult:
 def scores_of(
     measure: str, accuracy: Mapping[str, float], measures: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return one measure of each inference variant; NaN where it is undefined.
+    """Return the value of one measure by inference variant; NaN if it is undefined.
 
-    `measure`: name of the measure. `accuracy`: variant -> accuracy. `measures`: variant -> name ->
-    value.
+    `measure`: name of the measure. `accuracy`: variant -> accuracy. `measures`: variant -> name of
+    a measure -> value.
     """
     if measure == ACCURACY.name:
         return dict(accuracy)
@@ -703,9 +778,9 @@ def scores_of(
 def measure_text(
     measure: Measure, variant: str, value: float, undefined: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """Return a measure's value as text, with the reason if it is undefined.
+    """Return a measure's value as text; if it is undefined (NaN), with the reason.
 
-    `variant`: the inference variant. `undefined`: reasons by variant and measure.
+    `variant`: the inference variant. `undefined`: reasons by variant and by a measure's name.
     """
     text = measure.format_value(value)
     reason = undefined.get(variant, {}).get(measure.name, "")

@@ -58,9 +58,9 @@ class PastAlignment(NamedTuple):
 
     Attributes:
         rows: party -> the row of each aligned person in its table.
-        flows: the messages that were sent for it.
-        people: the IDs of tables passed by the caller (`_list_people`); None: the run loaded its
-            tables itself.
+        flows: messages and bytes that the alignment sent, by link and kind.
+        people: IDs and training rows of tables that the caller passed (`_list_people`); None: the
+            run loaded its tables itself.
     """
 
     rows: Mapping[str, Tensor]
@@ -72,7 +72,10 @@ _People: TypeAlias = tuple[Sequence[object], ...]
 
 
 def _list_people(tables: VerticalData) -> _People:
-    """Return all that an alignment depends on: each table's IDs by row, and the training rows."""
+    """Return everything in tables that an alignment depends on.
+
+    This is each table's IDs in the order of its rows, and the active's training rows.
+    """
     return (*(table.ids for table in tables.tables), tuple(tables.train_rows.tolist()))
 
 
@@ -81,12 +84,14 @@ _PAST: ContextVar[dict[str, PastAlignment] | None] = ContextVar("alignments", de
 
 @contextmanager
 def share_alignments(past: dict[str, PastAlignment]) -> Iterator[None]:
-    """Let runs in this block share alignments, `past` included, to which new ones are added.
+    """Let runs in this block reuse each other's alignments.
 
-    One alignment serves all runs on the same tables, as for organisations that train often: the
-    first run with some data, seed and intersection aligns, by the protocol of its settings; later
-    ones reuse its rows, and count its messages as theirs, so that each line of a table shows what
-    the run would cost by itself. No alignment leaves the process.
+    One alignment serves all runs on the same tables, as for organisations that train often. The
+    first run with some data, seed and intersection protocol aligns. Later runs reuse its rows, and
+    count its messages as theirs, so that each run states what it would cost by itself. No alignment
+    leaves the process.
+
+    `past`: alignments by settings, which may be reused; new ones are added to it.
     """
     token = _PAST.set(past)
     try:
@@ -105,19 +110,25 @@ def run_in_memory(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     timeout_s: float = 60.0,
 ) -> RunResult:
-    """Train, evaluate and write one run with all parties in this process; see `run`.
+    """Train, evaluate and write one run with all parties in this process.
 
-    Each party has its own keys, secrets, folder and data also here; the record of all messages,
+    Each party has its own keys, secrets, folder and data also here. The record of all messages,
     with decoded sums and the passives' networks, belongs to the experimenter.
 
     Args:
-        config, folder, data, resume, on_progress: as for `run`.
+        config: settings of the run.
+        folder: folder of the run; None: nothing is written.
+        data: data of the run; None: they are loaded as the settings say.
         code: party -> its user-defined networks, losses and optimisers, in addition to those that
             the settings name.
+        resume: continue from the checkpoints in `folder`.
+        on_progress: called after every step, and again after an evaluation.
         timeout_s: ignored, since no party in one process can be silent; other transports use it.
+
+    Raises: the errors of `run`.
     """
     begin_phase("read")
-    prepared_data = data
+    passed_data = data
     data = data or load_data(config.data, seed=config.seed)
     data.compare_ids(make_id_rules(config.alignment).normalise_text)
     writer = None
@@ -143,7 +154,7 @@ def run_in_memory(
             config=config, data=data.replace_own(labels.build_data()), secrets=secrets, code=code
         )
         # A resumed run keeps its own order of rows, so it shares no alignment.
-        session = _build_simulation(start, tables=prepared_data, shares=not resume)
+        session = _build_simulation(start, tables=passed_data, shares=not resume)
         if not resume:
             _require_room(config, session, folder)
         experimenter = _SimulationCallbacks(config, data, session, writer, on_progress)
@@ -151,7 +162,7 @@ def run_in_memory(
         begin_phase("train")
         with _save_on_failure(loop, writer):
             session.run_script(loop.run())
-        if writer:  # only a resumed run would need them
+        if writer:  # only a resumed run would need these files
             writer.folder.recordings.clear()
             writer.folder.broken_off.unlink(missing_ok=True)
         return replace(loop.build_result(), own_networks=session.learner.get_solo_networks())
@@ -159,10 +170,12 @@ def run_in_memory(
 
 @contextmanager
 def _save_on_failure(loop: TrainingLoop, writer: RunWriter | None) -> Iterator[None]:
-    """Save the totals of all sessions if an error ends this block; a resumed run adds to them.
+    """Save the totals of all sessions if an error ends the `with` block; the error passes.
 
-    Of a killed process only the totals of its newest checkpoint are known. `writer`: writer of the
-    run's files; None: nothing is saved.
+    A resumed run adds its own totals to them. After a killed process only the totals in its newest
+    checkpoint are known.
+
+    `writer`: writer of the run's files; None: nothing is saved.
     """
     try:
         yield
@@ -183,10 +196,16 @@ def _save_on_failure(loop: TrainingLoop, writer: RunWriter | None) -> Iterator[N
 def _load_secrets(
     stack: ExitStack, run: RunFolder, config: Config, data: VerticalData, *, resume: bool
 ) -> dict[str, PartySecrets]:
-    """Return each party's secrets from its folder below the run's, or new ones.
+    """Return each party's secrets, from checkpoints in the party's folder or newly drawn.
 
-    The folders stay locked until `stack` is closed. `resume`: whether the run continues from its
-    checkpoints.
+    The parties' folders lie below the run's. They are created if missing, and locked.
+
+    Args:
+        stack: unlocks the folders when it is closed.
+        run: folder of the run.
+        config: settings of the run.
+        data: the tables of all parties.
+        resume: whether the run continues from its checkpoints.
     """
     passives = [table.name for table in data.passives]
     secrets = {}
@@ -195,6 +214,7 @@ def _load_secrets(
         folder = PartyFolder(own_subfolder(run.parties / name))
         stack.enter_context(folder.lock_for_run(resume=resume))
         store = PartyCheckpointStore(folder, name, config, data.select_party(name), role=role)
+        # Answers do not leave this process, so none has to wait until the disk has counted it.
         secrets[name] = replace(store.secrets, sends_out=False)
     return secrets
 
@@ -202,17 +222,19 @@ def _load_secrets(
 def _build_simulation(
     start: SimulationInputs, *, tables: VerticalData | None, shares: bool
 ) -> Simulation:
-    """Return a simulation that aligned its parties, or reuses the alignment of an earlier run.
+    """Return a simulation of all parties, which are aligned by now.
+
+    They align by their protocol, or reuse the alignment of an earlier run (`share_alignments`).
 
     Args:
         start: settings, data and secrets of all parties.
-        tables: passed by the caller; None: loaded as the settings say. An alignment is reused only
-            for tables with the same IDs, row by row.
-        shares: whether to reuse an alignment of `share_alignments`, and to add this one to it.
+        tables: tables that the caller passed; None: they were loaded as the settings say. An
+            alignment is reused only for tables with the same IDs, row by row.
+        shares: whether alignments may be reused, and this one stored for later runs.
     """
     config = start.config
     past = _PAST.get() if shares and start.config.method.aligns else None
-    # Tables that the run loads, and their intersection, depend on nothing else.
+    # If the run loads its tables itself, these settings determine tables and alignment.
     key = f"{config.data.model_dump_json()} {config.alignment.model_dump_json()} {config.seed}"
     people = None if tables is None else _list_people(tables)
     earlier = past.get(key) if past is not None else None
@@ -222,7 +244,8 @@ def _build_simulation(
         return session
     session = Simulation(METHODS[config.method.name], start)
     aligns = config.method.aligns and bool(session.contract.passives)
-    # A dealer's messages are of more kinds than the alignment's, so that its runs share none.
+    # A dealer also sends messages of other kinds, so its alignment's messages cannot be counted
+    # for other runs.
     if past is not None and aligns and not needs_dealer(config.alignment):
         flows = tuple(flow for flow in session.transcript.flows if flow.kind is Kind.ALIGNMENT)
         past[key] = PastAlignment(dict(session.alignment), flows, people)
@@ -232,9 +255,11 @@ def _build_simulation(
 def _require_room(config: Config, session: Simulation, folder: Path | None) -> None:
     """Raise ConfigError if the disk is certainly too small for the stored transcript.
 
-    What it compares is a lower bound: for each stored epoch 8 bytes for each number of each
-    training row, for messages about the row and the sums that answer them. `folder`: folder of the
-    run; None: payloads go to the folder for temporary files.
+    The free space is compared with a lower bound of the transcript's size. A row's representation
+    is sent once, and answered by a gradient: that is 8 bytes for each number of each training row,
+    in each epoch that is stored.
+
+    `folder`: folder of the run; None: messages are stored in the folder for temporary files.
     """
     train = config.train
     # With early stopping the run has at least this many epochs.
@@ -242,7 +267,7 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
     if train.patience is not None:
         min_epochs = min(train.epochs, train.patience + 1)
     stored_epochs = config.effective_transcript.count_epochs(min_epochs)
-    if config.method.asks_once:  # one exchange, whatever the number of epochs
+    if config.method.asks_once:  # rows are sent once, whatever the number of epochs
         stored_epochs = min(stored_epochs, 1)
     terms = session.contract.passives.values()
     numbers = max((math.prod(party_terms.representation.shape) for party_terms in terms), default=0)
@@ -258,7 +283,9 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
 
 
 class _SimulationCallbacks(RunCallbacks):
-    """The callbacks of a run of all parties in one process, which records all their messages.
+    """The calls of a training loop in a run of all parties in one process.
+
+    They record the messages of all parties.
 
     Args:
         config: settings of the run.
@@ -276,17 +303,21 @@ class _SimulationCallbacks(RunCallbacks):
         writer: RunWriter | None,
         on_progress: Callable[[Progress], None],
     ) -> None:
-        """Record nothing yet."""
+        """Store the arguments."""
         super().__init__(writer, on_progress)
         self._config = config
         self._data = data
         self._session = session
 
     def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:
-        """Have the record of messages saved before each checkpoint of the active, and continue from
-        the record of this checkpoint (`state`), if there is one.
+        """Arrange that the record of messages is saved before each checkpoint of the active.
 
-        Raises CheckpointError: no record of the checkpoint's step exists.
+        If the run resumes, also load the record that was saved with its checkpoint, and the totals
+        of earlier sessions.
+
+        `state`: the active's checkpoint; None: a new run.
+
+        Raises CheckpointError: there is no record for the checkpoint's step.
         """
         if self.writer is None:
             return
@@ -312,7 +343,7 @@ class _SimulationCallbacks(RunCallbacks):
             transcript.resume_record(recorded, self.past.sent)
 
     def build_recording(self) -> Recording:
-        """Return the record of the finished run: messages, alignment, model, passives' networks."""
+        """Return the record of the run: settings, data, alignment, messages and networks."""
         session = self._session
         return Recording(
             config=self._config,
@@ -334,11 +365,12 @@ LINK_TYPES: Mapping[str, LinkType] = {"local": "tcp", "grpc": "grpc", "relay": "
 
 
 def _run_in_processes(link_type: LinkType, *args: Any, **options: Any) -> RunResult:
-    """Run with a process for each party; modules that only this needs are loaded here.
+    """Run with a process of its own for each party.
 
-    `link_type`: type of their connections. `args`, `options`: the other arguments of `run_locally`,
-    which are passed on.
+    `link_type`: type of the connections between them. `args`, `options`: the other arguments of
+    `secure_apfed.organisations.local.run_locally`.
     """
+    # Loaded only here: runs in memory do not need this module.
     from secure_apfed.organisations.local import run_locally
 
     return run_locally(*args, link_type=link_type, **options)
@@ -350,7 +382,7 @@ TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
     **{name: partial(_run_in_processes, link_type) for name, link_type in LINK_TYPES.items()},
 }
 RunTransport: TypeAlias = Literal["memory", "local", "grpc", "relay"]
-"""The transports that `run` takes: the keys of `TRANSPORTS`."""
+"""A transport that `run` takes: a key of `TRANSPORTS`."""
 
 
 @isolate_torch_modes()
@@ -368,20 +400,21 @@ def run(
 
     Args:
         config: settings of the run.
-        folder: folder of the run; created if missing. None: write nothing.
-        data: data of the run, if they are loaded already.
+        folder: folder of the run, which is created if missing; None: nothing is written.
+        data: data of the run; None: they are loaded as the settings say.
         resume: continue from the checkpoints in `folder`.
-        on_progress: called after every step, and again after an evaluation; if parties run apart,
-            once a second at most.
+        on_progress: called after every step, and again after an evaluation; if parties run in
+            processes of their own, at most once a second.
         transport: a key of `TRANSPORTS`: "memory", one process for all parties; "local", one
             process a party, over loopback; "grpc", the same as between machines; "relay", through a
             relay.
         options: options of the transport: `timeout_s`, seconds of patience with a silent party.
 
     Raises:
-        ConfigError, DataError, ModelError: what does not fit, before anything is sent.
-        CheckpointError: nothing to resume, the folder has a run already, or the active refused more
-            sums of it than `rules.refused_sums`.
+        ConfigError, DataError, ModelError: settings, data or networks do not fit; raised before
+            anything is sent.
+        CheckpointError: there is nothing to resume, the folder has a run already, or the active
+            refused more secure sums of this run than `rules.refused_sums` allows.
         BudgetExhaustedError: the privacy budget is spent; the checkpoints stay.
         ProtocolError: a party broke the protocol; the run stops for all.
 

@@ -1,8 +1,10 @@
 """The stored model of the active, which predicts from its own features without other parties.
 
-Two files: parameters as safetensors, and a JSON card that says what they are, how features are
-encoded, and what the run promised about privacy. A table is read, predicted and written some rows
-at a time, so that it may be larger than memory; nothing is sent to anybody.
+A model is two files: parameters as safetensors, and a JSON card that describes them, the encoding
+of features, and the run's privacy guarantees. A table is read, predicted and written some rows at a
+time, so that it may be larger than memory. Nothing is sent to anybody.
+
+Letters: N rows, B rows of a block, K classes.
 """
 
 import itertools
@@ -47,7 +49,17 @@ from secure_apfed.solo.fitted import FittedModel, rebuild_modules
 
 
 class _NetworkCard(BaseModel):
-    """The part of a model card from which the network is built."""
+    """The fields of a model card that are needed to build the network.
+
+    Attributes:
+        encoding: how raw features become the encoder's input.
+        model: settings of the networks.
+        task: name of the learning task.
+        classes: names of the classes; empty for a regression.
+        targets: mean and scale of labels that are numbers; None: labels are classes.
+        threshold: probability from which the second of two classes is predicted; None: the
+            likeliest class is predicted.
+    """
 
     encoding: FeatureEncoding
     model: ModelSettings
@@ -62,9 +74,10 @@ class SoloModel:
     """The model that the active stores: encoder and head, ready to predict from its features alone.
 
     Attributes:
-        classes: names in the order of the outputs; empty of a regression.
+        network: the encoder followed by the head.
+        classes: names in the order of the outputs; empty for a regression.
         encoding: turns the active's raw features into the encoder's input.
-        card: everything that is known about the model, JSON-able.
+        card: the model card, in JSON values.
         threshold: probability from which the second of two classes is predicted; None: the
             likeliest class is predicted.
         task: the learning task, which defines what its outputs are.
@@ -78,8 +91,10 @@ class SoloModel:
     task: Task = field(default_factory=Classification)
 
     def decide_classes(self, probabilities_NK: Tensor) -> Tensor:
-        """Return the indices (N,) in `classes` decided by these probabilities, with the threshold
-        if set.
+        """Return the index in `classes` of each row's predicted class, (N,).
+
+        With a threshold this is the second class if its probability reaches it, else the first.
+        Without a threshold it is the likeliest class.
         """
         if self.threshold is None:
             return probabilities_NK.argmax(1)
@@ -88,14 +103,15 @@ class SoloModel:
     @isolate_torch_modes()
     @torch.no_grad()
     def predict(self, features: Any) -> Tensor:
-        """Return the predictions for rows (N, *shape), such as probabilities (N, K).
+        """Return the predictions for N rows: probabilities (N, K), or predicted numbers (N,).
 
-        `features`: a tensor, an array or a list of encoded rows, which rows of arrays are as they
-        stand; or a frame with the columns of training, which is encoded.
+        `features`: a frame with the columns of training, which is encoded; or rows that are encoded
+        already, (N, *shape), as a tensor, an array or a list. Rows of a model that was trained on
+        arrays need no encoding.
 
         Raises:
-            DataError: they are no numbers, or a frame does not fit.
-            ModelError: they have another shape.
+            DataError: the rows are no numbers, or the frame does not fit.
+            ModelError: the rows have another shape.
         """
         if isinstance(features, pd.DataFrame):
             return self.predict_frame(features)
@@ -128,7 +144,10 @@ class SoloModel:
 
 
 def _read_features(rows: Any) -> Tensor:
-    """Return rows of an array, a list or a data set as a tensor. Raises DataError."""
+    """Return rows of an array, a list or a data set as a tensor.
+
+    Raises DataError: they are not rows of numbers.
+    """
     if isinstance(rows, list | tuple):
         try:
             rows = np.asarray(rows, dtype=np.float32)
@@ -145,15 +164,18 @@ def _read_features(rows: Any) -> Tensor:
 def load_model(
     path: PathLike, *, encoder: ModuleSource | None = None, head: ModuleSource | None = None
 ) -> SoloModel:
-    """Load the model of a finished run folder.
+    """Load the model of a finished run.
 
     Args:
-        encoder: what made a user-defined encoder: the class or function that makes it, or a
-            module. A folder never says which code to import.
-        head: what made a user-defined head, in the same forms; None: one linear layer.
+        path: folder of the run.
+        encoder: the class or function that makes a user-defined encoder, or a module; None: the
+            encoder is built in. It is an argument because a folder must not decide which code is
+            imported.
+        head: the class or function that makes a user-defined head, or a module; None: the head is
+            built in.
 
     Raises:
-        CheckpointError: no finished run there, or its files were altered since.
+        CheckpointError: there is no finished run, or its files were altered since.
         ModelError: the method has no model of its own, or the files do not fit together.
 
     Examples:
@@ -181,35 +203,42 @@ def load_model(
             f"{path} holds a run of {quote_text(card.get('method'))}, whose model needs "
             "every party to predict; docs/which-method.md says which predict alone"
         )
-    parts = load_json(folder.card, _NetworkCard, file_format=MODEL_CARD)
+    network_card = load_json(folder.card, _NetworkCard, file_format=MODEL_CARD)
     if not folder.model.exists():
         raise ModelError(f"{folder.model} is missing; the run did not finish")
     stored = load_bytes(folder.model)
-    task = _build_task(parts, folder.card)
-    outputs = task.count_outputs(len(parts.classes))
+    task = _build_task(network_card, folder.card)
+    outputs = task.count_outputs(len(network_card.classes))
     try:
-        _require_own_parts(parts.model, encoder=encoder, head=head)
+        _require_own_parts(network_card.model, encoder=encoder, head=head)
         own = OwnFamily(OwnCode(encoder=encoder, head=head)) if encoder or head else None
-        network = _build_network(parts, load(stored), outputs, own)
+        network = _build_network(network_card, load(stored), outputs, own)
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
             f"{folder.model} and {folder.card.name} do not make a model: {error}"
         ) from error
-    if parts.threshold is not None and len(parts.classes) != 2:
+    if network_card.threshold is not None and len(network_card.classes) != 2:
         raise ModelError(
-            f"{folder.card} has a threshold between {len(parts.classes)} classes; it decides "
-            "between two: restore the file from a copy"
+            f"{folder.card} has a threshold between {len(network_card.classes)} classes; it "
+            "decides between two: restore the file from a copy"
         )
-    return SoloModel(network, parts.classes, parts.encoding, card, parts.threshold, task)
+    return SoloModel(
+        network,
+        network_card.classes,
+        network_card.encoding,
+        card,
+        network_card.threshold,
+        task,
+    )
 
 
 def _require_own_parts(
     model: ModelSettings, *, encoder: ModuleSource | None, head: ModuleSource | None
 ) -> None:
-    """Raise ModelError unless the caller passed code for exactly the parts that need it.
+    """Raise ModelError unless the caller passed code for exactly the user-defined networks.
 
-    `model`: settings that say which parts of the network are user-defined. `encoder`,
-    `head`: arguments of `load_model`; None: not passed.
+    `model`: settings, which say whether encoder and head are user-defined. `encoder`, `head`: the
+    code that the caller passed; None: not passed.
     """
     if encoder is not None and not model.is_own:
         raise ModelError(
@@ -227,64 +256,74 @@ def _require_own_parts(
         )
 
 
-def _build_task(parts: _NetworkCard, card: Path) -> Task:
-    """Return the task that a model card names. Raises ModelError: unknown, or it does not fit the
-    card's classes.
+def _build_task(network_card: _NetworkCard, path: Path) -> Task:
+    """Return the learning task that a model card names.
 
-    `card`: path of the card, for errors.
+    `path`: path of the card, for errors.
+
+    Raises ModelError: the task is unknown, or does not fit the card's classes and targets.
     """
-    if CODE_NAME.fullmatch(parts.task):
+    name = network_card.task
+    classes = len(network_card.classes)
+    has_targets = network_card.targets is not None
+    if CODE_NAME.fullmatch(name):
+        # The card may come from somebody else, who must not name code to import.
         with reading_settings(own=False):
-            TASKS.take_name(parts.task, key=f"{card}: task")
-    if parts.task not in TASKS or (parts.targets is None) is not bool(parts.classes):
+            TASKS.take_name(name, key=f"{path}: task")
+    # A model either has classes, or predicts numbers in the scale of its targets.
+    if name not in TASKS or has_targets is bool(classes):
         raise ModelError(
-            f"{card} tells of task {quote_text(parts.task, maximum=40)}, {len(parts.classes)} "
-            f"classes and {'no' if parts.targets is None else 'a'} scale of targets, which is no "
+            f"{path} tells of task {quote_text(name, maximum=40)}, {classes} "
+            f"classes and {'a' if has_targets else 'no'} scale of targets, which is no "
             "model of "
             f"this version; tasks are {', '.join(TASKS)}: restore the file from a copy"
         )
     try:
-        return TASKS[parts.task].from_targets(parts.targets)
+        return TASKS[name].from_targets(network_card.targets)
     except DataError as error:
-        raise ModelError(f"{card}: {error}") from error
+        raise ModelError(f"{path}: {error}") from error
 
 
 def _build_network(
-    parts: _NetworkCard, tensors: Mapping[str, Tensor], outputs: int, own: OwnFamily | None
+    network_card: _NetworkCard, tensors: Mapping[str, Tensor], outputs: int, own: OwnFamily | None
 ) -> nn.Module:
-    """Build encoder and head from a card; allocate no more memory than the tensors need.
+    """Return the network that a card describes: encoder and head, with the stored parameters.
+
+    No more memory is allocated than the tensors need, since the card may come from somebody else.
 
     Args:
-        parts: the card.
+        network_card: the fields of the model card.
         tensors: the stored parameters, by name.
         outputs: number of outputs of the head.
         own: makes networks from the caller's code; None: the card names a built-in family.
 
     Raises:
-        ModelError: parameters of mixed types, or they do not fit the card.
+        ModelError: parameters have mixed types, or do not fit the card.
     """
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if dtypes not in ({torch.float32}, {torch.float64}):
         raise ModelError(
             f"parameters are all float32 or all float64, got {sorted(map(str, dtypes))}"
         )
-    shape = parts.encoding.shape
+    shape = network_card.encoding.shape
     # On the meta device parameters take no memory; a user-defined network may need real ones.
     device = torch.device("cpu" if own else "meta")
 
-    def build_parts(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:
-        """Return the encoder with these tensors, and a head of the size of its output."""
-        family = own or family_for(parts.model, shape)
+    def build_modules(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:
+        """Return the encoder with these parameters, and an untrained head for its output."""
+        family = own or family_for(network_card.model, shape)
         with device:
-            encoder = family.make_encoder(shape, parts.model)
+            encoder = family.make_encoder(shape, network_card.model)
         # The output's shape is found with real parameters: on the meta device that would load
         # torch's compiler.
         encoder.load_state_dict(remove_prefix("encoder", state), assign=True)
         size = math.prod(output_shape(encoder, shape))
         with device:
-            return encoder, family.make_head(size, outputs, parts.model)
+            return encoder, family.make_head(size, outputs, network_card.model)
 
-    encoder, head = rebuild_modules(tensors, build_parts)
+    # The stored model may contain fitted local models in place of these networks, or before the
+    # head.
+    encoder, head = rebuild_modules(tensors, build_modules)
     if isinstance(encoder, FittedModel):
         encoder.require_shape(math.prod(shape), outputs)
     elif isinstance(head, nn.Sequential) and isinstance(head[0], FittedModel):
@@ -309,11 +348,11 @@ def _open_csv_writer(path: Path) -> Iterator[_Write]:
 
 @contextmanager
 def _open_json_writer(path: Path) -> Iterator[_Write]:
-    """Yield a function that appends frames to one JSON list of objects."""
+    """Yield a function that appends frames to a JSON file, which is one list of objects."""
     with path.open("w", encoding="utf-8", newline="") as file:
 
         def write_frame(frame: pd.DataFrame) -> None:
-            # Not by pandas, which rounds numbers. Numbers that are not finite become null.
+            # Not written by pandas, which rounds numbers. Infinity and NaN become null.
             finite = frame.replace([math.inf, -math.inf], math.nan).astype(object)
             rows = finite.where(finite.notna(), None).to_dict("records")
             text = json.dumps(rows, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
@@ -331,14 +370,14 @@ def _open_parquet_writer(path: Path) -> Iterator[_Write]:
     from pyarrow.parquet import ParquetWriter
 
     with ExitStack() as stack:
-        writers: list[Any] = []
+        writer: Any = None
 
         def write_frame(frame: pd.DataFrame) -> None:
+            nonlocal writer
             table = pa.Table.from_pandas(frame, preserve_index=False)
-            if not writers:
-                # Only the first frame says which columns there are.
-                writers.append(stack.enter_context(ParquetWriter(path, table.schema)))
-            writers[0].write_table(table)
+            if writer is None:  # the columns are known only now
+                writer = stack.enter_context(ParquetWriter(path, table.schema))
+            writer.write_table(table)
 
         yield write_frame
 
@@ -351,7 +390,10 @@ def row_writer(path: Path) -> Iterator[_Write]:
     """Yield a function that appends frames of equal columns to a CSV, Parquet or JSON file.
 
     In CSV an apostrophe precedes a text that a spreadsheet would take for a formula. The file is
-    written under a temporary name, and renamed when complete; a failure leaves none.
+    written under a temporary name, and renamed when it is complete; after a failure there is no
+    file.
+
+    Raises DataError: the name ends in none of these formats, or the file cannot be written.
     """
     if path.suffix not in _KINDS:
         raise DataError(f"{path}: expected a name that ends in {', '.join(_KINDS)}")
@@ -371,7 +413,7 @@ def row_writer(path: Path) -> Iterator[_Write]:
 
 @dataclass(frozen=True, kw_only=True)
 class RowComparison:
-    """A comparison of predicted rows with those of training.
+    """A comparison of predicted rows with the rows of training.
 
     Attributes:
         rows: number of predicted rows.
@@ -382,6 +424,7 @@ class RowComparison:
     drift: tuple[ColumnDrift, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """Return the drift of each column as JSON values."""
         return {"columns": [{**asdict(column), "notable": column.notable} for column in self.drift]}
 
 
@@ -390,12 +433,12 @@ class Predictions:
     """The predictions for the rows of a file.
 
     Attributes:
-        ids: IDs of the rows; without IDs their numbers from 0.
+        ids: IDs of the rows; if the file has no IDs, the rows' numbers from 0.
         outputs: probabilities (N, K) of `classes`, or predicted numbers (N,).
-        what: name of a predicted number.
-        compared: the rows, with those of training.
-        classes: names; empty for numbers.
-        decided: indices (N,) of the decided classes; None: numbers.
+        what: name of the predicted quantity, used for numbers.
+        compared: comparison of the rows with the rows of training.
+        classes: names of the classes; empty if numbers are predicted.
+        decided: index of each row's predicted class, (N,); None: numbers are predicted.
     """
 
     ids: tuple[str, ...]
@@ -406,13 +449,18 @@ class Predictions:
     decided: Tensor | None = None
 
     def to_frame(self) -> pd.DataFrame:
-        """Return each row's ID, class and the probability of every class, or ID and number."""
+        """Return a frame with each row's ID, class and probability of every class.
+
+        If numbers are predicted, the columns are the ID and the number.
+        """
         if self.decided is None:
             return pd.DataFrame({"id": self.ids, self.what: self.outputs.tolist()})
-        decided = [self.classes[index] for index in self.decided.tolist()]
-        shares = zip(self.classes, self.outputs.T.tolist(), strict=True)
-        columns = {f"p({name})": column for name, column in shares}
-        return pd.DataFrame({"id": self.ids, "class": decided, **columns})
+        names = [self.classes[index] for index in self.decided.tolist()]
+        probabilities = {
+            f"p({name})": column
+            for name, column in zip(self.classes, self.outputs.T.tolist(), strict=True)
+        }
+        return pd.DataFrame({"id": self.ids, "class": names, **probabilities})
 
     def as_json(self) -> dict[str, Any]:
         """Return the predictions and the comparison of rows as JSON values."""
@@ -420,12 +468,13 @@ class Predictions:
         if self.decided is None:
             return {**self.compared.as_json(), "predictions": rows.to_dict("records")}
         predicted = [
-            {"id": name, "class": best, "probabilities": shares}
-            for name, best, *shares in rows.itertuples(index=False, name=None)
+            {"id": row_id, "class": class_name, "probabilities": probabilities}
+            for row_id, class_name, *probabilities in rows.itertuples(index=False, name=None)
         ]
         return {"classes": list(self.classes), **self.compared.as_json(), "predictions": predicted}
 
     def write_file(self, path: Path) -> None:
+        """Write the frame of `to_frame` to a CSV, Parquet or JSON file."""
         with row_writer(path) as write:
             write(self.to_frame())
 
@@ -441,8 +490,15 @@ def predict_file(
 ) -> Predictions:
     """Predict the rows of a file (CSV, Parquet, .npy or IDX) with the model of a finished run.
 
-    `id_columns`: columns that identify rows; None: those of training, if it used own tables.
-    `encoder`, `head`: what made user-defined parts of the model, as `load_model` takes them.
+    Args:
+        folder: folder of the run.
+        path: file of the rows.
+        id_columns: columns that identify rows; None: the ID columns of training, if the run used
+            the user's own tables.
+        encoder, head: the classes or functions that made user-defined parts of the model, or such
+            modules; None: the parts are built in.
+
+    Raises: the errors of `load_model` and `load_blocks`.
     """
     predictor = _Predictor(load_model(folder, encoder=encoder, head=head))
     blocks = list(predictor.predict_blocks(path, _find_id_columns(folder, id_columns)))
@@ -461,13 +517,23 @@ def predict_into(
     encoder: ModuleSource | None = None,
     head: ModuleSource | None = None,
 ) -> RowComparison:
-    """Predict the rows of a file into another file, which appears when it is complete.
+    """Predict the rows of a file, and write the predictions to another file block by block.
 
-    `folder`: folder of the finished run. `path`: file of the rows. `output`: file to write.
-    `id_columns`: columns that identify rows; None: those of training. `encoder`, `head`: what made
-    user-defined parts of the model.
+    Return the comparison of the rows with the rows of training. The file appears when it is
+    complete.
 
-    Raises ConfigError: `output` is the input, or a file of the model, which it would replace.
+    Args:
+        folder: folder of the finished run.
+        path: file of the rows.
+        output: file to write.
+        id_columns: columns that identify rows; None: the ID columns of training, if the run used
+            the user's own tables.
+        encoder, head: the classes or functions that made user-defined parts of the model, or such
+            modules; None: the parts are built in.
+
+    Raises:
+        ConfigError: `output` is the input, or a file of the model, which it would replace.
+        DataError: the rows do not fit the model, or the file cannot be written.
     """
     refuse_replacing_input(output, "--output", path, folder)
     predictor = _Predictor(load_model(folder, encoder=encoder, head=head))
@@ -478,10 +544,10 @@ def predict_into(
 
 
 class _Predictor:
-    """A model with statistics that compare the rows it predicted so far with its training rows."""
+    """A model that also compares the rows that it predicts with its training rows."""
 
     def __init__(self, model: SoloModel) -> None:
-        """Start without rows; drift is measured only for an encoding of columns."""
+        """Start without rows; rows are compared only if the model has an encoding of columns."""
         self.model = model
         self._rows = 0
         encoding = model.encoding
@@ -490,7 +556,7 @@ class _Predictor:
     def predict_blocks(
         self, path: Path, id_columns: Sequence[str]
     ) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-        """Yield IDs and predictions of a file's rows in blocks, and count their drift.
+        """Yield IDs and predictions of a file's rows in blocks, and add the rows to the comparison.
 
         `id_columns`: columns that identify rows.
         """
@@ -504,9 +570,10 @@ class _Predictor:
             yield ids, outputs
 
     def build_predictions(self, ids: tuple[str, ...], outputs: Tensor) -> Predictions:
-        """Return predictions, with the decided classes if the task has classes.
+        """Return the predictions for B rows, with the decided classes if the task has classes.
 
-        `outputs`: probabilities (B, K), or predicted numbers (B,).
+        They are not compared with training rows yet. `outputs`: probabilities (B, K), or predicted
+        numbers (B,).
         """
         quantity = self.model.task.tells
         compared = RowComparison(rows=len(ids))
@@ -518,14 +585,17 @@ class _Predictor:
         )
 
     def compare_rows(self) -> RowComparison:
+        """Return the comparison of all rows predicted so far with the rows of training."""
         drift = () if self._drift is None else self._drift.compute_drifts()
         return RowComparison(rows=self._rows, drift=drift)
 
 
 def _find_id_columns(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns that identify rows: the given ones, or those of the run's active table.
+    """Return the columns that identify rows: `id_columns`, or the ID columns of the active's table.
 
-    `folder`: folder of the run. `id_columns`: columns that the caller named; None: not given.
+    The result is empty if the run did not use the user's own tables.
+
+    `folder`: folder of the run. `id_columns`: columns that the caller named; None: none was named.
     """
     files = RunFolder(folder)
     if id_columns is not None or not files.config.exists():

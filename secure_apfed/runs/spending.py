@@ -1,6 +1,7 @@
-"""The privacy cost of a run, as that of the party that spent most, and the text of its guarantee.
+"""The privacy cost of a run, and the text of its guarantee.
 
-Run by: the experimenter, who reads every party's ledger.
+The cost of a run is the cost of the party that spent most. Run by: the experimenter, who reads
+every party's ledger; and each party for its own ledgers (`ReleaseMeter`).
 """
 
 import math
@@ -33,12 +34,13 @@ _SEEDED = (
 
 
 class ReleaseMeter:
-    """A meter of what one party's releases have cost so far, recomputed only after a new cost was
-    recorded.
+    """A meter of the privacy cost of one party's releases so far.
+
+    The guarantee is computed again only after a ledger recorded a new cost.
 
     Args:
         config: settings of the run.
-        role: the party's role in it: active, passive, aggregator or dealer.
+        role: the party's role in the run: active, passive, aggregator or dealer.
     """
 
     def __init__(self, config: Config, role: str) -> None:
@@ -50,8 +52,10 @@ class ReleaseMeter:
         self._charges_at_promise = -1  # number of charges when it was computed
 
     def add_ledger(self, name: str, ledger: PrivacyLedger) -> None:
-        """Include this ledger from now on, unless it is one of private updates (DP-SGD), which
-        release nothing by themselves.
+        """Include a ledger from now on, unless it counts private updates (DP-SGD).
+
+        Updates release nothing by themselves. `name`: name of the ledger, which says what it
+        counts.
         """
         if not name.endswith(UPDATES):
             self._ledgers[name] = ledger
@@ -76,9 +80,12 @@ class ReleaseMeter:
 
 
 def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
-    """Return the cost of the party that spent most, with private training and labels included.
+    """Return the privacy cost of the party that spent most.
 
-    `labels`: the run's label mechanism. `delta`: used if nobody releases anything.
+    The costs of private training (DP-SGD) and of the label mechanism are included.
+
+    `labels`: the run's label mechanism. `delta`: delta of the cost if no ledger in this process
+    counts releases.
     """
     spent = find_worst_spent(_list_release_ledgers(session))
     if spent is None:
@@ -89,12 +96,13 @@ def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> Priva
 
 
 def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
-    """Return the cost if no ledger in this process counts releases of representations.
+    """Return the privacy cost of a run in which no ledger in this process counts representations.
 
-    Where passives release them, it is the highest that they reported. Epsilon is infinite until
-    all have reported, and where something is released that no ledger counts.
+    If passives in other processes send representations, it is the highest cost that they reported;
+    epsilon is infinite until all have reported. Epsilon is also infinite if something is sent that
+    no ledger of representations counts, and zero if nothing is sent.
 
-    `delta`: delta at which epsilon is computed.
+    `delta`: delta of the cost.
     """
     nothing = PrivacySpent.for_no_release(delta=delta)
     method = session.party_session.party.config.method
@@ -102,16 +110,16 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
     if "tables are decomposed" in method_facts:
         reason = "singular vectors of all parties' rows were opened without noise"
     elif "passives send representations" in method_facts and not session.helpers:
-        charged = {
+        cost_by_passive = {
             name: account
             for name, accounts in session.charged.items()
             for account in accounts
             if account.figure == "epsilon_x"
         }
-        unreported = [name for name in session.contract.passives if name not in charged]
+        unreported = [name for name in session.contract.passives if name not in cost_by_passive]
         if not unreported:
-            worst = max(charged, key=lambda name: charged[name].epsilon)
-            return charged[worst].to_privacy_cost(worst)
+            worst = max(cost_by_passive, key=lambda name: cost_by_passive[name].epsilon)
+            return cost_by_passive[worst].to_privacy_cost(worst)
         reason = f"{' and '.join(unreported)} did not say yet what was charged there"
     elif method.figure != "epsilon_x":
         reason = f"no representation is sent; what else leaves is counted by {method.figure} alone"
@@ -121,7 +129,9 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
 
 
 def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
-    """Return the cost with the epsilon that every installed accountant computes; takes seconds.
+    """Return the cost with the epsilons that other installed privacy accountants compute.
+
+    This takes seconds. The cost is returned unchanged if epsilon_x is zero or infinite.
 
     `spent`: the cost by this library's own accountant.
     """
@@ -132,8 +142,8 @@ def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
         return replace(spent, accountants=worst.cross_check())
     if not (spent.releases and 0 < spent.mu < math.inf):
         return spent
-    # Of passives in other processes only the total is known: mu of T releases is sqrt(T) times
-    # that of one.
+    # Passives in other processes report only their total: mu of T releases is sqrt(T) times the mu
+    # of one release.
     release = GaussianRelease(noise_multiplier=math.sqrt(spent.releases) / spent.mu)
     return replace(
         spent, accountants=cross_check(release, releases=spent.releases, delta=spent.delta)
@@ -147,26 +157,33 @@ def find_worst_spent(ledgers: Iterable[PrivacyLedger]) -> PrivacySpent | None:
 
 
 def _pick_worst_ledger(ledgers: Iterable[PrivacyLedger]) -> PrivacyLedger | None:
-    """Return the ledger with the highest epsilon; None: there is none."""
+    """Return the ledger with the highest epsilon; None: there is no ledger."""
     return max(ledgers, key=lambda ledger: ledger.get_privacy_spent().epsilon_x, default=None)
 
 
 def _list_release_ledgers(session: Session) -> list[PrivacyLedger]:
-    """Return the ledgers of representations, without those of private updates and contributions."""
+    """Return the ledgers in this process that count releases of representations.
+
+    Ledgers of private updates and of contributions to sums are left out.
+    """
     updates = session.learner.training.updates if session.learner.training else None
     other_ledgers = (updates, *session.contribution_ledgers.values())
     return [ledger for ledger in session.ledgers.values() if ledger not in other_ledgers]
 
 
 def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> str:
-    """Return all protections of the run in words: what each covers, and what is not protected."""
+    """Return all protections of the run in words: what each covers, and what is not protected.
+
+    `labels`: the run's label mechanism.
+    """
+    # Whoever knows the seed of a run knows noise that follows from it.
     seeded = config.guard.noise != "secret"
     learner = session.learner
     others = describe_defences(config.defences, config.method)
     passives_vote = "passives vote" in config.method.facts
     if session.contract.secure_sum.get("noise") and not passives_vote:
-        kind = find_sum_class(config.secure_sum)
-        others.insert(0, contributions_statement(kind.leaks.single, seeded=seeded))
+        sum_class = find_sum_class(config.secure_sum)
+        others.insert(0, contributions_statement(sum_class.leaks.single, seeded=seeded))
     others += describe_black_boxes(find_black_boxes(session.contract.passives))
     return guarantee_of(
         learner.guarantee,
@@ -191,14 +208,16 @@ def guarantee_of(
         released: the guarantee of noise on representations or of private training, or
             `NOTHING_RELEASED`.
         labels: the run's label mechanism.
-        private_training: whether `released` covers labels already.
-        seeded: whether noise and randomised labels follow from the run's seed, against whose owner
-            nothing is guaranteed.
+        private_training: whether training is private (DP-SGD), so that `released` covers labels.
+        seeded: whether noise and randomised labels follow from the run's seed. Then nothing is
+            guaranteed against somebody who knows the seed.
         also: sentences on other protections.
     """
-    parts = [released]
+    sentences = [released]
     if not math.isinf(labels.epsilon):
-        parts += [labels.describe_guarantee(), LABEL_ASSUMPTIONS, *([_SEEDED] if seeded else [])]
+        sentences += [labels.describe_guarantee(), LABEL_ASSUMPTIONS]
+        if seeded:
+            sentences.append(_SEEDED)
     elif not private_training and released != NOTHING_RELEASED:
-        parts.append(labels.describe_guarantee())
-    return "; ".join([*parts, *also])
+        sentences.append(labels.describe_guarantee())  # it says that labels are not protected
+    return "; ".join([*sentences, *also])
