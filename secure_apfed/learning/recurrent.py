@@ -28,9 +28,10 @@ from secure_apfed.settings.training import ModelSettings
 _Floats = NDArray[np.float64]
 
 _RMSPROP = make_eager_class(torch.optim.RMSprop)
-_MATRIX_WIDTH = 64  # W, columns of the matrix of all weights
+_MATRIX_WIDTH = 64
+"""Number of columns (W) of the matrix of all weights, which the parties average."""
 _BATCH_SIZE = 128
-"""FedMV, section 8.2."""
+"""Rows of a step, as in FedMV, section 8.2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class RecurrentTraining:
     """The settings of one training of a party's GRUs (FedMV, Algorithm 4, LocalTraining).
 
     Attributes:
-        epochs: passes over its rows.
+        epochs: passes over the party's rows.
         learning_rate: learning rate of RMSProp.
         dropout: probability with which a number of the last states is dropped before it is
             classified.
@@ -52,16 +53,18 @@ class RecurrentTraining:
 
 
 class SequenceViews:
-    """A party's GRUs, one for each view, each with a linear classifier of its own: 2 D numbers -> K
-    scores.
+    """A party's GRUs, one for each view of its sequences, each with a linear classifier.
+
+    A bidirectional GRU makes 2 D numbers of a sequence, of which its classifier makes K scores.
 
     Args:
-        owner: the party.
+        owner: name of the party, which enters the seeds.
         encoder: the GRUs.
         heads: the classifiers, in the order of the views.
-        features_N: rows to learn from, flat (`secure_apfed.networks.models.SequenceEncoder`).
-        targets_N: their classes, int64 (N,); or shares of the classes (N, K), not negative. A row's
-            weight is the sum of its shares.
+        features_N: N rows to learn from, each with its sequences in one flat row
+            (`secure_apfed.networks.models.SequenceEncoder`).
+        targets_N: their classes, int64 (N,); or class shares (N, K), not negative. The sum of a
+            row's shares is its weight.
         training: the settings of a training.
         compute: device and precision.
         seed: random seed of batches and dropout.
@@ -102,21 +105,22 @@ class SequenceViews:
         compute: Compute,
         seed: int,
     ) -> Self:
-        """Return untrained GRUs with a classifier each, and seeded weights.
+        """Return untrained GRUs, each with a classifier, with seeded weights.
 
         Args:
-            owner: the party.
-            model: the settings of the networks, which name the sequences.
-            features_N: all rows of the party, flat.
-            labels_N: their classes, `UNLABELLED` for a row without one to learn from; None: the
+            owner: name of the party.
+            model: the settings of the networks, which give the shapes of the sequences.
+            features_N: all N rows of the party, each with its sequences in one flat row.
+            labels_N: their classes, `UNLABELLED` for a row without a label to learn from; None: the
                 party has no labels, and sets targets later by `learn_from`.
             classes: number of classes.
-            training, compute, seed: settings of a training; device and precision; random seed of
-                weights, batches and dropout.
+            training: settings of a training.
+            compute: device and precision.
+            seed: random seed of weights, batches and dropout.
 
         Raises:
             ModelError: rows do not match the sequences in `model`.
-            DataError: a row is not a sequence.
+            DataError: a row contains no valid sequence.
         """
         with seed_draws(seed, owner, "networks"):
             encoder, _ = make_encoder_and_head(model, tuple(features_N.shape[1:]), classes)
@@ -140,44 +144,48 @@ class SequenceViews:
         )
 
     def learn_from(self, features_N: Tensor, targets_N: Tensor) -> None:
-        """Replace the training rows, (N, *shape), and their targets: classes (N,), or class shares
-        (N, K).
+        """Replace the N training rows and their targets, which `train` uses from now on.
+
+        `targets_N`: classes, (N,), or class shares, (N, K).
         """
         self._features_N = self._compute.move_tensor(features_N)
         self._targets_N = self._compute.move_tensor(targets_N)
 
     @torch.no_grad()
     def compute_states(self, features_B: Tensor) -> list[Tensor]:
-        """Return the GRUs' last states of these rows, (B, 2 D) for each view."""
+        """Return the GRUs' last states of B rows: a tensor (B, 2 D) for each view."""
         return self.encoder.encode_views(self._compute.move_tensor(features_B))
 
     @property
     def weights(self) -> _Floats:
-        """All parameters as one matrix, (R, W), float64, padded with zeros."""
+        """All parameters as one matrix, float64, whose last row is padded with zeros."""
         flat_P = parameters_to_vector(self._network.parameters()).detach().cpu().double().numpy()
-        # Zeros fill the last row of the matrix.
-        return np.pad(flat_P, (0, -len(flat_P) % _MATRIX_WIDTH)).reshape(-1, _MATRIX_WIDTH)
+        padding = -len(flat_P) % _MATRIX_WIDTH  # what is missing to a multiple of the width
+        return np.pad(flat_P, (0, padding)).reshape(-1, _MATRIX_WIDTH)
 
     @property
     def head(self) -> Tensor:
-        """The classifiers' weights side by side, (K, 2 D of all views), divided by the number of
-        views: one layer that returns the mean of the views' scores.
+        """The weights of one linear layer that returns the mean of the views' scores.
+
+        They are the classifiers' weights side by side, divided by the number of views: K rows, and
+        2 D columns for each view.
         """
         layers = [layer.weight for layer in self.heads if isinstance(layer, nn.Linear)]
         return torch.cat(layers, dim=1).detach() / len(layers)
 
     def load(self, weights_RW: _Floats) -> None:
-        """Set all parameters from a matrix as `weights` returns it."""
+        """Set all parameters from a matrix like `weights`; its padding is ignored."""
         reference = next(self._network.parameters())
         size = sum(parameter.numel() for parameter in self._network.parameters())
         flat_P = torch.from_numpy(weights_RW.reshape(-1)[:size]).to(reference)
         vector_to_parameters(flat_P, self._network.parameters())
 
     def train(self, step: int) -> float:
-        """Run the configured epochs of RMSProp; return the mean loss of a batch, 0 without rows.
+        """Run the configured epochs of RMSProp; return the mean loss of a batch.
 
-        The optimiser's moments restart each time. `step`: number of the step; with the party's seed
-        it determines batches and dropout.
+        Without training rows nothing is done, and the loss is 0. The optimiser's moments start anew
+        in each call. `step`: number of the step; with the party's seed it determines batches and
+        dropout.
         """
         losses = []
         optimiser = _RMSPROP(self._network.parameters(), lr=self._training.learning_rate)
@@ -199,9 +207,9 @@ class SequenceViews:
             yield from torch.randperm(rows).split(self._training.batch_size)
 
     def _compute_loss(self, rows_B: Tensor) -> Tensor:
-        """Return the sum of the views' cross-entropies, each by its own classifier.
+        """Return the sum of the views' cross-entropies, each by the view's own classifier.
 
-        `rows_B`: positions of the batch's rows.
+        `rows_B`: indices of the batch's rows among the training rows.
         """
         targets_B = self._targets_N[rows_B]
         states = self.encoder.encode_views(self._features_N[rows_B])
@@ -222,12 +230,13 @@ class SequenceViews:
 def require_sequences(
     features_N: Tensor, sequences: tuple[tuple[int, int], ...], *, owner: str
 ) -> None:
-    """Raise DataError unless rows are concatenated sequences of T steps and C channels each.
+    """Raise DataError unless rows are valid sequences of all views, one after another.
 
-    A view's first number must be how many of its T steps are in use, and these must be finite.
+    A view begins with the number of its steps that are in use; then its T steps of C channels
+    follow. Numbers in the steps in use must be finite.
 
-    `features_N`: rows (N, *shape). `sequences`: T steps and C channels of each view. `owner`: the
-    party, for the error.
+    `features_N`: N rows. `sequences`: T and C of each view. `owner`: name of the party, for the
+    error.
     """
     widths = [1 + steps * channels for steps, channels in sequences]
     views = features_N.detach().flatten(1).cpu().split(widths, dim=1)
@@ -235,7 +244,7 @@ def require_sequences(
         used_N = view_NF[:, 0]
         is_count_N = (used_N == used_N.round()) & (used_N >= 0) & (used_N <= steps)
         steps_NTC = view_NF[:, 1:].unflatten(1, (steps, channels))
-        # Steps behind the last one in use may hold anything.
+        # Steps behind the last one in use are ignored, so they may have any content.
         in_use_NT = torch.arange(steps) < used_N[:, None]
         is_finite_N = (steps_NTC.isfinite().all(2) | ~in_use_NT).all(1)
         place_name = f"{owner}: sequence {number} of [{steps}, {channels}]"

@@ -41,23 +41,29 @@ from secure_apfed.privacy.ledger import NOTHING_RELEASED, PrivacyLedger
 from secure_apfed.privacy.measured import check_graph, check_guard
 from secure_apfed.privacy.noise import NoiseSource
 
-_NORM_SLACK = 1e-5  # relative, for rounding in float32
+_NORM_SLACK = 1e-5
+"""Relative tolerance of norm bounds, for rounding in float32."""
 _TINY = torch.finfo(torch.float32).tiny
-_MAX_PAIRS = 2**22  # pairs of rows whose angles are in memory together
-_NEIGHBOUR_WEIGHT = 10.0  # weight of the distance to the nearest row in the measure of spread
-# In fewer dimensions many honest rows are close to each other.
+_MAX_PAIRS = 2**22
+"""Largest number of pairs of rows whose angles are in memory together."""
+_NEIGHBOUR_WEIGHT = 10.0
+"""Weight of the distance to the nearest row in the measure of spread."""
 _MIN_NEIGHBOUR_NUMBERS = 16
+"""Rows with fewer numbers are not compared with their nearest row, since in few dimensions many
+honest rows are close to each other."""
 
 
 def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> None:
-    """Raise RemoteProtocolError if a batch is too small, or its positions are repeated or outside
-    the alignment.
+    """Check the positions of a peer's batch; run by their receiver.
+
+    Raises RemoteProtocolError: the batch is too small, or its positions are repeated or outside the
+    alignment.
 
     Args:
         rows_B: alignment positions of the batch, from a peer.
         aligned: number of alignment positions.
         minimum: the fewest rows that the contract allows in a batch.
-        sender: the peer.
+        sender: the peer's name, for the error.
     """
     if len(rows_B) < minimum:
         raise RemoteProtocolError(
@@ -73,10 +79,9 @@ def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> No
 
 
 def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
-    """Raise RemoteProtocolError if the L2 norm of a row of z is outside the contract's bounds, or
-    NaN.
+    """Raise RemoteProtocolError if the L2 norm of a row is outside the contract's bounds, or NaN.
 
-    `z_BD`: representations from a peer, (B, *shape). `terms`: the contract's bounds on them.
+    `z_BD`: B rows of representations from a peer. `terms`: the contract's bounds on them.
     `sender`: the peer's name, for the error.
     """
     norm_B = torch.linalg.vector_norm(z_BD.flatten(1).double(), dim=1)
@@ -92,11 +97,11 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
 
 
 def lengthen_rows(z_BD: Tensor, minimum: float) -> Tensor:
-    """Return the rows (B, *shape), those with an L2 norm below `minimum` lengthened to it.
+    """Return the rows with each one of L2 norm below `minimum` lengthened to it.
 
-    In few dimensions an honest row may be shorter than receivers accept. Directions are kept; a row
-    of zeros gets that of its first number. Rows that are long enough are unchanged. The gradient is
-    that of the identity.
+    In few dimensions an honest row may be shorter than receivers accept. A lengthened row keeps its
+    direction; a row of zeros gets the direction of its first number. All other rows are unchanged.
+    Gradients pass as if rows were not changed.
     """
     if minimum == 0:
         return z_BD
@@ -105,9 +110,11 @@ def lengthen_rows(z_BD: Tensor, minimum: float) -> Tensor:
     first_D = torch.zeros_like(flat_BD[:1])
     first_D[:, :1] = 1
     unit_BD = torch.where(norm_B1 > 0, flat_BD / norm_B1.clamp(min=_TINY).to(flat_BD), first_D)
-    # In float32 a row of exactly the bound could be read as shorter than it.
+    # Slightly longer, since in float32 a row of exactly the bound could be measured as shorter.
     longer_BD = (unit_BD * (minimum * (1 + _NORM_SLACK))).reshape(z_BD.shape)
-    is_short_B = (norm_B1 < minimum).reshape(-1, *[1] * (z_BD.dim() - 1))
+    broadcast_shape = [1] * (z_BD.dim() - 1)
+    is_short_B = (norm_B1 < minimum).reshape(-1, *broadcast_shape)
+    # The detached difference moves the value, and leaves the gradient of z alone.
     return torch.where(is_short_B, z_BD + (longer_BD - z_BD.detach()), z_BD)
 
 
@@ -119,16 +126,17 @@ def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
 def warn_if_near_constant(
     z_BD: Tensor, minimum: float, *, sender: str, step: int, spread: float | None = None
 ) -> bool:
-    """Return whether passives would refuse a batch for its spread of directions; warn if so.
+    """Return whether passives would refuse a batch since its rows point in one direction.
 
-    The active calls it before it sends.
+    If so, warn (NarrowBatchWarning). The active calls it before it sends, and trains on such a
+    batch alone.
 
     Args:
         z_BD: the batch, (B, *shape).
         minimum: the largest bound on the spread in any passive's contract.
         sender: the active, for the warning.
         step: number of the run's step, for the warning.
-        spread: the batch's spread of directions, if it was measured already; None: measure it here.
+        spread: how much the batch's directions differ, if it is known; None: it is measured here.
     """
     if spread is None:
         spread = compute_spread(z_BD) if minimum else 1.0
@@ -144,8 +152,9 @@ def warn_if_near_constant(
 
 
 def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
-    """Raise RemoteProtocolError if a peer's batch has less spread of directions than the contract
-    requires.
+    """Raise RemoteProtocolError if the directions of a peer's rows differ less than agreed.
+
+    `z_BD`: B rows of representations from the peer `sender`. `terms`: the contract's bounds.
     """
     if terms.minimum_spread and (spread := compute_spread(z_BD)) < terms.minimum_spread:
         raise RemoteProtocolError(
@@ -156,7 +165,7 @@ def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> No
 
 
 def compute_spread(z_BD: Tensor) -> float:
-    """Return the result of `measure_spread` as a number, which waits for a GPU."""
+    """Return how much a batch's directions differ, 0 to 1, as a number; this waits for a GPU."""
     return float(measure_spread(z_BD))
 
 
@@ -164,17 +173,18 @@ def measure_spread(z_BD: Tensor) -> Tensor:
     """Return how much a batch's directions differ, from 0 (a line, or groups of equal directions)
     to 1.
 
-    This is the lesser of two numbers: the mean over pairs of rows of sin^2 of their angle; and,
-    from 16 numbers a row, ten times the median over rows of sin^2 of the angle to the nearest other
-    row. Opposite directions count as one. The smallest of honest runs without noise (one seed each,
-    B from 32 to 128, from the first step on) was 0.0019 on digits, 0.024 on breast cancer, 0.3 on
-    handwritten, 0.018 on credit card, and there 0.0018 under APFed-R at a learning rate of 0.05,
-    where half of all batches lay below 0.0053; above that rate the encoder can collapse to 0. With
-    the guard's noise at epsilon 8 it was 0.93 or more. So the default of the rule is 0.0005.
+    The spread is the smaller of two numbers. The first is the mean over pairs of rows of sin^2 of
+    their angle. The second is ten times the median over rows of sin^2 of the angle to the nearest
+    other row; it is used for rows of 16 numbers or more. Opposite directions count as one.
 
-    Args:
-        z_BD: two rows or more, finite, any shape after the first axis; a row of zeros has no
-            direction and counts as equal to every other.
+    The smallest spread of honest runs without noise (one seed each, batches of 32 to 128 rows, from
+    the first step on) was 0.0019 on digits, 0.024 on breast cancer, 0.3 on handwritten and 0.018 on
+    credit card. On credit card under APFed-R at a learning rate of 0.05 it was 0.0018, and half of
+    all batches lay below 0.0053; above that rate the encoder can collapse to 0. With the guard's
+    noise at epsilon 8 it was 0.93 or more. So the default of `rules.minimum_spread` is 0.0005.
+
+    `z_BD`: two rows or more, finite, of any shape. A row of zeros has no direction, and counts as
+    equal to every other row.
     """
     flat_BD = z_BD.detach().flatten(1)
     # In float64, also on a GPU: the squares of all finite float32 numbers are then finite, and all
@@ -189,7 +199,8 @@ def measure_spread(z_BD: Tensor) -> Tensor:
     rows = len(flat_BD)
     total = wide_BD.new_zeros(())
     nearest = []
-    # O rows at a time with all others, since the pairs of a large batch may exceed memory.
+    # A block of O rows is compared with all rows at a time, since the pairs of a large batch may
+    # exceed memory.
     block = max(1, _MAX_PAIRS // rows)
     for start in range(0, rows, block):
         end = start + block
@@ -197,7 +208,8 @@ def measure_spread(z_BD: Tensor) -> Tensor:
         sine_OB = (unit_BD[start:end] @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
         if may_have_zeros:
             sine_OB.masked_fill_(zero_B[start:end, None] | zero_B, 0)
-        self_pairs_O = sine_OB.diagonal(start)  # a view: of each row with itself
+        # Pairs of a row with itself: they add nothing to the mean, and are never the nearest.
+        self_pairs_O = sine_OB.diagonal(start)  # a view, so filling it changes `sine_OB`
         self_pairs_O.fill_(0)
         total = total + sine_OB.sum()
         self_pairs_O.fill_(1)
@@ -225,17 +237,20 @@ class Released:
 
 
 class Releases:
-    """The only way by which a party's representations are made ready to send.
+    """The only object that makes a party's representations ready to send.
+
+    It combines protection and privacy account, so that nothing is sent without being charged.
 
     Args:
         guard: the mechanism that clips representations and adds noise.
-        ledger: the account of their privacy loss.
+        ledger: the account of their privacy cost.
     """
 
     def __init__(self, guard: RepresentationGuard, ledger: PrivacyLedger) -> None:
-        """Take guard and ledger; a guard with a finite bound is tested at its first release."""
+        """Take guard and ledger."""
         self.ledger = ledger
         self.guard = guard
+        # A guard with a finite privacy bound is tested at its first release.
         self._check_due = math.isfinite(guard.mechanism().mu)
 
     def release(
@@ -248,19 +263,19 @@ class Releases:
         measures_spread: bool = False,
         shortest: float = 0.0,
     ) -> Released:
-        """Guard (clip and perturb), pack and charge one batch h, in this order; to charge is to
-        record its privacy cost.
+        """Protect one batch of representations, encode it, and record its privacy cost.
 
-        The batch is charged even if its bytes are not sent: a frozen guard counts its rows as
-        released.
+        To protect means to clip and add noise. The cost is recorded even if the bytes are not sent:
+        a frozen guard counts these rows as released.
 
         Args:
-            h_B: the representations, (B, *shape).
+            h_B: the representations of B rows, (B, *shape).
             step: number of the run's step.
             rows: alignment positions of the batch, (B,).
-            count: called with the SHA-256 of the bytes before the charge; it may raise an error.
-            measures_spread: whether the spread of z is measured.
-            shortest: guarded rows with a smaller norm are lengthened to it.
+            count: called with the SHA-256 of the bytes before the cost is recorded; it may raise an
+                error, so that nothing is recorded.
+            measures_spread: whether the result says how much the rows' directions differ.
+            shortest: protected rows with a smaller norm are lengthened to it.
 
         Raises:
             BudgetExhaustedError: sending would exceed the privacy budget; nothing may be sent.
@@ -272,7 +287,7 @@ class Releases:
             check_guard(self.guard)
             check_graph(h_B)
             self._check_due = False
-        # Asked before the release, which makes the rows known to the guard.
+        # Which rows were released before; read first, since the release makes the guard know all.
         repeats_B = self.guard.repeats(rows)
         guarded_B = self.guard.release(h_B.flatten(1), step=step, rows=rows).reshape(h_B.shape)
         z_B = lengthen_rows(guarded_B, shortest)
@@ -288,14 +303,14 @@ class Releases:
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveAccounts:
-    """The protections of an active's releases and finished model, with the privacy accounts of
-    both.
+    """The protections of an active's representations and of its model, with their accounts.
 
     Attributes:
         releases: guard and ledger of its representations.
         sends: whether it sends representations.
         private: DP-SGD of its model's updates; None: these are not private.
-        training: the account of releases and updates together; None: updates are not private.
+        training: the privacy account of representations and updates together; None: updates are not
+            private.
     """
 
     releases: Releases
@@ -304,8 +319,10 @@ class ActiveAccounts:
     training: WholeTraining | None = None
 
     def list_ledgers(self, owner: str) -> dict[str, PrivacyLedger]:
-        """Return the ledgers in use by name: that of releases by the party's, that of private
-        updates by the party's with a suffix.
+        """Return the privacy ledgers in use, by name.
+
+        The ledger of representations has the party's name (`owner`); the ledger of private updates
+        has it with a suffix.
         """
         ledgers: dict[str, PrivacyLedger] = {}
         if self.sends:
@@ -315,8 +332,10 @@ class ActiveAccounts:
         return ledgers
 
     def describe_guarantee(self) -> str:
-        """Return in words the guarantee of the whole training if updates are private, else of the
-        guard, or that nothing is sent.
+        """Return the privacy guarantee in words, for the report.
+
+        It covers the whole training if updates are private, otherwise the sent representations, if
+        there are any.
         """
         guard = self.releases.guard if self.sends else None
         if self.training is not None:
@@ -331,19 +350,20 @@ class ActiveAccounts:
 
 
 class ContributionNoise:
-    """A passive's discrete Gaussian noise under the sum, a function of session, step and content.
+    """A passive's discrete Gaussian noise on its contributions to a secure sum.
 
-    The account counts the noise of all honest passives, so two sums must not share noise: if one
-    passive repeated its contribution with the same noise and the others did not, the difference of
-    the two sums would contain the others' contributions with less noise than charged. So the noise
-    depends on the session, and a repeated step has other noise and is charged again.
+    It is a function of session, step and content. The privacy account counts the noise of all
+    honest passives, so two sums must not share noise. Suppose that one passive repeated its
+    contribution with the same noise, and the others did not: the difference of the two sums would
+    contain the others' contributions with less noise than charged. So the noise depends on the
+    session; a repeated step has other noise, and is charged again.
 
     Args:
         deviation: standard deviation of the noise, in units of the integers that are summed.
         key: 32 bytes from which the noise is derived.
-        ledger: the account of its privacy loss.
-        secret: whether the noise protects; otherwise, as in simulations, it depends on the step
-            alone, so that runs repeat with the seed.
+        ledger: the account of its privacy cost.
+        secret: whether the noise protects; False, as in simulations: it depends on the step alone,
+            so that runs repeat with the seed.
     """
 
     def __init__(self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool) -> None:
@@ -355,15 +375,17 @@ class ContributionNoise:
     def draw(
         self, shape: tuple[int, ...], *, step: int, known_B: Tensor, digest: bytes
     ) -> NDArray[np.int64]:
-        """Record the privacy cost of one release on the disk, and return integer noise.
+        """Record the privacy cost of one contribution on the disk, and return its integer noise.
 
         Args:
             shape: shape of the contribution, all rows of the batch.
             step: number of the run's step.
-            known_B: alignment positions of those people of the batch whom this party knows.
+            known_B: alignment positions of the people of the batch whom this party knows; only they
+                are charged.
             digest: digest of the session, and of all rows and values that will be contributed.
 
-        Raises BudgetExhaustedError: contributing would exceed the budget; nothing may be sent.
+        Raises BudgetExhaustedError: the contribution would exceed the privacy budget. Nothing may
+        be sent then.
         """
         self.ledger.charge(step=step, rows=known_B, digest=digest)
         self.ledger.sync()  # so that the charge outlives a power failure
@@ -372,7 +394,10 @@ class ContributionNoise:
 
 @cache
 def make_representation_specs(terms: RepresentationTerms) -> Mapping[str, TensorSpec]:
-    """Return the tensors expected in a message of representations: rows (B,) and z (B, *shape)."""
+    """Return the types and shapes of the tensors in a message of representations.
+
+    These are alignment positions, "rows", (B,), and representations, "z", (B, *shape).
+    """
     dtype = torch.float64 if terms.dtype == "float64" else torch.float32
     return {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(dtype, (None, *terms.shape))}
 
@@ -380,7 +405,7 @@ def make_representation_specs(terms: RepresentationTerms) -> Mapping[str, Tensor
 def parse_representations(
     envelope: Envelope, terms: RepresentationTerms, *, aligned: int, minimum: int
 ) -> tuple[Tensor, Tensor]:
-    """Parse and check a batch of representations; return rows (B,) and z (B, *shape).
+    """Parse and check a peer's batch of representations.
 
     Args:
         envelope: the message.
@@ -388,7 +413,8 @@ def parse_representations(
         aligned: number of alignment positions.
         minimum: the fewest rows that the contract allows in a batch.
 
-    Raises RemoteProtocolError: the message breaks a rule of the contract.
+    Returns the alignment positions, (B,), and the representations, (B, *shape). Raises
+    RemoteProtocolError: the message breaks a rule of the contract.
     """
     tensors, _ = unpack_tensors(
         envelope.payload, make_representation_specs(terms), sender=envelope.sender

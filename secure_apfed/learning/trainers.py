@@ -39,18 +39,21 @@ from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.measured import check_loss, check_objective, check_row_wise
 from secure_apfed.settings.training import TrainSettings
 
-_EVALUATION_ROWS = 1000  # at a time
+_EVALUATION_ROWS = 1000
+"""Rows that are evaluated at a time, to save memory."""
 
 
 def make_joint_loss(task: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
-    """Return a scalar whose gradient is that of APFed's Eq. (9): the task loss's, plus the
-    passives' gradient propagated through z.
+    """Return a scalar whose gradient is the active's update in APFed (Eq. 9).
+
+    The gradient is that of the task loss, plus the passives' gradient propagated through z.
 
     Args:
-        task: the task loss; 0.0: only the passives' part.
-        z_A: sent representations (A, *shape), in the autograd graph.
-        gradient_A: the passives' gradient on z, of the same shape.
+        task: the task loss; 0.0: only the passives' gradient counts.
+        z_A: representations of the A rows that were sent, in the autograd graph.
+        gradient_A: the passives' gradient by z, of the same shape.
     """
+    # The derivative of this sum by z is the passives' gradient.
     return task + (gradient_A * z_A).sum()
 
 
@@ -76,11 +79,13 @@ class LabelTrainer(Trainer):
     """A trainer on a table with labels.
 
     Args:
-        features_N, labels_N: the table: (N, *shape), and (N,) with `UNLABELLED` for unknown ones;
-            it is moved to the device.
-
-    The other arguments: `owner`, the party, for errors; `modules`, its networks by role; `train`,
-    training settings; `seed`, of dropout; `own_steps`, the party's own optimizer and scheduler.
+        owner: name of the party, for errors.
+        modules: its networks by role: encoder, head, and so on.
+        features_N: the table's N rows, (N, *shape).
+        labels_N: their labels, (N,), `UNLABELLED` for unknown ones.
+        train: training settings.
+        seed: random seed of dropout.
+        own_steps: the party's own optimizer and scheduler.
     """
 
     def __init__(
@@ -99,7 +104,7 @@ class LabelTrainer(Trainer):
         self.features_N = self.compute.move_tensor(features_N)
         self.labels_N = self.compute.move_tensor(labels_N)
         self._weighs_classes = train.class_weights == "balanced"
-        self._weights_K: Tensor | None = None
+        self._weights_K: Tensor | None = None  # weight of each class in the loss; None: equal
 
     def weigh_classes(self, rows: Tensor, classes: int) -> None:
         """If configured, weight classes in the loss by the inverse of their frequency.
@@ -116,15 +121,16 @@ class ActiveTrainer(LabelTrainer):
     """The active's networks and optimiser: runs its batches forward and applies the updates.
 
     Args:
-        networks: the active's.
+        owner: name of the active, for errors.
+        networks: the active's networks.
+        features_N, labels_N: the table's N rows and their labels, `UNLABELLED` for unknown ones.
+        train: training settings.
+        seed: random seed of dropout.
         private: DP-SGD of the updates; None: they are not private.
         task: the learning task; None: classification.
+        own_steps: the party's own optimizer and scheduler.
         rests_on_rows: whether a privacy bound assumes that no row changes another row's output; the
             first batch is then tested for it.
-
-    The other arguments: `features_N` and `labels_N`, the table; `owner`, the party, for errors;
-    `train`, training settings; `seed`, of dropout; `own_steps`, the party's own optimizer and
-    scheduler.
     """
 
     def __init__(
@@ -159,7 +165,8 @@ class ActiveTrainer(LabelTrainer):
         self._private = PrivateGradient(owner, modules, private) if private else None
         self._reads_labels = not train.meets_labels_after
         self._check_due = rests_on_rows
-        # The first batch is checked, but not under DP-SGD, whose records an error might reveal.
+        # The outputs of the first batch are checked. Under DP-SGD they are not, since an error
+        # would reveal something about the batch's records.
         self._checks_outputs = private is None
 
     def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
@@ -168,9 +175,10 @@ class ActiveTrainer(LabelTrainer):
         Args:
             step: number of the run's step.
             rows_B: positions in the active's table, (B,).
-            aligned: indices within the batch of the rows to send, (A,); None: nothing is sent.
+            aligned: indices within the batch of the A rows to send; None: nothing is sent.
 
-        Raises ModelError: parameters that are not finite, under private training.
+        Raises ModelError: outputs of the first batch, or under DP-SGD parameters, are not finite;
+        PromiseError: a row changes another row's output, which a privacy bound excludes.
         """
         if self._check_due and len(rows_B) > 1:
             with explain_failure(self._owner, f"network on a batch of {len(rows_B)} rows"):
@@ -205,12 +213,13 @@ class ActiveTrainer(LabelTrainer):
     def train_on_batch(self, batch: Batch, joint: Tensor | None = None) -> StepLoss:
         """Take one step on a batch's loss; return its task loss.
 
-        Where labels come after the exchange, the task loss is 0.0, and a batch without `joint`
-        changes nothing.
+        If labels come after the exchange (`train.labels: after`), the task loss is 0.0, and without
+        `joint` nothing is trained.
 
         Args:
             batch: the forward pass, as `forward` returned it.
-            joint: a loss that includes the task loss, as of `make_joint_loss`; None: the task loss.
+            joint: a loss that includes the task loss, as `make_joint_loss` returns; None: the task
+                loss alone.
 
         Raises:
             BudgetExhaustedError: the update would exceed the budget of private training.
@@ -230,13 +239,14 @@ class ActiveTrainer(LabelTrainer):
         return 0.0 if batch.loss is None else defer_reading(batch.loss)
 
     def replace_labels(self, labels_N: Tensor) -> None:
+        """Train on these labels of the table's N rows from now on."""
         self.labels_N = self.compute.move_tensor(labels_N)
 
     def check_rows(self, rows_B: Tensor) -> None:
-        """Raise PromiseError if in the networks, or in private training in the loss, one row of
-        this batch changes another's result.
+        """Raise PromiseError if one row of this batch changes another row's output.
 
-        The guard's privacy bound for a row, and DP-SGD's for a record, assume that none does.
+        The guard's privacy bound for a row assumes that no row does. Under DP-SGD, whose bound is
+        for a record, the loss of each row is tested, too.
         """
         features_B = self.compute.take_rows(self.features_N, rows_B)
         labels_B = self.labels_N[self.compute.move_batch(rows_B)]
@@ -252,20 +262,20 @@ class ActiveTrainer(LabelTrainer):
             check_loss(self.task, scores_BK, labels_B[labelled_B], owner=self._owner)
 
     def score_rows(self, rows: Tensor) -> Scored:
-        """Return the local model's scores of rows of the active's table, with labels (Eq. 11).
+        """Return the active's own scores of these rows of its table, with labels (APFed, Eq. 11).
 
-        `rows`: positions, (M,).
+        No other party is needed.
         """
         with self.evaluation_mode():
             return score_rows(self.task, self._predict_rows, rows, self.labels_N)
 
     def spread_labels(self, rows_U: Tensor) -> None:
-        """Label these rows by label spreading over representations h, and fit the head's last
-        layer to them by ridge regression.
+        """Spread labels over representations h, and fit the head's last layer to the result.
 
-        Labelled rows keep their labels, and rows that no label reaches are left out.
+        The layer is fitted by ridge regression. Labelled rows keep their labels; rows that no label
+        reaches are left out.
 
-        `rows_U`: positions in the active's table, labelled or not.
+        `rows_U`: U rows of the active's table, labelled or not.
         """
         networks = self.networks
         positions_U = rows_U.to(self.compute.device)
@@ -279,7 +289,7 @@ class ActiveTrainer(LabelTrainer):
         classes = linear.out_features
         targets_UK = Spreading().label_rows(h_UD.flatten(1).double(), labelled_n, labels_n, classes)
         targets_UK[labelled_n] = np.eye(classes)[labels_n]
-        taught_V = np.flatnonzero(targets_UK.any(axis=1))
+        taught_V = np.flatnonzero(targets_UK.any(axis=1))  # the rows that a label reached
         # `fit_linear` expects rows of a norm of about 1, and a bias as a column of ones.
         input_UD = input_UD.double().cpu()
         root_mean_square = float(input_UD.square().sum(1).mean().sqrt()) or 1.0
@@ -294,7 +304,10 @@ class ActiveTrainer(LabelTrainer):
 
     @torch.no_grad()
     def loss_on(self, rows: Tensor) -> float:
-        """Return the mean task loss of these rows of the active's table, without dropout."""
+        """Return the mean task loss of these rows of the active's table, without dropout.
+
+        They are evaluated in blocks, to save memory.
+        """
         with self.evaluation_mode():
             sums = [
                 self._compute_loss(rows_B) * len(rows_B)
@@ -310,17 +323,19 @@ class ActiveTrainer(LabelTrainer):
         )
 
     def _predict_rows(self, rows_B: Tensor) -> Tensor:
+        """Return class scores (B, K) of these rows of the table; rows may be read lazily."""
         with self.forward_pass("predict"):
             return score_in_parts(self._score_features, self.features_N, rows_B)
 
     def _score_features(self, features_B: Tensor) -> Tensor:
+        """Return class scores (B, K) of these features."""
         scores_BK: Tensor = self.networks(features_B, None)[0]
         return scores_BK
 
 
 @draws_nothing
 class RowOutputs(nn.Module):
-    """A module of all outputs of the active's networks that a privacy bound covers.
+    """A module whose outputs are all outputs of the active's networks that a privacy bound covers.
 
     `check_row_wise` measures on it whether a row changes another row's outputs.
     """
@@ -341,17 +356,20 @@ class RowOutputs(nn.Module):
 
 
 class PassiveTrainer(Trainer):
-    """A passive's objective and optimiser: computes the gradient of its loss for each row of z, and
-    updates its own networks.
+    """A passive's objective and optimiser in APFed.
+
+    It computes the gradient of the passive's loss by each row of z, the active's representations,
+    and updates the passive's own networks.
 
     Args:
-        objective: (z, own features) -> loss, with its networks.
-        features_N: the passive's rows (N, *shape).
+        owner: name of the passive, for errors.
+        objective: a module from z and own features to the loss, with its networks.
+        features_N: the passive's N rows, (N, *shape).
+        train: training settings.
+        seed: random seed of dropout.
+        own_steps: the party's own optimizer and scheduler.
         rests_on_rows: whether a privacy bound assumes that a row's gradient by z depends on no
             other row; the first batch is then tested for it.
-
-    The other arguments: `owner`, the party, for errors; `train`, training settings; `seed`, of
-    dropout; `own_steps`, the party's own optimizer and scheduler.
     """
 
     def __init__(
@@ -376,13 +394,14 @@ class PassiveTrainer(Trainer):
         self._check_due = rests_on_rows
 
     def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
-        """Raise PromiseError if in this batch a row's gradient changes with another row.
+        """Raise PromiseError if the gradient of a row in this batch depends on another row.
 
-        Only otherwise is noise for one row per person enough; see `check_objective`.
+        The noise on contributions covers one row per person only if it does not; see
+        `check_objective`.
 
         Args:
-            rows_B: own rows, positions (B,).
-            sent_B: the representations received for them, z (B, *shape).
+            rows_B: B rows of the passive's table.
+            sent_B: z, the representations received for them, (B, *shape).
         """
         features_B = self.compute.take_rows(self.features_N, rows_B)
         check_objective(
@@ -390,17 +409,18 @@ class PassiveTrainer(Trainer):
         )
 
     def train_on_rows(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
-        """Take one step on the passive's loss L_p (APFed, Eq. 10); return lambda_p B dL_p/dz (Eqs.
-        7 and 9), (B, *shape).
+        """Take one step on the passive's loss, and return its weighted gradient by z, (B, *shape).
 
-        That is lambda_p times the gradient of each row's own loss, so that a bound on a row does
-        not depend on the batch size; the active divides the sum by the number of rows.
+        The step is APFed's Eq. (10). The result is lambda_p B dL_p/dz (Eqs. 7 and 9), where the
+        loss L_p is a mean over the B rows. So it is lambda_p times the gradient of each row's own
+        loss, and a bound on a row does not depend on the batch size. The active divides the sum by
+        the number of rows.
 
         Args:
             step: number of the run's step.
-            rows_B: own rows, positions (B,).
-            sent_B: the representations received for them, z (B, *shape).
-            weight: lambda_p, the weight of passive p in the joint loss.
+            rows_B: B rows of the passive's table.
+            sent_B: z, the representations received for them, (B, *shape).
+            weight: lambda_p, the weight of this passive p in the joint loss.
 
         Raises ModelError: no gradient, or one that is not finite, reaches z.
         """
@@ -420,7 +440,8 @@ class PassiveTrainer(Trainer):
                 f"{self._owner}: no gradient of its loss reaches z, so that it contributes "
                 "nothing; compute the loss from z"
             )
-        # The gradient of a built-in loss is checked where it is summed, without waiting for a GPU.
+        # The gradient of a built-in loss is checked later, where it is summed; a check here would
+        # wait for a GPU.
         if self._checks_gradients and not bool(z_B.grad.isfinite().all()):
             raise ModelError(
                 f"{self._owner}: the gradient of its loss by z is NaN or infinite; lower "
@@ -432,21 +453,22 @@ class PassiveTrainer(Trainer):
 
 
 PassiveDescent: TypeAlias = PassiveTrainer | BlackBox
-"""Trainer with which a passive of APFed answers: of its networks, or of black-box code."""
+"""The trainer of a passive in APFed: with networks of its own, or with black-box code."""
 
 
 class HeadTrainer(LabelTrainer):
-    """The active's encoder, and the head over all parties' representations, concatenated.
+    """The active's encoder, and a head that reads all parties' representations side by side.
 
     Args:
+        owner: name of the active, for errors.
         encoder, head: the active's networks.
+        features_N, labels_N: the table's N rows and their labels, `UNLABELLED` for unknown ones.
         passives: names of the passives whose representations follow the active's own in the head's
             input, in this order.
+        train: training settings.
+        seed: random seed of dropout.
         task: the learning task; None: classification.
-
-    The other arguments: `features_N` and `labels_N`, the table; `owner`, the party, for errors;
-    `train`, training settings; `seed`, of dropout; `own_steps`, the party's own optimizer and
-    scheduler.
+        own_steps: the party's own optimizer and scheduler.
     """
 
     def __init__(
@@ -481,13 +503,15 @@ class HeadTrainer(LabelTrainer):
     def train_on_parts(
         self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[StepLoss, dict[str, Tensor]]:
-        """Take one step; return the task loss, and for each passive the gradient on the
-        representations that it sent.
+        """Take one step with the passives' representations of a batch.
 
         Args:
             step: number of the run's step.
-            rows_B: positions in the active's table, (B,).
+            rows_B: B rows of the active's table.
             parts: mapping from passive name to its representations of these rows, (B, *shape).
+
+        Returns the task loss, and for each passive the gradient by the representations that it
+        sent.
         """
         # Leaves of the graph, so that `backward` yields each passive's gradient.
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
@@ -507,7 +531,7 @@ class HeadTrainer(LabelTrainer):
         return defer_reading(loss), gradients
 
     def compute_scores(self, own_h_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        """Return the head's scores (B, K).
+        """Return the head's scores of K classes for B rows, (B, K).
 
         `own_h_B`: the active's representations. `parts`: mapping from passive name to its
         representations.
@@ -517,8 +541,9 @@ class HeadTrainer(LabelTrainer):
         return scores_BK
 
     def merge_parts(self, own_h_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return the tensors (B, *shape) that the head reads concatenated: the active's
-        representations, then each passive's.
+        """Return the head's inputs in order: the active's representations, then each passive's.
+
+        They are concatenated afterwards. `parts`: mapping from passive name to its representations.
         """
         return (own_h_B, *(parts[name] for name in self._passives))
 
@@ -526,25 +551,30 @@ class HeadTrainer(LabelTrainer):
 class SumTrainer(HeadTrainer):
     """A trainer whose head reads the sum of all parties' representations.
 
-    `passives` has one name, under which `parts` has the sum of all passives' representations. With
-    linear encoders and no clipping this is one network on the concatenated table.
+    Its argument `passives` is a single name, under which the mappings `parts` have the sum of all
+    passives' representations. With linear encoders and no clipping this is one network on the
+    concatenated table.
     """
 
     def merge_parts(self, own_h_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return the head's only input: the sum of all parties' representations, (B, D)."""
+        """Return the head's only input: the sum of all parties' representations, (B, D).
+
+        `parts`: has the passives' sum under its single name.
+        """
         (passives_sum_BD,) = (parts[name] for name in self._passives)
         return (own_h_B.flatten(1) + passives_sum_BD,)
 
 
 class EncoderTrainer(Trainer):
-    """A passive's encoder, which learns from the gradient on what it sent.
+    """A passive's encoder, which learns from the active's gradient by what the passive sent.
 
     Args:
+        owner: name of the passive, for errors.
         encoder: the passive's network.
-        features_N: its rows (N, *shape).
-
-    The other arguments: `owner`, the party, for errors; `train`, training settings; `seed`, of
-    dropout; `own_steps`, the party's own optimizer and scheduler.
+        features_N: its N rows, (N, *shape).
+        train: training settings.
+        seed: random seed of dropout.
+        own_steps: the party's own optimizer and scheduler.
     """
 
     knows_loss = False
@@ -562,7 +592,7 @@ class EncoderTrainer(Trainer):
         """Move encoder and features to the device."""
         self.encoder = encoder
         modules = {"encoder": encoder}
-        # An encoder with frozen weights is allowed: it sends, and learns nothing.
+        # An encoder whose weights are all frozen is allowed: it sends, and learns nothing.
         has_weights = next(encoder.parameters(), None) is not None
         super().__init__(
             owner, modules, train=train, seed=seed, own_steps=own_steps, may_be_fixed=has_weights
@@ -570,9 +600,10 @@ class EncoderTrainer(Trainer):
         self.features_N = self.compute.move_tensor(features_N)
 
     def check_rows(self, rows_B: Tensor, *, is_training: bool) -> None:
-        """Raise PromiseError if one of these rows changes another's representation.
+        """Raise PromiseError if one of these rows changes another row's representation.
 
-        `is_training`: whether the encoder is in training mode; see `check_row_wise`.
+        A privacy bound for one row assumes that it does not. `is_training`: whether the encoder is
+        in training mode.
         """
         features_B = self.compute.take_rows(self.features_N, rows_B)
         check_row_wise(self.encoder, features_B, training=is_training, owner=self._owner)
@@ -595,9 +626,10 @@ class EncoderTrainer(Trainer):
         return h_B.to(self.compute.dtype)
 
     def apply_gradient(self, z_B: Tensor, gradient_B: Tensor) -> None:
-        """Take one step from the gradient on z (B, *shape), what was sent of this batch.
+        """Take one step from the active's gradient by the representations that were sent.
 
-        `z_B` is in the autograd graph, unless the encoder is frozen, which then stays as it is.
+        `z_B`: these representations, in the autograd graph; if the encoder is frozen, they are not
+        in it, and nothing is learnt. `gradient_B`: the gradient, of the same shape.
         """
         self.zero_grad()
         loss = make_joint_loss(0.0, z_B, self.compute.move_batch(gradient_B))
@@ -611,7 +643,8 @@ class EncoderTrainer(Trainer):
 def _require_finite(owner: str, subject: str, *results: Tensor | None) -> None:
     """Raise ModelError if an output of the first batch is NaN or infinite.
 
-    `owner`: the party. `subject`: the source of the outputs, in words for the error.
+    `owner`: name of the party. `subject`: the source of the outputs, in words for the error.
+    `results`: the outputs; None ones are skipped.
     """
     for result in results:
         if result is not None and not bool(result.isfinite().all()):
@@ -623,7 +656,10 @@ def _require_finite(owner: str, subject: str, *results: Tensor | None) -> None:
 
 
 def _capture_input(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
-    """Return what `linear`, the head's last layer, reads when the head is called on h, (U, D)."""
+    """Return the input of the head's last layer when the head runs on these representations.
+
+    `linear`: this layer. `h_UD`: U representations.
+    """
     inputs: list[Tensor] = []
     hook = linear.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     try:
