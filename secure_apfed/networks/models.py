@@ -28,8 +28,10 @@ from secure_apfed.settings.training import MAX_PARAMETERS, ModelSettings
 
 Shape = tuple[int, ...]
 _PADDING = 1
-_SAMPLE = 300  # rows whose distances set a kernel's width
-_MIN_SCALE = 1e-6  # least deviation of a column that counts as varying
+_SAMPLE = 300
+"""Rows whose distances determine a kernel's width."""
+_MIN_SCALE = 1e-6
+"""Smallest standard deviation of a column that counts as varying."""
 _WORK_PER_THREAD = 200_000_000
 """Multiplications of a step for which one more thread pays off: about ten milliseconds."""
 _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}
@@ -38,9 +40,7 @@ of which its convolutions leave a map (three rows for MNIST's two layers, one fo
 
 
 def _make_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
-    """Return a linear layer of at most `MAX_PARAMETERS`. Raises ModelError: more parameters would
-    be needed.
-    """
+    """Return a linear layer; raise ModelError if it would have more than `MAX_PARAMETERS`."""
     check_layer_size(inputs, outputs)
     return nn.Linear(inputs, outputs, bias=bias)
 
@@ -48,9 +48,8 @@ def _make_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 def check_layer_size(inputs: int, outputs: int) -> None:
     """Raise ModelError if a layer would have more parameters than `MAX_PARAMETERS`.
 
-    Called before memory is allocated for it.
-
-    `inputs`, `outputs`: width of the layer's input and output.
+    It is called before memory is allocated for the layer. `inputs`, `outputs`: width of the layer's
+    input and output.
     """
     if inputs * outputs > MAX_PARAMETERS:
         raise ModelError(
@@ -61,35 +60,41 @@ def check_layer_size(inputs: int, outputs: int) -> None:
 
 
 class NetworkFamily(Protocol):
-    """A family of networks that fit together; shapes are those of one row, without the batch."""
+    """A family of networks that fit together: encoder, head and decoder.
+
+    All shapes are shapes of one row, without the batch axis.
+    """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Return the network features -> representation."""
+        """Return a network from features to a representation."""
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Return the network from a flattened representation of `size` numbers to scores."""
+        """Return a network from a flattened representation of `size` numbers to class scores."""
 
     def make_decoder(
         self, representation: Shape, features: Shape, settings: ModelSettings
     ) -> nn.Module:
-        """Return the network representation -> features of another party, the encoder's mirror."""
+        """Return a network from a representation to the features of another party.
+
+        Its layers mirror the encoder's.
+        """
 
 
 def output_shape(module: nn.Module, features: Shape) -> Shape:
-    """Return the shape of a network's output for one row, found by two rows of zeros.
+    """Return the shape of a network's output for one row, by calling it with two rows of zeros.
 
-    Parameters of lazy modules, which wait for a first batch, are initialised by this.
+    The call initialises lazy modules, whose parameters wait for a first batch. Training mode and
+    evaluation mode stay as they were. `features`: the shape of one row.
 
-    `features`: the shape of one row.
-
-    Raises ModelError: the network does not take such rows, or returns no row of floats for each.
+    Raises ModelError: the network does not take such rows, or does not return one row of floats for
+    each of them.
     """
     kind = type(module).__name__
     modes = {part: part.training for part in module.modules()}
     module.eval()
     weights: Iterator[Any] = module.parameters()
     initialised = (weight for weight in weights if not is_lazy(weight))
-    reference = next(initialised, torch.empty(0))  # its type and device are those of the rows
+    reference = next(initialised, torch.empty(0))  # the rows get its type and device
     try:
         with torch.no_grad():
             result = module(reference.new_zeros((2, *features)))
@@ -120,7 +125,10 @@ def output_shape(module: nn.Module, features: Shape) -> Shape:
 
 
 def _name_dtypes(module: nn.Module) -> str:
-    """Return the part of an error that names the types of the parameters; "" for a single one."""
+    """Return the part of an error that names the types of a network's parameters.
+
+    It is empty if all have one type; several types are a likely cause of the error.
+    """
     dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in module.parameters()})
     if len(dtypes) < 2:
         return ""
@@ -133,30 +141,32 @@ def require_scores(
     """Refuse a head that does not return `outputs` numbers for a row.
 
     `representation`: shape of the head's input for one row. `classes`: names of the classes, for
-    the error; empty: they are not known.
-
-    Raises ModelError: names both shapes.
+    the error; empty: they are not known. Raises ModelError: its text names both shapes.
     """
     shape = output_shape(head, representation)
     if shape != (outputs,):
-        what = f"a score for each of the classes {', '.join(classes)}"
+        expected = f"a score for each of the classes {', '.join(classes)}"
         if not classes:
-            what = "a score for each class or the number to predict"
+            expected = "a score for each class or the number to predict"
         raise ModelError(
-            f"it makes {shape} of a row, expected ({outputs},), {what}; end it with a layer of "
+            f"it makes {shape} of a row, expected ({outputs},), {expected}; end it with a layer of "
             "that width, or mend labels that are no classes"
         )
 
 
 def make_projection(size: int, representation: Shape) -> nn.Module:
-    """Return a linear projection of an encoder's output, of shape `representation`, to `size`
-    numbers.
+    """Return a linear layer from an encoder's output to `size` numbers for each row.
+
+    `representation`: the shape of the encoder's output for one row.
     """
     return nn.Sequential(nn.Flatten(), _make_linear(math.prod(representation), size))
 
 
 def make_two_layer_head(size: int, width: int, classes: int, dropout: float) -> nn.Module:
-    """Return fc(size, width), ReLU, dropout, fc(width, classes), as in Tables 3 and 4."""
+    """Return a head of two linear layers with ReLU and dropout between (APFed, Tables 3 and 4).
+
+    `size`: numbers that the head reads. `width`: width of its hidden layer. `dropout`: probability.
+    """
     layers = (
         _make_linear(size, width),
         nn.ReLU(),
@@ -168,12 +178,12 @@ def make_two_layer_head(size: int, width: int, classes: int, dropout: float) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Convolutional:
-    """The papers' networks: convolutions, a ReLU after each, no pooling; a decoder mirrors them.
+    """The papers' networks for images: convolutions with a ReLU after each, without pooling.
 
     Source: APFed, Table 3 (MNIST, FMNIST) and Table 4 (CIFAR). Deviations from the printed tables
-    follow the authors' release: Table 3's "31" is 32; padding is 1 and stride 1 but for the second
-    CIFAR layer (2). Where the representation is a projection, a linear layer first restores the
-    map.
+    follow the authors' release: Table 3's "31" is 32; padding is 1; stride is 1, except for the
+    second CIFAR layer (2). A decoder mirrors the encoder. If the representation is a projection, a
+    linear layer first restores the encoder's feature map.
 
     Attributes:
         channels: number of channels of the image, then after each layer.
@@ -199,7 +209,7 @@ class Convolutional:
         return nn.Sequential(*layers)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Return fully connected layers (size, head_width) and (head_width, classes)."""
+        """Return a head of two linear layers, with `head_width` hidden units."""
         return make_two_layer_head(size, self.head_width, classes, settings.dropout)
 
     def make_decoder(
@@ -230,34 +240,31 @@ class Convolutional:
 
 
 class Perceptron:
-    """A family of fully connected layers with a ReLU between them, for tables and images too small
-    to convolve.
+    """A family of fully connected layers with ReLU, for tables and very small images.
 
-    The papers test images only; these are ours, in the same scheme.
+    The papers test images only; these networks are ours, in the same scheme.
     """
 
     activation: ClassVar[type[nn.Module]] = nn.ReLU
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Return features -> `settings.representation_size` numbers, through fully connected
-        layers.
-        """
+        """Return fully connected layers from features to `settings.representation_size` numbers."""
         widths = (math.prod(features), *settings.hidden, settings.representation_size)
         return nn.Sequential(
             nn.Flatten(), *_stack_layers(widths, self.activation), self.activation()
         )
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Return fc(size, first hidden width), ReLU, dropout, fc(that width, K)."""
+        """Return a head of two linear layers, as wide as the encoder's first hidden layer."""
         width = settings.hidden[0] if settings.hidden else settings.representation_size
         return make_two_layer_head(size, width, classes, settings.dropout)
 
     def make_decoder(
         self, representation: Shape, features: Shape, settings: ModelSettings
     ) -> nn.Module:
-        """Return layers of the encoder's widths in reverse order, without a final activation.
+        """Return layers of the encoder's widths in reverse order.
 
-        Features may be negative.
+        There is no activation at the end, since features may be negative.
         """
         widths = (math.prod(representation), *reversed(settings.hidden), math.prod(features))
         return nn.Sequential(
@@ -268,7 +275,7 @@ class Perceptron:
 def _stack_layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[nn.Module]:
     """Return linear layers with an activation between each two.
 
-    `widths`: numbers that the first layer reads, then that each layer writes.
+    `widths`: width of the first layer's input, then of each layer's output.
     """
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
@@ -277,10 +284,10 @@ def _stack_layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[
 
 
 class Linear(Perceptron):
-    """A linear encoder and a linear head, one layer each, with the perceptron's decoder.
+    """A family of a linear encoder and a linear head, one layer each, with a perceptron's decoder.
 
-    For few labels, for which deeper networks have too many weights. Together the parties' layers
-    are a regularised softmax regression on all features.
+    It suits few labels, for which deeper networks have too many weights. Together the parties'
+    layers are a regularised softmax regression on all features.
     """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
@@ -290,65 +297,72 @@ class Linear(Perceptron):
         )
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Return one linear layer from the representation to class scores."""
         return nn.Sequential(nn.Flatten(), _make_linear(size, classes))
 
 
 @draws_nothing
 class Intercept(nn.Module):
-    """A head that adds an intercept to each number of the linear predictor, and returns scores.
+    """The head of a generalised linear model: it adds an intercept to the linear predictor.
 
     Args:
-        size: D, numbers of the linear predictor of a row.
-        outputs: K scores: K = D; or K = D + 1, where the first class is the reference, of score 0.
+        size: how many numbers the linear predictor of a row has (D).
+        outputs: how many scores are returned: D, or D + 1, where the first class is the reference
+            with score 0.
     """
 
     def __init__(self, size: int, outputs: int) -> None:
-        """Start at an intercept of 0."""
+        """Set the intercepts to 0."""
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(size))
         self._has_reference = outputs == size + 1
 
     def forward(self, eta_BD: Tensor) -> Tensor:
+        """Return the scores of B rows; `eta_BD`: their linear predictors."""
         scores_BD = eta_BD.flatten(1) + self.bias
         return F.pad(scores_BD, (1, 0)) if self._has_reference else scores_BD
 
 
 @draws_nothing
 class LinearPredictor(nn.Sequential):
-    """An encoder x -> eta = x W, without an intercept, whose coefficients W start at 0.
+    """The encoder of a generalised linear model: a row times coefficients, without an intercept.
 
     Args:
-        features: F, numbers of a flattened row x.
-        size: D, numbers of the linear predictor eta of a row.
+        features: F, numbers of a flattened row.
+        size: D, numbers of a row's linear predictor.
     """
 
     def __init__(self, features: int, size: int) -> None:
-        """Start with coefficients of 0."""
+        """Set the coefficients to 0."""
         layer = _make_linear(features, size, bias=False)
         nn.init.zeros_(layer.weight)
         super().__init__(nn.Flatten(), layer)
 
     @property
     def coefficients(self) -> Tensor:
-        """The coefficients, (D, F)."""
+        """The coefficients of the F features for each of the D numbers, (D, F)."""
         layer = self[1]
         assert isinstance(layer, nn.Linear)
         return layer.weight
 
 
 class GeneralisedLinear(Perceptron):
-    """A generalised linear model: each party's columns times coefficients, and an intercept.
+    """The family of generalised linear models: columns times coefficients, and an intercept.
 
-    The representation is the linear predictor eta itself: one number for two classes or for a
-    numeric label or count, and K numbers for K > 2 classes. Weights start at 0. The L2 term leaves
-    the intercept out.
+    The representation is the linear predictor itself. It has one number for two classes, a numeric
+    label or a count, and K numbers for K > 2 classes. Weights start at 0. The L2 penalty leaves the
+    intercept out.
     """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Return the network from features to the linear predictor."""
         return LinearPredictor(math.prod(features), settings.representation_size)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Return an `Intercept`. Raises ModelError: `size` is not that of the linear predictor."""
+        """Return the head that adds intercepts.
+
+        Raises ModelError: `size` is not the size of a linear predictor for so many classes.
+        """
         required = 1 if classes <= 2 else classes
         if size != required:
             raise ModelError(
@@ -360,17 +374,19 @@ class GeneralisedLinear(Perceptron):
 
 
 class Identity(Perceptron):
-    """The features, flattened, and one layer, where a method finds its weights by an equation."""
+    """A family for methods that solve for weights: flattened features, and one linear layer."""
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Return a module that only flattens the features."""
         return nn.Flatten()
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Return one linear layer without a bias."""
         return _make_linear(size, classes, bias=False)
 
 
 class Standardised(nn.Module):
-    """The base of networks that read z = (x - centre) / scale, the standardised rows.
+    """The base of networks that read standardised rows, z = (x - centre) / scale.
 
     Here z is not a representation that is sent. `_fit_scale` computes centre (the mean) and scale
     (the standard deviation) from a party's own rows.
@@ -380,32 +396,34 @@ class Standardised(nn.Module):
     scale: Tensor
 
     def __init__(self, features: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register centre and scale, which leave rows unchanged until they are fitted."""
+        """Register a centre of 0 and a scale of 1, which leave rows unchanged until fitted."""
         super().__init__()
         self.register_buffer("centre", torch.zeros(features, dtype=dtype))
         self.register_buffer("scale", torch.ones(features, dtype=dtype))
 
     def _fit_scale(self, rows_NF: Tensor) -> None:
-        """Set centre and scale by these rows; constant columns become 0 in every row."""
+        """Set centre and scale by these N rows; a constant column becomes 0 in every row."""
         self.centre = rows_NF.mean(0)
         scale = rows_NF.std(0, correction=0)
-        # A constant column carries no information, so z stays 0 even if it differs later.
+        # A constant column has no information; the infinite scale keeps z at 0 even if it varies
+        # in later rows.
         self.scale = torch.where(scale < _MIN_SCALE, math.inf, scale)
 
     def standardise_rows(self, features_B: Tensor) -> Tensor:
+        """Return these rows flattened and standardised, (B, F)."""
         return (features_B.flatten(1) - self.centre) / self.scale
 
 
 @draws_nothing
 class RandomFeatures(Standardised):
-    """A map x -> (1, z / sqrt F, sqrt(2 / D) cos(z W / width + b)), with z the standardised x.
+    """A map from a row to a constant, its features and random cosines of them.
 
+    The output is (1, z / sqrt F, sqrt(2 / D) cos(z W / width + b)), with z the standardised row.
     The cosines are random Fourier features of a Gaussian kernel (Rahimi and Recht 2007, Random
-    Features for Large-Scale Kernel Machines, Section 3); the output also has a constant and the
-    features themselves. W and b come from torch's generator.
+    Features for Large-Scale Kernel Machines, Section 3). W and b come from torch's generator.
 
-    Nothing of it is trained. `fit` takes centre, scale and width from a party's own rows; without
-    it z is x, and the width the expected distance of two rows of standard normal numbers.
+    Nothing is trained. `fit` takes centre, scale and width from a party's own rows. Without it, z
+    is the row, and the width is the expected distance of two rows of standard normal numbers.
 
     Args:
         features: F, numbers of a flattened row.
@@ -425,8 +443,9 @@ class RandomFeatures(Standardised):
         self.register_buffer("phases", 2 * math.pi * torch.rand(size))
 
     def fit(self, features_NF: Tensor) -> None:
-        """Set centre and scale by these rows (N, F), and the kernel width to the median distance
-        between about `_SAMPLE` of them.
+        """Set centre, scale and kernel width by these N rows.
+
+        The width is the median distance between about `_SAMPLE` of them.
         """
         rows_NF = features_NF.flatten(1).to(self.centre)
         self._fit_scale(rows_NF)
@@ -438,7 +457,7 @@ class RandomFeatures(Standardised):
             self.width = distances.median()
 
     def forward(self, features_B: Tensor) -> Tensor:
-        """Return (1, z / sqrt F, cosines) of each row, (B, 1 + F + D)."""
+        """Return a constant, F scaled features and D cosines of each of B rows, (B, 1 + F + D)."""
         z_BF = self.standardise_rows(features_B)
         size = len(self.phases)
         waves_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
@@ -448,23 +467,28 @@ class RandomFeatures(Standardised):
 
 
 class RandomFeatureFamily(Perceptron):
-    """A family of random features of the rows, and one linear layer; the constant is its bias."""
+    """A family of random features of the rows, and one linear layer.
+
+    The constant among the random features serves as the layer's bias.
+    """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Return `RandomFeatures` with `settings.random_features` cosines."""
         return RandomFeatures(math.prod(features), settings.random_features)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Return one linear layer without a bias."""
         return nn.Sequential(nn.Flatten(), _make_linear(size, classes, bias=False))
 
 
 @draws_nothing
 class Projection(Standardised):
-    """A map x -> z W / sqrt(F D), float64, with z the standardised x: rows are about 1 long.
+    """A random linear projection of standardised rows to D numbers, float64.
 
-    Johnson and Lindenstrauss 1984 (Extensions of Lipschitz mappings into a Hilbert space). Nothing
-    of it is trained; W comes from torch's generator. It is linear: D numbers at or above the rank
-    of x determine x, so `fit` refuses a D above half of the rank.
+    A row becomes z W / sqrt(F D), with z the standardised row, so that its norm is about 1 (Johnson
+    and Lindenstrauss 1984, Extensions of Lipschitz mappings into a Hilbert space). Nothing is
+    trained; W comes from torch's generator. If D is at least the rank of the columns, D numbers
+    determine the row, so `fit` refuses a D above half of the rank.
 
     Args:
         features: F, numbers of a flattened row.
@@ -483,10 +507,10 @@ class Projection(Standardised):
         self.register_buffer("directions", directions / math.sqrt(features * numbers))
 
     def fit(self, features_NF: Tensor) -> None:
-        """Set centre and scale by these rows.
+        """Set centre and scale by these N rows.
 
-        Raises ModelError: D exceeds half of the number of distinct columns, and reading them all
-        is not allowed.
+        Raises ModelError: D exceeds half of the number of distinct columns, unless
+        `allow_reading_all`.
         """
         rows_NF = features_NF.flatten(1).to(self.centre)
         numbers = self.directions.shape[1]
@@ -501,16 +525,17 @@ class Projection(Standardised):
         self._fit_scale(rows_NF)
 
     def forward(self, features_B: Tensor) -> Tensor:
+        """Return the projections of B rows, (B, D)."""
         projected_BD: Tensor = self.standardise_rows(features_B.to(self.centre)) @ self.directions
         return projected_BD
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Load a state, whose number D of columns replaces the configured one.
+        """Load a state; its size D replaces the configured one.
 
-        The parties agree on D when they meet, so settings may leave it open. For the arguments see
-        torch's `Module._load_from_state_dict`.
+        The parties agree on D in their contract, so settings may leave it open. The arguments are
+        torch's, from `Module._load_from_state_dict`.
         """
         stored = state_dict.get(f"{prefix}directions")
         if stored is not None and stored.dim() == 2 and len(stored) == len(self.directions):
@@ -520,16 +545,15 @@ class Projection(Standardised):
 
 @draws_nothing
 class CrossView(RandomFeatures):
-    """A map x -> random features of (x, h), with h a prediction of the sum of other parties' codes
-    for the person.
+    """A map from a row x to random features of (x, h), where h predicts what other parties know.
 
-    A code is a party's public random projection of its columns. h is linear in random features of
-    x. Both are found by equations (`methods.apfed_code`): nothing of it is trained by descent.
+    h is a prediction of the sum of all passives' random projections of this person's columns. It is
+    linear in random features of x. Both maps are fitted in closed form (`methods.apfed_code`).
 
     Args:
         features: F, numbers of a flattened row x.
         numbers: D, numbers of h.
-        size: number of random cosines, of x for h and of (x, h).
+        size: number of random cosines, both of x and of (x, h).
 
     Attributes:
         own: random features of x.
@@ -543,19 +567,19 @@ class CrossView(RandomFeatures):
         self.predictor = _make_linear(1 + features + size, numbers, bias=False)
 
     def fit(self, features_NF: Tensor) -> None:
-        """Fit centre, scale and kernel width to these rows, with a prediction h of zero."""
+        """Fit centre, scale and kernel width to these N rows, with a prediction h of zero."""
         self.own.fit(features_NF)
         self.reset_prediction(features_NF)
 
     def reset_prediction(self, features_NF: Tensor) -> None:
-        """Set the prediction h to zero and refit the scale: only x then distinguishes rows."""
+        """Set the prediction h to zero, and fit the scale again, so that only x differs in rows."""
         nn.init.zeros_(self.predictor.weight)
         self.fit_pairs(features_NF, self.predict_representation(features_NF))
 
     def fit_pairs(self, features_NF: Tensor, h_ND: Tensor) -> None:
-        """Fit scale and kernel width to rows x and their h together, with equal weight of both.
+        """Fit scale and kernel width to N rows x and their h together.
 
-        So neither alone decides which rows are near each other.
+        Both get equal weight, so that neither alone decides which rows are near each other.
         """
         with torch.no_grad():
             super().fit(self._append_h(features_NF, h_ND))
@@ -575,15 +599,19 @@ class CrossView(RandomFeatures):
         self.scale = torch.cat(weighted)
 
     def _append_h(self, features_B: Tensor, h_BD: Tensor) -> Tensor:
+        """Return the flattened rows with their h appended, (B, F + D)."""
         return torch.cat([features_B.flatten(1), h_BD.to(features_B)], dim=1)
 
     def predict_representation(self, features_B: Tensor) -> Tensor:
-        """Return the prediction h of these rows, (B, D)."""
+        """Return the prediction h for B rows, (B, D)."""
         h_BD: Tensor = self.predictor(self.own(features_B))
         return h_BD
 
     def forward(self, features_B: Tensor, h_BD: Tensor | None = None) -> Tensor:
-        """Return random features of (x, h); `h_BD` None: h is predicted from x."""
+        """Return random features of (x, h) for B rows.
+
+        `h_BD`: h of these rows; None: it is predicted from x.
+        """
         if h_BD is None:
             h_BD = self.predict_representation(features_B)
         return super().forward(self._append_h(features_B, h_BD))
@@ -599,14 +627,14 @@ class CrossViewFamily(RandomFeatureFamily):
 
 
 class SequenceEncoder(nn.Module):
-    """A map of sequences -> the last states of a bidirectional GRU for each view, side by side.
+    """A map from sequences to the last states of a bidirectional GRU for each view, side by side.
 
-    FedMV, sections 6 and 8.2. A row is flat: of each view the number of steps in use, then its
-    steps one after another, as `secure_apfed.data.encoding` lays them out.
+    Source: FedMV, sections 6 and 8.2. A row is flat: for each view it has the number of steps in
+    use, and then the steps one after another, as `secure_apfed.data.encoding` lays them out.
 
     Args:
-        sequences: (T, C) of each view.
-        size: D, units of one direction.
+        sequences: for each view, the number of steps (T) and of channels (C).
+        size: D, units of the GRU in one direction.
     """
 
     def __init__(self, sequences: Sequence[tuple[int, int]], size: int) -> None:
@@ -619,7 +647,7 @@ class SequenceEncoder(nn.Module):
         )
 
     def encode_views(self, features_B: Tensor) -> list[Tensor]:
-        """Return the last states of both directions of each view, each (B, 2 D)."""
+        """Return the last states of B rows in both directions, (B, 2 D) for each view."""
         widths = [1 + steps * channels for steps, channels in self.sequences]
         columns_of_views = features_B.flatten(1).split(widths, dim=1)
         states = []
@@ -636,12 +664,12 @@ class SequenceEncoder(nn.Module):
 
 
 def _gather_last_states(gru: nn.Module, used_steps_B: Tensor, steps_BTC: Tensor) -> Tensor:
-    """Return the last states of both directions of a GRU, (B, 2 D).
+    """Return the last states of a GRU in both directions, (B, 2 D).
 
     Args:
-        gru: the GRU of one view.
-        used_steps_B: number of steps in use of each sequence; 0 counts as one step of zeros.
-        steps_BTC: the sequences, zeros behind the last step in use.
+        gru: the GRU of one view, with D units in each direction.
+        used_steps_B: number of steps in use of each of B sequences; 0 counts as 1.
+        steps_BTC: the sequences, T steps of C channels each.
     """
     if steps_BTC.is_meta:  # a meta tensor has a shape only, so lengths are unknown
         _, last_2BD = gru(steps_BTC)
@@ -676,8 +704,9 @@ class Recurrent(Perceptron):
 
 
 class Selu(Perceptron):
-    """A family of fully connected layers with a SELU behind each but a decoder's last; a linear
-    classifier.
+    """A family of fully connected layers with SELU, and a linear classifier.
+
+    A SELU follows each layer, except a decoder's last.
 
     Source: APC-VFL, Table 3 (layers [a, 64, 128] and so on, SELU; symmetric autoencoders) and
     section 5 (logistic regression).
@@ -686,69 +715,79 @@ class Selu(Perceptron):
     activation: ClassVar[type[nn.Module]] = nn.SELU
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Return fully connected layers of the widths `settings.head`, then one to K scores.
+        """Return fully connected layers of the widths `settings.head`, and one to class scores.
 
-        Without `settings.head`, and with cross-entropy, it is a logistic regression.
+        Without `settings.head` it is one linear layer: with cross-entropy, logistic regression.
         """
         widths = (size, *settings.head, classes)
         return nn.Sequential(nn.Flatten(), *_stack_layers(widths, self.activation))
 
 
 class Enriched(nn.Module):
-    """A map x -> (x, code of x), flattened.
+    """A map from a row to the row and its code, side by side, flattened.
 
     Args:
-        code: the network from x to further numbers.
+        code: the network from the row to the code, which is trained.
     """
 
     def __init__(self, code: nn.Module) -> None:
+        """Register the network that makes the code."""
         super().__init__()
         self.code = code
 
     def forward(self, features_B: Tensor) -> Tensor:
+        """Return the flattened rows with their codes appended."""
         return torch.cat([features_B.flatten(1), self.code(features_B)], dim=1)
 
 
 class WithFeatures(nn.Module):
-    """A map x -> (x, h), flattened, with h an encoder's output.
+    """A map from a row to the row and its representation, side by side, flattened.
 
-    Local models after an exchange read it (`secure_apfed.methods.local_models`). The encoder was
-    trained before; an `Enriched` network is trained as a whole.
+    Local models after an exchange read its output (`secure_apfed.methods.local_models`). The
+    encoder was trained before, in contrast to `Enriched`, which is trained as a whole.
 
     Args:
-        represented: the encoder.
+        represented: the encoder that makes the representation.
     """
 
     def __init__(self, represented: nn.Module) -> None:
+        """Register the encoder."""
         super().__init__()
         self.represented = represented
 
     def forward(self, features_B: Tensor) -> Tensor:
+        """Return the flattened rows with their representations appended."""
         h_B = self.represented(features_B)
         return torch.cat([features_B.flatten(1), h_B.flatten(1)], dim=1)
 
 
 class EnrichedFamily(Selu):
-    """A family whose encoder returns a row concatenated with its code, by fully connected layers
-    with SELU between them.
+    """A family whose encoder returns a row beside its code.
+
+    The code is made by fully connected layers with SELU between them.
 
     Source: Huang et al. 2023 (VFedTrans), whose task party classifies its own features concatenated
-    with the distilled ones. Hidden layers are those of APC-VFL's networks (SELU), not the release's
-    sigmoids; the code is linear, since singular vectors have both signs.
+    with the distilled ones. Hidden layers have SELU as in APC-VFL's networks, not the release's
+    sigmoids. The last layer is linear, since singular vectors, which the code resembles, have both
+    signs.
     """
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Return the network features -> flattened features and `settings.representation_size`
-        numbers.
+        """Return a network from features to these and a code.
+
+        The code has `settings.representation_size` numbers.
         """
         layers = list(super().make_encoder(features, settings).children())
-        return Enriched(nn.Sequential(*layers[:-1]))
+        without_last_activation = layers[:-1]
+        return Enriched(nn.Sequential(*without_last_activation))
 
 
 def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
-    """Return the network family that settings name; for "auto" by the shape of one row.
+    """Return the network family that settings name.
 
-    Raises ModelError: the settings name a party's own code, which is not available here.
+    For "auto" it depends on the shape of one row, `features`: convolutions for images that are
+    large enough, otherwise a perceptron. Raises ModelError: the settings name a party's own code,
+    which is not available here.
     """
     if settings.network != "auto":
         if settings.is_own:
@@ -773,7 +812,7 @@ def make_encoder_and_head(
     *,
     family: NetworkFamily | None = None,
 ) -> tuple[nn.Module, nn.Module]:
-    """Return encoder and head of a model that predicts locally, features -> h -> class scores.
+    """Return encoder and head of a model that predicts alone, from features to class scores.
 
     Their weights are drawn from torch's generator, the encoder's first.
 
@@ -781,7 +820,7 @@ def make_encoder_and_head(
         settings: settings of the networks.
         features: shape of one row.
         classes: number of scores.
-        family: a party's own networks; None: those that the settings name.
+        family: builds a party's own networks; None: the networks that the settings name.
 
     Raises ModelError: the network cannot take such rows.
     """
@@ -795,15 +834,15 @@ def make_encoder_and_head(
 def limit_threads_for(
     settings: ModelSettings, batch: int, tables: Iterable[Shape]
 ) -> Iterator[None]:
-    """Run the `with` block with as many of torch's threads as pay off for steps of a training.
+    """Limit torch's threads in the `with` block to as many as speed up the steps of a training.
 
     For a small matrix product, waiting for another thread takes longer than its work. Convolutions
-    are never small, and a party's own network is of unknown size, so these use all threads.
+    are never small, and the size of a party's own network is unknown, so these use all threads.
 
     Args:
         settings: settings of the networks.
-        batch: rows of a step.
-        tables: shape of one row of each party's table.
+        batch: number of rows in a step.
+        tables: shape of one row of each party's table; the largest one decides.
     """
     available = torch.get_num_threads()
     threads = 1

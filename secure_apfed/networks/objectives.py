@@ -35,19 +35,20 @@ from secure_apfed.settings.training import (
 def contrastive_loss(
     a_BD: Tensor, p_BD: Tensor, *, temperature: float = 1.0, anchors: str = "both"
 ) -> Tensor:
-    """Return the contrastive loss of two views of the same people: APFed, Eqs. (14) to (16), with
-    the cosine similarity of Eq. (15).
+    """Return the contrastive loss between two parties' representations of the same people.
 
-    The denominator of anchor i runs over the other rows of its own view and all rows of the other
-    view.
+    Source: APFed, Eqs. (14) to (16), with the cosine similarity of Eq. (15). Each anchor (a row of
+    one party) should be most similar to the same person's row of the other party, among all other
+    rows of both parties.
 
     Args:
-        a_BD, p_BD: the views, one row a person in the same order; of the active and the passive.
+        a_BD, p_BD: representations by the active and by the passive, D numbers for each of B
+            people in the same order.
         temperature: tau, which divides the similarities; Eq. (14) prints it as lambda.
-        anchors: "active": the rows of `a_BD`, as in Eq. (14); "both": also those of `p_BD`, and
-            the mean is over 2B anchors, as in the release.
+        anchors: "active": the rows of `a_BD` are anchors, as in Eq. (14); "both": the rows of
+            `p_BD`, too, so that the mean is over 2B anchors, as in the authors' release.
 
-    Raises ModelError: other shapes or anchors.
+    Raises ModelError: the shapes differ, or `anchors` has another value.
     """
     if a_BD.dim() != 2 or a_BD.shape != p_BD.shape:
         raise ModelError(
@@ -58,9 +59,9 @@ def contrastive_loss(
         raise ModelError(f"anchors are active or both, got {anchors!r}")
     rows = len(a_BD)
     both_2BD = F.normalize(torch.cat([a_BD, p_BD]), dim=1)
-    count = 2 * rows if anchors == "both" else rows
-    scores = both_2BD[:count] @ both_2BD.T / temperature
-    anchor = torch.arange(count, device=scores.device)
+    anchor_count = 2 * rows if anchors == "both" else rows
+    scores = both_2BD[:anchor_count] @ both_2BD.T / temperature
+    anchor = torch.arange(anchor_count, device=scores.device)
     # An anchor is not compared with itself; its positive is the same person in the other view.
     scores = scores.index_put((anchor, anchor), scores.new_full((), -torch.inf))
     # Row i of one view and row i of the other are B apart in the concatenation.
@@ -69,15 +70,15 @@ def contrastive_loss(
 
 
 class Objective(nn.Module):
-    """A passive's loss: a module (z, own features) -> scalar, the mean over rows.
+    """A passive's loss in APFed: a module from z and own features to a scalar, the mean over rows.
 
-    z are the representations that the active sent, in the same row order. Construction raises
-    ModelError if the networks do not fit the shapes.
+    z are the representations that the active sent, in the order of the passive's rows. The
+    constructor raises ModelError if the networks do not fit the shapes.
 
     Attributes:
-        row_wise: whether the gradient of a row depends on that row's features alone, with fitted
-            parts fixed. Under `secure_sum.noise` a person's privacy cost is then that of one row,
-            and this property is tested on the first batch; otherwise it is that of a whole batch.
+        row_wise: whether the gradient of a row depends on this row's features alone, with fitted
+            parts held fixed. Under `secure_sum.noise`, noise is then calibrated to one row, and the
+            property is tested on the first batch; otherwise noise is calibrated to a whole batch.
     """
 
     row_wise: ClassVar[bool] = False
@@ -85,17 +86,17 @@ class Objective(nn.Module):
     def fit(self, features_N: Tensor) -> None:
         """Prepare the objective on the passive's own rows, once before the first step.
 
-        By default nothing is done.
-
-        `features_N`: (N, *shape), of the people whom it shares with the active.
+        By default nothing is done. `features_N`: the N rows of the people whom the passive shares
+        with the active.
         """
 
 
 @draws_nothing
 class Contrastive(Objective):
-    """The objective of APFed-C: the contrastive loss of z and the passive's own encoded rows.
+    """The objective of APFed-C: the contrastive loss between z and the passive's encoded rows.
 
-    Eq. (13) has the encoder alone; the linear projection to the size of z is that of the release.
+    z are the active's representations. Eq. (13) has an encoder alone; the linear projection to the
+    size of z is taken from the authors' release.
     """
 
     row_wise: ClassVar[bool] = False
@@ -113,10 +114,10 @@ class Contrastive(Objective):
 
         Args:
             settings: temperature and anchors.
-            representation: shape of z of one row.
+            representation: shape of one row of z.
             features: shape of one of the passive's rows.
             model: settings of its network.
-            family: makes the encoder; None: the one that `model` names.
+            family: builds the encoder; None: the one that `model` names.
         """
         super().__init__()
         self._settings = settings
@@ -126,9 +127,9 @@ class Contrastive(Objective):
         self.projection = make_projection(math.prod(representation), encoded)
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
-        """Return the contrastive loss between z and the passive's own projections.
+        """Return the contrastive loss between z and the passive's encoded rows.
 
-        `features_B`: the passive's rows of the batch.
+        `z_BD`: the active's representations of B people. `features_B`: the passive's rows of them.
         """
         p_BD = self.projection(self.encoder(features_B))
         return contrastive_loss(
@@ -141,10 +142,10 @@ class Contrastive(Objective):
 
 @draws_nothing
 class Reconstruction(Objective):
-    """The objective of APFed-R: mean squared error of the passive's own view, mean over batch and
-    features.
+    """The objective of APFed-R: the squared error with which z reconstructs the passive's rows.
 
-    Eq. (12) leaves the norm L_q open and names the L2 norm; its square is what the release takes.
+    z are the active's representations. The error is a mean over batch and features. Eq. (12) leaves
+    the norm L_q open and names the L2 norm; the authors' release takes its square.
     """
 
     row_wise: ClassVar[bool] = True
@@ -158,14 +159,14 @@ class Reconstruction(Objective):
         model: ModelSettings,
         family: NetworkFamily | None = None,
     ) -> None:
-        """Build the decoder.
+        """Build the decoder from z to the passive's rows.
 
         Args:
             settings: the objective's settings, which have no key beyond its name.
-            representation: shape of z of one row.
+            representation: shape of one row of z.
             features: shape of one of the passive's rows.
             model: settings of its network.
-            family: makes the decoder; None: the one that `model` names.
+            family: builds the decoder; None: the one that `model` names.
 
         Raises ModelError: the decoder's output has another shape than the passive's rows.
         """
@@ -182,25 +183,33 @@ class Reconstruction(Objective):
             )
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
+        """Return the mean squared error of the rows that are reconstructed from z."""
         return F.mse_loss(self.decoder(z_BD), features_B)
 
 
 class Clustering(Objective):
-    """An objective that is not from the paper: z should predict a person's cluster in the passive's
-    own features.
+    """An objective of our own: z should predict a person's cluster in the passive's features.
 
     APFed allows any loss of a passive, with two examples (Section 4); this loss follows none of its
     equations.
 
-    The loss is the cross-entropy of a linear read-out of z against soft targets p, which is
-    KL(p || read-out) of Deep Embedded Clustering but for a constant (Xie, Girshick and Farhadi,
-    ICML 2016, Eq. 2), with its target distribution (Eq. 3): p_ij as q_ij^2 / f_j, where f_j is the
-    sum of q_ij over all rows. Deviations: centres are those of k-means on the features as they are,
-    computed once and not learnt, since targets that moved with z could all become one; and q_ij is
-    as exp(-d_ij^2 / s^2), s^2 being the mean of the squared distance d to the nearest centre, where
-    DEC's Student kernel (Eq. 1), made for ten embedded dimensions, is nearly flat in many.
+    The loss is the cross-entropy between a linear read-out of z and soft targets p. Except for a
+    constant, it is KL(p || read-out) of Deep Embedded Clustering (Xie, Girshick and Farhadi, ICML
+    2016, Eq. 2). Its target distribution is used, too (Eq. 3): p_ij is proportional to q_ij^2 /
+    f_j. Here q_ij is the soft assignment of row i to cluster j, and f_j the sum of q_ij over all
+    rows.
+
+    There are two deviations. Centres come from k-means on the unchanged features, once; if targets
+    moved with z, they could all become one. And q_ij is proportional to exp(-d_ij^2 / s^2), with d
+    the distance to a centre and s^2 the mean squared distance to the nearest centre. DEC's Student
+    kernel (Eq. 1), made for ten embedded dimensions, is nearly flat in many dimensions.
 
     A contribution reveals a person's cluster; the centres do not leave the passive.
+
+    Attributes:
+        centres_KF: the centres of the K clusters.
+        spread: s^2, the mean squared distance to the nearest centre.
+        sizes_K: f_j, the sum of the soft assignments to each cluster.
     """
 
     row_wise: ClassVar[bool] = True
@@ -221,7 +230,7 @@ class Clustering(Objective):
 
         Args:
             settings: the number of clusters.
-            representation: shape of z of one row.
+            representation: shape of one row of z.
             features: shape of one of the passive's rows.
             model, family: unused; every objective takes them.
         """
@@ -235,9 +244,10 @@ class Clustering(Objective):
         self.register_buffer("sizes_K", torch.ones(clusters))
 
     def fit(self, features_N: Tensor) -> None:
-        """Compute the cluster centres. Raises ModelError: fewer different rows than clusters.
+        """Compute centres, spread and sizes of the clusters by k-means.
 
-        `features_N`: the passive's rows.
+        `features_N`: the passive's N rows. Raises ModelError: there are fewer different rows than
+        clusters.
         """
         from sklearn.cluster import KMeans
 
@@ -248,9 +258,9 @@ class Clustering(Objective):
                 f"{clusters} clusters need as many different rows of people whom this passive "
                 f"shares, got {different}; lower objective.clusters of it under passives"
             )
-        # From torch's generator, which the caller seeds, so that runs repeat.
+        # The caller seeds torch's generator, so that runs repeat.
         seed = int(torch.randint(2**31 - 1, ()))
-        # Of 10 starts the best is kept.
+        # `n_init`: k-means takes the best of 10 starts.
         kmeans = KMeans(clusters, n_init=10, random_state=seed).fit(x_NF.numpy())
         centres_KF = torch.from_numpy(kmeans.cluster_centers_)
         self.centres_KF = centres_KF
@@ -259,21 +269,25 @@ class Clustering(Objective):
         self.sizes_K = self._assign_clusters(x_NF).sum(0)
 
     def _assign_clusters(self, features_B: Tensor) -> Tensor:
-        """Return soft assignments q (B, K) of rows to the K cluster centres."""
+        """Return soft assignments of B rows to the K cluster centres, (B, K); a row sums to 1."""
         squared_distance_BK = torch.cdist(features_B.flatten(1), self.centres_KF).square()
         return F.softmax(-squared_distance_BK / self.spread, dim=1)
 
     def compute_targets(self, features_B: Tensor) -> Tensor:
-        """Return the soft targets p (B, K) of these rows over the K clusters; each sums to 1."""
+        """Return the soft targets of B rows over the K clusters, (B, K); a row sums to 1.
+
+        They are more certain than the assignments, and large clusters count less.
+        """
         weighted_BK = self._assign_clusters(features_B).square() / self.sizes_K
         return weighted_BK / weighted_BK.sum(1, keepdim=True)
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
+        """Return the cross-entropy between the read-out of z and the rows' soft targets."""
         return F.cross_entropy(self.readout(z_BD.flatten(1)), self.compute_targets(features_B))
 
 
-# Of `Objective`. Any: each takes its own settings. A loss of the passive's own is
-# `secure_apfed.learning.own_code.OwnObjective`.
+# Subclasses of `Objective`, typed as Any since each takes settings of its own. A passive's own loss
+# is `secure_apfed.learning.own_code.OwnObjective`.
 OBJECTIVES: Mapping[str, Any] = {
     "reconstruction": Reconstruction,
     "contrastive": Contrastive,

@@ -21,18 +21,22 @@ if TYPE_CHECKING:
     from secure_apfed.settings.run import RunSettings
 
 _MAX_ROWS = 4096
-"""Rows that are read, evenly spread; fewer rows never have a higher rank."""
+"""Largest number of rows that are read, evenly spread; a part of the rows never has a higher rank.
+"""
 _MIN_SCALE = 1e-6
+"""Smallest standard deviation of a column that counts as varying."""
 _MIN_VARIANCE = 1e-4
 """Smallest variance that counts, as a share of the largest direction's; below it a direction is
 taken for a copy of other columns."""
 
 
 def count_columns(rows_NF: Tensor) -> int:
-    """Return the numerical rank of the standardised columns of these rows (N, F).
+    """Return the number of distinct columns: the numerical rank of the standardised columns.
 
-    Constant columns, copies and sums of other columns do not count, and neither does a direction
-    whose deviation is below 1 % of the largest one's.
+    Constant columns, copies and sums of other columns do not count. A direction whose standard
+    deviation is below 1 % of the largest one's does not count, either.
+
+    `rows_NF`: F columns of N rows.
     """
     step = max(1, math.ceil(len(rows_NF) / _MAX_ROWS))
     rows_NF = rows_NF[::step].flatten(1).detach().to("cpu", torch.float64)
@@ -55,14 +59,15 @@ def compute_number_limit(columns: int) -> int:
 
 
 def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
-    """Warn a passive whose gradients have more numbers a person than half of its distinct columns.
+    """Warn (NarrowTableWarning) a passive whose gradients are large for its number of columns.
 
-    A gradient of APFed's losses is not linear in the columns, but the average of a person's sums
-    nearly is (docs/public-codes.md has what was reconstructed).
+    They are if they have more numbers per person than half of its distinct columns. A gradient of
+    APFed's losses is not linear in the columns, but the average of a person's sums nearly is
+    (docs/public-codes.md has what was reconstructed).
 
     Args:
-        party: the passive.
-        columns: distinct columns of its table; see `count_columns`.
+        party: name of the passive.
+        columns: number of distinct columns of its table; see `count_columns`.
         numbers: number of values about one person that it contributes in a step.
     """
     limit = compute_number_limit(columns)
@@ -84,8 +89,7 @@ def describe_rank(numbers: float, columns: int | None) -> str:
     """Return in words how much of the passives' columns decoded sums can reveal.
 
     Args:
-        numbers: number of values about one person, linear in the columns, that are decoded in the
-            run.
+        numbers: how many numbers about one person a run decodes, each linear in the columns.
         columns: number of distinct columns of all contributing parties; None: each party knows
             only its own.
     """
@@ -105,15 +109,16 @@ def describe_opened_numbers(
     *,
     numbers: int | None = None,
 ) -> str | None:
-    """Return in words what the sums that the active decodes reveal of the passives' columns.
+    """Return in words what the sums that the active decodes reveal about the passives' columns.
 
     Args:
         config: the run's settings.
         classes: number of classes.
         columns: number of distinct columns of each contributing party; None: unknown here.
-        numbers: numbers per person, if the parties agreed on them; None: as configured.
+        numbers: how many numbers per person are decoded, if the parties agreed on that; None: as
+            configured.
 
-    Returns None if nothing linear is decoded, or its numbers are not counted.
+    Returns None if nothing linear in the columns is decoded, or the method does not count it.
     """
     configured = config.method.linear_numbers(config, classes)
     if not 0 < configured < math.inf:

@@ -50,12 +50,12 @@ class SummedLinear(nn.Module):
         add: the secure sum, as returned by `secure_sum`. Copies of this layer share it.
 
     Attributes:
-        parts: mapping from party name to its block of W, (H, D_k). bias: the layer's bias, (H,), or
-            None.
+        parts: mapping from party name to its block of W, (H, D_k).
+        bias: the layer's bias, (H,), or None.
 
     Raises:
-        LocalProtocolError: no linear layer, sizes that do not fill it, or other parties than the
-        sum's.
+        LocalProtocolError: `layer` is no linear layer, the sizes do not fill it, or the parties
+            differ from the sum's.
 
     Examples:
         >>> import torch
@@ -84,9 +84,10 @@ class SummedLinear(nn.Module):
         self._add_outside = torch.compiler.disable(_add_parts)
 
     def forward(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return W cat(z) + b of shape (B, H) for `values`: z_k by party, of shape (B, D_k).
+        """Return the layer's output for the concatenated representations, (B, H): W cat(z) + b.
 
-        Raises LocalProtocolError: values of others than `sizes` names, or of other shapes.
+        `values`: mapping from party name to its representations z_k, D_k numbers for each of B
+        rows. Raises LocalProtocolError: `values` has other parties than `sizes`, or other shapes.
         """
         self._check_values(values)
         terms = {name: part(values[name]) for name, part in self.parts.items()}
@@ -97,7 +98,7 @@ class SummedLinear(nn.Module):
         return total if self.bias is None else total + self.bias
 
     def to_linear(self) -> nn.Linear:
-        """Return a layer over the concatenation with a copy of these weights."""
+        """Return an ordinary linear layer over the concatenation, with a copy of these weights."""
         blocks: list[Any] = [self.parts[name] for name in self.sizes]
         weight = torch.cat([block.weight.detach() for block in blocks], dim=1)
         layer = _make_layer(weight, bias=self.bias is not None)
@@ -106,10 +107,14 @@ class SummedLinear(nn.Module):
         return layer
 
     def extra_repr(self) -> str:
+        """Return what torch prints in this module's `repr`."""
         return f"receiver={self.receiver!r}, bias={self.bias is not None}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SummedLinear":
-        """Copy the weights and share the sum, whose roles hold keys."""
+        """Return a copy with weights of its own that shares the secure sum.
+
+        The sum is not copied, since its roles have secret keys.
+        """
         memo[id(self.add)] = self.add
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
@@ -179,7 +184,8 @@ def _check_sizes(layer: object, sizes: Mapping[str, int], add: object) -> None:
 def _make_layer(weight: Tensor, *, bias: bool = False) -> nn.Linear:
     """Return a linear layer with a copy of this weight; the caller sets its bias, if it has one.
 
-    It is created without initial numbers, so that no global generator advances.
+    It is created on the meta device, without random initial numbers, so that torch's global
+    generator does not advance.
     """
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
@@ -188,8 +194,9 @@ def _make_layer(weight: Tensor, *, bias: bool = False) -> nn.Linear:
 
 
 def _add_parts(add: Callable[[Mapping[str, Tensor]], Any], terms: Mapping[str, Tensor]) -> Any:
-    """Return the secure sum of each party's tensor.
+    """Return the secure sum of the parties' tensors.
 
-    Excluded from `torch.compile`, whose graph would store one sum as a constant.
+    It is a function of its own so that `torch.compile` can exclude it: a compiled graph would store
+    one sum as a constant.
     """
     return add(terms)
