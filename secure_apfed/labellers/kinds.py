@@ -406,6 +406,7 @@ class Spreading(LinearLabeller):
         return build_graph(find_nearest_rows(features_UF, self.neighbours))
 
     def describe_labelling(self) -> str:
+        """Return in words how label spreading works, and whose votes a row changes."""
         return (
             f"{self.title}, {self.neighbours} neighbours, alpha {self.alpha:g}: linear in the "
             "labels; a person's features move other people's votes without a bound"
@@ -642,6 +643,7 @@ class Ridge(LinearLabeller):
         return np.hstack([np.ones((len(x_UF), 1)), x_UF, cosines_UR])
 
     def describe_labelling(self) -> str:
+        """Return in words how ridge regression votes, and whose votes a row changes."""
         return (
             f"{self.title}, {_COSINES} random features, lambda {_LAMBDA:g}: linear in "
             "the labels; fitted on the labelled rows alone, so that another person's features "
@@ -700,6 +702,7 @@ class Logistic(Labeller):
         return votes_UK
 
     def describe_labelling(self) -> str:
+        """Return in words how the regression votes, and whose votes a row changes."""
         return (
             f"{self.title}, regularised by {_STRENGTH:g}: fitted on the labelled rows alone, "
             "so that another person's features move that person's own vote and no other"
@@ -868,6 +871,7 @@ class PrivateLogistic(Labeller):
         )
 
     def describe_labelling(self) -> str:
+        """Return in words how the regression votes, and its privacy cost."""
         seed = "; the noise is derived from a seed: once, and against nobody who knows it"
         return (
             f"{self.title}, Lambda {self.strength:g}, weights at epsilon {self.epsilon:g}, delta "

@@ -12,10 +12,10 @@ from secure_apfed.labellers.measured import check_votes, require_short
 
 
 class Voter:
-    """A labeller at its party: the only way by which the party's votes are made.
+    """The object by which a party makes all its votes: its labeller, tested if need be.
 
-    Where an epsilon relies on the labeller's declared properties, they are tested on the rows to
-    label before the votes are returned.
+    A vote is one row of class scores. If an epsilon relies on the labeller's declared properties,
+    these are tested on the rows to label before votes are returned.
 
     Attributes:
         labeller: the rule by which the party votes.
@@ -25,6 +25,7 @@ class Voter:
         """Take the labeller.
 
         Args:
+            labeller: the rule by which the party votes.
             owner: name of the party, for errors.
             is_tested: whether an epsilon relies on the labeller's declared properties.
             hardens: whether each vote names one class; otherwise votes are shares of the classes.
@@ -54,16 +55,21 @@ class Voter:
     ) -> Floats:
         """Return the votes on all rows, (U, K), each without the row's own label.
 
-        The arguments are those of `Labeller.label_without_own`. `question`: the bytes of the
-        request for votes, from which noise on the labeller's weights is derived. Raises
-        PromiseError: the labeller breaks a declared property.
+        Args:
+            features_UF: F features of U rows.
+            labelled_n, labels_n: indices and labels of the n labelled rows.
+            classes: K, number of classes.
+            question: the bytes of the request for votes, from which noise on the labeller's weights
+                is derived.
+
+        Raises PromiseError: the labeller breaks a declared property.
         """
         inputs = features_UF, labelled_n, labels_n, classes
         if self._is_tested:
             check_votes(self.labeller, *inputs, owner=self._owner)
         votes_UK = self.labeller.for_question(question).label_without_own(*inputs)
         if self._is_tested:
-            # `check_votes` has tested few rows.
+            # `check_votes` has tested a sample of the rows only.
             require_short(self.labeller, votes_UK, owner=self._owner)
         return harden_votes(votes_UK) if self._hardens else votes_UK
 
@@ -72,8 +78,8 @@ class Voter:
     ) -> Floats:
         """Return votes in which a labelled row uses its own label, too, (U, K).
 
-        The arguments are those of `Labeller.label_rows`. Raises PromiseError: the labeller breaks a
-        declared property.
+        `features_UF`: F features of U rows. `labelled_n`, `labels_n`: indices and labels of the n
+        labelled rows. `classes`: K. Raises PromiseError: the labeller breaks a declared property.
         """
         inputs = features_UF, labelled_n, labels_n, classes
         if self._is_tested:
@@ -82,10 +88,10 @@ class Voter:
         return harden_votes(votes_UK) if self._hardens else votes_UK
 
     def compute_matrix(self, features_UF: Floats, labelled_n: Integers, classes: int) -> Floats:
-        """Return the matrix of a linear labeller, (U, n), whose product with the labels are the
-        votes.
+        """Return the matrix of a linear labeller, (U, n): votes are its product with the labels.
 
-        Raises PromiseError: the labeller breaks a declared property.
+        `features_UF`: F features of U rows. `labelled_n`: indices of the n labelled rows.
+        `classes`: number of classes. Raises PromiseError: the labeller breaks a declared property.
         """
         labeller = self.labeller
         assert isinstance(labeller, LinearLabeller)

@@ -221,9 +221,11 @@ class SequenceViews:
         return torch.stack(losses).sum()
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the parameters of the GRUs and classifiers, for a checkpoint."""
         return dict(self._network.state_dict())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the parameters that `tensors` returned."""
         self._network.load_state_dict(tensors)
 
 

@@ -381,6 +381,7 @@ class SoftTrainer(Trainer):
         return defer_reading(loss)
 
     def predict(self, rows_B: Tensor) -> Tensor:
+        """Return the network's outputs for these table rows, in its current mode, (B, K)."""
         with self.forward_pass("predict"):
             scores_BK: Tensor = self.networks(self.features_N[rows_B], None)[0]
         return scores_BK

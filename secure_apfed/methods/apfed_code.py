@@ -97,14 +97,17 @@ class ApfedCodeSettings(MethodSettings):
 
     @property
     def facts(self) -> frozenset[str]:
+        """The method's public facts: projections are summed, not representations."""
         return super().facts - {"representations are summed"} | {"projections are summed"}
 
     @property
     def asks_once(self) -> bool:
+        """True: the active sends one request in the whole run."""
         return True
 
     @property
     def predicts_throughout(self) -> bool:
+        """False: before the exchange ends there is no model that predicts."""
         return False
 
 
@@ -258,9 +261,11 @@ class CodeStudent(Student):
         return None
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the student's state, with the stored forecast of each row."""
         return {"forecast": self._forecast_UD, **super().tensors()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state that `tensors` returned."""
         super().load_tensors(tensors)
         self._forecast_UD = tensors["forecast"].clone()
 
@@ -385,6 +390,7 @@ class CodePassive(SumHelper):
         self._was_asked = False
 
     def get_sent_network(self) -> nn.Module:
+        """Return the projection whose outputs leave this passive."""
         return self._projection
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
@@ -404,6 +410,7 @@ class CodePassive(SumHelper):
             await self.sum.send_answer(links, admitted, self._projection_ND[rows_B].numpy())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """Restore the state; in each session steps count from 0, since they are its blocks."""
         super().load_tensors(tensors, next_step=0)  # its steps are the blocks of a session
 
 
@@ -478,12 +485,15 @@ class ApfedCode(SumMethod):
         )
 
     def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+        """Return an untrained projection, as a passive with rows of this shape uses it."""
         return Projection(math.prod(features), config.model.representation_size)
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role; `rows`: the row of its table at each alignment position."""
         return CodeActive(party, contract, rows, SessionSum.from_contract(party, contract))
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        """Return a passive's role; `rows`: the row of its table at each alignment position."""
         return CodePassive(party, contract, rows, SessionSum.from_contract(party, contract))
 
 

@@ -384,6 +384,7 @@ class LinearViews:
         return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore weights and pseudo-labels of every view, as `tensors` returned them."""
         for index, view in enumerate(self.views):
             view.load_tensors(remove_prefix(str(index), tensors))
 
@@ -474,6 +475,7 @@ class Averaging(SumMethod):
     """The methods H-FedMV and S-FedMV, which differ in their settings; see `Method`."""
 
     def __init__(self, settings: type[AveragingSettings]) -> None:
+        """Take the method's settings class, which distinguishes H-FedMV and S-FedMV."""
         self.settings = settings
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:

@@ -856,6 +856,7 @@ class ApcVfl(Tvfl):
     make_simulated_step = Method.make_simulated_step  # codes are requested once
 
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
+        """Return the settings of the network whose codes a passive sends."""
         return config.settings_of(passive).model or ApcVflSettings.from_run_settings(config).passive
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
@@ -980,6 +981,7 @@ class VFedTrans(Method):
         return VFedTransPassive(party, contract, rows, owner)
 
     def build_aggregator(self, party: PartyContext, contract: Contract) -> HelperRole:
+        """Return the aggregator's role, which decomposes the sum of masked tables."""
         return VFedTransAggregator(contract, SvdServer(_make_agreement(party, contract)))
 
     async def run_dealer(self, party: PartyContext, links: Links, contract: Contract) -> None:

@@ -171,6 +171,7 @@ class ReceivedSums:
     """
 
     def __init__(self, positions_U: Tensor, *, people: int) -> None:
+        """Prepare empty sums, and the row of each alignment position."""
         rows = len(positions_U)
         is_aligned_U = positions_U >= 0
         self._sum_UD = torch.zeros((rows, 0), dtype=torch.float64)
@@ -195,9 +196,11 @@ class ReceivedSums:
         return average_UD.numpy()
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the added sums and their counts, for a checkpoint."""
         return {"sum": self._sum_UD, "count": self._count_U}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state that `tensors` returned."""
         self._sum_UD = tensors["sum"].clone()
         self._count_U = tensors["count"].clone()
 

@@ -449,9 +449,11 @@ class MultiviewActive(ViewsActive):
 
     @property
     def head(self) -> Tensor:
+        """The weights of the active's own view, as a linear layer, (C, F)."""
         return torch.from_numpy(self.trainer.view.weights_FC.T)
 
     def feature_scores(self) -> Tensor | None:
+        """Return the importance of each feature; None if a GRU makes the features."""
         return self.trainer.feature_scores()
 
 
@@ -489,6 +491,7 @@ class MultiviewPassive(SumHelper):
         await self.sum.send_answer(links, admitted, values_BC)
 
     def feature_scores(self) -> Tensor | None:
+        """Return the importance of each feature; None if a GRU makes the features."""
         return self.trainer.feature_scores()
 
     def admit_message(self, message: Envelope) -> tuple[AdmittedRequest, Floats | None]:
@@ -681,9 +684,11 @@ class ActiveTrainer(ViewTrainer):
         return np.asarray((decoded_BC + own_BC) / (1 - absent_weight))
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the view's state and the common pseudo-labels, for a checkpoint."""
         return super().tensors() | {"pseudo_labels.common": torch.from_numpy(self.common_NC)}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state that `tensors` returned."""
         super().load_tensors(tensors)
         self.common_NC = tensors["pseudo_labels.common"].numpy().copy()
 
@@ -864,6 +869,7 @@ class ViewModel:
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the weights and pseudo-labels that `tensors` returned."""
         self.weights_FC = tensors["weights"].numpy().copy()
         self.labels_NC = tensors["labels"].numpy().copy()
 
@@ -1061,6 +1067,7 @@ class Multiview(SumMethod):
     """The methods MMVFL and V-FedMV, which differ in their settings; see `Method`."""
 
     def __init__(self, settings: type[MultiviewSettings]) -> None:
+        """Take the method's settings class, which distinguishes MMVFL and V-FedMV."""
         self.settings = settings
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:

@@ -156,6 +156,7 @@ class SingleViewActive(ActiveRole):
         return rows[self.trainer.labels_N[rows].cpu() != UNLABELLED]
 
     async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
+        """Return the mean task loss of these rows; no other party is asked."""
         return self.trainer.loss_on(rows)
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:

@@ -812,20 +812,27 @@ class StudentModel(Protocol):
     rows_U: Tensor  # noqa: N815
 
     @property
-    def networks(self) -> ActiveNetworks: ...
+    def networks(self) -> ActiveNetworks:
+        """The networks that predict."""
 
     @property
-    def has_direct_fit(self) -> bool: ...
+    def has_direct_fit(self) -> bool:
+        """True if the model is fitted without epochs of gradient descent."""
 
-    def train_on_rows(self, step: int, rows_B: Tensor) -> StepLoss: ...
+    def train_on_rows(self, step: int, rows_B: Tensor) -> StepLoss:
+        """Run one step of gradient descent on these table rows; return the loss."""
 
-    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None: ...
+    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
+        """Return the model fitted without these table rows; None: it cannot be."""
 
-    def score_rows(self, rows: Tensor) -> Scored: ...
+    def score_rows(self, rows: Tensor) -> Scored:
+        """Return scores of these table rows, with true labels."""
 
-    def tensors(self) -> dict[str, Tensor]: ...
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state for a checkpoint."""
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state that `tensors` returned."""
 
 
 class TaughtActive(ActiveRole):
@@ -887,6 +894,7 @@ class StudentActive(TaughtActive):
         return not self.student.has_direct_fit
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> StepLoss:
+        """Run one step of the student on these table rows; sends nothing."""
         return self.student.train_on_rows(step, rows_B)
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
@@ -899,6 +907,7 @@ class StudentActive(TaughtActive):
         return tensors if self.help is None else {**tensors, "help": self.help.to_tensor()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """Restore the student, and whether the other parties' answers have arrived."""
         super().load_tensors(tensors, next_step=next_step)
         self._is_taught = bool(tensors["taught"])
         if "help" in tensors:

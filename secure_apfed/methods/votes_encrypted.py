@@ -431,12 +431,15 @@ class EncryptedVotes(VotesMethod):
         }
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role; `rows`: the row of its table at each alignment position."""
         return EncryptedVotesActive(party, contract, rows)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        """Return a passive's role; `rows`: the row of its table at each alignment position."""
         return EncryptedVotesPassive(party, contract, rows)
 
     def build_aggregator(self, party: PartyContext, contract: Contract) -> HelperRole:
+        """Return the aggregator's role, which adds encrypted votes."""
         return EncryptedVotesAggregator(party, contract)
 
 
@@ -448,6 +451,7 @@ class _Terms(VoteTerms):
 
     @property
     def settings(self) -> EncryptedVotesSettings:
+        """The method's settings in the run's configuration."""
         return EncryptedVotesSettings.from_run_settings(self.party.config)
 
     @property

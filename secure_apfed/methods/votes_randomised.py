@@ -160,9 +160,11 @@ class RandomisedVotes(VotesMethod):
     settings = RandomisedVotesSettings
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role; `rows`: the row of its table at each alignment position."""
         return RandomisedVotesActive(party, contract, rows)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        """Return a passive's role; `rows`: the row of its table at each alignment position."""
         return RandomisedVotesPassive(party, contract, rows)
 
 

@@ -194,6 +194,7 @@ class Rehearsal(VotesMethod):
     settings = RehearsalSettings
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role; `rows`: the row of its table at each alignment position."""
         return RehearsalActive(party, contract, rows)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:

@@ -660,6 +660,7 @@ class SequenceEncoder(nn.Module):
         return states
 
     def forward(self, features_B: Tensor) -> Tensor:
+        """Return the last states of all views side by side for B rows."""
         return torch.cat(self.encode_views(features_B), dim=1)
 
 
@@ -700,6 +701,7 @@ class Recurrent(Perceptron):
         return SequenceEncoder(settings.sequences, settings.representation_size)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Return one linear layer without a bias."""
         return _make_linear(size, classes, bias=False)
 
 

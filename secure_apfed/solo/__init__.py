@@ -173,6 +173,7 @@ class LocalModel:
 
     @property
     def name(self) -> str:
+        """The baseline's name."""
         return self.baseline.name
 
     def fit(self) -> Predictor:

@@ -112,6 +112,7 @@ class Layers(Simple):
             raise ModelError(f"layers of shapes {shapes} do not follow each other")
 
     def get_shape(self) -> tuple[int, int]:
+        """Return the number of columns of a row, and the number of classes."""
         tensors = list(self.buffers())
         return tensors[0].shape[1], len(tensors[-1])
 
@@ -153,9 +154,11 @@ class Cosines(Simple):
             raise ModelError("cosines and their weights are of different shapes")
 
     def get_shape(self) -> tuple[int, int]:
+        """Return the number of columns of a row, and the number of classes."""
         return len(self.directions), len(self.bias)
 
     def forward(self, x_BF: Tensor) -> Tensor:
+        """Return scores of K classes for B rows, (B, K); negative ones are set to 0."""
         # (B, C): the C random cosines of each row.
         waves_BC = torch.cos(x_BF @ self.directions + self.phases)
         return (x_BF @ self.linear + waves_BC @ self.waves + self.bias).relu()
@@ -186,6 +189,7 @@ class Nearest(Simple):
         self._neighbours = int(self.neighbours)
 
     def get_shape(self) -> tuple[int, int]:
+        """Return the number of columns of a row, and the number of classes."""
         return self.rows.shape[1], self.shares.shape[1]
 
     def forward(self, x_BF: Tensor) -> Tensor:
@@ -270,6 +274,7 @@ class Trees(Simple):
         self._levels, self._raw, self._single = (int(buffer) for buffer in scalars)
 
     def get_shape(self) -> tuple[int, int]:
+        """Return the number of columns of a row, and the number of classes."""
         return len(self.centre), len(self.bias)
 
     def forward(self, x_BF: Tensor) -> Tensor:
@@ -359,6 +364,7 @@ class Member(nn.Module):
         return kind
 
     def forward(self, x_BF: Tensor) -> Tensor:
+        """Return the model's class probabilities from its standardised columns, (B, K)."""
         read_BF = (x_BF[:, self.first : self.end] - self.centre) / self.scale
         return normalise_shares(self.model(read_BF))
 
@@ -393,6 +399,7 @@ class Average(ModelKind):
         return [member for member in self.children() if isinstance(member, Member)]
 
     def get_shape(self) -> tuple[int, int]:
+        """Return how many columns of a row any model reads, and the number of classes."""
         members = self.list_members()
         return max(member.end for member in members), members[0].classes
 
@@ -584,6 +591,7 @@ class FittedModel(nn.Module):
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return self._shape[1]
 
     @property
