@@ -349,8 +349,9 @@ class Spreading(LinearLabeller):
     ) -> Floats:
         """Return the votes A Y, (U, K), without computing the matrix A.
 
-        A would take 4 GB for 22,500 labels of as many rows. It has no negative entries, so that its
-        rows have the same L1 norm as the rows of A Y.
+        A (U, n) maps the n one-hot labels Y to votes on U rows. It would take 4 GB for 22,500
+        labels of as many rows. It has no negative entries, so that its rows have the same L1 norm
+        as the rows of A Y.
         """
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes

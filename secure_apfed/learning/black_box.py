@@ -34,20 +34,21 @@ class BlackBox:
     """A passive's trainer whose gradients come from the party's own code.
 
     It stands in for `PassiveTrainer`. Nothing is known about the code, so every answer is checked.
-
-    Args:
-        owner: the passive, for errors.
-        gradient: the party's function, (step, rows, z) -> gradient; its method `prepare(ids)`, if
-            any, is called once.
-        rows_N: position in the party's own list of each aligned person, (N,); -1: the party does
-            not know that person, and the function is not called for it.
-        ids: the party's own list.
     """
 
     def __init__(
         self, owner: str, gradient: GradientSource, *, rows_N: Tensor, ids: Sequence[str]
     ) -> None:
-        """Take the party's gradient function, and call its `prepare(ids)` if it has one."""
+        """Take the party's gradient function, and call its `prepare(ids)` if it has one.
+
+        Args:
+            owner: the passive, for errors.
+            gradient: the party's function, (step, rows, z) -> gradient; its method `prepare(ids)`,
+                if any, is called once.
+            rows_N: position in the party's own list of each aligned person, (N,); -1: the party
+                does not know that person, and the function is not called for it.
+            ids: the party's own list.
+        """
         self._owner = owner
         self._gradient = gradient
         # The code looks its features up itself; it only gets positions in the party's list.

@@ -246,13 +246,6 @@ class Descent:
     is the L2 terms of APFed's Eqs. (6) and (7). Parameters with `requires_grad=False` are not
     trained.
 
-    Args:
-        owner: name of the party, for errors.
-        modules: the networks by role: encoder, head, and so on.
-        train: the configured optimizer and schedule.
-        own_steps: an optimizer and a scheduler of the party's own.
-        may_be_fixed: whether there may be nothing to train, as in a loss without weights.
-
     Attributes:
         knows_loss: whether the party computes a loss of its own, which a scheduler may read.
 
@@ -272,7 +265,15 @@ class Descent:
         *,
         may_be_fixed: bool = False,
     ) -> None:
-        """Collect the parameters, each once, and build the optimiser and scheduler."""
+        """Collect the parameters, each once, and build the optimiser and scheduler.
+
+        Args:
+            owner: name of the party, for errors.
+            modules: the networks by role: encoder, head, and so on.
+            train: the configured optimizer and schedule.
+            own_steps: an optimizer and a scheduler of the party's own.
+            may_be_fixed: whether there may be nothing to train, as in a loss without weights.
+        """
         self._owner = owner
         self._modules = modules
         # Modules may share parameters; each parameter is trained once.
@@ -713,14 +714,6 @@ def _copy_options(group: Mapping[str, Any]) -> dict[str, Any]:
 class Trainer(Descent):
     """The base of trainers: one party's modules and optimiser, trained step by step.
 
-    Args:
-        owner: name of the party, for errors.
-        modules: its networks by role: encoder, head, and so on.
-        train: training settings.
-        seed: random seed of dropout.
-        own_steps: the party's own optimizer and scheduler.
-        may_be_fixed: whether there may be nothing to train.
-
     Attributes:
         compute: device and precision.
         forward_pass: makes a context, from a step's number or another purpose, in which networks
@@ -737,7 +730,16 @@ class Trainer(Descent):
         own_steps: OwnSteps = BY_SETTINGS,
         may_be_fixed: bool = False,
     ) -> None:
-        """Move the modules to the configured device and precision, and build the optimiser."""
+        """Move the modules to the configured device and precision, and build the optimiser.
+
+        Args:
+            owner: name of the party, for errors.
+            modules: its networks by role: encoder, head, and so on.
+            train: training settings.
+            seed: random seed of dropout.
+            own_steps: the party's own optimizer and scheduler.
+            may_be_fixed: whether there may be nothing to train.
+        """
         compute = Compute.from_settings(train)
         for module in modules.values():
             module.to(compute.device, compute.dtype)

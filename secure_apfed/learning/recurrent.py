@@ -56,18 +56,6 @@ class SequenceViews:
     """A party's GRUs, one for each view of its sequences, each with a linear classifier.
 
     A bidirectional GRU makes 2 D numbers of a sequence, of which its classifier makes K scores.
-
-    Args:
-        owner: name of the party, which enters the seeds.
-        encoder: the GRUs.
-        heads: the classifiers, in the order of the views.
-        features_N: N rows to learn from, each with its sequences in one flat row
-            (`secure_apfed.networks.models.SequenceEncoder`).
-        targets_N: their classes, int64 (N,); or class shares (N, K), not negative. The sum of a
-            row's shares is its weight.
-        training: the settings of a training.
-        compute: device and precision.
-        seed: random seed of batches and dropout.
     """
 
     def __init__(
@@ -82,7 +70,20 @@ class SequenceViews:
         compute: Compute,
         seed: int,
     ) -> None:
-        """Move the networks to the device, and set the training rows."""
+        """Move the networks to the device, and set the training rows.
+
+        Args:
+            owner: name of the party, which enters the seeds.
+            encoder: the GRUs.
+            heads: the classifiers, in the order of the views.
+            features_N: N rows to learn from, each with its sequences in one flat row
+                (`secure_apfed.networks.models.SequenceEncoder`).
+            targets_N: their classes, int64 (N,); or class shares (N, K), not negative. The sum of a
+                row's shares is its weight.
+            training: the settings of a training.
+            compute: device and precision.
+            seed: random seed of batches and dropout.
+        """
         self.encoder = encoder
         self.heads = heads
         self._network = nn.ModuleList([encoder, heads]).to(compute.device, compute.dtype)

@@ -240,14 +240,15 @@ class Releases:
     """The only object that makes a party's representations ready to send.
 
     It combines protection and privacy account, so that nothing is sent without being charged.
-
-    Args:
-        guard: the mechanism that clips representations and adds noise.
-        ledger: the account of their privacy cost.
     """
 
     def __init__(self, guard: RepresentationGuard, ledger: PrivacyLedger) -> None:
-        """Take guard and ledger."""
+        """Take guard and ledger.
+
+        Args:
+            guard: the mechanism that clips representations and adds noise.
+            ledger: the account of their privacy cost.
+        """
         self.ledger = ledger
         self.guard = guard
         # A guard with a finite privacy bound is tested at its first release.
@@ -357,17 +358,18 @@ class ContributionNoise:
     contribution with the same noise, and the others did not: the difference of the two sums would
     contain the others' contributions with less noise than charged. So the noise depends on the
     session; a repeated step has other noise, and is charged again.
-
-    Args:
-        deviation: standard deviation of the noise, in units of the integers that are summed.
-        key: 32 bytes from which the noise is derived.
-        ledger: the account of its privacy cost.
-        secret: whether the noise protects; False, as in simulations: it depends on the step alone,
-            so that runs repeat with the seed.
     """
 
     def __init__(self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool) -> None:
-        """Take the ledger, and prepare the source of noise."""
+        """Take the ledger, and prepare the source of noise.
+
+        Args:
+            deviation: standard deviation of the noise, in units of the integers that are summed.
+            key: 32 bytes from which the noise is derived.
+            ledger: the account of its privacy cost.
+            secret: whether the noise protects; False, as in simulations: it depends on the step
+                alone, so that runs repeat with the seed.
+        """
         self.ledger = ledger
         self._deviation = deviation
         self._noise = NoiseSource(key, secret=secret)

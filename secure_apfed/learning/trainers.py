@@ -76,17 +76,7 @@ class Batch:
 
 
 class LabelTrainer(Trainer):
-    """A trainer on a table with labels.
-
-    Args:
-        owner: name of the party, for errors.
-        modules: its networks by role: encoder, head, and so on.
-        features_N: the table's N rows, (N, *shape).
-        labels_N: their labels, (N,), `UNLABELLED` for unknown ones.
-        train: training settings.
-        seed: random seed of dropout.
-        own_steps: the party's own optimizer and scheduler.
-    """
+    """A trainer on a table with labels."""
 
     def __init__(
         self,
@@ -99,7 +89,17 @@ class LabelTrainer(Trainer):
         seed: int,
         own_steps: OwnSteps,
     ) -> None:
-        """Move networks, features and labels to the device."""
+        """Move networks, features and labels to the device.
+
+        Args:
+            owner: name of the party, for errors.
+            modules: its networks by role: encoder, head, and so on.
+            features_N: the table's N rows, (N, *shape).
+            labels_N: their labels, (N,), `UNLABELLED` for unknown ones.
+            train: training settings.
+            seed: random seed of dropout.
+            own_steps: the party's own optimizer and scheduler.
+        """
         super().__init__(owner, modules, train=train, seed=seed, own_steps=own_steps)
         self.features_N = self.compute.move_tensor(features_N)
         self.labels_N = self.compute.move_tensor(labels_N)
@@ -118,20 +118,7 @@ class LabelTrainer(Trainer):
 
 
 class ActiveTrainer(LabelTrainer):
-    """The active's networks and optimiser: runs its batches forward and applies the updates.
-
-    Args:
-        owner: name of the active, for errors.
-        networks: the active's networks.
-        features_N, labels_N: the table's N rows and their labels, `UNLABELLED` for unknown ones.
-        train: training settings.
-        seed: random seed of dropout.
-        private: DP-SGD of the updates; None: they are not private.
-        task: the learning task; None: classification.
-        own_steps: the party's own optimizer and scheduler.
-        rests_on_rows: whether a privacy bound assumes that no row changes another row's output; the
-            first batch is then tested for it.
-    """
+    """The active's networks and optimiser: runs its batches forward and applies the updates."""
 
     def __init__(
         self,
@@ -147,7 +134,21 @@ class ActiveTrainer(LabelTrainer):
         own_steps: OwnSteps = BY_SETTINGS,
         rests_on_rows: bool = False,
     ) -> None:
-        """Move table and networks to the device; under DP-SGD, hook per-example gradients."""
+        """Move table and networks to the device; under DP-SGD, hook per-example gradients.
+
+        Args:
+            owner: name of the active, for errors.
+            networks: the active's networks.
+            features_N, labels_N: the table's N rows and their labels, `UNLABELLED` for unknown
+                ones.
+            train: training settings.
+            seed: random seed of dropout.
+            private: DP-SGD of the updates; None: they are not private.
+            task: the learning task; None: classification.
+            own_steps: the party's own optimizer and scheduler.
+            rests_on_rows: whether a privacy bound assumes that no row changes another row's output;
+                the first batch is then tested for it.
+        """
         self.networks = networks
         self.task = task or Classification()
         self.knows_loss = private is None and not train.meets_labels_after
@@ -360,16 +361,6 @@ class PassiveTrainer(Trainer):
 
     It computes the gradient of the passive's loss by each row of z, the active's representations,
     and updates the passive's own networks.
-
-    Args:
-        owner: name of the passive, for errors.
-        objective: a module from z and own features to the loss, with its networks.
-        features_N: the passive's N rows, (N, *shape).
-        train: training settings.
-        seed: random seed of dropout.
-        own_steps: the party's own optimizer and scheduler.
-        rests_on_rows: whether a privacy bound assumes that a row's gradient by z depends on no
-            other row; the first batch is then tested for it.
     """
 
     def __init__(
@@ -383,7 +374,18 @@ class PassiveTrainer(Trainer):
         own_steps: OwnSteps = BY_SETTINGS,
         rests_on_rows: bool = False,
     ) -> None:
-        """Move the objective's networks and the features to the device."""
+        """Move the objective's networks and the features to the device.
+
+        Args:
+            owner: name of the passive, for errors.
+            objective: a module from z and own features to the loss, with its networks.
+            features_N: the passive's N rows, (N, *shape).
+            train: training settings.
+            seed: random seed of dropout.
+            own_steps: the party's own optimizer and scheduler.
+            rests_on_rows: whether a privacy bound assumes that a row's gradient by z depends on no
+                other row; the first batch is then tested for it.
+        """
         modules = {"objective": objective}
         super().__init__(
             owner, modules, train=train, seed=seed, own_steps=own_steps, may_be_fixed=True
@@ -457,19 +459,7 @@ PassiveDescent: TypeAlias = PassiveTrainer | BlackBox
 
 
 class HeadTrainer(LabelTrainer):
-    """The active's encoder, and a head that reads all parties' representations side by side.
-
-    Args:
-        owner: name of the active, for errors.
-        encoder, head: the active's networks.
-        features_N, labels_N: the table's N rows and their labels, `UNLABELLED` for unknown ones.
-        passives: names of the passives whose representations follow the active's own in the head's
-            input, in this order.
-        train: training settings.
-        seed: random seed of dropout.
-        task: the learning task; None: classification.
-        own_steps: the party's own optimizer and scheduler.
-    """
+    """The active's encoder, and a head that reads all parties' representations side by side."""
 
     def __init__(
         self,
@@ -485,7 +475,20 @@ class HeadTrainer(LabelTrainer):
         task: Task | None = None,
         own_steps: OwnSteps = BY_SETTINGS,
     ) -> None:
-        """Move networks, features and labels to the device."""
+        """Move networks, features and labels to the device.
+
+        Args:
+            owner: name of the active, for errors.
+            encoder, head: the active's networks.
+            features_N, labels_N: the table's N rows and their labels, `UNLABELLED` for unknown
+                ones.
+            passives: names of the passives whose representations follow the active's own in the
+                head's input, in this order.
+            train: training settings.
+            seed: random seed of dropout.
+            task: the learning task; None: classification.
+            own_steps: the party's own optimizer and scheduler.
+        """
         self.encoder = encoder
         self.head = head
         self._passives = tuple(passives)
@@ -566,16 +569,7 @@ class SumTrainer(HeadTrainer):
 
 
 class EncoderTrainer(Trainer):
-    """A passive's encoder, which learns from the active's gradient by what the passive sent.
-
-    Args:
-        owner: name of the passive, for errors.
-        encoder: the passive's network.
-        features_N: its N rows, (N, *shape).
-        train: training settings.
-        seed: random seed of dropout.
-        own_steps: the party's own optimizer and scheduler.
-    """
+    """A passive's encoder, which learns from the active's gradient by what the passive sent."""
 
     knows_loss = False
 
@@ -589,7 +583,16 @@ class EncoderTrainer(Trainer):
         seed: int,
         own_steps: OwnSteps = BY_SETTINGS,
     ) -> None:
-        """Move encoder and features to the device."""
+        """Move encoder and features to the device.
+
+        Args:
+            owner: name of the passive, for errors.
+            encoder: the passive's network.
+            features_N: its N rows, (N, *shape).
+            train: training settings.
+            seed: random seed of dropout.
+            own_steps: the party's own optimizer and scheduler.
+        """
         self.encoder = encoder
         modules = {"encoder": encoder}
         # An encoder whose weights are all frozen is allowed: it sends, and learns nothing.

@@ -343,16 +343,7 @@ def _fit_ridge(phi_UD: Numbers, targets_UK: Floats, rows_V: Integers) -> Callabl
 
 
 class SoftTrainer(Trainer):
-    """A trainer of a network on class probabilities, or numbers, as targets.
-
-    Args:
-        owner: name of the party, for errors.
-        networks: the network, an encoder and a head.
-        features_N: the features of N rows, (N, *shape).
-        train: training settings.
-        seed: random seed of dropout.
-        loss: a function of the network's output (B, K) and of targets (B, K).
-    """
+    """A trainer of a network on class probabilities, or numbers, as targets."""
 
     def __init__(
         self,
@@ -364,7 +355,16 @@ class SoftTrainer(Trainer):
         seed: int,
         loss: Callable[..., Tensor] = F.cross_entropy,
     ) -> None:
-        """Take networks and loss, and move the features to the device."""
+        """Take networks and loss, and move the features to the device.
+
+        Args:
+            owner: name of the party, for errors.
+            networks: the network, an encoder and a head.
+            features_N: the features of N rows, (N, *shape).
+            train: training settings.
+            seed: random seed of dropout.
+            loss: a function of the network's output (B, K) and of targets (B, K).
+        """
         super().__init__(owner, dict(networks.named_children()), train=train, seed=seed)
         self.networks = networks
         self.features_N = self.compute.move_tensor(features_N)

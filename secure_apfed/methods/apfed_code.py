@@ -538,7 +538,8 @@ def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
     """
     requested = config.model.representation_size
     allowed = compute_number_limit(columns)
-    if not allowed or (config.model.representation != "auto" and requested > allowed):
+    is_fixed = config.model.representation != "auto"
+    if not allowed or (is_fixed and requested > allowed):
         # With fewer than two distinct columns even one number is too many.
         raise _too_many_numbers_error(me, requested if allowed else 1, columns, "rows")
     return min(requested, allowed)

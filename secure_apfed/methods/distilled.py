@@ -926,10 +926,10 @@ class VFedTrans(Method):
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms of the decomposition, as the contract states them.
+        """Return the contract's terms for the decomposition of all parties' masked tables.
 
-        They are the parties' numbers of features, the number of vectors, and the number of rows in
-        a block of the mask.
+        They are the parties' numbers of features, the number of singular vectors, and the number of
+        rows in a block of the orthogonal mask.
 
         `offers`: mapping from party name to the terms that its `offer_terms` returned. `session`:
         name of this session, the same at all parties.

@@ -164,14 +164,15 @@ class ReceivedSums:
     """The passives' sums that the active received, added up over all steps, by row.
 
     They are stored only for the U rows that local models learn from.
-
-    Args:
-        positions_U: the alignment position of each of these rows; -1: the row is not aligned.
-        people: N, number of alignment positions.
     """
 
     def __init__(self, positions_U: Tensor, *, people: int) -> None:
-        """Prepare empty sums, and the row of each alignment position."""
+        """Prepare empty sums, and the row of each alignment position.
+
+        Args:
+            positions_U: the alignment position of each of these rows; -1: the row is not aligned.
+            people: N, number of alignment positions.
+        """
         rows = len(positions_U)
         is_aligned_U = positions_U >= 0
         self._sum_UD = torch.zeros((rows, 0), dtype=torch.float64)

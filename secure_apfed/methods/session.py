@@ -691,7 +691,8 @@ class Session:
     def charge_reports(self) -> dict[str, dict[str, Any]]:
         """The privacy costs that each passive in another process reported last, by passive name.
 
-        It is empty in a simulation, where all parties run in this process.
+        "step" is the step before which it reported; None if it never did. The mapping is empty in a
+        simulation, where all parties run in this process.
         """
         if self.helpers:
             return {}

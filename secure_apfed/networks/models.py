@@ -303,16 +303,16 @@ class Linear(Perceptron):
 
 @draws_nothing
 class Intercept(nn.Module):
-    """The head of a generalised linear model: it adds an intercept to the linear predictor.
-
-    Args:
-        size: how many numbers the linear predictor of a row has (D).
-        outputs: how many scores are returned: D, or D + 1, where the first class is the reference
-            with score 0.
-    """
+    """The head of a generalised linear model: it adds an intercept to the linear predictor."""
 
     def __init__(self, size: int, outputs: int) -> None:
-        """Set the intercepts to 0."""
+        """Set the intercepts to 0.
+
+        Args:
+            size: how many numbers the linear predictor of a row has (D).
+            outputs: how many scores are returned: D, or D + 1, where the first class is the
+                reference with score 0.
+        """
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(size))
         self._has_reference = outputs == size + 1
@@ -325,15 +325,15 @@ class Intercept(nn.Module):
 
 @draws_nothing
 class LinearPredictor(nn.Sequential):
-    """The encoder of a generalised linear model: a row times coefficients, without an intercept.
-
-    Args:
-        features: F, numbers of a flattened row.
-        size: D, numbers of a row's linear predictor.
-    """
+    """The encoder of a generalised linear model: a row times coefficients, without an intercept."""
 
     def __init__(self, features: int, size: int) -> None:
-        """Set the coefficients to 0."""
+        """Set the coefficients to 0.
+
+        Args:
+            features: F, numbers of a flattened row.
+            size: D, numbers of a row's linear predictor.
+        """
         layer = _make_linear(features, size, bias=False)
         nn.init.zeros_(layer.weight)
         super().__init__(nn.Flatten(), layer)
@@ -424,10 +424,6 @@ class RandomFeatures(Standardised):
 
     Nothing is trained. `fit` takes centre, scale and width from a party's own rows. Without it, z
     is the row, and the width is the expected distance of two rows of standard normal numbers.
-
-    Args:
-        features: F, numbers of a flattened row.
-        size: D, number of cosines.
     """
 
     width: Tensor
@@ -435,7 +431,12 @@ class RandomFeatures(Standardised):
     phases: Tensor
 
     def __init__(self, features: int, size: int) -> None:
-        """Draw directions and phases of the cosines."""
+        """Draw directions and phases of the cosines.
+
+        Args:
+            features: F, numbers of a flattened row.
+            size: D, number of cosines.
+        """
         check_layer_size(features, size)
         super().__init__(features)
         self.register_buffer("width", torch.tensor(math.sqrt(2 * features)))
@@ -485,21 +486,22 @@ class RandomFeatureFamily(Perceptron):
 class Projection(Standardised):
     """A random linear projection of standardised rows to D numbers, float64.
 
-    A row becomes z W / sqrt(F D), with z the standardised row, so that its norm is about 1 (Johnson
-    and Lindenstrauss 1984, Extensions of Lipschitz mappings into a Hilbert space). Nothing is
-    trained; W comes from torch's generator. If D is at least the rank of the columns, D numbers
-    determine the row, so `fit` refuses a D above half of the rank.
-
-    Args:
-        features: F, numbers of a flattened row.
-        numbers: D, numbers of the projection.
-        allow_reading_all: whether `fit` accepts any D.
+    A row of F features becomes z W / sqrt(F D), z being the standardised row. Its norm is then
+    about 1 (Johnson and Lindenstrauss 1984, Extensions of Lipschitz mappings into a Hilbert space).
+    Nothing is trained; W comes from torch's generator. If D is at least the rank of the columns, D
+    numbers determine the row, so `fit` refuses a D above half of the rank.
     """
 
     directions: Tensor
 
     def __init__(self, features: int, numbers: int, *, allow_reading_all: bool = False) -> None:
-        """Draw the random directions W / sqrt(F D)."""
+        """Draw the random directions W / sqrt(F D).
+
+        Args:
+            features: F, numbers of a flattened row.
+            numbers: D, numbers of the projection.
+            allow_reading_all: whether `fit` accepts any D.
+        """
         check_layer_size(features, numbers)
         super().__init__(features, torch.float64)
         self._allow_reading_all = allow_reading_all
@@ -550,18 +552,19 @@ class CrossView(RandomFeatures):
     h is a prediction of the sum of all passives' random projections of this person's columns. It is
     linear in random features of x. Both maps are fitted in closed form (`methods.apfed_code`).
 
-    Args:
-        features: F, numbers of a flattened row x.
-        numbers: D, numbers of h.
-        size: number of random cosines, both of x and of (x, h).
-
     Attributes:
         own: random features of x.
         predictor: the linear layer from these to h.
     """
 
     def __init__(self, features: int, numbers: int, size: int) -> None:
-        """Build both maps of random features, and the linear layer between them."""
+        """Build both maps of random features, and the linear layer between them.
+
+        Args:
+            features: F, numbers of a flattened row x.
+            numbers: D, numbers of h.
+            size: number of random cosines, both of x and of (x, h).
+        """
         super().__init__(features + numbers, size)
         self.own = RandomFeatures(features, size)
         self.predictor = _make_linear(1 + features + size, numbers, bias=False)
@@ -631,14 +634,15 @@ class SequenceEncoder(nn.Module):
 
     Source: FedMV, sections 6 and 8.2. A row is flat: for each view it has the number of steps in
     use, and then the steps one after another, as `secure_apfed.data.encoding` lays them out.
-
-    Args:
-        sequences: for each view, the number of steps (T) and of channels (C).
-        size: D, units of the GRU in one direction.
     """
 
     def __init__(self, sequences: Sequence[tuple[int, int]], size: int) -> None:
-        """Build one bidirectional GRU for each view."""
+        """Build one bidirectional GRU for each view.
+
+        Args:
+            sequences: for each view, the number of steps (T) and of channels (C).
+            size: D, units of the GRU in one direction.
+        """
         super().__init__()
         self.sequences = tuple(sequences)
         self.views = nn.ModuleList(
@@ -726,14 +730,14 @@ class Selu(Perceptron):
 
 
 class Enriched(nn.Module):
-    """A map from a row to the row and its code, side by side, flattened.
-
-    Args:
-        code: the network from the row to the code, which is trained.
-    """
+    """A map from a row to the row and its code, side by side, flattened."""
 
     def __init__(self, code: nn.Module) -> None:
-        """Register the network that makes the code."""
+        """Register the network that makes the code.
+
+        Args:
+            code: the network from the row to the code, which is trained.
+        """
         super().__init__()
         self.code = code
 
@@ -747,13 +751,14 @@ class WithFeatures(nn.Module):
 
     Local models after an exchange read its output (`secure_apfed.methods.local_models`). The
     encoder was trained before, in contrast to `Enriched`, which is trained as a whole.
-
-    Args:
-        represented: the encoder that makes the representation.
     """
 
     def __init__(self, represented: nn.Module) -> None:
-        """Register the encoder."""
+        """Register the encoder.
+
+        Args:
+            represented: the encoder that makes the representation.
+        """
         super().__init__()
         self.represented = represented
 

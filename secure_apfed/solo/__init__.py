@@ -276,16 +276,16 @@ def average_held_out(models: Iterable[LocalModel]) -> Scored | None:
 
 
 class MeanOfModels(Baseline):
-    """A baseline that averages the probabilities of local models, of all or of the best.
-
-    Args:
-        name: the baseline's key.
-        title: the baseline's name for people.
-        maximum: how many models are averaged, the best by held-out labels; None: all.
-    """
+    """A baseline that averages the probabilities of local models, of all or of the best."""
 
     def __init__(self, name: str, title: str, *, maximum: int | None = None) -> None:
-        """Set the names, and how many models are averaged; None: all."""
+        """Set the names, and how many models are averaged; None: all.
+
+        Args:
+            name: the baseline's key.
+            title: the baseline's name for people.
+            maximum: how many models are averaged, the best by held-out labels; None: all.
+        """
         self.name = name
         self.title = title
         self.reads_measure = maximum is not None

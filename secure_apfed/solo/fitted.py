@@ -49,16 +49,16 @@ class ModelKind(nn.Module, ABC):
 
 
 class Simple(ModelKind):
-    """The base of fitted models that consist of named tensors only.
-
-    Args:
-        tensors: the tensors by name; a subclass lists the names in `names`.
-    """
+    """The base of fitted models that consist of named tensors only."""
 
     names: tuple[str, ...]
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
-        """Register the named tensors, which must be complete, finite and of fitting shapes."""
+        """Register the named tensors, which must be complete, finite and of fitting shapes.
+
+        Args:
+            tensors: the tensors by name; a subclass lists the names in `names`.
+        """
         super().__init__()
         if set(tensors) != set(self.names):
             raise ModelError(f"a model of {type(self).__name__} holds {', '.join(self.names)}")
@@ -308,9 +308,6 @@ def normalise_shares(shares_BK: Tensor) -> Tensor:
 class Member(nn.Module):
     """A member of an average of models: a model, and the columns of a row that it reads.
 
-    Args:
-        tensors: the member's state by name.
-
     Attributes:
         columns: the first column that it reads, and the one behind the last, (2,).
         centre, scale: mean and deviation by which these columns are standardised.
@@ -325,7 +322,11 @@ class Member(nn.Module):
     scale: Tensor
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check and register the columns, their scaling, the weight, and the model."""
+        """Check and register the columns, their scaling, the weight, and the model.
+
+        Args:
+            tensors: the member's state by name.
+        """
         super().__init__()
         own_tensors = {name: tensor for name, tensor in tensors.items() if "." not in name}
         kinds = {name.partition(".")[0] for name in tensors if "." in name}
@@ -374,15 +375,16 @@ class Average(ModelKind):
 
     Each model reads columns of its own of a row.
 
-    Args:
-        tensors: states of all `Member`s, as "0.columns", "0.layers.w0", "1.columns" and so on.
-
     Raises:
         ModelError: there is no member, there are too many, or their numbers of classes differ.
     """
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
-        """Build the averaged models, in the order of their numbers."""
+        """Build the averaged models, in the order of their numbers.
+
+        Args:
+            tensors: states of all `Member`s, as "0.columns", "0.layers.w0", "1.columns" and so on.
+        """
         super().__init__()
         parts = {name: torch.as_tensor(tensor) for name, tensor in tensors.items()}
         numbers = {name.partition(".")[0] for name in parts}

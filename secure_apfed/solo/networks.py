@@ -146,7 +146,7 @@ class _Attempt:
         runs_encoder = next(encoder.parameters(), None) is not None or len(rows_nF) > BLOCK
         with self._trainer.forward_pass("rows"):
             self._x_nF = rows_nF if runs_encoder else encoder(rows_nF)
-        self._learner = self.network if runs_encoder else head
+        self._learner = self.network if runs_encoder else head  # what each step runs
         self._y_n = torch.from_numpy(task.labels).to(self.compute.device)
         self._batch_size = min(train.batch_size, len(self._y_n))
         self._queue = torch.empty(0, dtype=torch.int64)  # rows of the next batches
@@ -173,7 +173,10 @@ class _Attempt:
         return sum(last_losses) / len(last_losses)
 
     def _take_step(self) -> float:
-        """Take one step on the next batch; return its loss."""
+        """Take one step on the next batch; return its loss.
+
+        Batches come from a queue of shuffled rows, which is refilled when it is too short.
+        """
         if len(self._queue) < self._batch_size:
             every_row = torch.arange(len(self._y_n))
             self._queue = shuffle_rows(every_row, self._seed, "solo", "batches", self._steps)
