@@ -36,7 +36,7 @@ _ROUNDING = 1 + 1e-9
 """Factor on distances that covers rounding errors of floating point."""
 
 
-def vote_distance(*, signed: bool) -> float:
+def compute_vote_distance(*, signed: bool) -> float:
     """Return the largest L2 distance of two rows of votes, each with L1 norm at most 1.
 
     It is sqrt 2, or 2 if `signed`, that is if votes may be negative.
@@ -44,7 +44,9 @@ def vote_distance(*, signed: bool) -> float:
     return 2.0 if signed else math.sqrt(2)
 
 
-def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: bool = False) -> float:
+def compute_distance_in_steps(
+    *, steps: float, numbers: int, signed: bool, integers: bool = False
+) -> float:
     """Return the largest L2 distance of two rows of votes in fixed-point steps, rounding included.
 
     Args:
@@ -56,7 +58,7 @@ def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: boo
         integers: whether votes are whole numbers of steps already, within the same bound, so that
             nothing is rounded.
     """
-    distance = vote_distance(signed=signed) * steps * _ROUNDING
+    distance = compute_vote_distance(signed=signed) * steps * _ROUNDING
     return distance if integers else distance + math.sqrt(numbers)
 
 
@@ -89,7 +91,9 @@ def build_vote_release(
     # Whole numbers of steps need no rounding, which would add to the distance.
     is_exact = integers or (hard and float(steps).is_integer())
     signed = labeller.signed and not hard
-    sensitivity = distance_in_steps(steps=steps, numbers=classes, signed=signed, integers=is_exact)
+    sensitivity = compute_distance_in_steps(
+        steps=steps, numbers=classes, signed=signed, integers=is_exact
+    )
     return SummedRelease(
         deviation=deviation, honest=honest, sensitivity=sensitivity, numbers=classes
     )

@@ -42,7 +42,7 @@ class BlackBox:
         """Take the party's gradient function, and call its `prepare(ids)` if it has one.
 
         Args:
-            owner: the passive, for errors.
+            owner: name of the passive, for errors.
             gradient: the party's function, (step, rows, z) -> gradient; its method `prepare(ids)`,
                 if any, is called once.
             rows_N: position in the party's own list of each aligned person, (N,); -1: the party

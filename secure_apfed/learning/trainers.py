@@ -304,7 +304,7 @@ class ActiveTrainer(LabelTrainer):
                 linear.bias.copy_(fitted.weight[:, -1])
 
     @torch.no_grad()
-    def loss_on(self, rows: Tensor) -> float:
+    def compute_mean_loss(self, rows: Tensor) -> float:
         """Return the mean task loss of these rows of the active's table, without dropout.
 
         They are evaluated in blocks, to save memory.

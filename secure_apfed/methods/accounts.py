@@ -14,7 +14,7 @@ from apfed_protocols.sums import SecureSum
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.interface import USUAL_BITS
 from secure_apfed.errors import ConfigError
-from secure_apfed.labellers.guarantee import distance_in_steps
+from secure_apfed.labellers.guarantee import compute_distance_in_steps
 from secure_apfed.methods.terms import derive_limits, find_clip, find_objective, make_sum
 from secure_apfed.networks.models import Shape
 from secure_apfed.networks.objectives import OBJECTIVES
@@ -172,7 +172,7 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
     quantiser = _make_quantiser(config)
     row_size = math.prod(shape)
     if config.method.opens_votes:
-        return distance_in_steps(
+        return compute_distance_in_steps(
             steps=quantiser.levels / quantiser.clip_norm,
             numbers=row_size,
             signed=config.method.signs_votes,

@@ -124,7 +124,7 @@ def _check_early_end(config: RunSettings) -> Iterator[str]:
     if config.train.keep_best and not method.predicts_alone:
         yield (
             "train.keep_best: the active goes back to the networks of an earlier epoch; in method "
-            f"{method.name} it needs the other parties' of the same; leave it out"
+            f"{method.name} it would need the other parties' networks of that epoch; leave it out"
         )
     if config.dp_sgd is not None:
         yield (

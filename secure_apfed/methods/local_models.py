@@ -170,7 +170,8 @@ class ReceivedSums:
         """Prepare empty sums, and the row of each alignment position.
 
         Args:
-            positions_U: the alignment position of each of these rows; -1: the row is not aligned.
+            positions_U: the alignment position of each of the U rows that local models learn from;
+                -1: the row is not aligned.
             people: N, number of alignment positions.
         """
         rows = len(positions_U)

@@ -157,7 +157,7 @@ class SingleViewActive(ActiveRole):
 
     async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
         """Return the mean task loss of these rows; no other party is asked."""
-        return self.trainer.loss_on(rows)
+        return self.trainer.compute_mean_loss(rows)
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
         """Train on these labels and table rows from now on.

@@ -308,7 +308,7 @@ def find_training_rows(
     # A model that needs every party to predict needs them for every row that it trains on.
     predicts_alone = method.predicts_alone and not method.averages
     if not (predicts_alone and config.train.trains_unaligned_rows):
-        rows = rows[:aligned_count]
+        rows = rows[:aligned_count]  # the first rows stand for the aligned ones
     return rows, aligned_count / max(1, len(rows)), len(common)
 
 

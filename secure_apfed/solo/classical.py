@@ -168,12 +168,13 @@ def _choose_strength(rows: bytes, labels: bytes, seed: int) -> float:
     def compute_likelihood(strength: float) -> float:
         """Return the summed log-likelihood of held-out labels at this strength."""
         total = 0.0
-        for part in folds:
-            fitted = np.setdiff1d(np.arange(len(labels_n)), part)
+        for fold in folds:
+            fitted = np.setdiff1d(np.arange(len(labels_n)), fold)
             model = make_logistic_regression(strength).fit(scaled_nF[fitted], labels_n[fitted])
-            table_BK = predict_all_classes(model, scaled_nF[part], int(labels_n.max()) + 1)
+            likely_BK = predict_all_classes(model, scaled_nF[fold], int(labels_n.max()) + 1)
+            likely_B = likely_BK[np.arange(len(fold)), labels_n[fold]]
             # A class that the fold's model lacks has probability 0, which has no logarithm.
-            total += float(np.log(table_BK[np.arange(len(part)), labels_n[part]] + 1e-12).sum())
+            total += float(np.log(likely_B + 1e-12).sum())
         return total
 
     return max(_STRENGTHS, key=compute_likelihood)
@@ -282,15 +283,15 @@ class GradientBoosting(Baseline):
         labels_n = task.labels
         # The held-out loss after each of R rounds, added over all folds.
         loss_R = np.zeros(_BOOSTING_ROUNDS)
-        for part in split_folds(labels_n, _BOOSTING_FOLDS, task.seed):
-            fitted = np.setdiff1d(np.arange(len(labels_n)), part)
+        for fold in split_folds(labels_n, _BOOSTING_FOLDS, task.seed):
+            fitted = np.setdiff1d(np.arange(len(labels_n)), fold)
             model = self._fit_booster(task, scaled_nF[fitted], labels_n[fitted], _BOOSTING_ROUNDS)
-            true_class = np.searchsorted(model.classes_, labels_n[part])
-            every_row = np.arange(len(part))
+            true_class = np.searchsorted(model.classes_, labels_n[fold])
+            every_row = np.arange(len(fold))
             # `LEAST` keeps the logarithm of a probability of 0 finite.
             loss_R -= [
                 np.log(probabilities_BK[every_row, true_class] + LEAST).sum()
-                for probabilities_BK in model.staged_predict_proba(scaled_nF[part])
+                for probabilities_BK in model.staged_predict_proba(scaled_nF[fold])
             ]
         was_validated = loss_R.any()
         rounds = int(loss_R.argmin()) + 1 if was_validated else _BOOSTING_ROUNDS

@@ -474,7 +474,7 @@ def test_no_two_rows_lie_further_apart_and_some_lie_so_far(signed: bool) -> None
     corners = np.concatenate([np.eye(4), -np.eye(4) if signed else np.zeros((1, 4))])
     rows = np.concatenate([rows_of_votes(400, 4, signed=signed), corners])
     far = np.linalg.norm(rows[:, None] - rows[None], axis=2)
-    assert far.max() == pytest.approx(guarantee.vote_distance(signed=signed), rel=1e-12)
+    assert far.max() == pytest.approx(guarantee.compute_vote_distance(signed=signed), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -489,7 +489,7 @@ def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool,
     point = FixedPoint(clip_norm=1.0, bits=bits, contributors=2)
     steps = point.quantise_rows(rows).astype(np.float64)
     far = np.linalg.norm(steps[:, None] - steps[None], axis=2).max()
-    bound = guarantee.distance_in_steps(
+    bound = guarantee.compute_distance_in_steps(
         steps=point.levels,
         numbers=classes,
         signed=signed and kind == "soft",

@@ -229,7 +229,11 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ("tvfl", _PRIVATE, "dp_sgd: method tvfl gives the passives more"),
     ("apfed_c", {**_PRIVATE, "train": {"precision": "bfloat16"}}, "dp_sgd: gradients of single"),
     ("apfed_c", {"dp_sgd": {"epsilon": 4.0}, **_BARE}, r"dp_sgd\.epsilon cannot"),
-    ("tvfl", {"train": {"patience": 3, "keep_best": True}}, "the other parties' of the same"),
+    (
+        "tvfl",
+        {"train": {"patience": 3, "keep_best": True}},
+        "other parties' networks of that epoch",
+    ),
     ("single_view", {**_PATIENT, **_PRIVATE}, "would tell of the held-out rows"),
     ("single_view", {**_PATIENT, **_LP_MST}, "lp_mst answers labels as the epochs go on"),
     ("h_fedmv", {"data": {"dataset": "breast_cancer"}}, "say horizontal"),

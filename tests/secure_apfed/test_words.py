@@ -22,7 +22,7 @@ from secure_apfed import testing
 from secure_apfed.data.labels import TargetScale
 from secure_apfed.errors import PromiseError
 from secure_apfed.labellers import LABELLERS, Labeller, Logistic, Ridge, Spreading, harden_votes
-from secure_apfed.labellers.guarantee import build_vote_release, distance_in_steps
+from secure_apfed.labellers.guarantee import build_vote_release, compute_distance_in_steps
 from secure_apfed.labellers.kinds import PrivateLogistic, divide_by_norm
 from secure_apfed.measures.tasks import TASKS, Classification, Regression
 from secure_apfed.networks.models import NETWORKS
@@ -743,13 +743,13 @@ SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
     "votes": (
         quantise_row,
         list(VOTES),
-        distance_in_steps(steps=LEVELS, numbers=3, signed=False),
+        compute_distance_in_steps(steps=LEVELS, numbers=3, signed=False),
         1.0,
     ),
     "signed votes": (
         quantise_row,
         list(SIGNED),
-        distance_in_steps(steps=LEVELS, numbers=3, signed=True),
+        compute_distance_in_steps(steps=LEVELS, numbers=3, signed=True),
         1.0,
     ),
     "hard votes": (
