@@ -54,7 +54,7 @@ class Prediction:
     held_out: float | None = None
 
     def select_rows(self, rows: NDArray[Any]) -> "Prediction":
-        """Return the prediction for these rows alone."""
+        """Return the guesses for these rows (indices or a mask) alone."""
         return replace(self, values=self.values[rows])
 
 
@@ -65,12 +65,12 @@ class Guess:
     Attributes:
         positions: (N,) alignment positions, none of which the adversary knew; for membership
             the indices of the candidates.
-        attacks: variant -> its guesses; every variant uses what was released.
+        attacks: name of a variant -> its guesses; every variant uses what was released.
         baselines: guesses of an adversary that knows and computes the same but saw no release.
         references: metrics to compare with; they use what was released and take no part in the
             advantage.
-        decoys: variant -> its guesses where each row's release is another row's; the trial adds
-            them unless the attack is not `is_exchangeable`.
+        decoys: name of a variant -> its guesses where each row's release is another row's; they
+            are added by whoever runs the attack, if it is `is_exchangeable`.
     """
 
     positions: Tensor
@@ -89,9 +89,10 @@ class Attack(Settings, ABC):
         roles: roles of the parties that can mount it: active, passive, aggregator or outsider.
         behaviour: whether that party must have deviated from the protocol.
         white_box: whether the adversary knows the victim's network.
-        told_order: whether it knows whose rows each contribution to a sum is of.
+        told_order: whether the adversary knows of which rows each contribution to a sum is.
         suite: sets of options with which it is mounted where the user names none.
-        keeps: names of what it notes in a live run (`Played.collect_notes`), and reads after it.
+        keeps: names of what a malicious adversary notes during a live run, for the attack to read
+            afterwards.
         needs: arguments of `apfed_attacks.evaluate` that it reads beside h.
 
     Attributes:
@@ -123,14 +124,18 @@ class Attack(Settings, ABC):
 
     @property
     def is_exchangeable(self) -> bool:
-        """Whether it reads releases of rows, so that exchanging these between rows makes a decoy.
+        """Whether the attack reads releases of rows, so that exchanging these between rows makes a
+        decoy.
 
-        An attack on membership reads none: it makes its own decoys, or says why it needs none.
+        A decoy is a baseline: the same attack, on releases that say nothing of the row. An attack
+        on membership reads no releases: it makes its own decoys, or says why it needs none.
         """
         return self.target != "membership"
 
     def explain_inapplicability(self, view: AdversaryView) -> str | None:
-        """Return why this party has nothing to guess here or to guess it from, or None."""
+        """Return why this party has nothing to guess here, or nothing to guess it from; None: it
+        has.
+        """
         if self.target != "membership" and not view.description.aligned:
             return (
                 f"{view.description}: nobody is aligned, so no position is the same person's at "
@@ -143,7 +148,9 @@ class Attack(Settings, ABC):
 
     @abstractmethod
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why this attack finds nothing to read in the view of a party of its roles."""
+        """Return why this attack finds nothing to read in the view of a party of its roles; None:
+        it does.
+        """
 
     @abstractmethod
     def run(self, view: AdversaryView, seed: int) -> Guess:
@@ -154,7 +161,10 @@ class Attack(Settings, ABC):
         """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Wrap a subclass's `run` so that it raises AttackError where the attack does not apply."""
+        """Wrap a subclass's `run`, so that it raises AttackError where the attack does not apply.
+
+        No author of an attack can then forget the check.
+        """
         super().__init_subclass__(**options)
         if (run := vars(cls).get("run")) is None:
             return
@@ -162,7 +172,7 @@ class Attack(Settings, ABC):
         @wraps(run)
         def run_if_applicable(self: Attack, view: AdversaryView, seed: int) -> Guess:
             """Check that the attack applies, then run it."""
-            # For a decoy this was checked on the view that it was made from.
+            # A decoy (releases exchanged between rows) was checked before its releases were.
             reason = None if view.is_decoy else self.explain_inapplicability(view)
             if reason is not None:
                 raise AttackError(f"{self.name} does not apply: {reason}")
@@ -226,8 +236,9 @@ class AttackResult:
 
     @property
     def setting(self) -> str:
-        """Return the attack, its options, and who mounts it on whom; seeds of one setting are
-        averaged.
+        """Return the attack, its options, and who mounts it on whom.
+
+        Results of one setting are averaged over seeds.
         """
         labels = self.knowledge.get("labels", 0)
         shadow = self.knowledge.get("shadow_rows", 0)
@@ -238,19 +249,20 @@ class AttackResult:
         return f"{self.attack} ({', '.join(known)}) by {self.adversary}{victim_note}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `json.dumps` takes and `AttackResult` restores."""
+        """Return the result as plain values, from which `AttackResult(**values)` restores it."""
         return asdict(self)
 
 
 def select_headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
-    """Return the worst result of each attack: the highest advantage of any adversary and options.
+    """Return the result with the highest advantage of each attack, over all adversaries and
+    options.
 
-    Advantages of different attacks compare only where their `metric` is the same. Where an
-    attack applied to nobody, its first result stands for it.
+    Advantages of different attacks compare only where their `metric` is the same. If an attack
+    applied to nobody, its first result stands for it.
     """
-    worst: dict[str, AttackResult] = {}
+    best_by_attack: dict[str, AttackResult] = {}
     for result in results:
-        before = worst.setdefault(result.attack, result).advantage
-        if result.advantage is not None and (before is None or result.advantage > before):
-            worst[result.attack] = result
-    return tuple(worst.values())
+        highest = best_by_attack.setdefault(result.attack, result).advantage
+        if result.advantage is not None and (highest is None or result.advantage > highest):
+            best_by_attack[result.attack] = result
+    return tuple(best_by_attack.values())

@@ -32,11 +32,12 @@ _EXCHANGES = 3  # decoys of each attack
 def measure_own(
     record: OwnRecord, choices: Iterable[AttackChoice], *, seed: int
 ) -> tuple[AttackResult, ...]:
-    """Mount attacks on what one party itself sent; return one result for each attack, set of
-    options and receiver.
+    """Mount attacks on what one party itself sent, scored against its own data.
 
-    An attack that finds nothing to read has a result with the reason. `record`: what the party
-    sent, with its data. `choices`: attacks with options.
+    There is one result for each attack, set of options and receiver. An attack that finds nothing
+    to read has a result with the reason.
+
+    `record`: what the party sent, with its data. `choices`: attacks with options.
 
     Raises ConfigError: an attack or option is unknown.
     """
@@ -47,15 +48,16 @@ def measure_own(
         for (kind, receiver), batches in record.batches_by_receiver.items():
             results += _attack_batches(record, kind, receiver, batches, chosen, seed)
     mounted = {result.attack for result in results if result.applicable}
-    lacking = dict[str, AttackResult]()
+    # An attack that applied to no receiver has one result, with the reason.
+    unmounted = dict[str, AttackResult]()
     for result in results:
         if result.attack not in mounted:
-            lacking.setdefault(result.attack, result)
+            unmounted.setdefault(result.attack, result)
     for name in ATTACKS if chosen is None else [choice.name for choice in chosen]:
-        if name not in mounted and name not in lacking and _may_concern(record, name):
+        if name not in mounted and name not in unmounted and _may_concern(record, name):
             reason = f"{record.me} let out nothing row by row of which it knows the truth"
-            lacking[name] = _make_inapplicable_result(record, name, "nobody", reason, seed)
-    return (*(result for result in results if result.applicable), *lacking.values())
+            unmounted[name] = _make_inapplicable_result(record, name, "nobody", reason, seed)
+    return (*(result for result in results if result.applicable), *unmounted.values())
 
 
 def _attack_batches(
@@ -66,11 +68,12 @@ def _attack_batches(
     chosen: Sequence[AttackChoice] | None,
     seed: int,
 ) -> Iterator[AttackResult]:
-    """Yield the results of attacks on what one receiver got in messages of one kind, scored by the
-    party's own labels and features.
+    """Yield the results of attacks on what one receiver got in messages of one kind.
 
-    `batches`: what the receiver got, in order. `chosen`: attacks with options; None: all that
-    apply. `record`: what the party sent and received, with its data.
+    They are scored by the party's own labels and features.
+
+    `record`: what the party sent and received, with its data. `batches`: what the receiver got, in
+    order. `chosen`: attacks with options; None: all that apply.
     """
     adversary = receiver
     if kind is Kind.CONTRIBUTION:
@@ -108,8 +111,8 @@ def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[str, Tensor, T
     """Yield each truth that an attack on what the party sent can be scored against.
 
     A truth is its target ("labels" or "features"), the values (N, ...) of the aligned rows, and a
-    mask (N,) of the rows whose value the party knows; others mean nothing. Labels serve if they are
-    classes, features unless gradients were sent.
+    mask (N,) of the rows whose value the party knows; other values mean nothing. Labels serve if
+    they are classes, features unless gradients were sent.
 
     `record`: what the party sent and received, with its data.
     """
@@ -117,7 +120,8 @@ def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[str, Tensor, T
     rows_N = record.rows  # -1 where the party has no row
     table = record.held.table
     is_own_N = rows_N >= 0
-    if table.labels is not None and record.held.targets is None:
+    is_classification = record.held.targets is None
+    if table.labels is not None and is_classification:
         labels_N = table.labels[rows_N]
         yield "labels", labels_N, is_own_N & (labels_N != UNLABELLED)
     if kind is not Kind.GRADIENTS:
@@ -127,12 +131,11 @@ def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[str, Tensor, T
 def _select_batches(
     batches: Sequence[SentBatch], is_known_N: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield of each batch the rows whose truth is known, (indices (b,), values (b, D)).
+    """Yield of each batch the b rows whose truth is known: (indices (b,), values (b, D)).
 
-    An index counts the known rows alone. `is_known_N`: mask of the aligned rows whose truth is
-    known.
+    An index counts the known rows alone. Batches without a known row are left out.
 
-    `batches`: what the receiver got.
+    `batches`: what the receiver got. `is_known_N`: mask of the N aligned rows whose truth is known.
     """
     index_N = torch.where(is_known_N, is_known_N.cumsum(0) - 1, -1)
     for batch in batches:
@@ -143,7 +146,9 @@ def _select_batches(
 
 
 def _may_concern(record: OwnRecord, name: str) -> bool:
-    """Return whether this attack guesses data that the party has, and another role can mount it."""
+    """Return whether this attack guesses data that the party has, and a role other than its own
+    mounts it.
+    """
     kind = find_attack(name)
     if kind.target == "labels":
         return record.held is not None and record.held.table.labels is not None
@@ -151,7 +156,10 @@ def _may_concern(record: OwnRecord, name: str) -> bool:
 
 
 def _list_readers(record: OwnRecord, name: str) -> list[Role]:
-    """Return the roles that can mount an attack on this party: the active cannot attack itself."""
+    """Return the roles that can mount this attack on the party.
+
+    The active is left out where it is the party itself.
+    """
     is_active = record.me == record.active
     return [role for role in find_attack(name).roles if role != "active" or not is_active]
 

@@ -43,6 +43,7 @@ class EvaluationProgress:
     seconds_left: float
 
     def __str__(self) -> str:
+        """Return the progress as a line for the terminal."""
         remainder = f"about {_format_seconds(self.seconds_left)} left"
         return f"evaluate: {self.done} of {self.total} attacks done, {self.attack}, {remainder}"
 
@@ -56,7 +57,9 @@ def _format_seconds(seconds: float) -> str:
 
 
 class OutOfTime(Exception):  # noqa: N818  # nothing is wrong: the caller's budget is spent
-    """An attack that does not fit into the budget; its text says why."""
+    """An attack that does not fit into the rest of the caller's budget of seconds; its text says
+    why.
+    """
 
 
 class Pace:
@@ -92,8 +95,9 @@ class Pace:
 
     @property
     def order(self) -> list[int]:
-        """Return the planned attacks in the order of running: as given, or under a budget the
-        shortest first.
+        """Return the numbers of the planned attacks in the order of running.
+
+        They run as given or, under a budget, the shortest first, so that most of them fit.
         """
         attacks = list(range(len(self._names)))
         return attacks if self._budget is None else sorted(attacks, key=self._predict_seconds)
@@ -101,6 +105,8 @@ class Pace:
     @contextmanager
     def time_attack(self, attack: int) -> Iterator[Callable[[], None]]:
         """Time one attack in this block; yield the function to call after each of its passes.
+
+        A pass is one run of the attack: on the releases as they were, or exchanged between rows.
 
         Raises:
             OutOfTime: the attack does not fit into the rest of the budget, or after a pass no
@@ -113,8 +119,9 @@ class Pace:
             passes = 0
 
             def note_pass() -> None:
-                """Measure one more pass. Raises OutOfTime: the others no longer fit into the
-                budget.
+                """Measure one more pass.
+
+                Raises OutOfTime: the remaining passes no longer fit into the budget.
                 """
                 nonlocal passes
                 passes += 1
@@ -133,7 +140,7 @@ class Pace:
             self._finished.add(attack)
 
     def report_end(self) -> None:
-        """Report that nothing is left."""
+        """Report that all attacks are done."""
         total = len(self._names)
         self._on_progress(
             EvaluationProgress(
@@ -146,18 +153,22 @@ class Pace:
         return time.monotonic() - self._start_time
 
     def _predict_seconds(self, attack: int, *, passes_done: int = 0) -> float:
-        """Predict the seconds of an attack's remaining passes: by its measured ones, or as expected
-        times the slowdown of other attacks.
+        """Predict the seconds of an attack's remaining passes.
+
+        A pass takes as long as this attack's measured ones or, before the first, as expected times
+        the slowdown of other attacks.
         """
         per_pass = self._measured.get(attack, self._compute_slowdown() * self._expected[attack])
         remaining_passes = max(0, self._passes[attack] - passes_done)
         return remaining_passes * per_pass
 
     def _predict_least_seconds(self, attack: int) -> float:
-        """Predict the fewest seconds that an attack may take, so that none is refused that fits.
+        """Predict the fewest seconds that an attack may take, so that no attack is refused that
+        would fit.
 
-        That is the larger of one pass at the mean slowdown so far, and all passes at the smallest
-        slowdown: a slow attack before it must not make all others look slow.
+        It is the larger of two times: one pass at the mean slowdown of passes so far, and all
+        passes at the smallest slowdown. The mean alone would let one slow attack make all later
+        ones look slow.
         """
         slowdowns = [seconds / self._expected[other] for other, seconds in self._measured.items()]
         smallest = min([1.0, *slowdowns])
@@ -165,14 +176,14 @@ class Pace:
         return max(self._compute_slowdown() * self._expected[attack], all_passes)
 
     def _compute_slowdown(self) -> float:
-        """Return how much longer passes took than expected; 1 before the first."""
+        """Return how many times as long passes took as expected; 1 before the first."""
         expected = sum(self._expected[attack] for attack in self._measured)
         return sum(self._measured.values()) / expected if expected else 1.0
 
     def _require_time(self, needed: float, subject: str) -> None:
         """Raise OutOfTime if fewer than `needed` seconds of the budget are left.
 
-        `subject`: the start of the message.
+        `subject`: the start of the message, such as "it would take about".
         """
         if self._budget is None:
             return
@@ -202,7 +213,7 @@ class Pace:
 
 
 def _estimate_seconds(attack: Attack) -> float:
-    """Return the expected seconds of a pass before any was measured."""
+    """Return the expected seconds of one pass (run of the attack), before any was measured."""
     if attack.name in _SECONDS_PER_ITERATION:
         return attack.iterations * _SECONDS_PER_ITERATION[attack.name]
     return _SECONDS_PER_PASS
@@ -222,6 +233,7 @@ def watch_in_terminal(on_progress: OnProgress | None) -> Iterator[OnProgress]:
     else:
 
         def write_line(progress: EvaluationProgress) -> None:
+            """Write the progress over the last line; nothing at the end."""
             stream.write(f"{_START_OF_LINE}{progress if progress.attack else ''}")
             stream.flush()
 

@@ -43,14 +43,18 @@ class Recorder:
     def __init__(self, *, megabytes: float = 1024) -> None:
         """Make a recorder that watches nothing yet; `megabytes` bounds all copies."""
         self._bytes_left = megabytes * _MEGABYTE
-        self._handle: RemovableHandle | None = None
-        self._rows: Any = None
+        self._handle: RemovableHandle | None = None  # of the hook; None: nothing is watched
+        self._rows: Any = None  # announced for the next forward pass; None: nothing is announced
         self._steps = list[Any]()
         self._h = list[Any]()
         self._gradients: dict[int, Tensor] = {}
 
     def watch(self, module: nn.Module) -> Self:
-        """Record the output of `module` until `close`. AttackError: a recorder watches already."""
+        """Record the output of `module` until `close`.
+
+        Raises AttackError: this recorder watches a module already, or another one watches this
+        module.
+        """
         if self._handle is not None or any(
             isinstance(hook, Recorder) for hook in module._forward_hooks.values()
         ):
@@ -70,13 +74,18 @@ class Recorder:
         self._handle = self._rows = None
 
     def __enter__(self) -> Self:
+        """Return the recorder, for a `with` block after `watch`."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop watching at the end of the block."""
         self.close()
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
-        """Pickle as a new recorder, which watches nothing."""
+        """Pickle the recorder as a new one, which watches nothing.
+
+        Copies and pickles of a watched module then do not record.
+        """
         return type(self), ()
 
     def to_arrays(self) -> dict[str, Any]:
@@ -99,13 +108,15 @@ class Recorder:
         }
 
     def __call__(self, module: nn.Module, _: Any, output: Any) -> None:
-        """Record the output of a forward pass, as the module's hook, and the gradient on it.
+        """Record the output of a forward pass, and register a hook for the gradient on it.
 
-        Raises AttackError: no `step` announced it in training, or it has other rows.
+        This is the module's forward hook; torch calls it.
+
+        Raises AttackError: no `step` announced the pass in training, or it has other rows.
         """
         rows = self._rows
         self._rows = None
-        if self._handle is None:
+        if self._handle is None:  # closed, or a copy
             return
         if rows is None:
             if module.training and torch.is_grad_enabled():
@@ -114,7 +125,8 @@ class Recorder:
         if not isinstance(output, Tensor) or output.shape[:1] != rows.shape:
             received = getattr(output, "shape", type(output).__name__)
             raise AttackError(f"step(rows) told of rows {rows.shape}, and the output is {received}")
-        self._bytes_left -= 4 * output.numel() * (1 + output.requires_grad)
+        copies = 2 if output.requires_grad else 1  # the output, and the gradient on it
+        self._bytes_left -= 4 * output.numel() * copies
         if self._bytes_left < 0:
             warnings.warn("the recorder is full, a step is left out; raise megabytes", stacklevel=2)
             return

@@ -66,8 +66,10 @@ _ENTRIES: tuple[type[Attack], ...] = (
 
 
 def _require_attack(candidate: Any, code: str) -> type[Attack]:
-    """Check that a class named as `package.module:Name` is an Attack, register it under the name
-    in its class, and return it. Raises TypeError: the name is taken.
+    """Return a class named as `package.module:Name`, after registering it under the name in the
+    class.
+
+    Raises TypeError: it is no Attack, or another attack has the name.
     """
     del code  # results carry the name in the class
     kind: type[Attack] = require_class(candidate, Attack)
@@ -82,13 +84,17 @@ ATTACKS: PluginTable[type[Attack]] = PluginTable(
 
 
 def find_attack(name: str) -> type[Attack]:
-    """Return the attack of this name: ours, an installed package's, or package.module:Name.
+    """Return the class of the attack with this name.
+
+    The name is that of a built-in attack, of one that an installed package declares, or
+    package.module:Name.
 
     Raises:
-        ConfigError: there is none, what the name means is no attack, or no `AttackChoice` of this
-            party's own names that code.
+        ConfigError: there is none, what the name means is no attack, or no settings of this party
+            name that code.
     """
     code = find_code_name(name, "attacks")
+    # Code is imported only if this party's own settings named it.
     if name not in ATTACKS and code is not None:
         require_owner(code, key="attacks", noted=True)
     return ATTACKS[ATTACKS.take_name(name, key="attacks")]

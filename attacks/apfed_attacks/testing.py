@@ -40,11 +40,14 @@ def check_attack(
 ) -> None:
     """Refuse an attack that misses a planted leak, or finds one where nothing leaked.
 
+    An attack that changes its arrays, or scores differently under one seed, is refused, too.
+
     Args:
-        name: a built-in attack's, an installed package's, or package.module:Name.
+        name: name of a built-in attack, of one that an installed package declares, or
+            package.module:Name.
         options: options of the attack; None: its defaults.
-        planted: arguments of `apfed_attacks.evaluate` whose h reveals what it guesses; None: those
-            of `plant_leak`.
+        planted: arguments of `apfed_attacks.evaluate` whose h reveals what the attack guesses;
+            None: those of `plant_leak`.
         quiet: arguments like `planted`, with an h that reveals nothing; None: h is noise, drawn
             three times.
 
@@ -56,7 +59,7 @@ def check_attack(
     kind = find_attack(name)
     arrays = dict(planted or plant_leak(kind.target))
     before = _copy_arrays(arrays)
-    findings = _mount(kind, choice, arrays, seed=0)
+    findings = _mount_attack(kind, choice, arrays, seed=0)
     if not any(finding.is_significant for finding in findings):
         best = max(findings, key=lambda finding: finding.advantage)
         raise PromiseError(
@@ -66,14 +69,14 @@ def check_attack(
         )
     if not _are_equal(before, arrays):
         raise PromiseError(f"{name} writes to the arrays that it reads; copy what it changes")
-    repeated = _mount(kind, choice, arrays, seed=0)
+    repeated = _mount_attack(kind, choice, arrays, seed=0)
     if _list_scores(findings) != _list_scores(repeated):
         raise PromiseError(
             f"{name} scores differently each time under one seed; draw from `seed` alone"
         )
     for seed in range(_QUIET_SEEDS):
         quiet_arrays = dict(quiet or plant_leak(kind.target, leaks=False, seed=seed))
-        findings = _mount(kind, choice, quiet_arrays, seed=seed)
+        findings = _mount_attack(kind, choice, quiet_arrays, seed=seed)
         false_alarm = next((finding for finding in findings if finding.is_significant), None)
         if false_alarm is not None:
             raise PromiseError(
@@ -88,7 +91,8 @@ def plant_leak(target: str, *, leaks: bool = True, seed: int = 0) -> dict[str, A
 
     As in a run, each epoch leaves out some rows: those of an incomplete last batch.
 
-    `target`: "labels" or "features". `leaks`: whether h depends on them; else it is noise.
+    `target`: "labels" or "features". `leaks`: whether the representations h depend on the target;
+    else they are noise.
     """
     draw = np.random.default_rng(seed)
     labels_A = draw.integers(0, _CLASSES, _ROWS)
@@ -105,20 +109,24 @@ def plant_leak(target: str, *, leaks: bool = True, seed: int = 0) -> dict[str, A
 
 
 def _release_in_epochs(h_AD: NDArray[np.float64], draw: np.random.Generator) -> dict[str, Any]:
-    """Return h and steps: each epoch releases most of the A rows once, in an order of its own."""
+    """Return h and steps: each epoch releases most of the A rows once, in an order of its own.
+
+    `h_AD`: representation of each row, D numbers.
+    """
     steps = [draw.permutation(_ROWS)[:-_ROWS_LEFT_OUT] for _ in range(_EPOCHS)]
     return {"h": [h_AD[rows_B] for rows_B in steps], "steps": steps}
 
 
-def _mount(
+def _mount_attack(
     kind: type[Attack], choice: AttackChoice, arrays: Mapping[str, Any], *, seed: int
 ) -> tuple[Finding, ...]:
-    """Return what the attack finds in the arrays.
+    """Return what the attack finds in the arrays, one finding for each set of options.
 
-    `kind`: class of the attack. `choice`: its name and options.
+    `kind`: class of the attack. `choice`: its name and options; without options those of its suite
+    are used. `arrays`: arguments of `apfed_attacks.evaluate`.
 
     Raises:
-        PromiseError: it reads something else.
+        PromiseError: the attack reads something else.
     """
     suite = [choice]
     if not choice.options:
@@ -134,7 +142,11 @@ def _mount(
 
 
 def _list_scores(findings: Sequence[Finding]) -> list[dict[str, float | None]]:
-    """Return every metric of every exchange: one score alone may repeat by chance."""
+    """Return the metrics of every result: with the releases as they were, and exchanged between
+    rows.
+
+    All are compared, since one score alone may repeat by chance.
+    """
     return [dict(result.score) for finding in findings for result in finding.results]
 
 

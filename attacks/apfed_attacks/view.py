@@ -91,12 +91,12 @@ _REQUEST_FORMS = ({"rows": _ROWS}, {"rows": _ROWS, "z": TensorSpec(torch.float64
 
 
 def _move_floats(values: Tensor, device: torch.device) -> Tensor:
-    """Move numbers to the device; positions, labels and masks, which are bookkeeping, stay."""
+    """Move floating-point values to the device; positions, labels and masks stay on the CPU."""
     return values.to(device) if values.is_floating_point() else values
 
 
 def _move_all_floats(tensors: Mapping[Any, Tensor], device: torch.device) -> dict[Any, Tensor]:
-    """Move every tensor of floats to the device."""
+    """Move all floating-point tensors of a mapping to the device; others stay."""
     return {name: _move_floats(values, device) for name, values in tensors.items()}
 
 
@@ -110,23 +110,27 @@ class GuessError(AttackError):
 
 @dataclass(frozen=True, eq=False)
 class KnownRows:
-    """The labels (n,) or a victim's features (n, F) that the adversary was given, not observed.
+    """The labels (n,) or a victim's features (n, F) of n rows that the adversary knows beforehand.
 
-    `positions` (n,) are int64 alignment positions, each once.
+    `positions` (n,) are int64 alignment positions, each once. (An alignment position is the same
+    person at all parties.)
     """
 
     positions: Tensor = _NO_ROWS
     values: Tensor = _NO_ROWS
 
     def __len__(self) -> int:
+        """Return the number of known rows."""
         return len(self.positions)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Candidates:
-    """The features (n, ...) and labels (n,) of rows that may have trained the model, in any order.
+    """Rows of which the adversary asks whether they trained the model, in any order.
 
-    `train`: the active's training settings, as far as the adversary knows.
+    Attributes:
+        features, labels: features (n, ...) and labels (n,) of the rows.
+        train: the active's training settings, as far as the adversary knows.
     """
 
     features: Tensor
@@ -134,6 +138,7 @@ class Candidates:
     train: "TrainSettings"
 
     def __len__(self) -> int:
+        """Return the number of candidates."""
         return len(self.labels)
 
 
@@ -175,11 +180,12 @@ class Knowledge:
     def to(self, device: torch.device) -> Self:
         """Return this knowledge with its features on the device."""
         candidates = self.candidates
+        if candidates is not None:
+            candidates = replace(candidates, features=_move_floats(candidates.features, device))
         return replace(
             self,
             shadow=replace(self.shadow, values=_move_floats(self.shadow.values, device)),
-            candidates=candidates
-            and replace(candidates, features=_move_floats(candidates.features, device)),
+            candidates=candidates,
             public=_move_all_floats(self.public, device),
         )
 
@@ -231,19 +237,25 @@ class Exchange:
     aligned: bool = True
 
     def __post_init__(self) -> None:
-        """Check the words. Raises ValueError: an unknown one."""
+        """Raise ValueError if `released_by`, `opens` or `labels` has an unknown word."""
         for name, kind in (("released_by", Side), ("opens", Opened), ("labels", Sent)):
             word = getattr(self, name)
             if word not in (None, *get_args(kind)):
                 raise ValueError(f"Exchange: {name}: {unknown_name(word, get_args(kind))}")
 
     def __str__(self) -> str:
+        """Return the name of the method or protocol."""
         return self.name
 
 
 @dataclass(frozen=True, eq=False)
 class PlayedAttack:
-    """A malicious attack's part in a live run, and what the adversary kept for itself."""
+    """What a malicious adversary did in a live run.
+
+    Attributes:
+        attack: name of the attack.
+        notes: what the adversary noted for itself during the run, by name.
+    """
 
     attack: str
     notes: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
@@ -330,23 +342,25 @@ class AdversaryView:
 
     @property
     def is_decoy(self) -> bool:
-        """Whether releases are attributed to other rows; a baseline, which reads no release, then
-        needs no second fit.
+        """Whether releases are attributed to other rows than their own, to make a baseline.
+
+        Baselines that read no release are the same then, and need no second fit.
         """
         return self.stands_for is not None
 
     def attribute_positions(self, positions: Tensor) -> Tensor:
-        """Return the positions (N,) that releases of these positions are attributed to: the same,
-        except in a decoy.
+        """Return the positions (N,) of the rows that releases of these positions are attributed to.
+
+        They are the same, except in a decoy (`is_decoy`).
         """
         return positions if self.stands_for is None else self.stands_for[positions]
 
     def has_rows(self, party: str | None, positions: Tensor) -> Tensor:
         """Return a mask (N,) of the `positions` of which the party has a row.
 
-        `party`: None, or one that `presence` does not list, has a row of all. `present_A` is its
-        mask over all alignment positions.
+        Without pairwise alignment every party has a row of all. `party`: name; None: a row of all.
         """
+        # A mask over all A alignment positions; None: the party has a row of each.
         present_A = None if party is None else self.presence.get(party)
         if present_A is None:
             return torch.ones(len(positions), dtype=torch.bool)
@@ -369,15 +383,18 @@ class AdversaryView:
         return self.epochs_with(Kind.REPRESENTATIONS)
 
     def list_senders(self, epoch: int) -> frozenset[str]:
-        """Return who released representations in this epoch, as far as the coalition saw."""
+        """Return the names of those who released representations in this epoch, as far as the
+        coalition saw.
+        """
         return frozenset(sent.sender for sent in self.iter_messages(Kind.REPRESENTATIONS, epoch))
 
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """The observed values of N rows, (N, D), released, returned or opened; maps are flattened.
+    """The values of N rows that the adversary observed, (N, D); maps of convolutions are flattened.
 
-    `positions` (N,) are int64 alignment positions, ascending, each once.
+    They were released, returned as gradients, or decrypted. `positions` (N,) are int64 alignment
+    positions, ascending, each once.
     """
 
     positions: Tensor
@@ -385,14 +402,18 @@ class Observed:
 
     def select_positions(self, positions: Tensor) -> Tensor:
         """Return the values of these positions, (n, D); all must have been observed."""
-        return self.z[torch.searchsorted(self.positions, positions)]
+        rows = torch.searchsorted(self.positions, positions)  # `self.positions` ascends
+        return self.z[rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A request of the active to a passive about rows (B,), alignment positions.
+    """A request of the active to a passive about B rows.
 
-    z: (B, K) pseudo-labels of them; None: none came.
+    Attributes:
+        receiver, step: name of the passive, and number of the step.
+        rows: alignment positions of the rows, (B,).
+        z: the pseudo-labels that the request carries, (B, K); None: it carries none.
     """
 
     receiver: str
@@ -418,7 +439,7 @@ class VoteRequest:
 
 
 def draw_weights_anew(networks: nn.Module) -> None:
-    """Draw all weights again, in place, by each module's `reset_parameters`.
+    """Draw all weights of networks again, in place, by each module's `reset_parameters`.
 
     Raises:
         AttackError: a module has parameters and no such method.
@@ -442,8 +463,8 @@ def collect_representations(view: AdversaryView, epoch: int, sender: str | None 
     names, for the positions that all of them released.
 
     Raises:
-        AttackError: the view has none, as in the functions below.
-        RemoteProtocolError: a payload that is not rows and representations.
+        AttackError: the view holds no release of the epoch.
+        RemoteProtocolError: a payload does not hold rows and representations.
     """
     releases = [
         (message.sender, rows, h) for message, rows, h in _iter_releases(view, epoch, sender)
@@ -452,10 +473,10 @@ def collect_representations(view: AdversaryView, epoch: int, sender: str | None 
 
 
 def collect_gradients(view: AdversaryView, epoch: int) -> Observed:
-    """Return the task loss's gradients that passives of the coalition received in `epoch`.
+    """Return the gradients of the task loss that passives of the coalition received in `epoch`.
 
-    A gradient's rows are those of the representations that it belongs to or, where these went into
-    a sum, of the request for them.
+    The rows of a gradient are those of the representations that it is for. If the representations
+    went into a sum, they are those of the request for them.
     """
     gradients = []
     for message, rows_B in _match_gradients(view, epoch):
@@ -465,8 +486,9 @@ def collect_gradients(view: AdversaryView, epoch: int) -> Observed:
 
 
 def _match_gradients(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor]]:
-    """Yield the gradients of an epoch, with the rows (B,) of the request or release that each
-    belongs to; those that belong to none are left out.
+    """Yield each gradient of an epoch with the rows (B,) of the request or release that it is for.
+
+    Gradients without one are left out.
     """
     returned = list(view.iter_messages(Kind.GRADIENTS, epoch))
     if not returned:
@@ -485,7 +507,7 @@ def _match_gradients(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope
 def iter_batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield (step, rows (B,), representations (B, D)) of an epoch, each step once.
 
-    What one sender sends to several receivers in a step is the same.
+    A sender sends the same to several receivers in a step.
     """
     steps_seen = set()
     for message, rows_B, h_BD in _iter_releases(view, epoch):
@@ -495,10 +517,11 @@ def iter_batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor,
 
 
 def iter_contributions(view: AdversaryView, sender: str) -> "Iterator[tuple[Tensor, Frame]]":
-    """Yield (rows (B,), frame) of what `sender` contributed to sums, in every recorded epoch.
+    """Yield the rows (B,) and the message (frame) of each contribution of `sender` to a sum.
 
-    The rows are known from `Knowledge.order`. Left out are messages of steps that it does not list,
-    that are no frame of a sum, or that have another number of rows.
+    All recorded epochs are read. The rows are known from `Knowledge.order`. These messages are left
+    out: those of steps that it does not list, those that are no frame of a sum, and those with
+    another number of rows.
     """
     from apfed_protocols.sums.frames import Frame  # most attacks read no sum
 
@@ -520,12 +543,12 @@ def combine_epochs(
     """Return the "first" and the "last" value of each position over these ascending epochs.
 
     A row may be missing from an epoch (a batch with too few aligned rows is not sent). The result
-    has all rows of all epochs, so that an attack and its decoy are about the same ones. Of three
-    epochs or more it has also the "mean", in which noise averages out that is new in each. A
-    transcript usually stores only the first and the last, between which the network learnt, so that
-    their mean would be of neither.
+    has all rows of all epochs, so that an attack and its decoy are about the same ones. With three
+    epochs or more there is also the "mean", in which noise averages out that is new in each epoch.
+    A transcript usually stores only the first and the last epoch; the network learnt between them,
+    so that their mean would be of neither.
 
-    `read`: returns the values observed in one epoch, of M of the N positions.
+    `read`: function that returns the values observed in one epoch, of M of the N positions.
     """
     observed = [read(view, epoch) for epoch in epochs]
     if not observed:
@@ -549,16 +572,19 @@ def combine_epochs(
 
 
 def collect_releases(view: AdversaryView, sender: str | None = None) -> dict[str, Observed]:
-    """Return the last representation of each position as "h" and, of many epochs, "mean h"."""
+    """Return the last representation of each position as "h".
+
+    With three epochs or more, "mean h" is their mean over the epochs.
+    """
     combined = combine_epochs(partial(collect_representations, sender=sender), view, view.epochs)
     names = {"h": "last", "mean h": "mean"}
     return {name: combined[source] for name, source in names.items() if source in combined}
 
 
 def iter_requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
-    """Yield the requests of an epoch that are about rows, others are left out.
+    """Yield the requests of an epoch that are about rows; other messages of this kind are left out.
 
-    Pseudo-labels of another number of rows count as none.
+    Pseudo-labels of another number of rows than the request's are ignored.
     """
     for message in view.iter_messages(Kind.REQUEST, epoch):
         for expected in _REQUEST_FORMS:
@@ -580,8 +606,10 @@ def list_released_positions(view: AdversaryView) -> Tensor:
 
 
 def list_seen_positions(view: AdversaryView) -> tuple[Tensor, Tensor]:
-    """Return the positions that were released or requested, and those that also got a
-    reply: a gradient, pseudo-labels, or a sum that was revealed. Both ascending.
+    """Return two sets of positions, ascending: those that were released or requested, and those
+    with a reply.
+
+    A reply is a gradient, pseudo-labels, or a sum that was revealed.
     """
     requested = [request for epoch in view.envelopes for request in iter_requests(view, epoch)]
     answered_rows = [
@@ -599,7 +627,7 @@ def list_seen_positions(view: AdversaryView) -> tuple[Tensor, Tensor]:
 
 
 def collect_pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
-    """Return the pseudo-labels that the active sent in `epoch`, the last of each position."""
+    """Return the pseudo-labels that the active sent in `epoch`, the last ones of each position."""
     sent = [
         ("", request.rows, request.z)
         for request in iter_requests(view, epoch)
@@ -625,7 +653,7 @@ def list_opened_epochs(view: AdversaryView) -> tuple[int, ...]:
 
 
 def collect_opened_sums(view: AdversaryView, epoch: int) -> Observed:
-    """Return what the active decrypted for each position that it asked about in `epoch`."""
+    """Return what the active decrypted for each position that it requested in `epoch`."""
     if view.description.opens == "projections":  # one sum over all people, without positions
         opened_ND = view.revealed[min(view.revealed)]
         all_positions = view.attribute_positions(torch.arange(len(opened_ND)))
@@ -653,8 +681,11 @@ def find_vote_request(view: AdversaryView) -> VoteRequest | None:
 
 
 def _parse_clear_ballot(message: Envelope) -> bytes:
-    """Return the unencrypted part of a request with encrypted labels, packed: the rows, and which
-    of them are labelled. Raises RemoteProtocolError: the request has no such part.
+    """Return the unencrypted part of a request with encrypted labels, packed.
+
+    It holds the rows, and which of them are labelled.
+
+    Raises RemoteProtocolError: the request has no such part.
     """
     try:
         ballot, _ = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
@@ -666,8 +697,10 @@ def _parse_clear_ballot(message: Envelope) -> bytes:
 
 
 def collect_votes(view: AdversaryView) -> dict[str, Observed]:
-    """Return the votes that the active read: their "sum", or by passive its randomised votes as
-    unit vectors; empty if none were requested.
+    """Return the votes that the active read; empty if none were requested.
+
+    A vote is a class score of each of K classes, (U, K). The result is their "sum" or, by passive,
+    its randomised votes as unit vectors.
     """
     request = find_vote_request(view)
     if request is None:
@@ -704,10 +737,12 @@ def _iter_releases(
 def _unpack_tensors(
     view: AdversaryView, message: Envelope, name: str, **others: TensorSpec
 ) -> dict[str, Tensor]:
-    """Return the tensors of a message: under `name` vectors or convolution maps of float32 or
-    float64, on the view's device, and the `others`.
+    """Return the tensors of a message: `name`, on the view's device, and the `others`.
 
-    Raises RemoteProtocolError: the payload has other tensors; AttackError: numbers are not finite.
+    `name` holds vectors or convolution maps of float32 or float64.
+
+    Raises RemoteProtocolError: the payload has other tensors. Raises AttackError: numbers are not
+    finite.
     """
     refusals = []
     for dtype, dimensions in _LAYOUTS:
@@ -735,8 +770,10 @@ def _join_positions(rows: Iterable[Tensor]) -> Tensor:
 def _stack_latest(
     view: AdversaryView, subject: str, epoch: int, batches: Iterable[tuple[str, Tensor, Tensor]]
 ) -> Observed:
-    """Return the last vector of each row; those of several parties are concatenated in the order of
-    their names, for the rows that all of them have.
+    """Return the last vector of each row.
+
+    Vectors of several parties are concatenated in the order of their names, for the rows that all
+    of them have.
 
     Args:
         subject, epoch: what the vectors are, and of which epoch, for the error.
@@ -753,8 +790,9 @@ def _stack_latest(
     blocks = []
     for _, batches_of_party in sorted(batches_by_party.items()):
         rows, z_ND = (torch.cat(parts) for parts in zip(*batches_of_party, strict=True))
-        # np.unique returns the first occurrence, so the order is reversed to keep the last.
-        positions, first = np.unique(rows.flip(0).numpy(), return_index=True)
-        blocks.append(Observed(torch.from_numpy(positions), z_ND.flip(0)[torch.from_numpy(first)]))
+        # np.unique returns the first occurrence, so the order is reversed to find the last.
+        positions, index = np.unique(rows.flip(0).numpy(), return_index=True)
+        latest_ND = z_ND.flip(0)[torch.from_numpy(index)]
+        blocks.append(Observed(torch.from_numpy(positions), latest_ND))
     common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
     return Observed(common, torch.cat([block.select_positions(common) for block in blocks], dim=1))

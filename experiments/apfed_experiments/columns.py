@@ -77,14 +77,17 @@ class Column:
     def export_fields(self, row: Row) -> Row:
         """Return the values of this column's cell by key, for programs.
 
-        Where the column has several keys, a missing value is NaN under each.
+        A column with several keys exports one number for each, NaN for a missing value. The result
+        is empty if the row lacks the column, or the column is not exported.
         """
         keys = (self.name,) if self.keys is None else self.keys
         if self.name not in row or not keys:
             return {}
         value = row[self.name]
         if len(keys) == 1:
-            return {keys[0]: self.scale * value if self.scale != 1.0 else export_value(value)}
+            (key,) = keys
+            # Only numbers have a scale; other values, such as intervals, are exported whole.
+            return {key: self.scale * value if self.scale != 1.0 else export_value(value)}
         if value is None:
             return dict.fromkeys(keys, math.nan)
         numbers = value if isinstance(value, tuple) else astuple(value)

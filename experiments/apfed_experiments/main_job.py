@@ -463,7 +463,7 @@ def make_ablation(point: Point) -> Point | None:
 def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Table:
     """Return the table of these points, with a row for each mode of inference.
 
-    `seeds`: number of seeds with which each point was run.
+    A point is one choice of settings, run for each seed. `seeds`: number of seeds.
     """
     rows = [row for point in points for row in _make_table_rows(point, results)]
     add_p_values(rows, seeds)
@@ -471,7 +471,7 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1)
 
 
 def _make_table_rows(point: Point, results: Results) -> list[Row]:
-    """Return the rows of one point, one for each mode of inference.
+    """Return the table's rows of one point (settings), one for each mode of inference.
 
     Gains over the best local model and over the ablation are in the row of the method's own mode
     of inference, and only if the active predicts without passives.
@@ -648,8 +648,8 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
 def _describe_first(base: Config, point: Point, results: Results, *, seeds: int) -> str:
     """Return sentences on the accuracy and the gain of a row that is shown before the others.
 
-    `base`: base configuration of the data set. `point`: settings of the row. `seeds`: number of
-    seeds.
+    `base`: base configuration of the data set. `point`: settings of the row. `results`: metrics of
+    its runs. `seeds`: number of seeds.
     """
     study_row = point.study_row
     summary = Summary.from_rows(results.select_rows(point))

@@ -161,8 +161,11 @@ def declare_study(
 ) -> Study[SeveralSeeds]:
     """Return the study of one run under several seeds, whose results are stored in `several.json`.
 
+    It has one point (choice of settings), whose runs differ in their seeds. Initial weights follow
+    `config.party_seeds`.
+
     `seeds`: number of seeds, from `config.seed` on. `baselines`: whether local models are measured,
-    without which there is no gain. Initial weights follow `config.party_seeds`.
+    without which there is no gain.
     """
     point = Point(config=config, folder=folder, party_seeds=config.party_seeds)
     trials = list_trials([point], range(config.seed, config.seed + seeds))

@@ -446,7 +446,10 @@ class Leaderboard:
 
     @classmethod
     def from_results(cls, points: Sequence[DefencePoint], results: Results) -> "Leaderboard":
-        """Return the leaderboard of all points without a failed trial."""
+        """Return the leaderboard of all points (defences at one strength, and references).
+
+        Points with a failed trial are left out. `results`: metrics of the points' runs.
+        """
         failed = {failure.point for failure in results.failures}
         complete = [
             (point, Summary.from_rows(results.select_rows(point)))
@@ -683,7 +686,9 @@ class TradeOffError(ApfedError):
 
 
 def declare_study(tradeoff: TradeOff, folder: Path) -> Study[Results]:
-    """Return the study of a trade-off. A defence of which a trial fails is left out.
+    """Return the study of a trade-off, which compares defences at several strengths.
+
+    A defence at one strength is left out if one of its runs fails.
 
     Raises ConfigError: no run accepts a defence. The study's `measure` raises CheckpointError,
     before it runs anything, if the folder holds something else, and TradeOffError if the undefended

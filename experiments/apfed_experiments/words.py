@@ -8,7 +8,7 @@ from typing import Any
 from apfed_attacks.interface import AttackResult
 
 _SHORT = re.compile(r"e(-?)[+]?0*")
-_STEPS = ("B", "kB", "MB", "GB", "TB")
+_SIZE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def format_number(value: float, digits: int = 3) -> str:
@@ -33,8 +33,8 @@ def format_percent(share: float) -> str:
 
 def format_size(value: float) -> str:
     """Return a number of bytes in the unit, B to TB, in which it is below 1000."""
-    for unit in _STEPS:
-        if value < 1000 or unit == _STEPS[-1]:
+    for unit in _SIZE_UNITS:
+        if value < 1000 or unit == _SIZE_UNITS[-1]:
             digits = 0 if unit == "B" or value >= 100 else 1
             return f"{value:.{digits}f}\u202f{unit}"
         value /= 1000

@@ -36,15 +36,16 @@ _LENGTH = 4.0  # norm of what is sent, if the rules allow it
 
 
 class ChosenRepresentations(ActiveAttack):
-    """An attack that asks about people with representations along two vectors, to rebuild their
-    own.
+    """An attack that sends representations along two vectors, to rebuild the passives' own ones.
 
-    It regresses these to features.
+    The active asks: it sends what it chose, and reads the sum of the passives' gradients. What is
+    rebuilt is then regressed to features.
 
-    Without rules both vectors go into one batch, every person twice; under the protocol they
-    are two steps, between which the passives train.
+    Without rules both vectors go into one batch, every person twice; under the protocol they are
+    two steps, between which the passives train.
 
-    With decoys only what is the same for all rows of a vector is used, not the loss itself.
+    With decoys (rows of random vectors) only what is the same for all rows of a vector is used, not
+    the loss itself.
     """
 
     name = "chosen_representations"
@@ -53,22 +54,31 @@ class ChosenRepresentations(ActiveAttack):
     iterations: int = Field(500, ge=1)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why the attack does not apply; None: it does.
+
+        Either the passives' objective is not contrastive, or the view is not of a live run of it.
+        """
         if view.terms_by_passive and (reason := explain_not_contrastive(view)):
             return reason
         return super().explain_missing_input(view)
 
     def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Send both vectors; return people and, for both, what was sent and revealed."""
+        """Request sums for rows along both vectors; return the notes that `run` reads.
+
+        These are the people (N,); for both vectors what was sent and revealed, (2, N, D); and the
+        size of a batch.
+        """
         people_N, draw, size, length = self.prepare_request(
             active, knowledge, seed, length=_LENGTH, maximum=self.people
         )
         axes_2D = torch.linalg.qr(torch.randn(size, 2, generator=draw, dtype=torch.float64)).Q.T
 
-        def make_question(axis_D: Tensor, rows: int) -> Tensor:
+        def make_rows(axis_D: Tensor, rows: int) -> Tensor:
+            """Return rows along an axis, spread as the attack's option says, (rows, D)."""
             noise_BD = torch.randn(rows, size, generator=draw, dtype=torch.float64) / size**0.5
             return length * F.normalize(axis_D + self.spread * noise_BD, dim=1)
 
-        sent = [make_question(axis_D, len(people_N)) for axis_D in axes_2D]
+        sent = [make_rows(axis_D, len(people_N)) for axis_D in axes_2D]
         if active.enforces_rules:
             opened = [self.ask_among_decoys(active, people_N, rows_ND, draw) for rows_ND in sent]
         else:
@@ -85,8 +95,8 @@ class ChosenRepresentations(ActiveAttack):
     def recover_representations(self, view: AdversaryView) -> tuple[Tensor, Tensor]:
         """Return people (N,) and what is recovered of their representations, (N, D).
 
-        Of a single passive these are its unit representations z; of several, or with decoys, the
-        weighted sum of theirs, minus its mean over each batch.
+        With a single passive these are its unit representations z. With several, or with decoys,
+        they are the weighted sum of all passives' z, minus its mean over each batch.
 
         Raises:
             AttackError: the view is not of a live run of this attack.
@@ -96,7 +106,7 @@ class ChosenRepresentations(ActiveAttack):
         people_N = notes["people"]
         size = int(notes["batch"])
         recovered = []
-        together = size > len(people_N)
+        are_in_one_batch = size > len(people_N)
         for batch in torch.arange(len(people_N)).split(min(size, len(people_N))):
             sent = notes["sent"][:, batch]
             opened = notes["opened"][:, batch]
@@ -105,7 +115,7 @@ class ChosenRepresentations(ActiveAttack):
                 # The gradients of several parties or of decoys cannot be separated further.
                 recovered.append(differences_BD)
                 continue
-            if together:
+            if are_in_one_batch:
                 # One request held every person twice, once with each vector.
                 twice = torch.arange(len(batch)).repeat(2)
                 questions = [Question.from_batch(sent.flatten(0, 1), opened.flatten(0, 1), twice)]
@@ -120,7 +130,8 @@ def _compute_differences(sent: Tensor, opened: Tensor, contributors: list[Agreed
     """Return the weighted sum of the contributors' representations z, minus its mean over the
     batch, (B, D).
 
-    `sent`: (2, B, D) along two vectors. `opened`: (2, B, D) the decrypted sums of these.
+    `sent`: rows along two vectors, (2, B, D). `opened`: the decrypted sums for them, (2, B, D).
+    `contributors`: what the contract says about each passive.
     """
     objective = contributors[0].objective
     assert isinstance(objective, ContrastiveSettings)
@@ -135,8 +146,9 @@ def _compute_differences(sent: Tensor, opened: Tensor, contributors: list[Agreed
 
 
 def _shift_to_sphere(differences_BD: Tensor) -> Tensor:
-    """Add to these differences d_i from a mean the mean m with which their norms are nearest to 1.
+    """Return unit vectors, nearly, from their differences to an unknown mean.
 
+    The mean m is found with which the norms of m + d_i, for the differences d_i, are nearest to 1:
     |m + d_i|^2 = 1 is linear in m and in |m|^2 - 1, which are fitted by least squares.
     """
     ones_B1 = torch.ones_like(differences_BD[:, :1])

@@ -34,20 +34,20 @@ _MIN_BATCH = 2
 
 
 class ContrastiveInversion(FeatureAttack):
-    """An attack that inverts every sum of the last epoch that is not zero.
+    """An attack that recovers the passives' representations from the sums of the last epoch.
 
-    It then regresses to the victim's features.
-
-    Attacks use the recovered representations and the sums as they are, also beside the own features
-    x. Baselines, with the same shadow rows: their mean, and x alone.
+    It then regresses these to the victim's features. Attacks use the recovered representations and
+    the sums as they are, also beside the own features x. Baselines, with the same shadow rows (rows
+    whose features the adversary knows): their mean, and x alone.
     """
 
     name = "contrastive_inversion"
     roles = ("active",)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no contrastive gradient sum can be inverted: none is revealed or recorded, or
-        the objective is another one; None: some can.
+        """Return why no contrastive gradient sum can be inverted; None: some can.
+
+        None is revealed or recorded, or the objective is another one.
         """
         reason = explain_missing_gradient_sums(view) or explain_not_contrastive(view)
         if reason:
@@ -57,8 +57,10 @@ class ContrastiveInversion(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Invert the sums of the last epoch, and regress the recovered representations and the sums
-        to the victim's features.
+        """Invert the sums of the last epoch, and regress what is recovered to the victim's
+        features.
+
+        The sums as they are are regressed, too.
         """
         sums, recovered = self._invert_sums(view)
         positions = self.choose_rows(view, sums.positions, seed)
@@ -76,11 +78,14 @@ class ContrastiveInversion(FeatureAttack):
         return regress.make_guess(regress.predict_from_columns(columns), {"x": x_NF})
 
     def _invert_sums(self, view: AdversaryView) -> tuple[Observed, Observed]:
-        """Return the sums, and the representations recovered from them, of the last epoch with a
-        sum that is not zero. Raises AttackError: all sums of all epochs are zero.
+        """Return the sums of one epoch, and the representations recovered from them.
+
+        It is the last epoch with a sum that is not zero.
+
+        Raises AttackError: all sums of all epochs are zero.
         """
         contributors = list(view.terms_by_passive.values())
-        pairs = list[tuple[Tensor, Question]]()
+        pairs = list[tuple[Tensor, Question]]()  # rows of a step, and its sum
         for epoch in reversed(view.epochs):
             for step, rows_B, h_BD in list_opened_batches(view, epoch):
                 # Rows that the victim does not have took no part in its loss.
@@ -121,9 +126,10 @@ class Question:
     """One step's representations, and the sum of gradients that the active decrypted for them.
 
     Attributes:
-        h: (B, D) what the active sent.
-        sum: (B, D) of lambda_p B dL_p/dh over passives p, with clipped rows.
-        people: (B,) index of each row's person among the unknown representations.
+        h: what the active sent, (B, D).
+        sum: sum of lambda_p B dL_p/dh over the passives p, with clipped rows, (B, D): lambda_p is a
+            passive's weight, L_p its loss, B the number of rows.
+        people: index of each row's person among the unknown representations, (B,).
     """
 
     h: Tensor
@@ -132,7 +138,11 @@ class Question:
 
     @classmethod
     def from_batch(cls, h_BD: Tensor, sum_BD: Tensor, people_B: Tensor | None = None) -> Self:
-        """Return the rows in double precision; `people_B` None: each is of another person."""
+        """Return one step in double precision.
+
+        `h_BD`, `sum_BD`: what was sent, and the decrypted sum. `people_B`: index of each row's
+        person; None: each row is of another person.
+        """
         people_B = torch.arange(len(h_BD)) if people_B is None else people_B
         return cls(h_BD.flatten(1).double(), sum_BD.flatten(1).double(), people_B)
 
@@ -144,13 +154,15 @@ def explain_sums(
     *,
     start_ND: Tensor | None = None,
 ) -> Tensor:
-    """Return unit representations (N, D) that explain these sums if every contributor has them.
+    """Return unit representations (N, D) with which the contributors would return these sums.
 
-    L-BFGS minimises |predicted - sum|^2 / |sum|^2.
+    All contributors are taken to have the same representations. L-BFGS minimises |predicted -
+    sum|^2 / |sum|^2.
 
     Args:
-        questions: the sums, with what was sent for them.
-        contributors: all with the same contrastive objective.
+        questions: what was sent in each step, and the decrypted sum.
+        contributors: what the contract says about each passive, all with the same contrastive
+            objective.
         iterations: maximum number of iterations of the optimiser.
         start_ND: where it starts, of any norm; None: a mixture of the first sum and h.
 
@@ -174,9 +186,7 @@ def explain_sums(
     )
 
     def compute_mismatch() -> Tensor:
-        """Return |predicted - sum|^2 / |sum|^2 over all questions, and set the gradient for
-        L-BFGS.
-        """
+        """Return |predicted - sum|^2 / |sum|^2 over all steps, and set the gradient for L-BFGS."""
         optimiser.zero_grad()
         error = guess_ND.new_zeros(())
         for item in questions:
@@ -190,10 +200,11 @@ def explain_sums(
 
 
 def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[AgreedTerms]) -> Tensor:
-    """Return the sum (B, D) that the active would decrypt for h if every contributor had the
-    representations `p_BD`; differentiable.
+    """Return the sum (B, D) that the active would decrypt if every contributor had given
+    representations.
 
-    `contributors`: what the contract says about each contributing passive.
+    It is differentiable. `h_BD`: what the active sends. `p_BD`: representations of every
+    contributor. `contributors`: what the contract says about each contributing passive.
     """
     objective = contributors[0].objective
     assert isinstance(objective, ContrastiveSettings)
@@ -201,10 +212,11 @@ def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[AgreedTer
     loss = contrastive_loss(
         sent_BD, p_BD, temperature=objective.temperature, anchors=objective.anchors
     )
+    # Contributions are B dL/dh, the gradient of each row's own loss.
     (row_BD,) = torch.autograd.grad(loss * len(h_BD), sent_BD, create_graph=True)
     scale_B1 = torch.zeros_like(row_BD[:, :1])
     for agreed in contributors:
-        # Times lambda_p, or by the factor that clips the row, if that is less.
+        # A row is multiplied by lambda_p or, if that is less, by the factor that clips it.
         weight_B1 = torch.full_like(scale_B1, agreed.weight)
         if agreed.clip is not None:
             norm_B1 = row_BD.norm(dim=1, keepdim=True).clamp(min=1e-30)

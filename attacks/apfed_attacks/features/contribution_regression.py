@@ -35,9 +35,11 @@ above it."""
 
 
 class ContributionRegression(FeatureAttack):
-    """A regression from each row's mean contribution, and its last, to the contributor's features.
+    """A regression from each row's contributions to sums to the contributor's features, by an
+    aggregator.
 
-    Baseline: the mean of the shadow rows. An aggregator has no features of its own.
+    It reads the mean contribution and the last. Baseline: the mean of the shadow rows (rows whose
+    features the adversary knows). An aggregator has no features of its own.
     """
 
     name = "contribution_regression"
@@ -46,9 +48,10 @@ class ContributionRegression(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why the aggregator sees no contributed values of the victim row by row: nothing is
-        summed so, no contribution was recorded, or contributions are ciphertexts; None: it sees
-        some.
+        """Return why the aggregator sees no contributed values of the victim row by row; None: it
+        sees some.
+
+        Nothing is summed so, no contribution was recorded, or contributions are ciphertexts.
         """
         if view.description.opens not in _ROW_BY_ROW:
             return f"{view.description}: nothing is summed row by row through the aggregator"
@@ -68,17 +71,17 @@ class ContributionRegression(FeatureAttack):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Regress each row's mean and last contribution to the contributor's features."""
         victim = view.knowledge.victim
-        parts: list[tuple[Tensor, Tensor]] = []
+        contributions: list[tuple[Tensor, Tensor]] = []
         for rows_B, values_BD in _iter_numbers(view, victim or ""):
             present_B = view.has_rows(victim, rows_B)
-            parts.append((rows_B[present_B], values_BD[present_B]))
-        means = average_rows(parts)
+            contributions.append((rows_B[present_B], values_BD[present_B]))
+        means = average_rows(contributions)
         if means is None:
             raise AttackError(f"{view.name} is not told whose rows {view.knowledge.victim} sent")
         positions = self.choose_rows(view, means.positions, seed)
         last_by_position = {
             position: row_D
-            for rows_B, values_BD in parts
+            for rows_B, values_BD in contributions  # later ones replace earlier ones
             for position, row_D in zip(rows_B.tolist(), values_BD, strict=True)
         }
         last_ND = torch.stack([last_by_position[position] for position in positions.tolist()])
@@ -102,10 +105,11 @@ def _iter_numbers(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Te
 def decode_numbers(frame: Frame) -> NDArray[np.float64] | None:
     """Return the values (B, D) of a contribution that is not encrypted; None: it has none.
 
-    They are floats, fixed-point integers, or masked integers read as signed ones; which of these is
-    decided by the kind of sum and the size of the values.
+    They are floats, fixed-point integers, or masked integers read as signed ones. The kind of sum
+    and the size of the values decide which.
     """
     count = frame.rows * frame.columns
+    # Numbers of 4 or 8 bytes each.
     candidates = [blob for blob in frame.blobs if count and len(blob) in (4 * count, 8 * count)]
     if not candidates:
         return None

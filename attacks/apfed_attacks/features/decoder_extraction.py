@@ -32,9 +32,14 @@ _RANK_TOLERANCE = 1e-5  # smallest singular value that counts, in units of the l
 
 
 class DecoderExtraction(ActiveAttack):
-    """An attack that sends a representation of this length and fits a decoder to the known pairs.
+    """An attack that sends one representation for all people, and fits a decoder to the known
+    pairs.
 
-    Without rules it also sends one unit vector along every axis.
+    The passives' gradients are then affine in their features. Without rules it also sends one unit
+    vector along every axis.
+
+    Attributes:
+        length: norm of the representation.
     """
 
     name = "decoder_extraction"
@@ -43,8 +48,9 @@ class DecoderExtraction(ActiveAttack):
     length: float = Field(1.0, gt=0)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why the attack does not apply: a passive has another objective than
-        reconstruction, or the view is not of a live run of it; None: it applies.
+        """Return why the attack does not apply; None: it does.
+
+        Either a passive's objective is not reconstruction, or the view is not of a live run of it.
         """
         kinds = {agreed.objective.name for agreed in view.terms_by_passive.values()}
         if kinds and kinds != {"reconstruction"}:
@@ -52,8 +58,10 @@ class DecoderExtraction(ActiveAttack):
         return super().explain_missing_input(view)
 
     def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Request sums; return people (N,), what was sent for them and revealed (N, D), and,
-        without rules, the sums along the D axes.
+        """Request sums; return the notes that `run` reads.
+
+        These are the people (N,), what was sent for them and revealed (N, D) and, without rules,
+        what sums along the D axes reveal.
         """
         people_N, draw, size, length = self.prepare_request(
             active, knowledge, seed, length=self.length, maximum=self.people
@@ -71,9 +79,11 @@ class DecoderExtraction(ActiveAttack):
     def _ask_at_once(
         self, active: LiveActive, people_N: Tensor, point_D: Tensor
     ) -> Mapping[str, Tensor]:
-        """Request one sum: of all people at a point (D,) and at zero, and of one along every axis.
+        """Request one sum: for all people at a point (D,) and at zero, and for one person along
+        every axis.
 
-        `people_N`: alignment positions. Returns what `run` reads.
+        Rules refuse such a batch. `people_N`: alignment positions. Returns the notes that `run`
+        reads; of these "gram" is c W^T W for a linear decoder W with an unknown factor c.
         """
         size = len(point_D)
         count = len(people_N)
@@ -93,9 +103,10 @@ class DecoderExtraction(ActiveAttack):
         }
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess by an affine map of the decrypted gradients that fits the known pairs exactly;
-        without rules also by the Gram matrix W^T W of the decoder, up to a rotation; and by
-        regression.
+        """Guess features from the decrypted gradients in two or three ways.
+
+        They are an affine map that fits the known pairs exactly, a regression and, without rules,
+        the Gram matrix W^T W of a linear decoder W, which gives features up to a rotation.
         """
         notes = notes_of(self, view)
         guess = guess_features(self, view, notes["people"], {"answers": notes["opened"]}, seed)
@@ -118,12 +129,14 @@ class DecoderExtraction(ActiveAttack):
 
 
 def _undo_rotation(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
-    """Return the features x, rotated and shifted to R^T (b - x), (N, rank), times a factor.
+    """Return R^T (b - x) for each row's features x, (N, rank): features up to a rotation and a
+    shift.
 
-    W and b are the decoder's weights and bias, R a rotation.
+    W and b are the linear decoder's weights and bias, R is a rotation. The result has a factor
+    sqrt(c), which known pairs determine.
 
     `zero_ND`: gradients on zero representations, c W^T (b - x) with an unknown c. `gram_DD`: c W^T
-    W. The result has the factor sqrt(c), which known pairs determine.
+    W.
     """
     values_D, vectors_DD = torch.linalg.eigh((gram_DD + gram_DD.T) / 2)
     in_rank = values_D > _RANK_TOLERANCE * values_D[-1]
@@ -133,13 +146,13 @@ def _undo_rotation(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
 
 
 def _align_procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
-    """Rotate, scale and shift rows (N, R) onto the known pairs (orthogonal Procrustes); return the
-    features (U, F) of the rows that are guessed.
+    """Rotate, scale and shift rows (N, R) onto the known pairs; return the features (U, F) of the
+    others.
 
-    R is at most F. Features that a decoder of lower rank does not determine stay at the known
-    pairs' mean, and so do features that are constant in these.
+    This is orthogonal Procrustes; R is at most F. Features that a decoder of lower rank does not
+    determine stay at the known pairs' mean, and so do features that are constant in these.
 
-    `regress`: has the known pairs of rows and features. `turned_NR`: the rows.
+    `regress`: regression that holds the known pairs of rows and features. `turned_NR`: the rows.
     """
     known = turned_NR[regress.shadow]
     known_mean = known.mean(axis=0)
@@ -160,10 +173,11 @@ def _align_procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
 
 
 def _fit_affine(regress: Regression, values_NF: FloatArray) -> FloatArray:
-    """Fit features = A values + b to the known pairs, with the smallest A; return the features
-    (U, F) of the rows that are guessed.
+    """Fit features = A values + b to the known pairs, with the smallest A; return the others'
+    features (U, F).
 
-    `regress`: has the known pairs of rows and features.
+    `regress`: regression that holds the known pairs of rows and features. `values_NF`: values of
+    all rows, of which U are guessed.
     """
     known = values_NF[regress.shadow]
     known_mean = known.mean(axis=0)

@@ -23,8 +23,9 @@ _IMAGE_AXES = 3  # channels, height, width
 
 
 def build_layers(*widths: int) -> nn.Sequential:
-    """Return fully connected layers of these widths, from input to output, with a leaky ReLU
-    between them.
+    """Return fully connected layers of these widths, from input to output.
+
+    A leaky ReLU stands between two layers.
     """
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
@@ -55,11 +56,10 @@ def simulator_for(features: Shape, representation: Shape, hidden: int, channels:
 
 
 def decoder_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
-    """Return a network from flattened representations (B, D) to flattened features (B, F), the
-    mirror image of that of `simulator_for`.
+    """Return a network from flattened representations (B, D) to flattened features (B, F).
 
-    `features`, `representation`: shapes of a row. `hidden`: width of fully connected layers.
-    `channels`: number of channels of convolutions.
+    It mirrors that of `simulator_for`. `features`, `representation`: shapes of a row. `hidden`:
+    width of fully connected layers. `channels`: number of channels of convolutions.
     """
     scale = _compute_scale(features, representation)
     if not scale:
@@ -76,8 +76,9 @@ def decoder_for(features: Shape, representation: Shape, hidden: int, channels: i
 
 
 def _compute_scale(features: Shape, representation: Shape) -> int:
-    """Return how many times larger an image is than its convolution map, rounded up; 0 unless both
-    shapes are (channels, height, width).
+    """Return how many times as large an image is as its convolution map, rounded up.
+
+    0 unless both shapes are (channels, height, width).
     """
     if not len(features) == len(representation) == _IMAGE_AXES:
         return 0
@@ -86,8 +87,9 @@ def _compute_scale(features: Shape, representation: Shape) -> int:
 
 
 def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: Tensor) -> Tensor:
-    """Return the mean squared norm of the discriminator's gradient at points between two samples.
+    """Return the mean squared norm of a discriminator's gradient at points between two samples.
 
+    Adding it to the loss keeps the discriminator's slope small, so that training is stable:
     Mescheder et al. (2018), Which Training Methods for GANs do actually Converge?, Section 4.1.
 
     `judge`: the discriminator, (B, D) -> scores. `one_BD`, `other_BD`: the samples.
@@ -101,7 +103,10 @@ def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: T
 
 
 def energy_distance(one_ND: Tensor, other_MD: Tensor) -> float:
-    """Measure how unlike two samples are; 0 for the same distribution (Szekely and Rizzo, 2013)."""
+    """Return how unlike two samples (N, D) and (M, D) are; 0 for equal distributions.
+
+    This is the energy distance (Szekely and Rizzo, 2013).
+    """
     between = 2 * torch.cdist(one_ND, other_MD).mean()
     within = torch.cdist(one_ND, one_ND).mean() + torch.cdist(other_MD, other_MD).mean()
     return float(between - within)

@@ -52,11 +52,13 @@ _MAX_LEVERAGE = 0.95
 
 
 class GradientProjection(FeatureAttack):
-    """A regression of what representations do not explain of sums to the victim's features.
+    """A regression from residuals of sums to the victim's features.
 
-    Attacks, for each form among the passives' objectives: the mean of the rest over all kept
-    steps, alone, beside own features x, and beside the mean of what was sent. Baselines, with the
-    same shadow rows: their mean, and x.
+    A residual is what the representations that were sent do not explain of a sum of gradients.
+
+    Attacks, for each form of gradient among the passives' objectives: the mean residual over all
+    stored steps, alone, beside own features x, and beside the mean of what was sent. Baselines,
+    with the same shadow rows (rows whose features the adversary knows): their mean, and x.
     """
 
     name = "gradient_projection"
@@ -64,8 +66,9 @@ class GradientProjection(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no sum can be taken apart: no gradients are revealed, or no passive has an
-        objective whose gradient has a known form; None: some can.
+        """Return why no residual can be computed; None: some can.
+
+        No gradients are revealed, or no passive has an objective whose gradient has a known form.
         """
         reason = explain_missing_gradient_sums(view)
         if reason:
@@ -78,8 +81,8 @@ class GradientProjection(FeatureAttack):
         return explain_missing_sums(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Regress what representations leave unexplained of the sums to the victim's features, for
-        each form of gradient among the passives' objectives.
+        """Regress the residuals of sums to the victim's features, for each known form of
+        gradient.
         """
         rests = {form: average_rests(view, form) for form in forms_of(view)}
         sent, _ = next(iter(rests.values()))
@@ -98,17 +101,22 @@ class GradientProjection(FeatureAttack):
 
 
 def forms_of(view: AdversaryView) -> tuple[Form, ...]:
-    """Return the known forms of the gradients that the passives contribute, each once."""
+    """Return how the passives' gradients depend on what was sent: "affine", "cosine", each once.
+
+    Objectives of another form are left out.
+    """
     names = [agreed.objective.name for agreed in view.terms_by_passive.values()]
     return tuple(dict.fromkeys(FORMS[name] for name in names if name in FORMS))
 
 
 def average_rests(view: AdversaryView, form: Form) -> tuple[Observed, Observed]:
-    """Return by position the mean representation that was sent, and the mean residual of the sums
-    after a fit to what was sent, both (N, D).
+    """Return by position the mean representation that was sent, and the mean residual of the sums.
 
-    Every epoch is fitted by itself, since passives train in between. Rows that the victim does not
-    have took no part in its loss, and are left out. `form`: how gradients depend on what was sent.
+    Both are (N, D). The residual is what a fit to what was sent leaves unexplained. Every epoch is
+    fitted by itself, since passives train in between. Rows that the victim does not have took no
+    part in its loss, and are left out.
+
+    `form`: how gradients depend on what was sent, "affine" or "cosine".
     """
     averages = average_rows(_explain_epochs(view, form))
     if averages is None:
@@ -120,7 +128,8 @@ def average_rests(view: AdversaryView, form: Form) -> tuple[Observed, Observed]:
 
 
 def _explain_epochs(view: AdversaryView, form: Form) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield of each epoch the rows (N,), and what was sent joined with the residuals, (N, 2 D).
+    """Yield of each epoch the rows (N,), and what was sent joined with the residuals of the sums,
+    (N, 2 D).
 
     `form`: how the objective's gradient depends on what was sent: "affine" or "cosine".
     """
@@ -128,6 +137,7 @@ def _explain_epochs(view: AdversaryView, form: Form) -> Iterator[tuple[Tensor, T
         rows_N, sent_ND, sums_ND = _collect_opened_rows(view, epoch)
         if not len(rows_N):
             continue
+        # The gradient of a cosine is affine in the direction, times one over the norm.
         if form == "cosine":
             sums_ND = sums_ND * sent_ND.norm(dim=1, keepdim=True)
             sent_ND = F.normalize(sent_ND, dim=1)
@@ -135,8 +145,10 @@ def _explain_epochs(view: AdversaryView, form: Form) -> Iterator[tuple[Tensor, T
 
 
 def _collect_opened_rows(view: AdversaryView, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return of an epoch the rows (N,) that the victim has, what was sent for them, and the sums
-    that were revealed, both (N, D).
+    """Return of an epoch the rows (N,) that the victim has, what was sent for them, and the
+    revealed sums.
+
+    The last two are (N, D).
     """
     rows = [torch.empty(0, dtype=torch.int64)]
     sent = list[Tensor]()
@@ -156,7 +168,8 @@ def compute_residuals(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
 
     They are leave-one-out residuals in closed form (PRESS: Golub, Heath and Wahba 1979, Section 2):
     each row is predicted by a fit without it. The ridge strength with the smallest residuals is
-    taken; if none beats it, only the mean is subtracted. R is the rank of what was sent.
+    taken. If no strength makes them smaller than subtracting the mean does, only the mean is
+    subtracted. R is the rank of what was sent.
     """
     centred_ND = sums_ND - sums_ND.mean(dim=0)
     inputs_ND = sent_ND - sent_ND.mean(dim=0)
@@ -172,7 +185,7 @@ def compute_residuals(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
         if leverage_N1.max() > _MAX_LEVERAGE:
             # Some row would be predicted by itself: dividing by 1 - leverage is then unstable.
             continue
-        rest_ND = (centred_ND - left_NR @ (filter_R[:, None] * along_RD)) / (1 - leverage_N1)
-        if rest_ND.square().mean() < smallest_ND.square().mean():
-            smallest_ND = rest_ND
+        residual_ND = (centred_ND - left_NR @ (filter_R[:, None] * along_RD)) / (1 - leverage_N1)
+        if residual_ND.square().mean() < smallest_ND.square().mean():
+            smallest_ND = residual_ND
     return smallest_ND

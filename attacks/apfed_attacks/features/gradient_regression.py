@@ -28,12 +28,11 @@ from apfed_attacks.view import AdversaryView, AttackError
 
 
 class GradientRegression(FeatureAttack):
-    """A regression from each row's mean opened sum to the victim's features.
+    """A regression from each row's mean revealed sum of gradients to the victim's features.
 
-    The sum is used by itself, and joined with own features.
-
-    Attacks use the mean over all steps that the transcript kept. Baselines, which know the same
-    shadow rows (rows whose features the adversary has): their mean, and the own features x.
+    The mean is over all steps that the transcript stores. It is used by itself, and joined with own
+    features. Baselines, which know the same shadow rows (rows whose features the adversary has):
+    their mean, and the own features x.
     """
 
     name = "gradient_regression"
@@ -41,6 +40,7 @@ class GradientRegression(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no sum of gradients is revealed or recorded; None: some are."""
         return explain_missing_gradient_sums(view) or explain_missing_sums(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:

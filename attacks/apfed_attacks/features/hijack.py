@@ -48,15 +48,17 @@ _ROWS_AT_ONCE = 500  # that are encoded or decoded together
 
 
 class HijackAttack(AnsweringAttack):
-    """An attack that hijacks training and decodes the representations of the last epoch.
+    """An attack that pulls a victim's encoder into a feature space that the adversary can decode.
 
-    Baselines, with the same outsiders: their mean, and ridge regression from the own features.
+    It decodes the representations of the last epoch. The adversary knows outsiders: people outside
+    the training, with all their features. Baselines, with the same outsiders: their mean, and ridge
+    regression from the own features.
 
     Attributes:
         strength: kappa, the factor on the gradient that the adversary sends back as its answer.
         penalty: weight of the discriminator's slopes (FSHA's notebook: 500).
-        ahead: steps of simulator and decoder, before the first forged gradient; batch: outsiders in
-            each.
+        ahead: training steps of simulator and decoder before the first forged gradient.
+        batch: number of outsiders in each of these steps.
         rounds: training rounds of the discriminator for each step that it takes part in.
         learning_rate, judge_rate: of simulator and decoder, and of the discriminator (Adam).
         conditioned: whether the discriminator reads the adversary's own features of the same
@@ -77,9 +79,10 @@ class HijackAttack(AnsweringAttack):
     keeps = ("shape",)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why the attack does not apply: the view is not of a live run of it, or the
-        adversary knows no outsiders (people outside the training) with the victim's features; None:
-        it applies.
+        """Return why the attack does not apply; None: it applies.
+
+        Either the view is not of a live run of it, or the adversary knows no outsiders (people
+        outside the training) with the victim's features.
         """
         reason = super().explain_missing_input(view)
         victim = view.knowledge.victim
@@ -93,8 +96,8 @@ class HijackAttack(AnsweringAttack):
         """Return the adversary that forges each step's gradient; it trains on the outsiders'
         features.
 
-        `own_AF`: the adversary's features at each of the A alignment positions; P are the
-        outsiders. `terms`: what the contract says about representations.
+        `terms`: what the contract says about representations. `own_AF`: the adversary's features at
+        each of the A alignment positions. P is the number of outsiders.
         """
         assert knowledge.victim is not None
         outsiders = knowledge.public[knowledge.victim].float()
@@ -105,8 +108,8 @@ class HijackAttack(AnsweringAttack):
         return Hijack(self, terms.shape, outsiders, own_AF, known_PF, derive_seed(seed, self.name))
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Decode the victim's recorded releases by the decoder that the adversary trained while it
-        took part.
+        """Decode the victim's recorded releases by the decoder that the adversary trained in the
+        live run.
 
         Baselines, from the P outsiders: their mean, and ridge regression from the C own columns.
         """
@@ -142,8 +145,9 @@ class FeatureSpaceHijack(HijackAttack):
     roles = ("active",)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no active can mount FSHA here: it returns no gradient, or reads sums only;
-        None: it can.
+        """Return why no active can mount FSHA here; None: it can.
+
+        It returns no gradient, or it reads sums only.
         """
         exchange = view.description
         if not exchange.returns_gradients:
@@ -160,18 +164,26 @@ class ReversedHijack(HijackAttack):
     roles = ("passive",)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why no passive can mount the attack here; None: it can.
+
+        Only in APFed do a passive's gradients train the active's encoder.
+        """
         if view.description.opens != "gradients":
             return f"{view.description}: no answer of a passive trains the active's encoder"
         return super().explain_missing_input(view)
 
 
 def _to_float64(rows_NF: Tensor) -> FloatArray:
+    """Return rows as an array of float64 on the CPU."""
     return np.asarray(rows_NF.double().numpy(force=True))
 
 
 def _fit_to_columns(known_P: Tensor, columns: int) -> Tensor:
-    """Return flattened rows (P, ...) with as many columns as `own_columns` gives; its last column,
-    which marks missing rows, becomes 0. Raises AttackError: the number of columns differs.
+    """Return rows (P, ...) flattened, with as many columns as `own_columns` gives, (P, F).
+
+    Where that has one column more, which marks missing rows, it is 0 here.
+
+    Raises AttackError: the number of columns differs.
     """
     known_PF = known_P.flatten(1)
     missing = columns - known_PF.shape[1]
@@ -197,8 +209,10 @@ class Space:
     """
 
     def __init__(self, attack: HijackAttack, sent: Shape, outsiders: Tensor) -> None:
-        """Build simulator and decoder, and standardise the outsiders by one mean for each feature
-        and one scale for all. P is the number of outsiders, D the size of a representation.
+        """Build simulator and decoder, and standardise the outsiders.
+
+        Each feature has a mean of its own, and all have one scale. P is the number of outsiders, D
+        the size of a representation.
         """
         self.outsiders = rows_PF = outsiders.flatten(1)
         self.reach_D: Tensor | None = None
@@ -212,12 +226,15 @@ class Space:
         self.decoder = decoder_for(*widths).to(outsiders.device)
 
     def simulate_batch(self, scaled_BF: Tensor) -> Tensor:
-        """Return simulated representations (B, D) of standardised features; of a victim with a
-        ReLU they are above 0 where it can be, and else 0.
+        """Return simulated representations (B, D) of standardised features.
+
+        If the victim's encoder ends in a ReLU, they are 0 or above: above 0 in the components where
+        it can be.
         """
         simulated_BD: Tensor = self.simulator(scaled_BF)
         if self.reach_D is None:
             return simulated_BD
+        # softplus is a smooth ReLU; the shift keeps its gradient from vanishing.
         return F.softplus(simulated_BD + _SOFTPLUS_SHIFT) * self.reach_D
 
     @torch.no_grad()
@@ -243,8 +260,8 @@ class Hijack:
         sent: shape of a release of one row.
         outsiders: (P, ...) the victim's features of people outside the training.
         own_AF: the adversary's own features by alignment position.
-        own_PF: its features of the outsiders, whom the discriminator compares by them; (P, 0):
-            it compares by none.
+        own_PF: its own features of the outsiders, which the discriminator reads; (P, 0): it reads
+            none.
         seed: seed of initial weights and batches.
     """
 
@@ -257,7 +274,9 @@ class Hijack:
         own_PF: Tensor,
         seed: int,
     ) -> None:
-        """Standardise the own features of A aligned people and P outsiders; build the networks."""
+        """Standardise the own features of A aligned people and P outsiders, and build the
+        networks.
+        """
         self._attack = attack
         self._sent = sent
         self._seed = seed
@@ -269,7 +288,7 @@ class Hijack:
         if own_features:
             scale = float(own_PF.std()) or 1.0
         else:
-            # The discriminator compares nobody's own features.
+            # The discriminator reads no own features.
             own_AF = own_AF[:, :0]
         self._own_AF = (own_AF - centre_F) / scale
         self._own_PF = (own_PF - centre_F) / scale
@@ -281,35 +300,44 @@ class Hijack:
         self._discriminator_optimizer = torch.optim.Adam(
             self._discriminator.parameters(), attack.judge_rate, betas=_BETAS, fused=True
         )
-        self._target_PD: Tensor | None = None
+        self._target_PD: Tensor | None = None  # f of the outsiders, from the first step on
 
     def forge_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
-        """Train the discriminator on this batch; return the gradient (B, D) on the victim's
-        representations z that makes them look like simulated ones, f(x).
+        """Train the discriminator on this batch, and return a forged gradient (B, D).
+
+        Descending along it makes the victim's representations z look like simulated ones, f(x).
+
+        `step`: number of the step. `rows_B`: alignment positions. `z_BD`: the victim's
+        representations.
         """
         z_BD = z_BD.detach().to(self.space.outsiders.device, torch.float32)
         if self._target_PD is None:
             self._target_PD = self._train_space(z_BD)
         own_BF = self._own_AF[rows_B]
-        theirs_BD = torch.cat([z_BD, own_BF], dim=1)
+        # What the discriminator reads: a representation, beside own features of the same person.
+        victims_BC = torch.cat([z_BD, own_BF], dim=1)
         with seed_draws(self._seed, step):
             for _ in range(self._attack.rounds):
-                outsiders_B = torch.randint(len(self._target_PD), (len(theirs_BD),))
-                outsider_parts = self._target_PD[outsiders_B], self._own_PF[outsiders_B]
-                mine_BD = torch.cat(outsider_parts, dim=1)
-                loss = F.softplus(-self._discriminator(mine_BD)).mean()
-                loss = loss + F.softplus(self._discriminator(theirs_BD)).mean()
-                penalty = slope_penalty(self._discriminator, theirs_BD, mine_BD)
+                outsiders_B = torch.randint(len(self._target_PD), (len(victims_BC),))
+                simulated_BC = torch.cat(
+                    [self._target_PD[outsiders_B], self._own_PF[outsiders_B]], dim=1
+                )
+                # Logistic loss: simulated rows should score high, the victim's low.
+                loss = F.softplus(-self._discriminator(simulated_BC)).mean()
+                loss = loss + F.softplus(self._discriminator(victims_BC)).mean()
+                penalty = slope_penalty(self._discriminator, victims_BC, simulated_BC)
                 self._discriminator_optimizer.zero_grad()
                 (loss + self._attack.penalty * penalty).backward()
                 self._discriminator_optimizer.step()
-        wanted_BD = z_BD.clone().requires_grad_()
-        judged_B = self._discriminator(torch.cat([wanted_BD, own_BF], dim=1))
-        (gradient_BD,) = torch.autograd.grad(F.softplus(-judged_B).sum(), wanted_BD)
+        # The gradient of the loss that is small where z passes for simulated.
+        h_BD = z_BD.clone().requires_grad_()
+        scores_B = self._discriminator(torch.cat([h_BD, own_BF], dim=1))
+        (gradient_BD,) = torch.autograd.grad(F.softplus(-scores_B).sum(), h_BD)
         return gradient_BD * self._attack.strength
 
     def _train_space(self, z_BD: Tensor) -> Tensor:
-        """Train simulator and decoder; return f of the outsiders, (P, D).
+        """Train simulator f and decoder to be inverse to each other on the outsiders; return f of
+        these, (P, D).
 
         `z_BD`: the victim's first batch, which shows whether its encoder ends in a ReLU.
         """

@@ -12,11 +12,11 @@ from apfed_attacks.view import AdversaryView, collect_releases
 
 
 class InverseNetwork(FeatureAttack):
-    """A regression from h, and from h beside the own features x, to the victim's features.
+    """A regression from releases h, and from h beside the own features x, to the victim's features.
 
-    h is the last release of each row and, where more than two epochs were kept, the mean of all.
-
-    Baselines, with the same shadow rows: their mean, and the same regressors from x alone.
+    h is the last release of each row and, where more than two epochs were stored, the mean of all.
+    Baselines, with the same shadow rows (rows whose features the adversary knows): their mean, and
+    the same regressors from x alone.
     """
 
     name = "inverse_network"

@@ -25,14 +25,17 @@ from apfed_attacks.view import AdversaryView, Knowledge
 
 
 class Isolation(ActiveAttack):
-    """An attack that isolates the victim's contribution for some people.
+    """An attack that isolates one passive's contribution to a sum, for some people.
 
-    It regresses the contribution to the victim's features.
+    It regresses the contribution to that passive's features.
 
     Attributes:
+        way: technique of isolation. "weight" tells the others to weigh their gradients by 0.
+            "unequal" sends them representations at which gradients vanish. "subset" requests the
+            sum with and without the victim, and "collusion" subtracts what others reveal.
         colluding: how many other passives collude; None: all of them ("collusion" only).
-        length: norm of the representations that the victim gets; far: that the others get
-            ("unequal" only).
+        length: norm of the representations that the victim gets.
+        far: norm of those that the others get ("unequal" only).
     """
 
     name = "isolation"
@@ -46,12 +49,19 @@ class Isolation(ActiveAttack):
     shadow_rows: int = Field(30, ge=2)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why the attack does not apply; None: it does.
+
+        Either there is one passive, or the view is not of a live run of the attack.
+        """
         if len(view.terms_by_passive) == 1:
             return "with one passive the sum is its gradient; there is nothing to isolate"
         return super().explain_missing_input(view)
 
     def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Ask about one batch; return people and the estimate of the victim's part."""
+        """Request one or two sums; return the notes that `run` reads.
+
+        These are the people (B,), and the estimate of the victim's contribution (B, D).
+        """
         rows_B, draw, size, length = self.prepare_request(
             active, knowledge, seed, length=self.length, maximum=min(self.people, active.batch_size)
         )
@@ -73,6 +83,7 @@ class Isolation(ActiveAttack):
         return {"people": rows_B, "isolated": isolated.double()}
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Regress the isolated contribution to the victim's features."""
         notes = notes_of(self, view)
-        part = {"isolated part": notes["isolated"]}
-        return guess_features(self, view, notes["people"], part, seed)
+        contribution = {"isolated part": notes["isolated"]}
+        return guess_features(self, view, notes["people"], contribution, seed)

@@ -31,8 +31,9 @@ def explain_missing_sums(view: AdversaryView) -> str | None:
 
 
 def list_opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, Tensor]]:
-    """Return (step, rows (B,), what was sent (B, D)) of an epoch's steps whose sum was decrypted,
-    with two rows or more.
+    """Return the steps of an epoch whose sum was decrypted, with two rows or more.
+
+    Each is (step, rows (B,), representations that were sent (B, D)).
     """
     return [
         (step, rows_B, h_BD)
@@ -42,19 +43,19 @@ def list_opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tens
 
 
 def average_rows(parts: Iterable[tuple[Tensor, Tensor]]) -> Observed | None:
-    """Return the mean of each row's values over all parts; None: no part has a row.
+    """Return the mean of each row's values over all batches; None: no batch has a row.
 
-    `parts`: alignment positions (B,), and their values (B, D).
+    `parts`: batches, each with alignment positions (B,) and their values (B, D).
     """
     pairs = [(rows_B, values_BD) for rows_B, values_BD in parts if len(rows_B)]
     if not pairs:
         return None
     all_rows = torch.cat([rows_B for rows_B, _ in pairs])
-    # For each of all A rows of all parts, its place among the N distinct positions.
-    positions, places_A, steps_N = all_rows.unique(return_inverse=True, return_counts=True)
+    # For each of the A rows of all batches, its index among the N distinct positions.
+    positions, index_A, count_N = all_rows.unique(return_inverse=True, return_counts=True)
     _, first_BD = pairs[0]
     total_ND = first_BD.new_zeros(len(positions), first_BD.shape[1])
     sizes = [len(rows_B) for rows_B, _ in pairs]
-    for places_B, (_, values_BD) in zip(places_A.split(sizes), pairs, strict=True):
-        total_ND.index_add_(0, places_B.to(total_ND.device), values_BD)
-    return Observed(positions, total_ND / steps_N[:, None].to(total_ND.device))
+    for index_B, (_, values_BD) in zip(index_A.split(sizes), pairs, strict=True):
+        total_ND.index_add_(0, index_B.to(total_ND.device), values_BD)
+    return Observed(positions, total_ND / count_N[:, None].to(total_ND.device))

@@ -33,11 +33,13 @@ from apfed_attacks.view import (
 
 
 class SumRegression(FeatureAttack):
-    """A regression from opened sums, alone and beside what the active has, to victims' features.
+    """A regression from revealed sums, alone and beside what the active has, to the victim's
+    features.
 
-    Attacks use the last epoch's sums, what is left of them where pseudo-labels were sent, and that
-    of all kept epochs. Baselines, with the same shadow rows: their mean, own features x, the own
-    labels, which a sum tells again, and both.
+    Attacks use the last epoch's sums and those of all recorded epochs. Where the active sent
+    pseudo-labels, they use the residuals of the sums after a fit to these, too. Baselines, with the
+    same shadow rows (rows whose features the adversary knows): their mean, own features x, own
+    labels, and both.
     """
 
     name = "sum_regression"
@@ -57,20 +59,23 @@ class SumRegression(FeatureAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Regress the last epoch's sums, and those of all epochs side by side, to the victim's
-        features; where pseudo-labels were sent, also what these leave of the C columns of the sums.
+        features.
+
+        Where pseudo-labels were sent, what these leave unexplained of the sums' C columns is used,
+        too.
         """
         sums_by_epoch = {
             epoch: collect_opened_sums(view, epoch) for epoch in list_opened_epochs(view)
         }
         last = max(sums_by_epoch)
         positions = self.choose_rows(view, sums_by_epoch[last].positions, seed)
-        complete = [
+        complete_epochs = [
             epoch
             for epoch, sums in sums_by_epoch.items()
             if torch.isin(positions, sums.positions).all()
         ]
         observed_by_epoch = {
-            epoch: sums_by_epoch[epoch].select_positions(positions) for epoch in complete
+            epoch: sums_by_epoch[epoch].select_positions(positions) for epoch in complete_epochs
         }
         columns = {"sums": observed_by_epoch[last]}
         if view.description.opens == "pseudo-labels":
@@ -87,22 +92,22 @@ class SumRegression(FeatureAttack):
         labels_NF = _encode_own_labels(view, positions)
         own_NF = np.hstack([x_NF, labels_NF])
         scaled = {name: self.scale_columns(values, seed) for name, values in columns.items()}
-        together = {
+        joined = {
             f"{key} and labels": columns_NF
             for name, released_NF in scaled.items()
             for key, columns_NF in join_own_columns(name, released_NF, own_NF).items()
         }
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
         own_sets = {"x": x_NF, "labels": labels_NF, "x and labels": own_NF}
-        return regress.make_guess(regress.predict_from_columns({**scaled, **together}), own_sets)
+        return regress.make_guess(regress.predict_from_columns({**scaled, **joined}), own_sets)
 
 
 class VectorRegression(FeatureAttack):
-    """A regression from singular vectors, alone and beside own features, to victims' features.
+    """A regression from singular vectors, alone and beside own features, to the victim's features.
 
-    Each column of each table is a linear combination of them where as many are taken as the tables
-    have rank; as many shadow rows tell which, exactly, and fewer roughly. Baseline: the same from
-    own features.
+    If as many vectors are taken as the tables have rank, each column of each table is a linear
+    combination of them. Shadow rows (rows whose features the adversary knows) determine which one:
+    exactly if they are as many as the vectors, else roughly. Baseline: the same from own features.
     """
 
     name = "vector_regression"
@@ -130,9 +135,9 @@ class VoteRegression(FeatureAttack):
     """A regression from votes (class scores of a row), or single randomised ones, to the victim's
     features.
 
-    A vote says which labelled rows a row is near to in the passive's features. Baselines: the same
-    from own features, and from these with what the active's own labeller (rule by which it votes)
-    makes of them and of its labels: all that it has before any passive votes.
+    A vote says which labelled rows a row is near to in the passive's features. Baselines regress on
+    own features, alone or beside the votes of the active's own labeller (rule that makes votes)
+    from its own features and labels. That is all that the active has before any passive votes.
     """
 
     name = "vote_regression"
@@ -150,8 +155,8 @@ class VoteRegression(FeatureAttack):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Regress the votes, and single randomised ones if known, to the victim's features."""
         votes_by_name = collect_votes(view)
-        ballot = find_vote_request(view)
-        assert ballot is not None
+        vote_request = find_vote_request(view)
+        assert vote_request is not None
         first = next(iter(votes_by_name.values()))
         positions = self.choose_rows(view, first.positions, seed)
         answers = {
@@ -163,64 +168,60 @@ class VoteRegression(FeatureAttack):
             columns["its votes"] = answers[victim]
         scaled = {name: self.scale_columns(values, seed) for name, values in columns.items()}
         own_NF = self.scale_own_columns(view, positions, seed)
-        solo = self._join_own_votes(view, ballot, positions, own_NF)
-        fused = {
+        own_votes_by_name = self._join_own_votes(view, vote_request, positions, own_NF)
+        joined = {
             f"votes, {name}": np.hstack([scaled["votes"], own_columns_NF])
-            for name, own_columns_NF in solo.items()
+            for name, own_columns_NF in own_votes_by_name.items()
         }
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
         attacks = regress.predict_from_columns(
-            {**scaled, **join_own_columns("votes", scaled["votes"], own_NF), **fused}
+            {**scaled, **join_own_columns("votes", scaled["votes"], own_NF), **joined}
         )
-        return regress.make_guess(attacks, {"x": own_NF, **solo})
+        return regress.make_guess(attacks, {"x": own_NF, **own_votes_by_name})
 
     def _join_own_votes(
         self, view: AdversaryView, ballot: VoteRequest, positions: Tensor, own_NF: FloatArray
     ) -> dict[str, FloatArray]:
-        """Return own features joined with the votes that the active's own labeller gives from the
-        labels of the request, under their name.
+        """Return own features joined with the votes of the active's own labeller, by name.
 
-        Where these were encrypted, the active's own labels are used; empty where it has none.
+        The labeller (rule that makes votes) uses the labels of the request or, where these were
+        encrypted, the active's own labels; the result is empty where it has none.
 
         `ballot`: the request for votes, with its U rows and the labels of n of them. `positions`:
-        alignment positions (N,). `own_NF`: scaled own features. `own_A` holds labels by alignment
-        position.
+        alignment positions (N,). `own_NF`: scaled own features.
         """
         labels_n = ballot.labels
-        own_A = view.labels.get(view.parties[0])
-        if labels_n is None and own_A is not None:
-            labels_n = own_A[ballot.labelled]
+        own_labels_A = view.labels.get(view.parties[0])  # by alignment position, -1 for none
+        if labels_n is None and own_labels_A is not None:
+            labels_n = own_labels_A[ballot.labelled]
         if labels_n is None or bool((labels_n < 0).any()):
             return {}
         rows_U = ballot.rows.sort().values
         labelled, order = ballot.labelled.sort()
-        places = torch.searchsorted(rows_U, labelled)
+        labelled_n = torch.searchsorted(rows_U, labelled)  # indices among the U rows
         features_UF = own_columns(view, rows_U).double().numpy(force=True)
-        votes_UK = own_votes(features_UF, places, labels_n[order], view.knowledge.classes)
-        wanted_N = torch.searchsorted(rows_U, positions).numpy()
-        votes_NK = self.scale_columns(torch.from_numpy(votes_UK[wanted_N]), 0)
+        votes_UK = own_votes(features_UF, labelled_n, labels_n[order], view.knowledge.classes)
+        index_N = torch.searchsorted(rows_U, positions).numpy()
+        votes_NK = self.scale_columns(torch.from_numpy(votes_UK[index_N]), 0)
         return {"x and own votes": np.hstack([own_NF, votes_NK])}
 
 
 def _compute_residuals(sums_NC: Tensor, sent_NC: Tensor) -> Tensor:
-    """Return the residuals of the sums after least squares on the pseudo-labels that were sent,
-    joined with these, (N, 2 C).
+    """Return the residuals of the sums after least squares on the pseudo-labels that were sent.
 
-    The pseudo-labels themselves may explain some of the features.
+    The pseudo-labels are joined to them, (N, 2 C), since they may explain some of the features.
     """
     # On the CPU, whose least squares take columns of any rank.
     sums_NC = sums_NC.double().cpu()
     sent_NC = sent_NC.cpu()
-    known_NC = torch.cat([sent_NC, torch.ones(len(sent_NC), 1, dtype=sent_NC.dtype)], dim=1)
-    rest_NC = sums_NC - known_NC @ torch.linalg.lstsq(known_NC, sums_NC).solution
-    return torch.cat([rest_NC, sent_NC], dim=1)
+    inputs_NC = torch.cat([sent_NC, torch.ones(len(sent_NC), 1, dtype=sent_NC.dtype)], dim=1)
+    residuals_NC = sums_NC - inputs_NC @ torch.linalg.lstsq(inputs_NC, sums_NC).solution
+    return torch.cat([residuals_NC, sent_NC], dim=1)
 
 
 def _encode_own_labels(view: AdversaryView, positions: Tensor) -> FloatArray:
-    """Return the active's labels one-hot, (N, K); zeros where it has none.
-
-    `labels_A`: labels by alignment position, -1 for none.
-    """
+    """Return the active's labels one-hot, (N, K): K classes, zeros where it has no label."""
+    # Labels by alignment position, -1 for none.
     no_labels_A = torch.full((int(positions.max()) + 1,), -1)
     labels_A = view.labels.get(view.parties[0], no_labels_A)
     labels_N = labels_A[positions].clamp(min=-1).numpy()

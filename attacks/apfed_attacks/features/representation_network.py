@@ -26,15 +26,17 @@ _DRAWS = 8  # of the noise, over which generated rows are averaged
 
 
 class RepresentationNetwork(FeatureAttack):
-    """A generator from the own features and noise, trained through the victim's encoder.
+    """A generator of the victim's features, trained through the victim's encoder, which is known.
 
-    Baselines: the mean of the shadow rows, and regression from x with the shadow rows as pairs,
-    which is more than the attack takes from them.
+    It reads the own features x and noise, or x and a release. Baselines: the mean of the shadow
+    rows (rows whose features the adversary knows), and regression from x with these rows as pairs.
+    The attack itself takes only mean and variance from them.
 
     Attributes:
-        iterations: batches; the paper's 15 to 60 epochs are 350 to 1,400 of them on digits.
+        iterations: number of batches; the paper's 15 to 60 epochs are 350 to 1,400 of them on
+            digits.
         rate: learning rate of Adam; the paper takes 1e-4 to 5e-3.
-        noise: random numbers that G reads beside x.
+        noise: number of random numbers that the generator reads beside x.
         variance_weight: weight of the penalty on generated features that vary more than known ones.
     """
 
@@ -51,8 +53,9 @@ class RepresentationNetwork(FeatureAttack):
     variance_weight: float = Field(1.0, ge=0)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why there is nothing to invert: no releases, or the recording has no encoder of
-        the victim; None: there is something.
+        """Return why there is nothing to invert; None: there is something.
+
+        There are no releases, or the recording does not hold the victim's encoder.
         """
         reason = super().explain_missing_input(view)
         if reason is None and view.knowledge.encoder is None:
@@ -61,7 +64,10 @@ class RepresentationNetwork(FeatureAttack):
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Train one generator for each kind of release, and return the rows that they generate."""
+        """Train generators, and return the rows that they generate for each person.
+
+        One generator reads noise, and one each kind of release.
+        """
         releases = collect_releases(view, view.knowledge.victim)
         positions = self.choose_rows(view, releases["h"].positions, seed)
         x_NC = self.scale_own_columns(view, positions, seed)
@@ -82,11 +88,12 @@ class RepresentationNetwork(FeatureAttack):
     def _generate_rows(
         self, view: AdversaryView, columns_NC: FloatArray, h_ND: Tensor, noise: int, seed: int
     ) -> Tensor:
-        """Train a generator so that the victim's encoder maps its rows to h; return its rows
-        (N, F).
+        """Train a generator so that the victim's encoder maps its rows to h; return its rows (N,
+        F).
 
-        `columns_NC`: the C columns that it reads. `noise`: number Z of random numbers that it reads
-        besides. S shadow rows, whose features are known, give the features' mean and variance.
+        `columns_NC`: the C columns that it reads. `h_ND`: the releases. `noise`: number Z of random
+        numbers that it reads besides. S shadow rows, whose features are known, give the features'
+        mean and variance.
         """
         encoder = view.knowledge.encoder
         h_ND = h_ND.float()
@@ -97,8 +104,9 @@ class RepresentationNetwork(FeatureAttack):
         mean_F = known_SF.mean(dim=0)
         scale = float(known_SF.std()) or 1.0
         known_variance_F = known_SF.var(dim=0).flatten()
-        spread_D = h_ND.std(dim=0)
-        weight_D = 1 / torch.where(spread_D > 0, spread_D, 1)
+        # Errors are measured in units of the deviation of each component of h.
+        deviation_D = h_ND.std(dim=0)
+        weight_D = 1 / torch.where(deviation_D > 0, deviation_D, 1)
 
         def generate_batch(rows_B: Tensor) -> Tensor:
             """Return generated features of these rows, (B, ...), in the features' units, from fresh
@@ -127,7 +135,7 @@ class RepresentationNetwork(FeatureAttack):
                 adam.zero_grad()
                 (error_BD.square().mean() + self.variance_weight * excess_F.mean()).backward()
                 adam.step()
-            draws = _DRAWS if noise else 1
+            draws = _DRAWS if noise else 1  # without noise all draws are equal
             all_rows = torch.arange(len(own_NC))
             with torch.no_grad():
                 generated_NF = torch.stack([generate_batch(all_rows) for _ in range(draws)]).mean(

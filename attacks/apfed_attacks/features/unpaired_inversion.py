@@ -33,14 +33,17 @@ _COMPARED_ROWS = 1_000  # by which the best of several starts is chosen
 
 
 class UnpairedInversion(FeatureAttack):
-    """An attack that simulates the victim's encoder on public rows and decodes its releases.
+    """An attack that simulates the victim's encoder on public rows, and decodes its releases h.
 
-    Baselines, with the same rows: their mean, the same computation on the own features x in
-    place of h, and, where it knows whose rows it has, ridge regression from x.
+    Public rows are features of people whose releases are not used. Baselines, with the same rows:
+    their mean, the same computation on the own features x in place of h, and, where it knows whose
+    rows it has, ridge regression from x.
+
+    Letters: h releases, f~ the simulator, d the decoder.
 
     Attributes:
-        shadow_rows: these people's h is not used, and they are not guessed.
-        conditioned: whether it knows whose rows these are.
+        shadow_rows: number of public rows; these people are not guessed.
+        conditioned: whether the adversary knows whose rows these are.
         iterations: training steps after each of `starts` initialisations; the paper takes 20,000.
         rate, judge_rate: learning rates (Adam) of f~ and d, and of the discriminators.
         likeness: weight of f~(x) looking like h (lambda_1; the paper's .02 beside a task loss).
@@ -68,15 +71,17 @@ class UnpairedInversion(FeatureAttack):
     components: int = Field(64, ge=2)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Train on public rows and decode each kind of release; of several starts the one that
-        looks most like the data counts. P public people and N attacked ones have C own columns.
+        """Train on public rows and decode each kind of release.
+
+        Of several starts the one is used whose results look most like the data. P public people and
+        N attacked ones have C own columns.
         """
         shadow = view.knowledge.shadow
         if len(shadow) < 2:
             raise AttackError(f"{view.name} has {len(shadow)} public rows; raise shadow_rows")
         releases = collect_releases(view, view.knowledge.victim)
         positions = self.choose_rows(view, releases["h"].positions, seed)
-        # Positions of the known rows serve to leave these people out and to find their x.
+        # Where the known rows are is used only to leave these people out and to find their x.
         positions = positions[~torch.isin(positions, shadow.positions)]
         if not len(positions):
             raise AttackError(f"{view.name} knows the features of every observed row")
@@ -96,8 +101,9 @@ class UnpairedInversion(FeatureAttack):
             h_ND = torch.from_numpy(self.scale_columns(columns_NC, seed)).float()
             seeds = (derive_seed(seed, self.name, start) for start in range(self.starts))
             inputs = self, view, h_ND, public_PF, own_NC, own_PC
-            starts = [_train_inversion(*inputs, own_seed) for own_seed in seeds]
-            return Prediction(min(starts, key=lambda start: start[0])[1])
+            distances_and_features = [_train_inversion(*inputs, own_seed) for own_seed in seeds]
+            _, decoded_NF = min(distances_and_features, key=lambda pair: pair[0])
+            return Prediction(decoded_NF)
 
         attacks = {
             f"decoded {name}": decode_columns(h.select_positions(positions))
@@ -105,7 +111,7 @@ class UnpairedInversion(FeatureAttack):
         }
         mean_F = public_PF.double().mean(dim=0).numpy(force=True)
         baselines = {"mean of the public rows": Prediction(np.tile(mean_F, (len(positions), 1)))}
-        if not view.is_decoy:  # whose baselines are not read
+        if not view.is_decoy:  # a decoy's baselines are not used
             baselines["decoded x"] = decode_columns(x_NC)
             if self.conditioned:
                 known = (rows.double().numpy(force=True) for rows in (x_PC, public_PF, x_NC))
@@ -124,14 +130,17 @@ def _train_inversion(
 ) -> tuple[float, FloatArray]:
     """Train the simulator f~, the decoder d and two discriminators, which also see own features.
 
-    Returns the energy distances of f~(rows) from h and of d(h) from the rows, added, and d(h)
-    (N, F) in the rows' units.
-
     Args:
-        h_ND: standardised releases.
-        x_NC, x_PC: C own features of the people of the releases, and of the P public ones.
-        x_NC, x_PC: own features of the people of the releases, and of the public ones.
+        attack: the attack, for its options.
+        view: view that is attacked, for its device and number of iterations.
+        h_ND: standardised releases, D numbers each.
+        public_PF: features of the P public people.
+        x_NC, x_PC: C own features of the N people of the releases, and of the public ones.
         seed: seed of initial weights and batches.
+
+    Returns:
+        Two energy distances, added: of f~(public rows) from h and of d(h) from the public rows,
+        small where they look alike; and d(h), (N, F), in the features' units.
     """
     device = view.device
     size = h_ND.shape[1]
@@ -141,7 +150,7 @@ def _train_inversion(
     scale = float(public_PF.std()) or 1.0
     rows_PF = ((public_PF - centre_F) / scale).to(device)
     h_ND, x_NC, x_PC = (columns.to(device) for columns in (h_ND, x_NC, x_PC))
-    ends = (
+    inputs_and_outputs = (
         (features, size),
         (size, features),
         (size + own_features, 1),
@@ -149,8 +158,8 @@ def _train_inversion(
     )
     with seed_draws(seed, "networks"):
         simulator, decoder, judge_h, judge_x = (
-            build_layers(wide, attack.hidden, attack.hidden, narrow).to(device)
-            for wide, narrow in ends
+            build_layers(inputs, attack.hidden, attack.hidden, outputs).to(device)
+            for inputs, outputs in inputs_and_outputs
         )
     pair = nn.ModuleList([simulator, decoder])
     judges = nn.ModuleList([judge_h, judge_x])
@@ -166,11 +175,10 @@ def _train_inversion(
     def compute_judge_loss(
         h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
     ) -> Tensor:
-        """Return the loss of the discriminators, which classify real h and rows against f~(rows)
-        and d(h).
+        """Return the loss of the discriminators: of h against f~(rows), and of rows against d(h).
 
-        `rows_BF`: standardised rows of public people. `observed_BC`, `public_BC`: own features of
-        the people of h, and of the public ones.
+        `h_BD`: releases. `rows_BF`: standardised rows of public people. `observed_BC`, `public_BC`:
+        own features of the people of h, and of the public ones.
         """
         with torch.no_grad():
             simulated_BD = simulator(rows_BF)
@@ -189,11 +197,12 @@ def _train_inversion(
     def compute_inverse_loss(
         h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
     ) -> Tensor:
-        """Return the loss of f~ and d: they should be inverse to each other, and their results look
-        real to the discriminators.
+        """Return the loss of f~ and d.
 
-        `rows_BF`: standardised rows of public people. `observed_BC`, `public_BC`: own features of
-        the people of h, and of the public ones.
+        They should be inverse to each other, and their results look real to the discriminators.
+
+        `h_BD`: releases. `rows_BF`: standardised rows of public people. `observed_BC`, `public_BC`:
+        own features of the people of h, and of the public ones.
         """
         simulated_BD = simulator(rows_BF)
         loss = F.mse_loss(decoder(simulated_BD), rows_BF)

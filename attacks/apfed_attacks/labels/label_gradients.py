@@ -22,22 +22,24 @@ from secure_apfed.exchange import Kind
 
 
 class LabelGradients(LabelProbe):
-    """An attack by probes with known labels, or clusters without any, on gradients.
+    """An attack on labels by classifiers with known labels, or clusters without any, on gradients.
 
-    Attacks use direction and length of the first and of the last kept epoch's gradients and of
-    their mean over many epochs; the first and the mean also together with the own features x.
-    Baselines are those of model completion.
+    Attacks use direction and length of the gradients of the first and of the last recorded epoch,
+    and of their mean over many epochs. The first and the mean are also used together with the own
+    features x. Baselines are those of model completion: the majority class, and classifiers or
+    clusters on x.
     """
 
     name = "label_gradients"
     needs = ("gradients",)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why this view has no gradients of the task loss; None: it has some."""
         return explain_missing_gradients(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Probe direction (unit vector) and length of the gradients of the first and last epoch,
-        and of their mean.
+        """Guess labels from direction and length of the gradients of the first and last epoch, and
+        of their mean.
         """
         gradients = gradients_over_time(view)
         positions = self.choose_rows(view, gradients["first epoch"].positions, seed)
@@ -59,8 +61,8 @@ class LabelGradients(LabelProbe):
 class GradientDirection(LabelProbe):
     """An attack that names a row by the known row whose gradient has the smallest angle to its own.
 
-    Rows of one class pull the head the same way; one known row of each class names all others
-    (Li et al., Section 3.2, there for two classes).
+    Gradients of rows of one class have nearly the same direction, so one known row of each class is
+    enough (Li et al., Section 3.2, there for two classes).
 
     Attacks: the gradients of the first and of the last kept epoch, and their mean over many.
     Baselines: the majority class, and probes on the own features x with the same labels.
@@ -73,6 +75,7 @@ class GradientDirection(LabelProbe):
     labels_per_class: int = Field(1, ge=1)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why this view has no gradients of the task loss; None: it has some."""
         return explain_missing_gradients(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
@@ -88,8 +91,9 @@ class GradientDirection(LabelProbe):
 
 
 def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
-    """Return each position's gradient in the "first epoch", the "last epoch" and, of three epochs
-    or more, the "mean of all epochs".
+    """Return each position's gradient in the "first epoch" and the "last epoch".
+
+    With three epochs or more there is also the "mean of all epochs".
     """
     epochs = view.epochs_with(Kind.GRADIENTS)
     names = {"first": "first epoch", "last": "last epoch", "mean": "mean of all epochs"}
@@ -97,7 +101,7 @@ def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
         names[name]: observed
         for name, observed in combine_epochs(collect_gradients, view, epochs).items()
     }
-    if len(epochs) == 1:
+    if len(epochs) == 1:  # it is the first one
         del gradients["last epoch"]
     return gradients
 
@@ -119,17 +123,19 @@ def _join_direction_and_length(gradient_ND: Tensor) -> Tensor:
 
 
 def _score_by_cosine(view: AdversaryView, observed: Observed, positions: Tensor) -> Prediction:
-    """Score each class by the largest cosine to the gradient of a known row of that class; -1 where
-    no such row was observed.
+    """Score each class by the largest cosine to the gradient of a known row of that class.
 
-    `observed`: the gradients. `positions`: alignment positions (N,) of the rows to score.
+    The score is -1 where no such row was observed.
+
+    `observed`: the gradients. `positions`: alignment positions (N,) of the rows to score. Letters:
+    n known rows, K classes.
     """
     known = view.knowledge.labels
     is_observed_n = torch.isin(known.positions, observed.positions)
-    anchors_nD = F.normalize(
+    known_nD = F.normalize(
         observed.select_positions(known.positions[is_observed_n]).double(), dim=1
     )
-    cosine_Nn = F.normalize(observed.select_positions(positions).double(), dim=1) @ anchors_nD.T
+    cosine_Nn = F.normalize(observed.select_positions(positions).double(), dim=1) @ known_nD.T
     labels_n = known.values[is_observed_n]
     scores_NK = np.full((len(positions), view.knowledge.classes), -1.0)
     for label in labels_n.unique().tolist():

@@ -25,18 +25,20 @@ from apfed_attacks.view import (
 
 
 class ModelCompletion(LabelProbe):
-    """The attack A1: probes with known labels, or clusters without any, on the last epoch.
+    """The attack A1 on labels: classifiers with known labels, or clusters without any, on the last
+    epoch.
 
-    Attacks use h, and h together with the own features x. Baselines: the majority class, and the
-    same probes or clusters on x alone and, where h is of its own network, on what this network
-    makes of x before training. Reference: the same on h of the first kept epoch, which shows what
-    training added to the leak; it was released too, so it takes no part in the advantage.
+    Attacks use the representation h, and h together with the own features x. Baselines: the
+    majority class, and the same on x alone and, where h is of the adversary's own network, on what
+    this network makes of x before training. Reference: the same on h of the first recorded epoch,
+    which shows what training added to the leak; it was released too, so it takes no part in the
+    advantage.
     """
 
     name = "model_completion"
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Probe the last epoch's h, by itself and with own features."""
+        """Guess labels from the last epoch's representations, alone and with own features."""
         releases = combine_epochs(collect_representations, view, view.epochs)
         positions = self.choose_rows(view, releases["last"].positions, seed)
         h_NF, first_NF = (
@@ -62,16 +64,16 @@ class ModelCompletion(LabelProbe):
 
 
 class Temporal(LabelProbe):
-    """The attack A2: model completion on what the epochs give together.
+    """The attack A2 on labels: model completion on the representations of all epochs together.
 
     Noise that is fresh in every epoch averages out over a row's releases, so a budget for one
     release says little about all of them; noise that is drawn once for each row does not. How a
-    row's representation moved during training speaks of its label too.
+    row's representation moved during training also depends on its label.
 
     Attacks use the mean of all epochs, the mean of the last ones, the difference of the last to
     the first, all epochs side by side (as principal components), and the mean of all together
-    with the own features x. Baselines are those of model completion; its own metrics on the last
-    epoch alone are the reference.
+    with the own features x. Baselines are those of model completion (`ModelCompletion`). The
+    reference is the same on the last epoch alone.
 
     Attributes:
         window: epochs in the mean of the last ones.
@@ -84,8 +86,9 @@ class Temporal(LabelProbe):
     components: int = Field(64, ge=2)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why change over epochs cannot be read: one epoch, or epochs that were not
-        recorded; None: it can.
+        """Return why change over epochs cannot be read; None: it can.
+
+        There is one epoch, or some epochs were not recorded.
         """
         reason = super().explain_missing_input(view)
         if reason is not None:
@@ -100,7 +103,7 @@ class Temporal(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Probe means, the change, and all E epochs side by side as principal components."""
+        """Guess labels from means over epochs, the change, and all E epochs side by side."""
         positions = self.choose_rows(view, list_released_positions(view), seed)
         h_END = _stack_epochs(view, positions)
         columns = {

@@ -40,16 +40,18 @@ _FRESH = "own network, fresh weights"
 
 
 class SemiSupervised(LabelProbe):
-    """An attack by MixMatch on h, and on h beside the own features x with several weights.
+    """An attack on labels by MixMatch (semi-supervised training) on representations h.
 
-    Baselines: the majority class, MixMatch on x with the same labels, and the supervised probes
-    on x; for the own network the same network from fresh weights, trained in the same way.
+    It also learns from h beside the own features x, with several weights. Baselines: the majority
+    class, MixMatch on x with the same labels, and supervised classifiers on x. For the own network
+    the baseline is the same network from fresh weights, trained in the same way.
 
     Attributes:
-        batch: labelled rows in a step, and as many others.
+        batch: number of labelled rows in a step, and of others.
         temperature, alpha, unlabelled_weight, decay: T, alpha, lambda_u and EMA decay of MixMatch.
         noise: standard deviation of the augmentation, in standard deviations of a column.
-        own_network: read no h; train the own network further, below the head.
+        own_network: whether the adversary reads no h, and trains its own network further, below the
+            head.
     """
 
     name = "semi_supervised"
@@ -69,14 +71,17 @@ class SemiSupervised(LabelProbe):
 
     @property
     def is_exchangeable(self) -> bool:
-        """Whether it reads releases; an own network is none: its decoy is the same network from
-        other fresh weights.
+        """Whether the attack reads releases, so that exchanging these between rows makes a decoy.
+
+        The own network is no release: its decoy is the same network from other fresh weights.
         """
         return not self.own_network
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why there is nothing to learn from: no releases or gradients, or the recording has
-        no network of a member to train further. None: there is something.
+        """Return why there is nothing to learn from; None: there is something.
+
+        There are no releases or gradients, or the recording holds no network of a member to train
+        further.
         """
         if self.own_network and view.description.opens == "representations":
             reason = explain_missing_gradients(view)
@@ -95,7 +100,7 @@ class SemiSupervised(LabelProbe):
         unknown rows.
         """
         if view.description.opens == "representations":
-            # A network needs no release: only whom it was trained on.
+            # The own network reads no release; the gradients say which rows it was trained on.
             observed = gradients_over_time(view)["first epoch"]
         else:
             observed = combine_epochs(collect_representations, view, view.epochs)["last"]
@@ -144,15 +149,17 @@ class SemiSupervised(LabelProbe):
         seed: int,
         build_bottom: Callable[[Tensor], nn.Module] | None = None,
     ) -> Tensor:
-        """Train MixMatch on all rows; return class probabilities (N, K) by the network's moving
-        average of weights.
+        """Train MixMatch on all rows; return class probabilities (N, K): N rows, K classes.
+
+        They are computed with the moving average of the network's weights.
 
         Args:
+            view: view of the adversary, for the number of classes and the device.
             labels_N: known labels, at least one; -1 where unknown.
             columns_NF: columns of all rows; standardised unless `build_bottom` is given.
             seed: seed of all random draws.
-            build_bottom: makes, from the rows, a network to be trained below the head; None: the
-                head reads the columns.
+            build_bottom: function of the rows that returns a network to be trained below the head;
+                None: the head reads the columns.
         """
         classes = view.knowledge.classes
         device = view.device
@@ -163,13 +170,15 @@ class SemiSupervised(LabelProbe):
             bottom = nn.Identity() if build_bottom is None else build_bottom(rows_NF)
             head = nn.Sequential(
                 bottom,
-                nn.Linear(bottom(rows_NF[:1]).shape[1], self.hidden),
+                nn.Linear(bottom(rows_NF[:1]).shape[1], self.hidden),  # as wide as one row's output
                 nn.ReLU(),
                 nn.Linear(self.hidden, classes),
             ).to(device)
             # The augmentation's standard deviation by column; standardised columns get the same.
-            spread_F = torch.ones_like(rows_NF[0]) if build_bottom is None else rows_NF.std(dim=0)
-            spread_F = self.noise * spread_F
+            deviation_F = (
+                torch.ones_like(rows_NF[0]) if build_bottom is None else rows_NF.std(dim=0)
+            )
+            deviation_F = self.noise * deviation_F
             average = AveragedModel(head, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
             adam = torch.optim.Adam(head.parameters(), lr=self.rate)
             for step in range(self.iterations):
@@ -181,7 +190,7 @@ class SemiSupervised(LabelProbe):
                     rows_NF[labelled],
                     target_BK,
                     rows_NF[unlabelled],
-                    spread_F,
+                    deviation_F,
                     ramp=(step + 1) / self.iterations,
                 )
                 adam.zero_grad()
@@ -196,7 +205,7 @@ class SemiSupervised(LabelProbe):
         rows_BF: Tensor,
         target_BK: Tensor,
         others_BF: Tensor,
-        spread_F: Tensor,
+        deviation_F: Tensor,
         *,
         ramp: float,
     ) -> Tensor:
@@ -206,16 +215,18 @@ class SemiSupervised(LabelProbe):
             head: the network that is trained.
             rows_BF, target_BK: labelled rows, and their one-hot labels.
             others_BF: unlabelled rows.
-            spread_F: standard deviation of the augmentation by column.
+            deviation_F: standard deviation of the augmentation by column.
             ramp: factor of lambda_u, which rises from 0 to 1.
         """
         batch = len(rows_BF)
-        augmented = [_augment_rows(others_BF, spread_F) for _ in range(2)]
+        # The guessed label of an unlabelled row is the mean prediction over its augmentations,
+        # sharpened.
+        augmented = [_augment_rows(others_BF, deviation_F) for _ in range(2)]
         with torch.no_grad():
             guess_BK = torch.stack([head(rows).softmax(dim=1) for rows in augmented]).mean(dim=0)
             sharp_BK = guess_BK ** (1 / self.temperature)
             sharp_BK = sharp_BK / sharp_BK.sum(dim=1, keepdim=True)
-        inputs = torch.cat([_augment_rows(rows_BF, spread_F), *augmented])
+        inputs = torch.cat([_augment_rows(rows_BF, deviation_F), *augmented])
         targets = torch.cat([target_BK, sharp_BK, sharp_BK])
         order = torch.randperm(len(inputs))
         # MixUp, where each row's own share is the larger one.
@@ -229,6 +240,6 @@ class SemiSupervised(LabelProbe):
         return labelled + self.unlabelled_weight * ramp * unlabelled
 
 
-def _augment_rows(rows_BF: Tensor, spread_F: Tensor) -> Tensor:
-    """Return rows with Gaussian noise of this standard deviation by column."""
-    return rows_BF + spread_F * torch.randn_like(rows_BF)
+def _augment_rows(rows_BF: Tensor, deviation_F: Tensor) -> Tensor:
+    """Return rows with Gaussian noise, which has this standard deviation by column."""
+    return rows_BF + deviation_F * torch.randn_like(rows_BF)

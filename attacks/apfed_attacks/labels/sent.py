@@ -32,18 +32,19 @@ _CERTAIN = 2.0  # above every probability
 
 
 class ShownLabels(LabelProbe):
-    """An attack that takes shown labels as they are, and learns from them for other rows.
+    """An attack that takes the labels that a request for votes shows, and learns the other rows'
+    from them.
 
-    Probes and own votes (class scores of a row) learn from them.
-
-    Baselines: the same computation with the labels that it knew before.
+    Classifiers and own votes (class scores of a row, by label spreading) learn from them.
+    Baselines: the same computation with the labels that the adversary knew before.
     """
 
     name = "shown_labels"
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no label can be read: none is sent, they are encrypted, or no request was
-        recorded; None: some can.
+        """Return why no label can be read; None: some can.
+
+        None is sent, they are encrypted, or no request was recorded.
         """
         if view.description.labels is None:
             return f"{view.description}: nobody votes, and no label is sent"
@@ -54,7 +55,10 @@ class ShownLabels(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Take the labels that the request for votes shows, and learn the other rows' from them."""
+        """Guess the shown labels as they are, and the other rows' by what is learnt from them.
+
+        Letters: N rows, K classes.
+        """
         request = find_vote_request(view)
         assert request is not None
         assert request.labels is not None
@@ -69,6 +73,7 @@ class ShownLabels(LabelProbe):
         is_guessed_N = (known_N < 0).numpy()
         learnt = self._learn_from_labels(view, positions, x_NF, labels_N, seed)
         has_label_N1 = (labels_N >= 0).numpy()[:, None]
+        # The score of a shown label is above all scores of labels that are learnt.
         certain_NK = _CERTAIN * np.eye(classes)[labels_N.numpy()]
         attacks = {
             name: Prediction(np.where(has_label_N1, certain_NK, scores_NK)[is_guessed_N])
@@ -83,17 +88,17 @@ class ShownLabels(LabelProbe):
     def _learn_from_labels(
         self, view: AdversaryView, positions: Tensor, x_NF: FloatArray, labels_N: Tensor, seed: int
     ) -> dict[str, FloatArray]:
-        """Return class scores (N, K) of all rows, by own votes (label spreading) and by probes that
-        learn from these labels.
+        """Return class scores (N, K) of all rows by own votes (label spreading), and by
+        classifiers.
 
-        `positions`: alignment positions (N,). `labels_N`: -1 where unknown. `x_NF`: own features,
-        standardised.
+        `positions`: alignment positions (N,). `x_NF`: own features, standardised. `labels_N`:
+        labels to learn from, -1 where unknown.
         """
         has_label_N = labels_N >= 0
         classes = view.knowledge.classes
         scores = {"own votes": _compute_votes(x_NF, labels_N, classes)}
         if has_label_N.all():
-            return scores  # a probe has nothing to guess
+            return scores  # classifiers have nothing to guess
         labels = KnownRows(positions[has_label_N], labels_N[has_label_N])
         view_with_labels = replace(view, knowledge=replace(view.knowledge, labels=labels))
         guess = guess_labels(
@@ -107,10 +112,14 @@ class ShownLabels(LabelProbe):
 
 
 class PseudoLabels(LabelProbe):
-    """The largest column; probes with known labels, or clusters without any, on all columns.
+    """An attack on labels that reads the common pseudo-labels Z, whose column k depends on class k.
 
-    Attacks use Z of the last round and, of many epochs, their mean, alone and with the own features
-    x. Baselines are those of model completion. Reference: the first round's Z, which is random.
+    It guesses the class of the largest column, and uses classifiers with known labels, or clusters
+    without any, on all columns.
+
+    Attacks use Z of the last round and, with three epochs or more, the mean of Z, alone and with
+    the own features x. Baselines are those of model completion: the majority class, and the same on
+    x. Reference: the first round's Z, which is random.
     """
 
     name = "pseudo_labels"
@@ -125,10 +134,11 @@ class PseudoLabels(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess labels from the pseudo-labels Z that were sent: by the largest column, by probes.
+        """Guess labels from the pseudo-labels Z that were sent: by the largest column, and by
+        classifiers.
 
-        A probe is a classifier on all columns of Z, fitted to the rows whose label is known. Z of
-        the first epoch is a reference, that of the last epoch the main one.
+        Classifiers read all columns of Z, and are fitted to the rows whose label is known. Z of the
+        last epoch is attacked; Z of the first epoch is a reference.
         """
         epochs = _list_epochs(view)
         combined = combine_epochs(collect_pseudo_labels, view, epochs)
@@ -151,7 +161,7 @@ class PseudoLabels(LabelProbe):
         )
 
         def make_prediction(observed: Observed) -> Prediction:
-            """Return the columns of Z as scores of the unknown rows."""
+            """Return Z as scores of the unknown rows: the largest column is the guess."""
             return Prediction(observed.select_positions(guess.positions).numpy(force=True))
 
         largest = {
@@ -162,11 +172,14 @@ class PseudoLabels(LabelProbe):
 
 
 def _list_epochs(view: AdversaryView) -> tuple[int, ...]:
-    """Return the epochs with pseudo-labels."""
+    """Return the epochs in which pseudo-labels were sent."""
     return list_epochs_by_request(view, lambda request: request.z is not None)
 
 
 def _compute_votes(x_NF: FloatArray, labels_N: Tensor, classes: int) -> FloatArray:
-    """Return votes (N, K) by label spreading over own features from these labels; -1: unknown."""
+    """Return votes (N, K) by label spreading over own features from these labels; -1: unknown.
+
+    `classes`: K.
+    """
     labelled_rows = (labels_N >= 0).nonzero().flatten()
     return own_votes(x_NF, labelled_rows, labels_N[labelled_rows], classes)

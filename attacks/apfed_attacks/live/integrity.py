@@ -31,12 +31,12 @@ HARMS: tuple[Harm, ...] = ("random", "reversed", "replayed", "backdoor")
 
 @dataclass(frozen=True, kw_only=True)
 class Steering:
-    """The harm that a malicious passive does, and the inputs that it needs for it.
+    """The harm that a malicious passive does to the active's model, and what it needs for that.
 
     Attributes:
         harm: the kind of false contribution that it sends in answer to a request.
-        chosen: mask (A,) of the people whose predictions a backdoor should change.
-        target: mask (A,) of people whom it knows to be of the class that it wants.
+        chosen: mask (A,) of the A aligned people: whose predictions a backdoor should change.
+        target: mask (A,) of the people whom it knows to be of the class that it wants.
         length: the norm of a row of its contribution, at most what the sum clips rows to.
         seed: seed of random directions.
     """
@@ -48,19 +48,23 @@ class Steering:
     seed: int = 0
 
     def draw_directions(self, like_BD: Tensor, step: int) -> Tensor:
-        """Return random rows of the harm's length, in the shape of `like_BD`."""
+        """Return random rows of norm `length`, in the shape of `like_BD`; each step has its own."""
         draw = torch.Generator().manual_seed(derive_seed(self.seed, "integrity", step))
         rows_BD = torch.randn(like_BD.shape, generator=draw, dtype=like_BD.dtype)
         return self.stretch_rows(rows_BD)
 
     def stretch_rows(self, rows_BD: Tensor) -> Tensor:
-        """Return rows of the same directions, of the harm's length."""
+        """Return rows of the same directions, of norm `length`."""
         return torch.nn.functional.normalize(rows_BD, dim=1) * self.length
 
 
 @dataclass(kw_only=True)
 class _Forger:
-    """A forger of a passive's rows; how a backdoor is forged depends on what is sent."""
+    """A forger of the rows that a passive sends; subclasses forge backdoors.
+
+    Attributes:
+        steering: the harm to do.
+    """
 
     steering: Steering
     _first: Tensor | None = None
@@ -68,9 +72,9 @@ class _Forger:
     def forge_rows(
         self, step: int, honest_BD: Tensor, forge_backdoor: Callable[[], Tensor]
     ) -> Tensor:
-        """Return the forged rows in place of honest ones, (B, D), in their autograd graph.
+        """Return forged rows in place of the honest ones, (B, D), in the autograd graph of these.
 
-        `forge_backdoor`: returns the rows of a backdoor.
+        `step`: number of the step. `forge_backdoor`: function that returns the rows of a backdoor.
         """
         harm = self.steering.harm
         if harm == "random":
@@ -90,16 +94,21 @@ class _Forger:
 
 
 def _keep_graph(forged_BD: Tensor, honest_BD: Tensor) -> Tensor:
-    """Return forged rows in the autograd graph of the honest ones, which get no gradient."""
+    """Return forged rows that belong to the autograd graph of the honest ones.
+
+    The encoder of the honest rows gets a gradient of 0.
+    """
     forged_BD = forged_BD.to(honest_BD)
     return forged_BD + 0 * honest_BD if honest_BD.requires_grad else forged_BD
 
 
 @dataclass(kw_only=True)
 class _ForgedAnswers(_Forger):
-    """A forger of a passive's gradients.
+    """A forger of the gradients that a passive of APFed returns.
 
-    `honest`: (step, rows (B,), z (B, D)) -> the honest gradient.
+    Attributes:
+        honest: function of (step, rows (B,), representations z (B, D)) that returns the honest
+            gradient.
     """
 
     honest: Callable[[int, Tensor, Tensor], Tensor]
@@ -113,14 +122,14 @@ class _ForgedAnswers(_Forger):
         )
 
     def collect_notes(self) -> dict[str, Tensor]:
-        """Return nothing: it keeps no notes for attacks."""
+        """Return no notes, since no attack reads the run afterwards."""
         return {}
 
     def _forge_backdoor(self, rows_B: Tensor, z_BD: Tensor, gradient_BD: Tensor) -> Tensor:
-        """Return the honest gradient, with rows that move the chosen people's representations to
-        the mean of the target class.
+        """Return the honest gradient, with other rows for the chosen people.
 
-        The active descends along the gradient, so it points away from that mean.
+        These move the people's representations to the mean of the target class. The active descends
+        along the gradient, so a row points away from that mean.
         """
         is_target_B = self.steering.target[rows_B]
         if is_target_B.any():
@@ -154,8 +163,10 @@ class _ForgedRepresentations(_Forger):
         return self.forge_rows(step, z_BD, lambda: self._forge_backdoor(rows_B, z_BD, is_training))
 
     def _forge_backdoor(self, rows_B: Tensor, z_BD: Tensor, is_training: bool) -> Tensor:
-        """Return z with one fixed vector (the trigger) for some people: those of the target
-        class while the active learns, the chosen ones when it predicts.
+        """Return z with one fixed vector (the trigger) for some people.
+
+        They are people of the target class while the active learns, so that the model connects the
+        vector with that class, and the chosen people when it predicts.
         """
         if self._trigger is None:
             self._trigger = self.steering.draw_directions(z_BD.detach()[:1], 0)
@@ -165,11 +176,13 @@ class _ForgedRepresentations(_Forger):
 
 
 def poison_gradients(run: LiveRun, passive: str, steering: Steering) -> None:
-    """Let a passive of APFed contribute forged gradients from now on; it still learns honestly."""
+    """Let a passive of APFed contribute forged gradients from now on; its own networks learn
+    honestly.
+    """
     honest = run.get_gradient_function(passive)
     run.hand_over(passive, _ForgedAnswers(steering=steering, honest=honest))
 
 
 def poison_representations(run: SummedRun, passive: str, steering: Steering) -> None:
-    """Let a passive of a sum of representations send forged ones from now on."""
+    """Let a passive send forged representations to a sum from now on."""
     run.hand_over(passive, _ForgedRepresentations(steering=steering).forge_representations)

@@ -90,7 +90,8 @@ class LiveSession(Generic[OfMethod]):
             one run; None: in memory.
 
     Attributes:
-        learner: the active's role.
+        role: class of the active's role, which a subclass attacks.
+        learner: the active's role in this session.
 
     Raises:
         AttackError: the method has no passives of the kind that this class attacks.
@@ -120,8 +121,8 @@ class LiveSession(Generic[OfMethod]):
             )
         self.learner: OfMethod = self.session.learner
         self.alignment: Mapping[str, Tensor] = self.session.alignment
-        self._epoch = self._step = 0
-        self._in_question_epoch = False  # whether the current epoch has an attack's steps
+        self._epoch = self._step = 0  # the next epoch and step
+        self._in_attack_epoch = False  # whether the current epoch has an attack's steps
 
     @property
     def recording(self) -> Recording:
@@ -134,7 +135,10 @@ class LiveSession(Generic[OfMethod]):
     def train_epochs(
         self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None
     ) -> None:
-        """Train for this number of epochs more; call `before` with each step and its rows."""
+        """Train for this number of epochs more, honestly.
+
+        `before`: function that is called with each step and the rows (B,) of its batch.
+        """
         for _ in range(epochs):
             for rows_B in self._begin_epoch():
                 step = self._next_step()
@@ -146,12 +150,12 @@ class LiveSession(Generic[OfMethod]):
     def _begin_epoch(self) -> list[Tensor]:
         """Start the next epoch in the transcript and return its batches, (B,) each."""
         self._epoch = self._epoch + 1
-        self._in_question_epoch = False
+        self._in_attack_epoch = False
         self.session.transcript.begin_epoch(self._epoch - 1)
         return split_batches(self.learner, self.config, self._epoch - 1)
 
     def _next_step(self) -> int:
-        """Return the number of the next step."""
+        """Return the number of the next step, and count it."""
         self._step += 1
         return self._step - 1
 
@@ -173,12 +177,15 @@ ALL_RULES = frozenset(Rule)
 
 
 def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
-    """Let an honest passive check requests by these rules only."""
+    """Let an honest passive of APFed check requests by these rules of the protocol only."""
     agreed_weight = passive.weight
 
     def parse_request(message: Envelope) -> tuple[AdmittedRequest, Tensor]:
-        """Parse a request for gradients, and enforce the rules; return the admitted request, and
-        its representations z (B, ...). Raises RemoteProtocolError: a rule is broken.
+        """Parse a request for gradients, check it, and return it with its representations.
+
+        Returns the admitted request (with the rows that the passive answers), and z (B, ...).
+
+        Raises RemoteProtocolError: a rule is broken.
         """
         terms = passive.terms
         sender = message.sender
@@ -204,21 +211,25 @@ def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
 
 
 class _WatchedSum(PassiveSum):
-    """A passive's part in the secure sum that enforces only these `rules` and records its values.
+    """A passive's part in the secure sum that enforces only some rules, and records its
+    contribution.
 
     Attributes:
-        last_values: (B, D) its last contribution, before it is protected; None: none yet.
+        rules: the enforced rules of the protocol.
+        last_values: its last contribution, (B, D), before it is protected; None: none yet.
     """
 
     def __init__(self, honest: PassiveSum, rules: Collection[Rule]) -> None:
-        """Take over the state of an honest passive's part."""
+        """Take over the state (keys, counts) of an honest passive's part, to replace it."""
         vars(self).update(vars(honest))
         self.rules = rules
         self.last_values: NDArray[np.floating] | None = None
 
     def admit_request(self, request: Envelope, rows_B: Tensor, **options: Any) -> AdmittedRequest:
-        """Admit a request; any request, where the attack runs without the rule that limits
-        requests.
+        """Return the request with the rows that the passive answers.
+
+        Without the rule ALLOWANCE, which limits requests, any request is admitted with all its
+        rows.
 
         `options`: keyword arguments of `PassiveSum.admit_request`.
         """
@@ -230,18 +241,21 @@ class _WatchedSum(PassiveSum):
         return self._admitted_request
 
     def protect_answer(self, admitted: AdmittedRequest, values_BD: NDArray[np.floating]) -> bytes:
-        """Record the values that are added, then protect them."""
+        """Record the values that the passive adds to the sum, then protect them."""
         self.last_values = np.ascontiguousarray(values_BD)
         return super().protect_answer(admitted, values_BD)
 
     def count_answer(self, admitted: AdmittedRequest, digest: bytes) -> None:
-        """Count the contribution against the limit of contributions, if that rule holds."""
+        """Count the contribution against the limits on contributions, if the rule ALLOWANCE
+        holds.
+        """
         if Rule.ALLOWANCE in self.rules:
             super().count_answer(admitted, digest)
 
     def make_binding(self, admitted: AdmittedRequest) -> StepBinding:
-        """Return what authenticates the contribution: the digest of its request or, without that
-        rule, of its step alone.
+        """Return what authenticates the contribution: contributions add up only if it is equal.
+
+        It is the digest of the request or, without the rule BINDING, of the step alone.
         """
         if Rule.BINDING in self.rules:
             return super().make_binding(admitted)
@@ -249,12 +263,19 @@ class _WatchedSum(PassiveSum):
 
 
 def _bind_to_step(session: str, step: int) -> StepBinding:
-    """Return the binding of a contribution to its session and step only, not to any rows."""
+    """Return the binding of a contribution to its session and step only, and not to any rows.
+
+    Contributions to different requests then add up.
+    """
     return bind_step(session, step, torch.empty(0, dtype=torch.int64), b"")
 
 
 class LiveRun(LiveSession[ApfedActive]):
-    """A session of APFed whose active an attack plays as a `LiveActive`, held to these `rules`."""
+    """A session of APFed whose active an attack can play (as a `LiveActive`), or whose passives it
+    can.
+
+    Passives enforce only the given rules of the protocol.
+    """
 
     role = ApfedActive
     trained = make_former_name("trained", "training_positions")
@@ -268,7 +289,7 @@ class LiveRun(LiveSession[ApfedActive]):
         rules: Collection[Rule] = ALL_RULES,
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Set up APFed, to be attacked; `rules`: those that passives enforce."""
+        """Set up all parties, with passives that enforce only these `rules`."""
         super().__init__(config, data, alignment=alignment)
         contract = self.session.contract
         aligned = self.alignment[self.data.active.name]
@@ -283,6 +304,7 @@ class LiveRun(LiveSession[ApfedActive]):
             passive.sum = _WatchedSum(passive.sum, self.rules)
             if not self.enforces_rules:
                 _relax_rules(passive, self.rules)
+        # The active must authenticate sums as the passives do.
         if Rule.BINDING not in self.rules:
             self._sum.make_binding = lambda step, *_: _bind_to_step(contract.session, step)  # type: ignore[method-assign]
 
@@ -298,27 +320,29 @@ class LiveRun(LiveSession[ApfedActive]):
         return self.learner.sum
 
     def _get_watched_sum(self, passive: str) -> _WatchedSum:
-        """Return a passive's recorded part in the secure sum."""
+        """Return a passive's part in the secure sum, which records its contributions."""
         watched = self._parties[passive].sum
         assert isinstance(watched, _WatchedSum)
         return watched
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
-        """Let an adversary send gradients for representations in this passive's place from now on.
+        """Let an adversary answer requests in this passive's place from now on.
 
-        It has the keys and shares of the honest passive, and adds none of the agreed noise.
+        It has the honest passive's keys and shares, and adds none of the agreed noise.
 
-        `strategy`: makes the adversary's gradients.
+        `strategy`: object that makes the adversary's gradients.
         """
         honest = self._parties[passive]
         passive_sum = self._get_watched_sum(passive)
-        passive_sum.rules = {Rule.BINDING}
+        passive_sum.rules = {Rule.BINDING}  # else contributions would not add up
         if passive_sum.noise is not None:
             no_noise = SimpleNamespace(draw=lambda shape, **_: np.zeros(shape, dtype=np.int64))
             passive_sum.noise = no_noise  # type: ignore[assignment]
 
         def answer_request(message: Envelope) -> tuple[AdmittedRequest, FloatArray]:
-            """Admit the request, and return the adversary's rows (B, D) in place of gradients."""
+            """Return the admitted request, and the adversary's rows (B, D) in place of
+            gradients.
+            """
             specs = make_representation_specs(honest.terms)
             tensors, _ = unpack_tensors(message.payload, specs, sender=message.sender)
             rows_B = tensors["rows"]
@@ -329,11 +353,16 @@ class LiveRun(LiveSession[ApfedActive]):
         honest.compute_contribution = answer_request  # type: ignore[method-assign]
 
     def get_gradient_function(self, passive: str) -> Callable[[int, Tensor, Tensor], Tensor]:
-        """Return what an honest passive computes: (step, rows (B,), z (B, D)) -> (B, D)."""
+        """Return the function by which an honest passive computes its gradient.
+
+        It takes a step, its rows (B,), and representations z (B, D), and returns the gradient (B,
+        D).
+        """
         honest = self._parties[passive]
         shape = honest.terms.shape
 
         def compute_gradient(step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+            """Return the honest gradient, (B, D)."""
             z_B = z_BD.reshape(-1, *shape)
             return honest.compute_gradient(step, rows_B, z_B).flatten(1)
 
@@ -344,7 +373,10 @@ class LiveRun(LiveSession[ApfedActive]):
         return self.alignment[passive][positions] >= 0
 
     def get_contribution(self, passive: str) -> Tensor:
-        """Return a passive's last contribution (B, D) to a sum, clipped; for a colluding one."""
+        """Return a passive's last contribution (B, D) to a sum, clipped.
+
+        A colluding passive would reveal it to the active.
+        """
         contribution = self._get_watched_sum(passive).last_values
         bound = self.config.secure_sum.clip
         assert contribution is not None
@@ -354,7 +386,7 @@ class LiveRun(LiveSession[ApfedActive]):
         """Return the unit representations (N, D) of these people by a passive with a contrastive
         objective.
 
-        `positions`: alignment positions (N,).
+        They are the truth that attacks are scored by. `positions`: alignment positions (N,).
 
         Raises AttackError: the passive lacks some of these people, or has another objective.
         """
@@ -372,8 +404,10 @@ class LiveRun(LiveSession[ApfedActive]):
         return F.normalize(z_ND.double(), dim=1)
 
     def find_sent_positions(self, rows_B: Tensor) -> Tensor:
-        """Return the alignment positions of those of the active's rows (B,) that are aligned, which
-        a step sends.
+        """Return the alignment positions of a batch: of those of the active's rows (B,) that are
+        aligned.
+
+        Only these are sent in a step.
         """
         aligned = self.alignment[self.data.active.name]
         return find_positions(aligned, intersect_rows(rows_B, aligned))
@@ -387,10 +421,23 @@ class LiveRun(LiveSession[ApfedActive]):
         weights: Mapping[str, float] | None = None,
         participants: Collection[str] | None = None,
     ) -> Tensor:
-        """Play one step with chosen representations; see `LiveActive.request_sum`."""
-        if not self._in_question_epoch:
+        """Play one step as a malicious active, with chosen representations; return the decrypted
+        sum (B, D).
+
+        Args:
+            rows_B: alignment positions of the rows.
+            z_BD: representations to send for them.
+            instead: representations for single passives in place of `z_BD`, by name.
+            weights: weight lambda_p that single passives are told to use, by name.
+            participants: names of the passives whose contributions are added; None: all.
+
+        Raises:
+            RemoteProtocolError: a party refused; the session is over then.
+        """
+        # All steps of an attack are recorded in one epoch.
+        if not self._in_attack_epoch:
             self._begin_epoch()
-            self._in_question_epoch = True
+            self._in_attack_epoch = True
         dtype = make_representation_specs(self.terms)["z"].dtype
         shape = self.terms.shape
         meta = {"weights": dict(weights)} if weights else {}
@@ -408,15 +455,16 @@ class LiveRun(LiveSession[ApfedActive]):
             return pack_tensors({"rows": rows_B, "z": z_BD.to(dtype).reshape(-1, *shape)}, meta)
 
         async def exchange_sum() -> Tensor:
-            """Send the request to the participants, and return the sum that the active decrypts."""
+            """Send the request to the participants, and return the decrypted sum, (B, D)."""
             for name in participating:
                 payload = build_payload((instead or {}).get(name, z_BD))
                 links.send(name, Kind.REPRESENTATIONS, step, payload)
-            present = active_sum.present
+            # The active awaits a sum of the participants only, in this step.
+            honest_participants = active_sum.present
             active_sum.present = participating
             columns = z_BD.flatten(1).shape[1]
             await active_sum.receive_sum(links, step, rows_B, build_payload(z_BD), columns)
-            active_sum.present = present
+            active_sum.present = honest_participants
             assert active_sum.decoded_sum is not None
             return active_sum.decoded_sum
 
@@ -424,6 +472,8 @@ class LiveRun(LiveSession[ApfedActive]):
 
     def _replace_sum(self, names: Sequence[str]) -> None:
         """Replace the sum at all parties by a plain one over the passives of these names.
+
+        This is for attacks without the rule PARTICIPANTS.
 
         Raises LocalProtocolError: the sum is a secure one, which cannot be taken over a subset.
         """
@@ -459,15 +509,15 @@ class LiveRun(LiveSession[ApfedActive]):
 
 
 class JointRun(LiveSession[TvflActive]):
-    """A session of TVFL whose active an adversary can play."""
+    """A session of TVFL whose active an adversary can replace towards one passive."""
 
     role = TvflActive
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
-        """Let an adversary send this passive gradients in the active's place from now on; the
-        others get honest gradients.
+        """Let an adversary send this passive gradients in the active's place from now on.
 
-        `strategy`: makes the adversary's gradients.
+        The other passives get honest gradients. `strategy`: object that makes the adversary's
+        gradients.
         """
         honest = self.learner.train_on_parts
 
@@ -476,9 +526,10 @@ class JointRun(LiveSession[TvflActive]):
         ) -> tuple[StepLoss, dict[str, bytes]]:
             """Return the honest loss and gradients, with a forged one for the attacked passive.
 
-            `parts`: name of each passive -> its representations (B, ...).
+            `parts`: representations (B, ...) of each passive, by name.
             """
             h_BD = parts[passive].clone()
+            # A gradient of the mean loss over B rows is 1 / B of one row's.
             forged_BD = strategy.forge_gradient(step, rows_B, h_BD.flatten(1)) / len(rows_B)
             loss, gradients = honest(step, rows_B, parts)
             gradients[passive] = pack_tensors({"gradient": forged_BD.reshape(h_BD.shape).to(h_BD)})
@@ -488,29 +539,36 @@ class JointRun(LiveSession[TvflActive]):
 
 
 class SummedRun(LiveSession[SummedSplitNnActive]):
-    """A session of a split network over a sum of representations, whose passive may be played."""
+    """A session of a split network over a sum of representations, one of whose passives can be
+    replaced.
+    """
 
     role = SummedSplitNnActive
 
     def hand_over(self, passive: str, forge: Callable[[int, Tensor, Tensor, bool], Tensor]) -> None:
-        """Let an adversary send in this passive's place from now on.
+        """Let an adversary send representations in this passive's place from now on.
 
         Args:
-            forge: (step, rows (B,), honest z (B, D), whether the active learns) -> representations
-                to send, in the autograd graph of z, since a gradient on it comes back.
+            passive: name of the passive.
+            forge: function of (step, rows (B,), honest z (B, D), whether the active learns) that
+                returns the representations to send. They must be in the autograd graph of z, since
+                a gradient on them comes back.
         """
         role = self.session.helpers[passive]
         assert isinstance(role, SummedPassive)
         honest = role.encode_rows
 
         def encode_rows(step: int, rows_B: Tensor, *, is_training: bool) -> Tensor:
+            """Return the forged representations of these rows, in the shape of the honest ones."""
             z_BD = honest(step, rows_B, is_training=is_training)
             return forge(step, rows_B, z_BD.flatten(1), is_training).reshape(z_BD.shape)
 
         role.encode_rows = encode_rows  # type: ignore[method-assign]
 
     def predict_jointly(self, positions: Tensor) -> Tensor:
-        """Return the scores (N, K) by all parties' models for these alignment positions (N,)."""
+        """Return the class scores (N, K) of all parties together for these alignment positions
+        (N,).
+        """
         scores = []
         with self.learner.trainer.evaluation_mode():
             for rows_B in self.learner.split_into_batches(positions):
@@ -521,9 +579,10 @@ class SummedRun(LiveSession[SummedSplitNnActive]):
 
 
 class VotesRun(LiveSession[VotesActive]):
-    """A session of votes: class scores that each passive gives rows by its labeller.
+    """A session of votes: class scores that each passive gives rows by its labeller
+    (semi-supervised rule).
 
-    An attack chooses the rows and labels that an active sends, or a passive's labeller.
+    An attack chooses the rows and labels that an active sends, or replaces a passive's labeller.
     """
 
     # The base class of all ways to reveal votes.
@@ -542,10 +601,11 @@ class VotesRun(LiveSession[VotesActive]):
     def request_votes(
         self, rows_U: Tensor | None = None, labels: Mapping[int, int] | None = None
     ) -> tuple[Ballot, Floats]:
-        """Request votes as the active; return the request, and the votes that were revealed.
+        """Request votes as the active; return the request, and the votes that were revealed, (U,
+        K).
 
-        `rows_U`: alignment positions to vote on; None: the honest ones. `labels`: alignment
-        position -> the label to send for it; None: an honest request, whatever the rows.
+        `rows_U`: alignment positions to vote on; None: the honest ones. `labels`: label to send for
+        each of some positions, by position; None: an honest request, whatever the rows.
 
         Raises RemoteProtocolError: a party refused.
         """
@@ -562,17 +622,19 @@ class VotesRun(LiveSession[VotesActive]):
             )
         if not self._step:
             self.session.transcript.begin_epoch(0)
-        # It has the methods of Links that a request for votes uses.
+        # Not a subclass of Links, but it has the methods that a request for votes uses.
         links = cast(Links, _FixedStepLinks(self.session.links, self._next_step()))
         try:
             votes = self.session.run_script(self.learner.gather_votes(links))
         finally:
             request = self.ballot
-            self.learner.ballot = honest
+            self.learner.ballot = honest  # for later requests
         return request, votes
 
     def get_voter(self, passive: str) -> VotesPassive:
-        """Return the honest role of a passive, for the true values that attacks are scored by."""
+        """Return the role of a passive: for the true votes that attacks are scored by, or to
+        replace its labeller.
+        """
         role = self.session.helpers[passive]
         assert isinstance(role, VotesPassive)
         return role
@@ -584,30 +646,33 @@ class VotesRun(LiveSession[VotesActive]):
 
 
 class _FixedStepLinks:
-    """The links of an active whose request for votes has another step number, so that it is not
-    taken for a repetition.
+    """The links of an active whose request for votes has a step number of its own.
+
+    The real links send every request with the same number, so that a second request in one session
+    would be taken for a repetition of the first.
     """
 
     def __init__(self, links: Links, step: int) -> None:
-        """Take the honest links; `step`: step number of the request and its votes."""
+        """Wrap the real links; `step`: step number of the request and its votes."""
         self._links = links
         self._step = step
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
-        """Send as `Links.send`, a request for votes with the other step."""
+        """Send a message as `Links.send` does, a request for votes with the other step number."""
         step = self._step if kind is Kind.LABELS else step
         self._links.send(receiver, kind, step, payload)
 
     async def receive(self, senders: Any, *kinds: Kind, **others: Any) -> Envelope:
-        """Receive as `Links.receive`, votes with the other step."""
+        """Receive a message as `Links.receive` does, votes with the other step number."""
         if Kind.VOTES in kinds:
             others["step"] = self._step
         return await self._links.receive(senders, *kinds, **others)
 
 
 def choose_people(features_UF: Features) -> NDArray[np.bool_]:
-    """Return a mask (U,) of the people for whom a backdoor is: the tenth of the rows with the
-    largest sum of features.
+    """Return a mask (U,) of the people for whom a backdoor is.
+
+    They are the tenth of the U rows with the largest sum of features.
     """
     total_U = np.asarray(features_UF).reshape(len(features_UF), -1).sum(axis=1)
     return np.asarray(total_U >= np.quantile(total_U, 1 - _CHOSEN_SHARE))
@@ -615,12 +680,18 @@ def choose_people(features_UF: Features) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, kw_only=True)
 class PoisonedVotes(Labeller):
-    """A labeller (rule by which a passive votes) that reverses what an `honest` one says.
+    """A labeller (rule by which a passive votes) that falsifies the votes of an `honest` one.
 
     Its votes are hard (one-hot), which weigh most, and keep to every rule. Integrity, not privacy:
-    there is nothing to guess, so this is no `Attack`; compare the active's accuracy with an honest
-    run's. "flip" names the second class where the honest one is the first, and is honest elsewhere;
-    "backdoor" names the first class for the people of `choose_people`, and is honest elsewhere.
+    there is nothing to guess, so this is no `Attack`; compare the active's accuracy with that of an
+    honest run.
+
+    Attributes:
+        honest: the labeller whose votes are falsified.
+        way: "random" and "constant" ignore it, "rotate" names the next class. "flip" names the
+            second class where the honest one is the first, and is honest elsewhere. "backdoor"
+            names the first class for the people of `choose_people`, and is honest elsewhere.
+        seed: seed of random votes.
     """
 
     name: ClassVar[str] = "poisoned"
@@ -634,16 +705,19 @@ class PoisonedVotes(Labeller):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return poisoned votes, (U, K); the same as without own features."""
+        """Return poisoned votes, (U, K), for a passive that has labels of its own or not.
+
+        The arguments are explained in `label_without_own`.
+        """
         return self.label_without_own(features_UF, labelled_n, labels_n, classes)
 
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return poisoned votes, (U, K), one-hot: what `way` makes of the honest labeller's.
+        """Return poisoned votes, (U, K), one-hot.
 
-        `labelled_n`: positions of the labelled ones of the U rows. `labels_n`: their classes.
-        `classes`: K.
+        `features_UF`: features of U rows. `labelled_n`: positions of the n labelled ones.
+        `labels_n`: their classes. `classes`: K.
         """
         honest_UK = harden_votes(
             self.honest.label_without_own(features_UF, labelled_n, labels_n, classes)
@@ -660,11 +734,12 @@ class PoisonedVotes(Labeller):
         return np.asarray(np.eye(classes)[votes_U])
 
     def describe_labelling(self) -> str:
+        """Return a title of this labeller, for people."""
         return self.title
 
 
 def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> AttackResult:
-    """Run the attack as the active in a running training, and return its result.
+    """Run the attack in place of the active in a session that is training, and return its result.
 
     If a party refuses a request, the attack does not apply, for that reason. `victim`: the attacked
     passive.
@@ -689,10 +764,17 @@ def play_answers(
     data: VerticalData | None = None,
     seed: int = 0,
 ) -> AttackResult:
-    """Train a run in which an adversary sends the gradients on this passive's link; return the
-    attack's result.
+    """Train a run in which an adversary forges gradients; return the attack's result.
 
-    By the attack's role the adversary is that passive (in APFed), or the active (in TVFL).
+    By the attack's role the adversary is this passive (in APFed), or the active, which forges this
+    passive's gradients (in TVFL).
+
+    Args:
+        attack: the attack.
+        config: settings of the run.
+        passive: name of the adversary, or of its victim.
+        data: the tables of all parties; None: loaded as the settings say.
+        seed: seed of the attack.
     """
     is_passive = "passive" in attack.roles
     run = LiveRun(config, data) if is_passive else JointRun(config, data)

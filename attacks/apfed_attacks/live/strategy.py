@@ -53,12 +53,13 @@ class LiveActive(Protocol):
         weights: Mapping[str, float] | None = None,
         participants: Collection[str] | None = None,
     ) -> Tensor:
-        """Play one step with these flattened representations (B, D) of rows at alignment positions
-        (B,); return the sum (B, D) that the active decrypts.
+        """Play one step with chosen representations; return the decrypted sum of gradients (B, D).
 
         Args:
-            instead: name of a passive -> representations that it gets in place of `z_BD`.
-            weights: name of a passive -> the weight lambda_p that it is asked to use.
+            rows_B: alignment positions of the rows.
+            z_BD: representations to send for them, flattened.
+            instead: representations for single passives in place of `z_BD`, by name.
+            weights: weight lambda_p that single passives are told to use, by name.
             participants: names of the passives whose contributions are added; None: all.
 
         Raises:
@@ -76,11 +77,15 @@ class LiveActive(Protocol):
 class ActiveAttack(Attack):
     """Base of the attacks by a malicious active on a passive's features.
 
+    The active asks: it sends representations that it chose, and reads the sum of gradients.
+
     Attributes:
         people: number of people that it asks about, known ones among them.
-        spread: distance between the rows of one batch, relative to their norm.
-        decoys: share of a batch with random directions, so that the other rows may be alike.
+        spread: distance between the rows of one batch, relative to their norm; rules refuse batches
+            of equal rows.
+        decoys: share of a batch that has random directions, so that the other rows may be alike.
         repeats: how often it asks the same, to average out noise; only if rules are enforced.
+        hidden, components: sizes of the regressions from what was read to features.
     """
 
     target = "features"
@@ -96,19 +101,26 @@ class ActiveAttack(Attack):
     components: int = Field(256, ge=2)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why this view is not of a live run of the attack; None: it is."""
         return explain_missing_play(self, view)
 
     @abstractmethod
     def run_live(self, active: LiveActive, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Play steps as the active; return what the adversary notes for `run`."""
+        """Play steps as the active of a live session; return what the adversary notes for `run`.
+
+        `run` reads the recording of the session and these notes afterwards.
+        """
 
     def prepare_request(
         self, active: LiveActive, knowledge: Knowledge, seed: int, *, length: float, maximum: int
     ) -> tuple[Tensor, torch.Generator, int, float]:
-        """Return the positions of people to ask about (N,), known ones first, a seeded generator,
-        the size D of a row, and the norm of rows.
+        """Return what a subclass needs to choose representations.
 
-        `length`: the wanted norm, which the agreed bounds may change. `maximum`: people at most.
+        These are the positions of people to ask about (N,), known ones first; a seeded generator;
+        the size D of a row; and the norm of rows.
+
+        `length`: the wanted norm, which the agreed bounds may change. `maximum`: largest number of
+        people.
         """
         draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
         length = min(max(length, active.terms.minimum_norm), active.terms.maximum_norm)
@@ -116,24 +128,28 @@ class ActiveAttack(Attack):
         return people_N, draw, math.prod(active.terms.shape), length
 
     def rows_at_once(self, active: LiveActive) -> int:
-        """Return how many rows of a batch of the agreed size are no decoys."""
+        """Return how many rows of a batch of the agreed size are about people, and no decoys."""
         return max(1, int(active.batch_size * (1 - self.decoys)))
 
     def ask_among_decoys(
         self, active: LiveActive, people_N: Tensor, z_ND: Tensor, draw: torch.Generator
     ) -> Tensor:
-        """Request sums for people (N,), a batch at a time; return these (N, D), averaged over the
-        repeats.
+        """Request sums for people (N,), a batch at a time; return their rows (N, D).
 
-        Each batch is filled up to the attack's share of decoys: C rows of other people with random
-        vectors. `z_ND`: what is sent for the people. `draw`: the random number generator.
+        The rows are averaged over the repeats. Each batch is filled up to the attack's share of
+        decoys: C rows of other people with random vectors, so that the batch passes the rules.
+
+        `z_ND`: what is sent for the people. `draw`: the random number generator.
         """
-        chunk = self.rows_at_once(active)
+        people_at_once = self.rows_at_once(active)
         outsiders = active.training_positions[~torch.isin(active.training_positions, people_N)]
         answers = []
-        # All batches before any repeat, so that passives have trained equally for all on average.
+        # Passives train with each request. All batches are sent before any is repeated, so that on
+        # average passives have trained equally long for all people.
         for _ in range(self.repeats):
-            for rows_B, z_BD in zip(people_N.split(chunk), z_ND.split(chunk), strict=True):
+            for rows_B, z_BD in zip(
+                people_N.split(people_at_once), z_ND.split(people_at_once), strict=True
+            ):
                 # Different decoys each time: a passive contributes once an epoch for a person.
                 shuffled = outsiders[torch.randperm(len(outsiders), generator=draw)]
                 # Where outsiders do not suffice, people of other batches serve as decoys.
@@ -144,6 +160,7 @@ class ActiveAttack(Attack):
                     noise_CD = torch.randn(
                         len(decoys), z_BD.shape[1], generator=draw, dtype=z_BD.dtype
                     )
+                    # Decoys have the same mean norm as the other rows.
                     scale = z_BD.norm(dim=1).mean() / noise_CD.norm(dim=1).mean()
                     z_BD = torch.cat([z_BD, noise_CD * scale])
                 answers_BD = active.request_sum(torch.cat([rows_B, decoys]), z_BD)
@@ -152,13 +169,13 @@ class ActiveAttack(Attack):
 
 
 class Answering(Protocol):
-    """The gradients that a malicious party sends in place of its objective's."""
+    """A malicious party's source of gradients, which replace those of its objective."""
 
     def forge_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
-        """Return the "gradient" (B, D) of each row in place of an honest one; the secure sum still
-        clips its rows.
+        """Return the forged gradient of each row, (B, D); the secure sum still clips its rows.
 
-        `rows_B`: alignment positions. `z_BD`: the representations that the gradient is for.
+        `step`: number of the step. `rows_B`: alignment positions. `z_BD`: the representations that
+        the gradient is for.
         """
         ...
 
@@ -182,21 +199,25 @@ class AnsweringAttack(Attack):
     hidden: int = Field(256, ge=1)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
+        """Return why this view is not of a live run of the attack; None: it is."""
         return explain_missing_play(self, view)
 
     @abstractmethod
     def start_answering(
         self, terms: "RepresentationTerms", knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> Answering:
-        """Return what sends the party's gradients from now on.
+        """Return the object that forges the party's gradients from now on.
 
-        `terms`: what the contract says about representations. `own_AF`: the adversary's
-        `own_columns`, one row (F values) for each of the A alignment positions.
+        `terms`: what the contract says about representations. `own_AF`: the adversary's own
+        columns, one row (F values) for each of the A alignment positions.
         """
 
 
 def people_to_ask(active: LiveActive, knowledge: Knowledge, maximum: int) -> Tensor:
-    """Return positions (N,) of people whom the victim has, at most `maximum`, known ones first."""
+    """Return the positions (N,) of people to ask about: whom the victim has, known ones first.
+
+    `maximum`: largest number of people.
+    """
     known = knowledge.shadow.positions
     victim = knowledge.victim
     others = active.training_positions[~torch.isin(active.training_positions, known)]
@@ -208,8 +229,10 @@ def people_to_ask(active: LiveActive, knowledge: Knowledge, maximum: int) -> Ten
 def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
     """Return the tensors that the adversary noted during its live run, by name.
 
-    "people" are the positions that it asked about; in a decoy they are exchanged. Raises
-    AttackError: the view is not of such a run.
+    "people" are the positions that it asked about; in a decoy (releases exchanged between rows)
+    they are exchanged, too.
+
+    Raises AttackError: the view is not of such a run.
     """
     if view.deviation is None or view.deviation.attack != attack.name:
         raise AttackError(f"{attack.name} was not played in this run")

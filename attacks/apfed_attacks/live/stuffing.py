@@ -40,7 +40,10 @@ _DEALER = "dealer (in memory)"
 
 @dataclass(frozen=True, kw_only=True)
 class _Boundless(IntersectionAgreement):
-    """The adversary's copy of an agreement with another size limit but the original's digest."""
+    """The adversary's copy of an agreement: it has another size limit, but shows the agreed digest.
+
+    The peer compares digests, so it does not notice.
+    """
 
     claimed: IntersectionAgreement
 
@@ -52,10 +55,11 @@ class _Boundless(IntersectionAgreement):
 
 @dataclass
 class Stuffed:
-    """The result of an attempt.
+    """The result of an attempt to find IDs of the peer by adding guesses to one's own set.
 
     Attributes:
-        tried, found: numbers of the candidates that were tried, and of those in the intersection.
+        tried, found: numbers of the candidates (guesses) that were tried, and of those in the
+            intersection.
         refusal: why the attempt ended early; None: it did not.
     """
 
@@ -66,15 +70,16 @@ class Stuffed:
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """The IDs of the adversary, of the victim, which is its peer, and of neither of them."""
+    """The IDs of the adversary, of the victim (its peer), and of people whom neither knows."""
 
     own: Sequence[str]
     victim: Sequence[str]
     outsiders: Sequence[str]
 
     def draw_candidates(self, count: int, seed: int) -> list[str]:
-        """Return `count` candidate IDs, shuffled: half are the victim's and not the adversary's,
-        half are neither's.
+        """Return `count` candidate IDs (guesses), shuffled.
+
+        Half are the victim's and not the adversary's, half belong to neither.
 
         Raises AttackError: there are too few IDs of one of the two kinds.
         """
@@ -106,10 +111,10 @@ def play_stuffing(
     history: AlignmentHistory | None = None,
     seed: int = 0,
 ) -> tuple[AttackResult, Stuffed]:
-    """Let the adversary add candidates to its set, in one intersection after another, until all are
-    tried or the victim refuses.
+    """Let the adversary add candidates (guessed IDs) to its set, in one intersection after another.
 
-    If the victim refused before anything was learned, the attack does not apply, for that reason.
+    It ends when all are tried, or the victim refuses. If the victim refused before anything was
+    learned, the attack does not apply, for that reason.
 
     Args:
         attack: the attack with its options.
@@ -120,28 +125,7 @@ def play_stuffing(
         seed: seed of the choice of candidates.
     """
     candidates = tables.draw_candidates(attack.candidates, seed)
-    own_size = len(tables.own)
-    stuffed = Stuffed()
-    room = len(candidates) if attack.overstuff else settings.maximum_ids - own_size
-    for _ in range(attack.intersections):
-        untried = [number for number in range(len(candidates)) if number not in stuffed.tried]
-        numbers = untried[: max(room, 0)]
-        if not numbers:
-            if not stuffed.tried:
-                stuffed.refusal = "the agreed size leaves no room for a guess"
-            break
-        session = f"in memory {fresh_key().hex()}"
-        # The adversary's own IDs stay in the set, so that the intersection is of the usual size.
-        ids = [*tables.own, *(candidates[number] for number in numbers)]
-        try:
-            if history is not None:
-                history.record_run(session=session, peers=[role])
-            rows = _intersect(attack, ids, tables.victim, settings, session, role)
-        except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
-            stuffed.refusal = str(refusal)
-            break
-        stuffed.tried.update(numbers)
-        stuffed.found.update(numbers[row - own_size] for row in rows.tolist() if row >= own_size)
+    stuffed = _try_candidates(attack, candidates, tables, settings, role, history)
     every_number = range(len(candidates))
     notes = {
         "tried": torch.tensor([number in stuffed.tried for number in every_number]),
@@ -167,6 +151,44 @@ def play_stuffing(
     return score_guess(attack, view, attack.run(view, seed), truth, seed), stuffed
 
 
+def _try_candidates(
+    attack: IdStuffing,
+    candidates: Sequence[str],
+    tables: Tables,
+    settings: AlignmentSettings,
+    role: Literal["active", "passive"],
+    history: AlignmentHistory | None,
+) -> Stuffed:
+    """Try candidates (guessed IDs) in one intersection after another, as many as its size allows.
+
+    `role`: the adversary's role. `history`: the victim's record of intersections; None: none.
+    """
+    own_size = len(tables.own)
+    stuffed = Stuffed()
+    room = len(candidates) if attack.overstuff else settings.maximum_ids - own_size
+    for _ in range(attack.intersections):
+        untried = [number for number in range(len(candidates)) if number not in stuffed.tried]
+        numbers = untried[: max(room, 0)]
+        if not numbers:
+            if not stuffed.tried:
+                stuffed.refusal = "the agreed size leaves no room for a guess"
+            break
+        session = f"in memory {fresh_key().hex()}"
+        # The adversary's own IDs stay in the set, so that the intersection is of the usual size.
+        ids = [*tables.own, *(candidates[number] for number in numbers)]
+        try:
+            if history is not None:
+                history.record_run(session=session, peers=[role])
+            rows = _intersect(attack, ids, tables.victim, settings, session, role)
+        except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
+            stuffed.refusal = str(refusal)
+            break
+        stuffed.tried.update(numbers)
+        # Rows after the adversary's own are guesses.
+        stuffed.found.update(numbers[row - own_size] for row in rows.tolist() if row >= own_size)
+    return stuffed
+
+
 def _intersect(
     attack: IdStuffing,
     stuffed: Sequence[str],
@@ -175,8 +197,8 @@ def _intersect(
     session: str,
     role: Literal["active", "passive"],
 ) -> NDArray[np.int64]:
-    """Play one intersection of both parties; return the rows of its own set that the adversary
-    learned to be common.
+    """Run one intersection of both parties; return the rows of the adversary's set that it learned
+    to be common.
 
     `stuffed`: the adversary's IDs, guesses included. `victim`: the victim's IDs. `session`: name of
     the session. `role`: the adversary's role.
@@ -187,6 +209,7 @@ def _intersect(
         agreed = vars(honest.agreement) | {"maximum_ids": _MAX_IDS}
         boundless = _Boundless(**agreed, claimed=honest.agreement)
         malicious = SET_INTERSECTIONS[settings.backend](boundless)
+    # The adversary's own check of its size must not stop it.
     unbounded = settings.model_copy(update={"maximum_ids": _MAX_IDS})
     stuffed_ids = canonical_ids(role, list(stuffed), unbounded)
     victim_ids = canonical_ids("victim", list(victim), settings)
@@ -201,6 +224,7 @@ def _intersect(
     parties = {"active": hub, "passive": member}
     dealers = {_DEALER: honest.make_dealer("active", ["passive"])} if honest.needs_dealer else {}
     converse({role: parties[role], **parties, **dealers})  # the adversary begins
+    # With ECDH the hub learns more than the agreed result: its overlap with each member.
     if adversary_is_hub and isinstance(hub, EcdhHub):
         return hub.overlaps["passive"]
     return hub.rows if adversary_is_hub else member.rows

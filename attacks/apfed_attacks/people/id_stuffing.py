@@ -19,16 +19,18 @@ _UNTRIED = 0.5  # score of a candidate that was not tried
 
 
 class IdStuffing(Attack):
-    """An attack that stuffs as many candidates as the limits allow; those that open are the peer's.
+    """An attack that adds guessed IDs (candidates) to its own set; those in the intersection are
+    the peer's.
 
-    Half of the candidates are IDs that the victim has and the adversary does not. Baseline: one
-    score for all, since nothing but the intersection tells candidates apart. No decoy: what opens
-    is never wrong, so that it has no luck to compare with.
+    It adds as many as the limits allow. Half of the candidates are IDs that the victim has and the
+    adversary does not. Baseline: one score for all, since nothing but the intersection
+    distinguishes candidates. There is no decoy: what the intersection reveals is never wrong, so
+    the attack has no luck to compare with.
 
     Attributes:
-        candidates: IDs that the adversary would like to know about.
-        intersections: how many it starts at most.
-        overstuff: send all candidates at once, whatever size was agreed.
+        candidates: number of IDs that the adversary would like to know about.
+        intersections: largest number of intersections that it starts.
+        overstuff: whether it sends all candidates at once, whatever size was agreed.
     """
 
     name = "id_stuffing"

@@ -21,8 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -643,6 +645,38 @@ def _measure_cases(
     return Found({"Trainings": trainings, "Votes": votes})
 
 
+def _score_retrainings(
+    case: Case, task: Task, directions: Sequence[Tensor], retrainings: int, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Retrain in batches that fit into memory; return the scores in world 0 and in world 1.
+
+    `directions`: mean changes of released rows, for the score of other rows. `retrainings`: number
+    of retrainings, both worlds together. `seed`: seed of the noise of the first batch; each further
+    batch has the next seed.
+    """
+    scores_by_world: tuple[list[Tensor], list[Tensor]] = ([], [])
+    batches = math.ceil(retrainings / _MAX_TOGETHER)
+    for batch in range(batches):
+        modules, objective = make_networks()
+        count = 2 * (retrainings // (2 * batches))  # even, and the same in each batch
+        runs = Retrainings(
+            task,
+            case.protection,
+            modules=modules,
+            objective=objective,
+            count=count,
+            seed=seed + batch,
+        )
+        score = (
+            OtherRowsScore(runs, directions) if case.view == "other rows" else WhiteBoxScore(runs)
+        )
+        runs.run_training(score)
+        for world in (0, 1):
+            scores_by_world[world].append(score.score_R[runs.world_R == world].cpu())
+    scores_0, scores_1 = (torch.cat(scores).numpy() for scores in scores_by_world)
+    return scores_0, scores_1
+
+
 def measure_case(
     case: Case, *, retrainings: int, seed: int, level: float, device: torch.device
 ) -> Result:
@@ -661,27 +695,9 @@ def measure_case(
     task = make_task(case).to(device)
     directions: list[Tensor] = []
     if case.view == "other rows":
+        # Retrainings that only estimate directions are not scored.
         directions = estimate_directions(case, task, pairs=_DIRECTION_PAIRS, seed=seed)
-    scores_by_world: tuple[list[Tensor], list[Tensor]] = ([], [])
-    batches = math.ceil(retrainings / _MAX_TOGETHER)
-    for batch in range(batches):
-        modules, objective = make_networks()
-        count = 2 * (retrainings // (2 * batches))  # even, and the same in each batch
-        runs = Retrainings(
-            task,
-            case.protection,
-            modules=modules,
-            objective=objective,
-            count=count,
-            seed=seed + 1 + batch,
-        )
-        score = (
-            OtherRowsScore(runs, directions) if case.view == "other rows" else WhiteBoxScore(runs)
-        )
-        runs.run_training(score)
-        for world in (0, 1):
-            scores_by_world[world].append(score.score_R[runs.world_R == world].cpu())
-    scores_0, scores_1 = (torch.cat(parts).numpy() for parts in scores_by_world)
+    scores_0, scores_1 = _score_retrainings(case, task, directions, retrainings, seed + 1)
     evidence = collect_evidence(scores_0, scores_1, level=level)
     count = 2 * len(scores_0)
     measured_values = {

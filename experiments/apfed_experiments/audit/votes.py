@@ -329,6 +329,7 @@ def score_weights_and_sum(
     """
     readings = _observe_weights(private, tables, runs, seed, world)
     total_RK = added.reveal_sums(readings.votes, seed=seed, world=world)
+    # The sums without noise that these weights would give in each world.
     mean_0_RK, mean_1_RK = (added.point.levels * votes_RK for votes_RK in readings.votes_by_world)
     # The noise of all honest passives adds up; sums are in steps of fixed point.
     variance = added.honest * added.point.noise**2

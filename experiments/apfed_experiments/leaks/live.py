@@ -629,11 +629,12 @@ def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation
     assert isinstance(run, RecordingRun)
     shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
     knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
-    result = attack.run_live(run, knowledge, seed)["isolated"]
-    assert run.truth is not None
+    isolated_BD = attack.run_live(run, knowledge, seed)["isolated"]
+    truth_BD = run.truth
+    assert truth_BD is not None
     return {
-        "relative error": float((result - run.truth).norm() / run.truth.norm()),
-        "cosine, centred": compute_centred_cosine(result, run.truth),
+        "relative error": float((isolated_BD - truth_BD).norm() / truth_BD.norm()),
+        "cosine, centred": compute_centred_cosine(isolated_BD, truth_BD),
     }
 
 

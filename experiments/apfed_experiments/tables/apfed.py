@@ -258,7 +258,7 @@ def _make_lambda_table(full: bool) -> TableExtent:
         training = PROXY
     jobs: dict[str, Job] = {}
     table_rows = []
-    weights = tuple(enumerate(_LAMBDAS))
+    weights = tuple(enumerate(_LAMBDAS))  # lambdas stand at equal distances on the axis
     for dataset, column, (position, weight) in product(datasets, _COLUMNS_WITH_HELP, weights):
         method, inference = COLUMNS[column if weight else SINGLE]
         config = make_run_config(dataset, _TWO_STRIPS, method, weight, training)
