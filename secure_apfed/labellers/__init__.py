@@ -82,11 +82,13 @@ LabellerName: TypeAlias = Annotated[str, AfterValidator(take_labeller), protects
 
 
 def require_weights_epsilon(name: str, epsilon: float | None) -> None:
-    """Refuse an epsilon of weights for a labeller without noise on them, and none for one with it.
+    """Refuse an epsilon for noisy weights that does not fit the labeller.
 
-    `name`: the labeller's key in `LABELLERS`. Raises ValueError: names the key.
+    A labeller with noise on its weights needs one; others take none. `name`: the labeller's key in
+    `LABELLERS`. Raises ValueError: its text names the settings key.
     """
-    if (epsilon is None) is (name == PrivateLogistic.name):
+    needs_epsilon = name == PrivateLogistic.name
+    if (epsilon is not None) is not needs_epsilon:
         raise ValueError(
             f"weights_epsilon: it is for {PrivateLogistic.name}, which needs it; got {epsilon} for "
             f"{name}"

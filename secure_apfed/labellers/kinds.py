@@ -388,8 +388,9 @@ class Spreading(LinearLabeller):
     def propagate_columns(self, graph_UU: "scipy.sparse.csr_array", term_UC: Floats) -> Floats:
         """Return (I - alpha S)^-1 times these columns, (U, C).
 
-        (I - alpha S)^-1 is the sum of (alpha S)^t over path lengths t. Paths of more than 50 edges
-        are omitted. No term is negative, so a row far from all labels is as exact as the others.
+        S is the normalised graph, alpha the weight of neighbours. (I - alpha S)^-1 is the sum of
+        (alpha S)^t over path lengths t. Paths of more than 50 edges are omitted. No term is
+        negative, so a row far from all labels is as exact as the others.
 
         `graph_UU`: S, the normalised graph of the U rows. `term_UC`: C columns of numbers.
         """

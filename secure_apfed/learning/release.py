@@ -222,10 +222,10 @@ def measure_spread(z_BD: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Released:
-    """A batch of guarded representations whose privacy cost the ledger has recorded.
+    """A batch of protected representations whose privacy cost the ledger has recorded.
 
     Attributes:
-        z: the guarded representations, (B, *shape), in the autograd graph.
+        z: the clipped and noisy representations, (B, *shape), in the autograd graph.
         payload: the bytes to send.
         spread: how much the rows' directions differ, 0 to 1 (`measure_spread`); None: it was not
             measured.
@@ -266,8 +266,9 @@ class Releases:
     ) -> Released:
         """Protect one batch of representations, encode it, and record its privacy cost.
 
-        To protect means to clip and add noise. The cost is recorded even if the bytes are not sent:
-        a frozen guard counts these rows as released.
+        To protect means to clip and add noise, by the guard. The cost is recorded even if the bytes
+        are not sent: a frozen guard, which adds noise to a row only once, counts these rows as
+        released.
 
         Args:
             h_B: the representations of B rows, (B, *shape).

@@ -246,8 +246,8 @@ class ActiveTrainer(LabelTrainer):
     def check_rows(self, rows_B: Tensor) -> None:
         """Raise PromiseError if one row of this batch changes another row's output.
 
-        The guard's privacy bound for a row assumes that no row does. Under DP-SGD, whose bound is
-        for a record, the loss of each row is tested, too.
+        The privacy bound of noisy representations assumes that no row does. Under DP-SGD, whose
+        bound is for a record, the loss of each row is tested, too.
         """
         features_B = self.compute.take_rows(self.features_N, rows_B)
         labels_B = self.labels_N[self.compute.move_batch(rows_B)]

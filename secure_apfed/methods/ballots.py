@@ -74,7 +74,7 @@ class Ballot:
         size: int,
         shows_labels: bool = True,
     ) -> "Ballot":
-        """Return the ballot of these rows, with its encoded message.
+        """Return the ballot (request for votes) on these rows, with its encoded message.
 
         Args:
             rows_U: alignment positions (indices into the common list of people) to vote on, (U,).
@@ -144,24 +144,32 @@ class Ballot:
 
     @property
     def blocks(self) -> list[slice]:
-        """Slices of at most `size` rows that cover the ballot; each block of votes is a message."""
+        """Slices of at most `size` rows that cover the requested rows.
+
+        The votes on each slice are sent in a message of their own.
+        """
         row_count = len(self.rows)
         starts = range(0, row_count, self.size)
         return [slice(start, min(start + self.size, row_count)) for start in starts]
 
 
 class BallotGate:
-    """A passive's check of requests for votes: they keep to the contract, and there is one a
-    session.
+    """A passive's check of requests for votes.
+
+    A request must keep to the contract, and only one is admitted in a session.
     """
 
     def __init__(
         self, me: str, contract: Contract, *, aligned: int, classes: int, shows_labels: bool
     ) -> None:
-        """Let one request pass.
+        """Prepare to admit one request.
 
-        `me`: name of the passive, for errors. `aligned`, `classes`, `shows_labels`: see
-        `Ballot.from_message`.
+        Args:
+            me: name of the passive, for errors.
+            contract: the session's contract, which limits requests.
+            aligned: number of alignment positions.
+            classes: number of classes; labels are below it.
+            shows_labels: whether the request must contain the labels of labelled rows.
         """
         self._me = me
         self._contract = contract
@@ -211,7 +219,7 @@ class BallotSize:
 
     @classmethod
     def from_ballot(cls, ballot: Ballot) -> "BallotSize":
-        """Return the size and digest of this ballot."""
+        """Return the size and digest of this ballot (request for votes)."""
         digest = hashlib.sha256(ballot.payload).digest()
         return cls(people=len(ballot.rows), labelled=len(ballot.labelled), ballot=digest)
 
@@ -222,7 +230,9 @@ class BallotSize:
 
     @classmethod
     async def receive_size(cls, links: Links, contract: Contract, *, maximum: int) -> "BallotSize":
-        """Receive the ballot's size from the active, and check it; run by all other parties.
+        """Receive and check the size of the active's ballot (request for votes).
+
+        It is run by all parties except the active.
 
         `maximum`: the largest number of people that may be voted on. Raises RemoteProtocolError:
         the message has no size, or a size outside its limits.
@@ -252,12 +262,18 @@ class BallotSize:
         return size
 
     def require_same_ballot(self, ballot: Ballot, *, sender: str) -> None:
-        """Raise RemoteProtocolError if `ballot`, sent by `sender`, is not the announced one."""
+        """Raise RemoteProtocolError if a request for votes is not the announced one.
+
+        `ballot`: the request that the party `sender` sent.
+        """
         if BallotSize.from_ballot(ballot) != self:
             raise RemoteProtocolError(
                 f"{sender} asks for votes on another ballot than it told all parties of"
             )
 
     def hash_ballot(self, contract: Contract) -> bytes:
-        """Return 32 bytes that identify this ballot in this session, the same at all parties."""
+        """Return 32 bytes that identify this request for votes in this session.
+
+        They are the same at all parties.
+        """
         return hashlib.sha256(contract.digest + self.ballot).digest()

@@ -414,6 +414,8 @@ class JointPredictor:
         for name, asker in self._askers.items():
             self._links.send(name, Kind.LOOKUP, self._step, asker.ask(ids))
         positions_by_passive = []
+        # An answer has a tag (a shortened doubly blinded ID) of each person, and then the positions
+        # whose limit has been reached since the last answer.
         tags_end = len(ids) * TAG_BYTES
         for name, asker in self._askers.items():
             answer = (await self._links.receive(name, Kind.LOOKUP, step=self._step)).payload

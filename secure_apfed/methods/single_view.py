@@ -84,7 +84,7 @@ class SingleViewActive(ActiveRole):
             party: the active's settings, secrets and data.
             contract: the session's contract.
             trainer: the active's networks, their optimiser, and its table.
-            accounts: the active's guard and privacy ledgers.
+            accounts: the active's privacy protections (guard, DP-SGD) and ledgers.
             people: the row of its table at each alignment position; None: nothing is aligned.
         """
         super().__init__()

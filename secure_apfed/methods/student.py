@@ -188,8 +188,8 @@ class Student:
     def __init__(self, party: PartyContext, aligned: Tensor) -> None:
         """Build the untrained network, and select the rows and labels that it learns from.
 
-        `party`: the active's inputs. `aligned`: the row of its table at each alignment position,
-        (N,).
+        `party`: the active, with its settings and data. `aligned`: the row of its table at each of
+        the N alignment positions.
         """
         config = party.config
         data = party.data
@@ -197,26 +197,16 @@ class Student:
         features_N = data.table.features
         rows_U = intersect_rows(data.train_rows, aligned)
         assert data.table.labels is not None
-        with seed_draws(seed, party.name, "student"):
-            networks = ActiveNetworks(
-                *make_encoder_and_head(
-                    config.model,
-                    data.table.shape,
-                    party.outputs,
-                    family=party.code.find_family(),
-                )
-            )
-        if isinstance(networks.encoder, RandomFeatures):
-            networks.encoder.fit(features_N[data.train_rows])
         self._task = party.task
-        loss = self._task.error if isinstance(self._task, Regression) else None
+        task = self._task
+        is_regression = isinstance(task, Regression)
         self.trainer = SoftTrainer(
             party.name,
-            networks,
+            self._make_networks(party),
             features_N=features_N,
             train=config.train,
             seed=seed,
-            loss=LOSSES[loss] if loss else F.cross_entropy,
+            loss=LOSSES[task.error] if isinstance(task, Regression) else F.cross_entropy,
         )
         self.rows_U = rows_U
         self.positions_U = find_positions(aligned, rows_U)
@@ -230,10 +220,10 @@ class Student:
         self.labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
         known_n = data.table.labels[rows_U[self.labelled]].numpy()
         # A regression learns by votes for ranges of the target; None: the task has classes.
-        self._bins = Bins.from_targets(known_n.astype(np.float64)) if loss else None
+        self._bins = Bins.from_targets(known_n.astype(np.float64)) if is_regression else None
         self.labels = known_n if self._bins is None else self._bins.encode_targets(known_n)
         # Targets of the labelled rows: one-hot classes, or the number itself.
-        self._truth_nT = known_n[:, None] if self._bins else np.eye(self.classes)[known_n]
+        self._truth_nT = known_n[:, None] if is_regression else np.eye(self.classes)[known_n]
         self._labels_N = self.trainer.compute.move_tensor(data.table.labels)
         self._seed = seed
         self._run_seed = config.seed  # so that fits are shared with the run's local baselines
@@ -244,6 +234,23 @@ class Student:
         self._averaged: ActiveNetworks | None = None
         target_size = self._truth_nT.shape[1]
         self._targets_NT = torch.zeros(len(data.table.ids), target_size, dtype=torch.float64)
+
+    @staticmethod
+    def _make_networks(party: PartyContext) -> ActiveNetworks:
+        """Return the student's untrained networks.
+
+        Random features, which are not trained, are scaled by the training rows.
+        """
+        with seed_draws(party.secrets.seed, party.name, "student"):
+            encoder, head = make_encoder_and_head(
+                party.config.model,
+                party.data.table.shape,
+                party.outputs,
+                family=party.code.find_family(),
+            )
+        if isinstance(encoder, RandomFeatures):
+            encoder.fit(party.data.table.features[party.data.train_rows])
+        return ActiveNetworks(encoder, head)
 
     @staticmethod
     def count_classes(party: PartyContext) -> int:
@@ -269,8 +276,10 @@ class Student:
 
     @property
     def networks(self) -> ActiveNetworks:
-        """The networks that predict: the average or a stored model if there is one, otherwise the
-        student's own.
+        """The networks that predict.
+
+        They are the average with local models or a fitted model, if there is one, otherwise the
+        student's own network.
         """
         return self._averaged or self._stored_networks or self.trainer.networks
 

@@ -144,8 +144,8 @@ def bound_sent_rows(
 ) -> RepresentationTerms:
     """Return the contract's bounds on a row of this shape that a passive sends to the active.
 
-    `guard`: the passive's guard, which determines the norms. There is no bound on the spread of a
-    batch.
+    `guard`: clips the passive's rows and adds noise, which determines the norms. There is no bound
+    on the spread of a batch.
     """
     terms = bound_representations(config, shape, guard, projected=False)
     # The spread protects gradients that a receiver returns. The active returns gradients of its own
@@ -368,8 +368,8 @@ def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[
 def plan_releases(config: RunSettings, guard: RepresentationGuard) -> int:
     """Return how many releases of one person's representation the ledger will record over a run.
 
-    The result is 0 if the method sends no representations. `guard`: the sender's guard, under which
-    repeated releases may be charged once.
+    The result is 0 if the method sends no representations. `guard`: the mechanism that adds noise
+    to them; under some, repeated releases are charged once.
     """
     sends_representations = config.method.representations_from is not None
     return guard.count_charges(derive_limits(config).releases) if sends_representations else 0

@@ -237,7 +237,8 @@ class BallotAggregator(Aggregator):
     def admit_step(self, message: Envelope) -> None:
         """Let the first contribution to a block of votes start the block.
 
-        Raises RemoteProtocolError: the block is over, or the ballot has fewer blocks.
+        Raises RemoteProtocolError: the block is over, or the ballot (the request for votes) has
+        fewer blocks.
         """
         super().admit_step(message)
         if message.step >= self.blocks:

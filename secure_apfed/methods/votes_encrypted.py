@@ -161,7 +161,9 @@ class EncryptedVotesActive(VotesActive):
         self._challenges: dict[str, bytes] | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Announce the ballot's size and encrypt the labels; in a resumed session do nothing.
+        """Announce the size of the request for votes, and encrypt the labels.
+
+        In a resumed session do nothing: the votes have arrived.
 
         With an audit, the active encrypts the labels several times (candidates), and commits to
         them. Every passive's challenge then names the candidate to use for the votes. All other
@@ -229,7 +231,7 @@ class EncryptedVotesPassive(CountingPassive):
         self._size: BallotSize | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Receive the ballot's size, and agree on mask keys with the other passives.
+        """Receive the size of the request for votes, and agree on mask keys with other passives.
 
         With an audit, also receive the active's commitment to its candidates (several encryptions
         of the labels). Then toss a common random number (coin) with the other passives, and send it
@@ -262,7 +264,9 @@ class EncryptedVotesPassive(CountingPassive):
         )
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Multiply the encrypted labels by the labeller's matrix, and contribute block by block.
+        """Vote: multiply the encrypted labels by the labeller's matrix, and send block by block.
+
+        The labeller is the rule by which the passive votes; its votes are linear in the labels.
 
         Raises RemoteProtocolError: the request breaks a rule, differs from the announced ballot, or
         fails the audit; CheckpointError: the log of audits cannot be written.
@@ -314,7 +318,9 @@ def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
 
 
 def _parse_request(message: Envelope) -> tuple[bytes, bytes]:
-    """Return the ballot's bytes and the encrypted labels from the active's message.
+    """Return the bytes of the ballot (request for votes), and the encrypted labels.
+
+    Both are in the active's message.
 
     Raises RemoteProtocolError: the message contains something else.
     """
@@ -376,14 +382,14 @@ class EncryptedVotesAggregator(BallotAggregator):
     blocks = 0
 
     def __init__(self, party: PartyContext, contract: Contract) -> None:
-        """Make the aggregator's role; it adds once `set_up` received the ballot's size."""
+        """Make the aggregator's role; `set_up` then receives the size of the request for votes."""
         super().__init__(contract)
         self._terms = _Terms.from_contract(party, contract)
         self._max_people = party.config.alignment.maximum_ids
         self._combiner: ProductCombiner | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Receive the ballot's size, and build the combiner for it.
+        """Receive the size of the request for votes, and build the combiner for it.
 
         In a resumed session do nothing, since the votes are already added.
         """
@@ -488,7 +494,10 @@ class _Terms(VoteTerms):
         return self.calibrate_release(labeller, make_release)
 
     def make_sums(self, contract: Contract, size: BallotSize) -> SumOfProducts:
-        """Return the protocol for a ballot of this size, bound to ballot and contract."""
+        """Return the protocol for a ballot (request for votes) of this size.
+
+        It is bound to ballot and contract, so that nothing else decodes.
+        """
         settings = self.party.config.secure_sum
         release = self.release
         return SumOfProducts(

@@ -134,7 +134,7 @@ class RandomisedVotesPassive(CountingPassive):
         self._secret = party.noise_is_secret
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Vote on the rows of the active's ballot, and send the votes under randomised response.
+        """Vote on the rows of the active's request, and send the votes under randomised response.
 
         Before they leave, the answers are counted and their privacy cost is recorded. The
         randomness is a function of the party's key, the votes and the ballot.
