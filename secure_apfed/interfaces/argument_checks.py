@@ -16,7 +16,10 @@ from secure_apfed.settings.training import ModelSettings, TrainSettings
 
 
 def read_section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a section of the settings. Raises ConfigError: the section is no mapping."""
+    """Return a copy of one section of the settings; empty if it is missing.
+
+    Raises ConfigError: the section is no mapping.
+    """
     section = settings.get(name, {})
     if not isinstance(section, Mapping):
         raise ConfigError(
@@ -34,13 +37,15 @@ def refuse_contradictions(
     *,
     sums_gradients: bool,
 ) -> None:
-    """Refuse settings that are given in two ways, of which one would be ignored.
+    """Raise ConfigError if a setting is given in two ways, one of which would be ignored.
 
-    `given`: arguments that stand for keys of `train`; None: not given. `sums_gradients`: whether
-    the method adds up the passives' gradients.
-
-    Raises:
-        ConfigError: names both.
+    Args:
+        active, passives: the parties, some with modules of their own.
+        given: arguments of `train` that are also keys of the section `train`, by name; None: the
+            argument is not given.
+        guard: the argument `guard`.
+        settings: the sections of settings that were passed to `train`.
+        sums_gradients: whether the method adds up the passives' gradients.
     """
     train_settings = read_section(settings, "train")
     for name, value in given.items():
@@ -54,37 +59,53 @@ def refuse_contradictions(
             f"delta={settings['delta']!r} and guard={type(guard).__name__}(delta={guard.delta!r}) "
             f"differ; say {type(guard).__name__}(..., delta={settings['delta']!r}) alone"
         )
+    ignored_keys = _list_ignored_model_keys(active, passives, sums_gradients=sums_gradients)
+    for key, value in read_section(settings, "model").items():
+        if key in ignored_keys:
+            module_name = "head" if key in ("dropout", "head") else "encoder"
+            module = getattr(active, module_name)
+            raise ConfigError(
+                f"model={{{key!r}: {value!r}}} is of a built-in network, and {active.name} brings "
+                f"its own {module_name}={type(module).__name__}; leave one out"
+            )
+
+
+def _list_ignored_model_keys(
+    active: Active, passives: Sequence[Passive], *, sums_gradients: bool
+) -> list[str]:
+    """Return the keys of the section `model` that describe no network which is built in this run.
+
+    They are ignored, because the active brings its own encoder or head. Passives' built-in encoders
+    and decoders, which the section describes, too, may still need them.
+    """
+    own_losses = [party for party in passives if party.gradient is None]
     builds_encoder = any(
         isinstance(party.loss, Contrastive) and not (party.loss.encoder or party.encoder)
-        for party in passives
-        if party.gradient is None
+        for party in own_losses
     )
     builds_decoder = any(
         isinstance(party.loss, Reconstruction) and party.loss.decoder is None
-        for party in passives
-        if party.gradient is None
+        for party in own_losses
     )
     ignored = list[str]()
     if active.encoder is not None:
         ignored.append("network")
-        ignored += [] if builds_encoder else ["random_features", "sequences"]
-        if not builds_encoder and sums_gradients:  # other methods agree on its width
+        if not builds_encoder:
+            ignored += ["random_features", "sequences"]
+        # In methods that do not sum gradients, all parties agree on the representation's width.
+        if not builds_encoder and sums_gradients:
             ignored.append("representation")
-        ignored += [] if builds_encoder or builds_decoder or active.head is None else ["hidden"]
+        if not builds_encoder and not builds_decoder and active.head is not None:
+            ignored.append("hidden")
     if active.head is not None:
         ignored += ["dropout", "head"]
-    for key, value in read_section(settings, "model").items():
-        if key in ignored:
-            part = "head" if key in ("dropout", "head") else "encoder"
-            raise ConfigError(
-                f"model={{{key!r}: {value!r}}} is of a built-in network, and {active.name} brings "
-                f"its own {part}={type(getattr(active, part)).__name__}; leave one out"
-            )
+    return ignored
 
 
 def require_parties(active: Active, passives: Sequence[Passive]) -> None:
-    """Raise ConfigError unless the arguments are an `Active` and a list of `Passive`s, with texts
-    as names.
+    """Raise ConfigError unless the arguments are an `Active` and a list of `Passive` objects.
+
+    Their names must be texts.
     """
     if not isinstance(active, Active):
         raise ConfigError(
@@ -111,12 +132,13 @@ def require_parties(active: Active, passives: Sequence[Passive]) -> None:
 
 
 def refuse_misplaced_settings(settings: Mapping[str, Any], arguments: Iterable[str]) -> None:
-    """Refuse a name that is neither an argument nor a section, or a key given as an argument.
+    """Raise ConfigError for an argument of `train` that is no section of settings.
 
-    `settings`: the arguments that `train` does not name itself. `arguments`: names of the others.
+    If it is a key of a section, the error names the section. Otherwise it names the most similar
+    argument, section or key.
 
-    Raises:
-        ConfigError: names the section that it belongs in, or the nearest name.
+    `settings`: the further keyword arguments of `train`, which should be sections. `arguments`:
+    names of the arguments that `train` declares.
     """
     sections: Mapping[str, type[Settings]] = {"train": TrainSettings, "model": ModelSettings}
     for name, value in settings.items():
@@ -128,20 +150,23 @@ def refuse_misplaced_settings(settings: Mapping[str, Any], arguments: Iterable[s
                 raise ConfigError(
                     f"train: {name} is no argument; say {section}={{{key!r}: {value!r}}}"
                 )
-        known_names = [*arguments, *Config.model_fields]
-        ways = {argument: f"{argument}=..." for argument in known_names}
+        # How each known name is written in a call of `train`.
+        spellings = {known: f"{known}=..." for known in [*arguments, *Config.model_fields]}
         for section, kind in sections.items():
             for inner in kind.model_fields:
-                ways.setdefault(inner, f"{section}={{{inner!r}: ...}}")
-        nearest = get_close_matches(name, list(ways), n=1, cutoff=0.6)
-        guess = f"did you mean {ways[nearest[0]]}?" if nearest else "leave it out"
+                spellings.setdefault(inner, f"{section}={{{inner!r}: ...}}")
+        nearest = get_close_matches(name, list(spellings), n=1, cutoff=0.6)
+        guess = f"did you mean {spellings[nearest[0]]}?" if nearest else "leave it out"
         raise ConfigError(
             f"train: {name}={value!r:.60} is neither an argument nor a section of settings; {guess}"
         )
 
 
 def refuse_attack_classes(attacks: object) -> None:
-    """Refuse an attack's class where its name is expected. Raises ConfigError: says the name."""
+    """Raise ConfigError if an attack is given as a class or an object; the error says its name.
+
+    `attacks`: the argument `attacks` of `train`.
+    """
     if isinstance(attacks, str) or not isinstance(attacks, Sequence):
         attacks = [attacks]
     for choice in attacks:
@@ -159,12 +184,12 @@ def require_used(
 ) -> None:
     """Raise ConfigError if a passive brings an encoder or a loss that the method does not use.
 
-    `settings`: the method's settings class, with its facts. `title`: name of the method, for the
-    error.
+    `settings`: class of the method's settings, which states facts about the method. `title`: name
+    of the method, for the error.
     """
-    sends = settings.representations_from == "passives" or settings.sums_representations
+    sends_outputs = settings.representations_from == "passives" or settings.sums_representations
     for party in passives:
-        reads_encoder = sends or isinstance(party.loss, Contrastive)
+        reads_encoder = sends_outputs or isinstance(party.loss, Contrastive)
         if party.encoder is not None and not reads_encoder:
             raise ConfigError(
                 f"{party.name}: it brought an encoder, and under method {title} passives send no "

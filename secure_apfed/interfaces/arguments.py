@@ -1,7 +1,8 @@
-"""How a program that calls `train` or `run_frames` gives the settings of a run's YAML file.
+"""Settings in errors and warnings, for programs that call `train` or `run_frames`.
 
-Sentences of the library name a setting by its path in the file, such as data.test_fraction. A
-program has no file: it gives an argument, such as test_fraction=. Here paths become arguments.
+Errors and warnings of the library name a setting by its path in a run's YAML file, such as
+data.test_fraction. A program has no such file: it passes an argument, such as test_fraction=. Here
+paths in texts are replaced by arguments.
 """
 
 import re
@@ -24,8 +25,9 @@ TRAIN_ARGUMENTS: Mapping[KeyPath, str] = {
     ("method", "name"): "method",
     ("alignment", "protocol"): "alignment",
 }
-"""Arguments of `train` by the path of the setting that they give."""
+"""Path of a setting -> the argument of `train` that gives it."""
 
+# Words that are values of settings in texts.
 _WORDS = "mean|drop|error|none|auto|after|joint|balanced|float64|true|false|null"
 _VALUE = rf'\[[^\]]*\]|\{{[^}}]*\}}|"[^"]*"|-?\d+(?:\.\d+)?(?:e-?\d+)?|(?:{_WORDS})\b'
 _SECTIONS = "train|model|data|secure_sum|guard|alignment|transcript|rules|dp_sgd|passives|method"
@@ -35,30 +37,37 @@ _KEY = re.compile(
 )
 _SECTION = re.compile(rf"(?<![\w.'\"/-])({_SECTIONS}): (\{{[^}}]*\}})")
 _IGNORED = re.compile(r"(?:say )?data\.parties\.[\w.-]+\.ignore: (\[[^\]]*\])")
-# Ways of a table's settings that rows handed in do not have.
+# Advice on settings of a table, which do not exist for rows that a program passes.
 _OF_TABLES = re.compile(r"data\.parties\.[\w.-]+\.(?:rare_categories|numeric): \S+ ?\S*?, or ")
 _MISSING = re.compile(r"data\.parties\.([\w.-]+)\.missing: (\w+)")
-_SAID: Mapping[str, str] = {
+# Other phrases about files or the command line -> phrases about a program.
+_PHRASES: Mapping[str, str] = {
     " (data.limit)": "",
     "--resume": "resume=True",
     "leave their cells empty": "give None in their place",
     "contrastive at every passive": "loss=Contrastive() at every passive",
     "reconstruction at every passive": "loss=Reconstruction() at every passive",
 }
+# Settings of a passive that are arguments of `Passive`.
 _PARTY_FIELDS = frozenset({"weight", "row_wise", "encoder", "gradient", "loss"})
 
 
 def describe_argument(path: KeyPath, value: Any) -> str:
-    """Return a setting as a section of arguments, such as train={'epochs': 0}.
+    """Return a setting as the argument that gives it, such as train={'epochs': 0}.
 
-    `value`: value of the whole section, as it was given.
+    `path`: path of the setting; the first key is the section, and the name of the argument.
+    `value`: value of the whole section, as it was passed.
     """
     section, *keys = path
     return f"{section}={_narrow_value(value, keys)}"
 
 
 def _narrow_value(value: Any, keys: list[str | int]) -> str:
-    """Return the part of a value that the keys lead to, written with these keys alone."""
+    """Return a value as text, in which only the part that the keys lead to is written out.
+
+    An example is {'epochs': 0} for a mapping with further keys. Parts that are left out, missing or
+    long are written "...".
+    """
     if not keys:
         is_long = isinstance(value, Mapping | list)
         return "..." if is_long or value is None else repr(value)
@@ -73,9 +82,10 @@ def _narrow_value(value: Any, keys: list[str | int]) -> str:
 
 @contextmanager
 def name_arguments(arguments: Mapping[KeyPath, str]) -> Iterator[None]:
-    """Name settings as arguments in the errors and warnings of the library in this block.
+    """Name settings as arguments in the library's errors and warnings in the `with` block.
 
-    `arguments`: those that stand for one setting of a section each, by its path.
+    `arguments`: path of a setting -> the argument that gives it. Settings without an argument are
+    named as parts of a section, such as train={'learning_rate': ...}.
     """
 
     def translate(text: str) -> str:
@@ -84,13 +94,15 @@ def name_arguments(arguments: Mapping[KeyPath, str]) -> Iterator[None]:
     try:
         with translate_warnings(translate):
             yield
-    except (ApfedError, UserWarning) as error:  # warnings are errors where filters say so
+    except (ApfedError, UserWarning) as error:  # filters may turn warnings into errors
         error.args = tuple(translate(arg) if isinstance(arg, str) else arg for arg in error.args)
         raise
 
 
 def translate_settings(text: str, arguments: Mapping[KeyPath, str]) -> str:
-    """Return a sentence of the library in which arguments take the place of a file's settings.
+    """Return a text of the library in which arguments replace the settings of a YAML file.
+
+    `arguments`: path of a setting -> the argument that gives it.
 
     Examples:
         >>> translate_settings("raise data.test_fraction", TRAIN_ARGUMENTS)
@@ -103,33 +115,39 @@ def translate_settings(text: str, arguments: Mapping[KeyPath, str]) -> str:
     text = _OF_TABLES.sub("", text)
     text = _IGNORED.sub(_describe_dropping, text)
     text = _MISSING.sub(r"missing='\2' at \1", text)
-    for written, said in _SAID.items():
-        text = text.replace(written, said)
+    for phrase, replacement in _PHRASES.items():
+        text = text.replace(phrase, replacement)
     text = re.sub(r" in the run's file\b", "", text)
     text = _SECTION.sub(_describe_section, text)
     return _KEY.sub(_replace_key(arguments), text)
 
 
 def _describe_dropping(match: re.Match[str]) -> str:
+    """Return the advice that replaces a setting `ignore`, which lists columns (group 1)."""
     names = parse_yaml_value(match[1], given="names of columns")
     return f"leave it out, as rows.drop(columns={names!r})"
 
 
 def _describe_section(match: re.Match[str]) -> str:
+    """Return a section (group 1) with its settings (group 2, YAML) as an argument."""
     return f"{match[1]}={parse_yaml_value(match[2], given=match[1])!r}"
 
 
 def _replace_key(arguments: Mapping[KeyPath, str]) -> Callable[[re.Match[str]], str]:
-    """Return the replacement of a setting's path in a sentence by the argument that gives it."""
+    """Return the function that replaces a match of `_KEY`: a setting's path, perhaps with a value.
+
+    It returns the argument that gives the setting, or the path itself if that is no setting.
+
+    `arguments`: path of a setting -> the argument that gives it.
+    """
 
     def replace(match: re.Match[str]) -> str:
         keys = match[2].lstrip(".").split(".")
         path: KeyPath = (match[1], *keys)
-        value = (
-            "..." if match["value"] is None else repr(parse_yaml_value(match["value"], given="it"))
-        )
+        has_value = match["value"] is not None
+        value = repr(parse_yaml_value(match["value"], given="it")) if has_value else "..."
         if (argument := arguments.get(path)) is not None:
-            return f"{argument}=" + ("" if match["value"] is None else value)
+            return f"{argument}={value if has_value else ''}"
         if match[1] == "passives" and len(keys) == 2 and keys[1] == "objective":
             return f"Passive({keys[0]!r}, loss={value})"
         if match[1] == "passives" and len(keys) == 2 and keys[1] in _PARTY_FIELDS:
@@ -144,10 +162,10 @@ def _replace_key(arguments: Mapping[KeyPath, str]) -> Callable[[re.Match[str]], 
 
 
 def _is_known(path: KeyPath) -> bool:
-    """Return whether a path may be one of a setting, and is not the name of a file, say."""
+    """Return whether a path is a setting; texts such as method.py look like one, too."""
     section, key, *_ = map(str, path)
     kind = Config.model_fields[section].annotation
-    if section == "dp_sgd":
+    if section == "dp_sgd":  # its type is no class of settings, as the section may be missing
         return True
     if section in ("passives", "method"):
         return len(path) > 2 or (section == "method" and key not in ("py", "json", "yaml"))

@@ -21,11 +21,35 @@ from secure_apfed.interfaces.training_settings import DataChoice
 
 
 def read_labels(active: Active, choice: DataChoice) -> tuple[Tensor, tuple[Any, ...]]:
-    """Return the class of each row, `UNLABELLED` where there is none, and the classes.
+    """Return the number of each row's class, (N,) int64, and the classes in this order.
 
-    `choice`: how labels are read and split.
+    A row without a label gets `UNLABELLED`.
 
-    Raises DataError: the labels are not one class a row, of two classes or more.
+    `choice`: the settings of labels: a list of classes, and the positive class.
+
+    Raises DataError: labels are not one class a row, or have fewer than two classes.
+    """
+    column = _make_label_column(active)
+    known = column.dropna()
+    fractions = [
+        value for value in known if isinstance(value, float | np.floating) and value % 1 != 0
+    ]
+    if fractions:
+        raise DataError(
+            f"{active.name}: its labels are numbers with fractions; `train` learns classes: give "
+            "ranges of them, or use run with task: regression"
+        )
+    classes = _sort_classes(known, active.name, choice)
+    number_of_class = {value: number for number, value in enumerate(classes)}
+    labels = column.where(column.notna(), None)  # None in place of NaN, which equals nothing
+    numbers = [number_of_class.get(value, UNLABELLED) for value in labels]
+    return torch.tensor(numbers, dtype=torch.int64), classes
+
+
+def _make_label_column(active: Active) -> "pd.Series":
+    """Return the active's labels as a column of objects, one for each ID.
+
+    Raises DataError: they are not one label a row, or a label is an empty text.
     """
     labels = active.labels
     if isinstance(labels, Tensor):
@@ -42,7 +66,8 @@ def read_labels(active: Active, choice: DataChoice) -> tuple[Tensor, tuple[Any, 
         )
     column = pd.Series([*labels], dtype=object)
     lists = [value for value in column if isinstance(value, list | tuple | np.ndarray | Tensor)]
-    if lists and not all(isinstance(value, Tensor) and not value.ndim for value in lists):
+    are_single_numbers = all(isinstance(value, Tensor) and value.ndim == 0 for value in lists)
+    if not are_single_numbers:
         raise DataError(
             f"{active.name}: {len(lists)} of its labels are lists; expected one class a row, (N,): "
             "of one-hot labels give labels.argmax(1)"
@@ -58,33 +83,23 @@ def read_labels(active: Active, choice: DataChoice) -> tuple[Tensor, tuple[Any, 
             f"{active.name}: {len(blank)} of its labels are empty texts; give None where a label "
             "is not known, or name this class"
         )
-    known = column.dropna()
-    fractions = [
-        value for value in known if isinstance(value, float | np.floating) and value % 1 != 0
-    ]
-    if fractions:
-        raise DataError(
-            f"{active.name}: its labels are numbers with fractions; `train` learns classes: give "
-            "ranges of them, or use run with task: regression"
-        )
-    classes = _sort_classes(known, active.name, choice)
-    places = {value: place for place, value in enumerate(classes)}
-    codes = [places.get(value, UNLABELLED) for value in column.where(column.notna(), None)]
-    return torch.tensor(codes, dtype=torch.int64), classes
+    return column
 
 
 _MARKERS = frozenset({"-1", "-99", "-100", "-999"})
-"""Numbers that other libraries and tables write where a label is not known."""
+"""Numbers that other libraries and tables write in place of an unknown label."""
 
 
 def _sort_classes(known: "pd.Series", party: str, choice: DataChoice) -> tuple[Any, ...]:
-    """Return the classes of the known labels in order; the settings may list them.
+    """Return the classes of the known labels, in the order of the scores.
 
-    `choice`: how labels are read and split.
+    The order is that of the settings' list of classes, or else sorted. Of two classes the positive
+    one is moved to the end. A warning is issued if a class may stand for unknown labels.
 
-    Raises:
-        DataError: there is one class alone, or one in several spellings. Warns
-            SuspectColumnWarning: a class may stand for labels that are not known.
+    `known`: the labels that are known. `party`: the active's name. `choice`: the settings of
+    labels.
+
+    Raises DataError: there is only one class, or a class has several spellings.
     """
     counts = known.value_counts()
     classes = sorted(counts.index.tolist(), key=lambda value: (str(type(value)), value))
@@ -96,25 +111,28 @@ def _sort_classes(known: "pd.Series", party: str, choice: DataChoice) -> tuple[A
         _require_clear_classes(counts, party)
     if choice.positive is None:
         return tuple(classes)
-    first = [value for value in classes if choice.positive not in _spell_label(value)]
-    if len(classes) != 2 or len(first) != 1:
+    negatives = [value for value in classes if choice.positive not in _spell_label(value)]
+    if len(classes) != 2 or len(negatives) != 1:
         raise DataError(
             f"data={{'positive': {choice.positive!r}}}: expected one of two classes; the labels of "
             f"{party} are {', '.join(map(str, classes))}"
         )
-    return (*first, *(value for value in classes if value not in first))
+    return (*negatives, *(value for value in classes if value not in negatives))
 
 
 def _spell_label(value: Any) -> tuple[str, str]:
-    """Return how a label may be written in the settings, such as 1.0 as "1.0" and "1"."""
+    """Return the texts by which the settings may name a label, such as "1.0" and "1" for 1.0."""
     return str(value), format_cell(value)
 
 
 def _order_classes(classes: Sequence[Any], party: str, listed: Sequence[str]) -> list[Any]:
-    """Return the classes in the order of the list; listed ones without a row are kept as texts.
+    """Return the classes in the order of the settings' list, each as the labels write it.
 
-    Raises:
-        DataError: labels lie outside the list.
+    A listed class that no label has is returned as in the list.
+
+    `classes`: classes of the labels. `party`: the active's name. `listed`: the settings' list.
+
+    Raises DataError: a label's class is not in the list.
     """
     outside = [str(value) for value in classes if not set(_spell_label(value)).intersection(listed)]
     if outside:
@@ -122,14 +140,17 @@ def _order_classes(classes: Sequence[Any], party: str, listed: Sequence[str]) ->
             f"{party}: its labels {', '.join(outside)} lie outside data={{'classes': "
             f"{[*listed]!r}}}; list all, or leave it out"
         )
-    places = {text: value for value in classes for text in _spell_label(value)}
-    return [places.get(name, name) for name in listed]
+    class_by_text = {text: value for value in classes for text in _spell_label(value)}
+    return [class_by_text.get(name, name) for name in listed]
 
 
 def _require_clear_classes(counts: "pd.Series", party: str) -> None:
-    """Refuse classes in several spellings, as texts and numbers, and warn of words for nothing.
+    """Raise DataError if one class may be written in several ways; warn of suspicious classes.
 
-    `counts`: rows of each label. Raises DataError. Warns SuspectColumnWarning.
+    Labels must not be texts and numbers together, and must not differ only in spelling. A warning
+    is issued for classes that may stand for unknown labels, such as "NA" or -1.
+
+    `counts`: number of rows by label. `party`: the active's name.
     """
     classes = counts.index.tolist()
     spellings = [str(value) for value in classes]

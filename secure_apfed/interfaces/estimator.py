@@ -1,10 +1,12 @@
 """The active's model as a scikit-learn estimator: `fit` trains with the others, `predict` alone.
 
 Run by: a user with all parties' frames in one process, to try a method out or to compare it with
-other estimators; parties that keep their frames to themselves take part in a run (`secure-apfed
-party`). People are matched by the frames' index. After `fit` nothing of a passive is needed any
-more: what is shown of an estimator, and a pickle of one or of a search over it, hold none of their
-rows.
+other estimators. Parties that do not share their frames take part in a run between processes
+(`secure-apfed party`). People are matched by the frames' index. After `fit` nothing of a passive is
+needed any more. The text of an estimator, and a pickle of it or of a search over it, contain no
+rows of passives.
+
+Letters: N rows, K classes, F features.
 """
 
 import copy
@@ -50,10 +52,10 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel
 
 _ACTIVE = "active"
-# Settings must name two parties; this one stands in where there is no passive.
+# Settings must name two parties; this name is used if there is no passive.
 _NO_PASSIVE = ("nobody",)
-_SETTINGS = "settings__"
-# By task, the estimator for the other one, for errors.
+_SETTINGS = "settings__"  # prefix of parameters that are settings of the run
+# Task of an estimator -> the estimator for the other task, for errors.
 _OTHER_ESTIMATORS = {
     Classification.name: "VerticalRegressor for numbers",
     Regression.name: "VerticalClassifier for classes",
@@ -61,22 +63,28 @@ _OTHER_ESTIMATORS = {
 
 
 class _HiddenFrames(dict[str, pd.DataFrame | None]):
-    """A mapping of frames by party whose text, HTML page and pickle leave out the rows."""
+    """A mapping of frames by party whose text, HTML page and pickle leave out the rows.
+
+    In a mapping that was pickled and loaded, each frame is None.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the names only."""
         return _HiddenFrames.fromkeys, (list(self),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_HiddenFrames":
+        """Copy the frames, too: scikit-learn's `clone` copies estimators within a process."""
         return _HiddenFrames({name: copy.deepcopy(frame, memo) for name, frame in self.items()})
 
     def __repr__(self) -> str:
+        """Return the names of the parties."""
         return f"<{', '.join(self)}>"
 
 
 class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
     """A base of estimators of the active's own columns, which other parties help to train.
 
-    Subclasses name their `task` and prepare its labels.
+    Subclasses set `_task`, and check and prepare the labels of this task.
     """
 
     _task: ClassVar[str]
@@ -94,7 +102,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def passives(self) -> Mapping[str, pd.DataFrame | None] | None:
-        """The passives' frames; None for each whose rows a pickle left out."""
+        """The passives' frames by name; a frame is None if a pickle left it out."""
         passives: Mapping[str, pd.DataFrame | None] | None = self.__dict__["passives"]
         return passives
 
@@ -106,7 +114,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         self.__dict__["passives"] = passives
 
     def __sklearn_tags__(self) -> Tags:
-        """Declare that inputs may be missing, categorical or text."""
+        """Declare to scikit-learn that cells may be missing, categories or texts."""
         tags: Tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.input_tags.categorical = True
@@ -114,9 +122,10 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the parameters; `deep`: also every setting of the run, as settings__train__epochs.
+        """Return the parameters by name.
 
-        A setting that was not given has its effective value.
+        `deep`: whether to include every setting of the run, such as settings__train__epochs. A
+        setting that the user does not give has its default value.
         """
         params: dict[str, Any] = super().get_params(deep=False)
         if deep:
@@ -125,15 +134,17 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return params
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters; settings of the run by their flat names, as settings__train__epochs=3.
+        """Set parameters; settings of the run have flat names, such as settings__train__epochs=3.
 
-        Raises ValueError: no parameter has this name; names the nearest.
+        Raises ValueError: no parameter has this name; the error names the most similar one.
         """
         nested = {name: value for name, value in params.items() if name.startswith(_SETTINGS)}
         direct = {name: value for name, value in params.items() if name not in nested}
-        for name in direct.keys() - super().get_params(deep=False).keys():
-            raise self._build_parameter_error(name)
+        unknown = direct.keys() - super().get_params(deep=False).keys()
+        if unknown:
+            raise self._build_parameter_error(next(iter(unknown)))
         super().set_params(**direct)
+        # Sections come before their keys, which would otherwise be overwritten.
         for name in sorted(nested, key=lambda name: (name.count("__"), name)):
             self._set_nested_setting(name, nested[name])
         return self
@@ -141,31 +152,37 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
     def _set_nested_setting(self, name: str, value: Any) -> None:
         """Set one setting of the run, unless it has that value by default.
 
-        `name`: flat name of the setting, as settings__train__epochs. Raises ValueError: unknown
-        name.
+        Scikit-learn's `clone` sets every parameter again. A default must not become an explicit
+        choice by that.
+
+        `name`: flat name of the setting, such as settings__train__epochs.
+
+        Raises ValueError: unknown name.
         """
         key = name.removeprefix(_SETTINGS)
         settings = self.settings if isinstance(self.settings, Mapping) else {}
-        listed = list_parameters(settings, self._build_defaults())
-        is_default = key in listed and key not in list_set_names(settings)
-        if is_default and _is_same(listed[key], value):
-            return  # so that today's default does not become an explicit choice
+        value_by_key = list_parameters(settings, self._build_defaults())
+        is_default = key in value_by_key and key not in list_set_names(settings)
+        if is_default and _is_same(value_by_key[key], value):
+            return
         try:
             self.settings = replace_setting({**self._section_default(key), **settings}, key, value)
         except KeyError:
             raise self._build_parameter_error(name) from None
 
     def _section_default(self, key: str) -> dict[str, Any]:
-        """Return the section of a setting with the estimator's defaults; empty if it has none.
+        """Return the section of a setting with the estimator's defaults, by the section's name.
 
-        `key`: the setting's flat name without the prefix, as train__epochs.
+        The result is empty if the estimator has no defaults for the section.
+
+        `key`: the setting's flat name without the prefix, such as train__epochs.
         """
         section = key.partition("__")[0]
         defaults = self._build_defaults()
         return {section: defaults[section]} if section in defaults else {}
 
     def _build_parameter_error(self, name: str) -> ValueError:
-        """Return the error for an unknown parameter, with the nearest name."""
+        """Return the error for an unknown parameter, with the most similar name."""
         declared = (f"{_SETTINGS}{key}" for key in list_declared_names())
         nearest = find_nearest_name(name, [*self.get_params(), *declared])
         guess = f"did you mean {nearest!r}? " if nearest else ""
@@ -178,28 +195,34 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         )
 
     def _build_defaults(self) -> dict[str, Any]:
-        """Return the settings that apply where the user gives none."""
-        is_alone = not isinstance(self.passives, Mapping) or not self.passives
-        return {
+        """Return the settings that apply unless the user gives others."""
+        defaults: dict[str, Any] = {
             "name": "estimator",
             "task": self._task,
             "party_seeds": "shared_for_comparison",
             "transcript": {"keep": "none"},
-            # Nothing is sent, so nothing needs a guard.
-            **({"method": ALONE.name, "guard": {"mechanism": "none"}} if is_alone else {}),
         }
+        has_passives = isinstance(self.passives, Mapping) and bool(self.passives)
+        if not has_passives:
+            defaults["method"] = ALONE.name
+            defaults["guard"] = {"mechanism": "none"}  # nothing is sent that a guard could protect
+        return defaults
 
     @isolate_torch_modes()
     def fit(self, X: Any, y: Any) -> Self:
-        """Align by index, and train.
+        """Align the parties by index, and train.
+
+        Set `model_` and `result_`.
 
         Args:
-            X: frame (N, columns) of the active, whose index names people; without passives also an
-                array.
+            X: frame (N, columns) of the active, whose index names people; without passives an array
+                is accepted, too.
             y: labels (N,), in the order of X; the index of a Series equals X's, or is row numbers.
 
-        Raises ConfigError, DataError: as `secure_apfed.run`, and for labels that do not fit the
-        task, or are of people in another order.
+        Raises:
+            ConfigError: settings or frames do not fit.
+            DataError: cells or IDs do not fit, or y has people in another order than X.
+            ValueError: labels do not fit the task.
         """
         y = self._order_labels(X, y)
         X = _convert_frame(X)
@@ -218,7 +241,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             classes=labels.classes,
             targets=labels.targets,
             train_rows=torch.arange(len(frame)),
-            test_rows=torch.empty(0, dtype=torch.int64),
+            test_rows=torch.empty(0, dtype=torch.int64),  # scikit-learn splits before it calls fit
         )
         with warnings.catch_warnings():
             # This process has all tables, so a secure sum would hide nothing from it.
@@ -234,19 +257,52 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _prepare_labels(self, y_N: NDArray[Any]) -> "_Labels":
-        """Return the labels as a run learns them: class indices, or standardised numbers."""
+        """Return the labels as a run learns them: class indices, or standardised numbers.
+
+        Each subclass defines it.
+        """
         raise NotImplementedError
 
     def _check_labels(self, y_N: Any) -> NDArray[Any]:
-        """Return the labels as an array. Raises ValueError: of another kind than the task's."""
+        """Return the labels as an array. Raises ValueError: they do not fit the task.
+
+        Each subclass defines it.
+        """
         raise NotImplementedError
 
     def _order_labels(self, X: Any, y: Any) -> Any:
-        """Return y, whose index, if any, must be that of X, or row numbers.
+        """Return y after a check that its labels are in the order of X's rows.
+
+        If y has an index, it must equal the index of X, or be row numbers. The frames of X and of
+        the passives are checked, too.
 
         Raises:
             ConfigError: a frame has no index that names people, or was left out of a pickle.
-            DataError: the index of y names other people than that of X, or in another order.
+            DataError: the index of y names other people than the index of X, or in another order.
+        """
+        self._require_frames(X)
+        me = type(self).__name__
+        index = getattr(y, "index", None)
+        if not isinstance(index, pd.Index) or index.equals(pd.RangeIndex(len(index))):
+            return y
+        if not isinstance(X, pd.DataFrame):
+            return order_by_position(y, f"{me}: y", error=DataError)
+        are_numbers = index.inferred_type == "integer" and X.index.inferred_type != "integer"
+        if are_numbers and not index.isin(X.index).any():
+            return y  # a split left row numbers, while X has names of people
+        if len(index) == len(X) and not index.equals(X.index):
+            raise DataError(
+                f"{me}: the index of y names other people than that of X, or in "
+                "another order; give y.loc[X.index], or y.to_numpy() where it goes by place"
+            )
+        return y
+
+    def _require_frames(self, X: Any) -> None:
+        """Raise ConfigError unless X and the passives' rows are frames whose index names people.
+
+        Without passives X may be an array.
+
+        Raises SparseRowsError: cells are sparse.
         """
         me = type(self).__name__
         require_dense(X, party=_ACTIVE)
@@ -270,25 +326,11 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
                 f"rows came as {type(X).__name__}, which names nobody; give a pandas frame, and in "
                 'a Pipeline say .set_output(transform="pandas") of what stands before'
             )
-        index = getattr(y, "index", None)
-        if not isinstance(index, pd.Index) or index.equals(pd.RangeIndex(len(index))):
-            return y
-        if not isinstance(X, pd.DataFrame):
-            return order_by_position(y, f"{me}: y", error=DataError)
-        are_numbers = index.inferred_type == "integer" and X.index.inferred_type != "integer"
-        if are_numbers and not index.isin(X.index).any():
-            return y  # row numbers, as a split leaves them, where X has names of people
-        if len(index) == len(X) and not index.equals(X.index):
-            raise DataError(
-                f"{me}: the index of y names other people than that of X, or in "
-                "another order; give y.loc[X.index], or y.to_numpy() where it goes by place"
-            )
-        return y
 
     def _predict_rows(self, X: Any) -> torch.Tensor:
         """Return the model's predictions of the rows: probabilities (N, K), or numbers (N,).
 
-        Raises DataError: columns do not fit those of training.
+        Raises DataError, ValueError: the columns do not fit the columns of training.
         """
         check_is_fitted(self)
         X = _convert_frame(X)
@@ -297,8 +339,8 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         encoding = self.model_.encoding
         assert isinstance(encoding, ColumnEncoding)
         if not (isinstance(X, pd.DataFrame) and self._has_column_names):
-            # Columns are matched by position. Scikit-learn compares names that are texts, but not
-            # numbers.
+            # Columns are matched by position. A frame with numbers as column names, which
+            # scikit-learn does not compare, could still have another order.
             if isinstance(X, pd.DataFrame) and _has_other_order(X.columns):
                 raise DataError(
                     "the input: its columns are numbered in another order, and the model was "
@@ -308,21 +350,29 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return self.model_.predict_frame(frame)
 
     def _validate_inputs(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
-        """Return rows and labels after scikit-learn's checks. Raises ValueError."""
+        """Return rows and labels as arrays after scikit-learn's checks.
+
+        This also sets `n_features_in_` and `feature_names_in_`.
+
+        Raises ValueError: a check fails.
+        """
         if y is not None and pd.isna(np.asarray(y, dtype=object)).any():
             raise ValueError("Input y contains NaN: each row of X needs its label")
         raw, labels = validate_data(self, X, y, dtype=None, ensure_all_finite="allow-nan")
         return raw, self._check_labels(labels)
 
     def _build_config(self) -> Config:
-        """Return the run's configuration from the user's settings. Raises ConfigError."""
+        """Return the run's configuration from the user's settings.
+
+        Raises ConfigError: the settings are not valid, or are for another task.
+        """
         if not isinstance(self.settings, Mapping | None):
             raise ConfigError(
                 f"{type(self).__name__}: settings: expected a mapping of a run's sections, such as "
                 f"{{'train': {{'epochs': 3}}}}, got {type(self.settings).__name__}"
             )
-        given_settings = convert_numpy_numbers(self.settings or {})
-        task = given_settings.get("task", self._task)
+        user_settings = convert_numpy_numbers(self.settings or {})
+        task = user_settings.get("task", self._task)
         if task != self._task:
             raise ConfigError(
                 f"{type(self).__name__}: settings.task is {task!r}, and this estimator is for "
@@ -330,11 +380,11 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             )
         settings = {
             **self._build_defaults(),
-            **given_settings,
+            **user_settings,
             "task": self._task,
             "seed": self.seed,
         }
-        # A run's settings must name files; the frames replace them.
+        # Settings must name files, but these are never read: `run` gets the frames.
         settings["data"] = {
             "dataset": "tables",
             "active": _ACTIVE,
@@ -353,8 +403,8 @@ class _Labels:
 
     Attributes:
         numbers: (N,), indices in `classes`, or numbers standardised by `targets`.
-        classes: labels as texts, sorted; empty for a regression.
-        targets: mean and scale of a regression's labels; None for classes.
+        classes: the classes as texts, sorted; empty for a regression.
+        targets: mean and scale of a regression's labels; None: labels are classes.
     """
 
     numbers: torch.Tensor
@@ -367,14 +417,16 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
 
     Args:
         passives: passive's name -> a frame whose index names people; None: the active trains alone.
-        settings: settings of the run, as its YAML file has them, but for `data`; with passives they
-            say which `method` and `guard` (noise on representations), and may be None without. Each
-            is a parameter of its own, too: `settings__train__epochs`.
-        seed: seed of initial weights, batches and order.
+        settings: sections of a run's YAML file, without `data`. With passives they must name a
+            `method` and a `guard` (noise on representations); without, they may be None. Each
+            setting is also a parameter of its own, such as `settings__train__epochs`.
+        seed: seed of initial weights and of the order of batches.
 
     Attributes:
-        classes_: labels, sorted; n_features_in_, feature_names_in_: as scikit-learn defines them.
-        model_: the local model; result_: result of the run, with its privacy cost and its traffic.
+        classes_: the classes, sorted.
+        n_features_in_, feature_names_in_: as scikit-learn defines them.
+        model_: the trained model, which needs no other party.
+        result_: result of the run, with its privacy cost and bytes.
 
     Examples:
         >>> from sklearn.datasets import load_breast_cancer
@@ -394,11 +446,19 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
     _task = Classification.name
 
     def _check_labels(self, y_N: Any) -> NDArray[Any]:
+        """Return the labels as an array. Raises ValueError: they are no classes."""
         check_classification_targets(y_N)
         return np.asarray(y_N)
 
     def _prepare_labels(self, y_N: NDArray[Any]) -> _Labels:
-        """Return class indices, and set `classes_`. Raises ValueError: fewer than two classes."""
+        """Return class indices with the classes, and set `classes_`.
+
+        Warn of classes such as "NA", which may stand for missing labels.
+
+        Raises:
+            ValueError: there are fewer than two classes.
+            TableError: a class has several spellings.
+        """
         self.classes_, numbers_N = np.unique(y_N, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"Classifier can't train when only one class is present: {y_N[0]}")
@@ -412,16 +472,20 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
     @isolate_torch_modes()
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return probabilities (N, K) in the order of `classes_`."""
-        shares_NK = self._predict_rows(X)
-        normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
-        return normed
+        outputs_NK = self._predict_rows(X)
+        # Probabilities computed in float32 do not add up to 1 exactly.
+        probabilities_NK: NDArray[np.float64] = (
+            outputs_NK / outputs_NK.sum(1, keepdim=True)
+        ).numpy()
+        return probabilities_NK
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the label of each row, (N,): the likeliest, or as `settings["threshold"]`
-        decides.
+        """Return the label of each row, (N,).
+
+        It is the likeliest class, or the class that `settings["threshold"]` decides.
         """
-        shares_NK = torch.from_numpy(self.predict_proba(X))
-        class_N = self.model_.decide_classes(shares_NK).numpy()
+        probabilities_NK = torch.from_numpy(self.predict_proba(X))
+        class_N = self.model_.decide_classes(probabilities_NK).numpy()
         labels: NDArray[Any] = self.classes_[class_N]
         return labels
 
@@ -429,19 +493,20 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
 class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[misc]
     """A regressor of the active's own columns, which other parties help to train.
 
-    `score` is R2, as of every regressor.
+    The method `score` returns R2, as of every regressor of scikit-learn.
 
     Args:
         passives: passive's name -> a frame whose index names people; None: the active trains alone.
-        settings: settings of the run, as its YAML file has them, but for `data`; with passives they
-            say which `method` (one whose task may be regression, as apfed_r and apfed_c) and
-            `guard` (noise on representations), and may be None without. Each is a parameter of its
-            own, too: `settings__train__epochs`.
-        seed: seed of initial weights, batches and order.
+        settings: sections of a run's YAML file, without `data`. With passives they must name a
+            `method` that allows regression (such as apfed_r or apfed_c) and a `guard` (noise on
+            representations); without, they may be None. Each setting is also a parameter of its
+            own, such as `settings__train__epochs`.
+        seed: seed of initial weights and of the order of batches.
 
     Attributes:
         n_features_in_, feature_names_in_: as scikit-learn defines them.
-        model_: the local model; result_: result of the run, with its privacy cost and its traffic.
+        model_: the trained model, which needs no other party.
+        result_: result of the run, with its privacy cost and bytes.
 
     Examples:
         >>> import numpy as np
@@ -455,7 +520,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
     _task = Regression.name
 
     def _check_labels(self, y_N: Any) -> NDArray[Any]:
-        """Return the labels as finite float64. Raises ValueError."""
+        """Return the labels as float64. Raises ValueError: they are no finite numbers."""
         numbers_N = np.asarray(y_N)
         if numbers_N.dtype.kind not in "biuf":
             try:
@@ -471,7 +536,12 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
         return numbers_N
 
     def _prepare_labels(self, y_N: NDArray[Any]) -> _Labels:
-        """Return standardised labels with their scale. Raises ValueError: fewer than two rows."""
+        """Return standardised labels with their mean and scale.
+
+        Raises:
+            ValueError: fewer than two rows.
+            DataError: all labels are equal.
+        """
         if len(y_N) < 2:
             raise ValueError(
                 f"VerticalRegressor: got n_samples={len(y_N)}, expected two rows or more"
@@ -487,7 +557,10 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Return whether two settings are equal; False for arrays, which compare cell by cell."""
+    """Return whether two settings have the same type and value.
+
+    The answer is no for arrays, whose comparison gives an array.
+    """
     try:
         return bool(type(value) is type(other) and value == other)
     except ValueError:
@@ -495,10 +568,10 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def _convert_frame(X: Any) -> Any:
-    """Return a frame of any library as a pandas frame; arrays and others unchanged.
+    """Return a frame of any library as a pandas frame; anything else is returned unchanged.
 
-    Columns of times and durations become objects, since scikit-learn makes one NumPy array of all
-    columns, which cannot have both numbers and times.
+    Columns of dates and durations become objects: scikit-learn makes one NumPy array of all
+    columns, which cannot have both numbers and dates.
     """
     require_dense(X, party=_ACTIVE)
     if not isinstance(X, pd.DataFrame):
@@ -512,32 +585,37 @@ def _convert_frame(X: Any) -> Any:
 
 
 def _has_other_order(columns: "pd.Index[Any]") -> bool:
-    """Return whether columns are named by positions from 0, but in another order."""
-    places = list(range(len(columns)))
-    return list(columns) != places and sorted(columns, key=str) == sorted(places, key=str)
+    """Return whether columns have the names 0, 1, 2 and so on, but in another order."""
+    positions = list(range(len(columns)))
+    return list(columns) != positions and sorted(columns, key=str) == sorted(positions, key=str)
 
 
 def _name_columns(X: Any, raw: Any) -> pd.DataFrame:
-    """Return the rows as a frame, with the names of columns and people if X has them.
+    """Return the rows as a pandas frame.
+
+    A frame gets its column names as texts. The columns of an array are called x0, x1 and so on, and
+    its rows have no names of people.
 
     `X`: a pandas frame, or an array. `raw`: rows of `X` as an array, after scikit-learn's checks.
+
+    Raises TypeError: cells of an array are neither texts nor numbers.
     """
     if isinstance(X, pd.DataFrame):
         return X.set_axis(list(map(column_name, X.columns)), axis=1)
     if raw.dtype == object:
         _check_cells(raw)
-    columns = [f"x{place}" for place in range(raw.shape[1])]
+    columns = [f"x{position}" for position in range(raw.shape[1])]
     return pd.DataFrame(np.asarray(raw), columns=columns)
 
 
 def _check_cells(raw: NDArray[Any]) -> None:
     """Raise TypeError if cells of an array (N, F) are neither texts nor numbers."""
     kinds = {type(cell) for cell in raw.ravel()}
-    strange = [kind.__name__ for kind in kinds if not issubclass(kind, (str, numbers.Real))]
-    if strange:
+    wrong_kinds = [kind.__name__ for kind in kinds if not issubclass(kind, (str, numbers.Real))]
+    if wrong_kinds:
         raise TypeError(
             "each cell of the active's columns argument must be a string or a real number, got "
-            f"{', '.join(strange)}"
+            f"{', '.join(wrong_kinds)}"
         )
 
 
@@ -546,13 +624,18 @@ def _build_table(
 ) -> PartyTable:
     """Return one party's table, with an encoding fitted to all rows of its frame.
 
-    `name`: the party's name. `frame`: its index names people. `labels_N`: class indices or
-    standardised numbers, as a run learns them; None: a passive.
+    Args:
+        name: the party's name.
+        frame: the party's features; the index names people.
+        labels_N: class indices or standardised numbers, as a run learns them; None: a passive.
+
+    Raises DataError: a column or an ID does not fit.
     """
     require_dense(frame, party=name)
-    frame = convert_number_cells(frame) if frame.columns.is_unique else frame
-    texts = [str(name) for name, cells in frame.items() if not has_measures(cells)]
-    encoding = fit_columns(frame, categorical=texts, missing="mean", source=name)
+    if frame.columns.is_unique:  # repeated names are refused below
+        frame = convert_number_cells(frame)
+    text_columns = [str(column) for column, cells in frame.items() if not has_measures(cells)]
+    encoding = fit_columns(frame, categorical=text_columns, missing="mean", source=name)
     features = encoding.encode(frame, source=name)
     ids = id_texts(frame.index, party=name, subject="its index", strip=True, rows=True)
     return PartyTable(name, tuple(ids), features, labels_N, encoding)

@@ -1,10 +1,12 @@
 """Runs on data frames by one call: align, train, and compare with the best local model.
 
 Run by: a user with all parties' frames in one process, to measure the gain by the passives' help.
-Parties that do not share their frames take part in a run (`secure-apfed party`). Frames are of any
-library that narwhals reads. Errors name party and column, never a person's ID. Frames are written
-as the files that a run with `dataset: tables` reads. Part of the composition root: `secure_apfed`
-exports its names, no module but the estimator imports it.
+Parties that do not share their frames take part in a run between processes (`secure-apfed party`).
+Frames may be of any library that narwhals reads. Errors name party and column, never a person's ID.
+Frames are written as files, which a run with `dataset: tables` then reads. Part of the composition
+root: `secure_apfed` exports its names, no module but the estimator imports it.
+
+Letters: N rows, K classes.
 """
 
 import json
@@ -55,8 +57,8 @@ if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.solo import BaselinesRecord
 
-_TABLES = "tables"
-_DRAWING = ("matplotlib", "jinja2", "adjustText")
+_TABLES = "tables"  # the data set's name in the settings, and the folder of the written frames
+_DRAWING = ("matplotlib", "jinja2", "adjustText")  # packages that reports need
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,9 @@ class FramesModel:
     """The active's model for frames of the active's columns; it needs no other party.
 
     Attributes:
-        classes_: labels as the active's frame had them, in the order of the probabilities; none
-            of a regression.
-        solo: the same network in a form that reads encoded features, with its card.
+        classes_: labels as in the active's frame, in the order of the probabilities; empty for a
+            regression.
+        solo: the model in the form that the run stored, with its card.
     """
 
     classes_: tuple[Any, ...]
@@ -84,12 +86,15 @@ class FramesModel:
                 f"a model of task {self.solo.task.name} tells one number a row and no "
                 "probabilities; ask predict"
             )
-        shares_NK = self._predict_rows(frame)
-        normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
-        return normed
+        outputs_NK = self._predict_rows(frame)
+        # Probabilities computed in float32 do not add up to 1 exactly.
+        probabilities_NK: NDArray[np.float64] = (
+            outputs_NK / outputs_NK.sum(1, keepdim=True)
+        ).numpy()
+        return probabilities_NK
 
     def predict(self, frame: Any) -> NDArray[Any]:
-        """Return the label of each row (N,): the likeliest, or as the run's `threshold` decides.
+        """Return the label of each row, (N,): the likeliest, or as the run's `threshold` decides.
 
         A regression returns numbers in the unit of the labels.
 
@@ -104,6 +109,7 @@ class FramesModel:
 
     @isolate_torch_modes()
     def _predict_rows(self, frame: Any) -> Tensor:
+        """Return probabilities (N, K), or predicted numbers (N,), as float64."""
         return self.solo.predict_frame(as_pandas(frame, party="the input"))
 
 
@@ -112,14 +118,15 @@ class FramesResult:
     """The result of a run on frames.
 
     Attributes:
-        config: complete settings of the run; run: its result, with its traffic and privacy cost.
-        measures: measures of the test rows, with 95 % intervals over these rows; `run.undefined`
-            says why others are missing.
+        config: complete settings of the run.
+        run: result of the run, with its bytes and privacy cost.
+        measures: name of a measure -> its value on the test rows, with a 95 % interval over these
+            rows; `run.undefined` says why others are missing.
         alone: the results of the active's local models; None: not requested, or under dp_sgd,
             whose noise would not cover them.
         attacks: results of the attacks that the settings name.
-        who_learns: party -> what it received of each kind and can read in it; empty without the
-            extra `experiments`.
+        who_learns: party -> the kinds of messages that it received, and what it can read in them;
+            empty without the extra `experiments`.
         report: the HTML page; None without a folder or without that extra.
     """
 
@@ -148,21 +155,21 @@ class FramesResult:
 
     @property
     def headline_measure(self) -> Measure:
-        """The headline measure."""
+        """The run's main measure."""
         return MEASURES[self.config.measure]
 
     @property
     def score(self) -> Estimate:
-        """The headline measure on the test rows, with its interval."""
+        """The run's main measure on the test rows, with its interval; NaN if undefined."""
         return self.measures.get(self.config.measure, Estimate(math.nan))
 
     @property
     def gain(self) -> float | None:
-        """The gain over the best local model, by the headline measure.
+        """The gain over the best local model, by the run's main measure.
 
-        None: not measured, or undefined for the test rows. One run proves no gain, several seeds
-        may: `seed` draws the split, and each party its initial weights from a secret seed unless
-        `party_seeds` says otherwise.
+        None: local models were not measured, or the measure is undefined on the test rows. One run
+        proves no gain. Repeat it with several values of `seed`, which draws the split. Each party
+        draws its initial weights from a secret seed, unless `party_seeds` says otherwise.
         """
         if self.alone is None or math.isnan(self.score.value):
             return None
@@ -170,7 +177,10 @@ class FramesResult:
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """The epsilon of what was sent, by what it covers; inf: no guarantee; absent: not sent."""
+        """The epsilons of the run by their names, such as epsilon_x.
+
+        Infinite: no guarantee. An epsilon is missing if the run sends nothing that it would bound.
+        """
         return list_epsilons(self.run.promises)
 
     @property
@@ -181,7 +191,7 @@ class FramesResult:
     def to_frame(self) -> pd.DataFrame:
         """Return a frame with a row for each measure: its value and the ends of its interval.
 
-        The row of the headline measure also has that of the best local model, and the gain.
+        The row of the main measure also has its value for the best local model, and the gain.
         """
         table = pd.DataFrame(
             {
@@ -215,19 +225,20 @@ def run_frames(
         passives: passive's name -> its frame, with the same IDs and other features.
         label: the active's column of labels; a row without one is unlabelled, and never tested.
         id: the column of IDs in every frame, or the name of a pandas index.
-        method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
+        method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, such as
             {"name": "votes", "epsilon": 4}.
-        folder: folder of the run, for its model, report and accounts, and copies of the frames that
-            attacks and reports read; None: all is written to a temporary folder and removed.
+        folder: folder of the run, for its model, report and privacy ledgers, and for copies of the
+            frames that attacks and reports read; None: a temporary folder that is removed.
         baselines: whether to measure the active's local models.
-        settings: further settings of a run's YAML file by section, as train={"epochs": 4}; in
-            `data` those that name no file, as data={"labelled": 50}; for a party those that read
-            its columns, as data={"parties": {"shop": {"categorical": ["branch"]}}}.
+        settings: further settings of a run's YAML file by section, such as train={"epochs": 4}. The
+            section `data` must not name files, as in data={"labelled": 50}. It may say how a
+            party's columns are read: data={"parties": {"shop": {"categorical": ["branch"]}}}.
 
     Raises:
-        DataError: a frame does not fit; names party and column.
+        DataError: a frame does not fit; the error names party and column.
         ConfigError: a setting is wrong.
-        CheckpointError: the folder holds a run already. For others see `secure_apfed.run`.
+        CheckpointError: the folder has a run already.
+        ProtocolError, BudgetExhaustedError: the run stops, as for `secure_apfed.run`.
 
     Examples:
         >>> from sklearn.datasets import load_breast_cancer
@@ -285,7 +296,8 @@ def run_frames(
                     warnings.simplefilter("ignore", UnsafeChoiceWarning)
                     run_result = run(config, run_folder)
             except BaseException:
-                if not RunFolder(run_folder).config.exists():  # the run has not begun
+                # If the run has not begun, the folder can be used again.
+                if not RunFolder(run_folder).config.exists():
                     shutil.rmtree(run_folder / _TABLES, ignore_errors=True)
                 raise
             result = _load_result(
@@ -297,6 +309,7 @@ def run_frames(
                 keeps=folder is not None,
             )
             if folder is None and run_result.recorded:
+                # Stored messages move out of the temporary folder, which is removed now.
                 run_result.recorded.transcript.take_along()
             return result
 
@@ -320,13 +333,15 @@ def _build_config(
     method: str | Mapping[str, Any],
     data: Mapping[str, str],
 ) -> Config:
-    """Return the run's configuration, whose tables are the written frames. Raises ConfigError.
+    """Return the settings of a run whose tables are the written frames.
 
     Args:
-        settings: the user's sections of a run's YAML file.
-        files: name of each party's file.
+        settings: sections of a run's YAML file, as the user passed them.
+        files: name of each party's file, by party.
         method: name of the method, or its section.
         data: settings of the section `data` that follow from the frames.
+
+    Raises ConfigError: a setting is wrong, or contradicts the frames.
     """
     content = {"name": "frames", **settings, "method": method}
     data_settings = content.get("data") or {}
@@ -347,6 +362,7 @@ def _build_config(
     values = json.loads(json.dumps(content, default=_convert_to_plain))
 
     def describe_place(path: KeyPath) -> str:
+        """Return how the user passed the setting at this path, for errors."""
         return describe_argument(path, values.get(str(path[0]))) if path else ""
 
     return load_config_values(values, describe_place=describe_place)
@@ -355,9 +371,11 @@ def _build_config(
 def _build_parties(
     settings_by_party: Mapping[str, Mapping[str, Any]], files: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the settings of each party's table: its file, and how its columns are read.
+    """Return the settings of each party's table, by party: its file, and how columns are read.
 
-    `files`: name of each party's file.
+    `settings_by_party`: settings that the user passed. `files`: name of each party's file.
+
+    Raises ConfigError: there is no frame of a party, or its settings name a file or IDs.
     """
     if unknown := sorted(set(settings_by_party) - set(files)):
         raise ConfigError(
@@ -371,7 +389,7 @@ def _build_parties(
 
 
 def _convert_to_plain(value: Any) -> Any:
-    """Return a plain value for a setting that JSON cannot write: numpy's numbers, paths."""
+    """Return a value that JSON can write: a number for one of NumPy's, a text for a path."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
@@ -384,20 +402,22 @@ def _load_result(
     baselines: bool,
     keeps: bool,
 ) -> FramesResult:
-    """Read the result of a run from its finished folder.
+    """Return the result on frames, from the folder of the finished run.
+
+    Configured attacks are mounted, local models are measured, and the report is written here.
 
     Args:
         config: settings of the run.
         folder: folder of the run.
-        run_result: what `run` returned.
-        labels: the active's labels, by the text that names the class in the run.
+        run_result: the result of `run`.
+        labels: text that names a class in the run -> the label in the active's frame.
         baselines: whether local models are measured.
-        keeps: whether the folder remains, so that a report is written to it.
+        keeps: whether the folder is kept; only then a report is written to it.
     """
     from apfed_experiments.finished import mount_attacks
     from apfed_experiments.solo import measure_run_baselines
 
-    variant = next(iter(run_result.accuracy))
+    variant = next(iter(run_result.accuracy))  # the way to predict that is reported first
     scored = load_scores(RunFolder(folder), variant, threshold=run_result.threshold)
     attacks = mount_attacks(folder, recording=run_result.recorded) if config.attacks else ()
     local_models = measure_run_baselines(config, folder, run_result.trained) if baselines else None
@@ -419,10 +439,11 @@ def _load_result(
 
 
 def _write_report(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
-    """Return what each party learns, and the path of the report's page.
+    """Return what each party can read, by party, and the path of the report's page.
 
-    Both are empty without the packages that reports need. `draws`: whether the page is written;
-    otherwise its path is None.
+    Without the packages that reports need, these are an empty mapping and None.
+
+    `folder`: folder of the run. `draws`: whether the page is written; otherwise its path is None.
     """
     try:
         from apfed_experiments.report import load_run, write_report
@@ -444,18 +465,20 @@ def check_frames(
     label: str,
     rules: IdNormalisation | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Return by party, the active first, a pandas frame with checked labels, and IDs as texts.
+    """Return each party's frame in pandas, by party, with IDs as texts; the active comes first.
+
+    IDs and labels are checked.
 
     Args:
         active: the active's frame.
-        passives: frames by passive.
+        passives: passive's name -> its frame.
         name: the active's name.
         id_column: the column of IDs in each frame.
         label: the active's column of labels.
         rules: the rules by which IDs are normalised before they are compared; None: the defaults.
 
-    Raises DataError: a frame lacks a column, IDs are repeated or never match, or labels are of one
-        class.
+    Raises DataError: a frame lacks a column, IDs are repeated or never match, a passive has the
+        column of labels, or all labels are of one class.
     """
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
@@ -482,22 +505,26 @@ def check_frames(
 
 
 def _map_labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
-    """Return the labels as in the frame, by the text that names the class in a run."""
+    """Return the text that names a class in a run -> the label as in the frame.
+
+    `label`: the column of labels.
+    """
     labels = frame[label].dropna().unique().tolist()
     pairs = [(format_cell(value), value) for value in labels]
-    # If labels differ only in surrounding blanks, the one without blanks comes last, and stays.
+    # Labels that differ only in surrounding blanks have one text. The label without blanks is
+    # sorted last, so that the dictionary keeps it.
     return dict(sorted(pairs, key=lambda pair: pair[0] == pair[1]))
 
 
 def _name_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-    """Return, by party, the name that `_write_frames` gives its file."""
+    """Return the name of each party's file, by party, as `_write_frames` writes it."""
     return {party: f"party-{number}.parquet" for number, party in enumerate(frames)}
 
 
 def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
     """Write each party's frame as a Parquet file in a folder that only its owner may enter.
 
-    Raises DataError: columns that Parquet cannot store; names them all.
+    Raises DataError: Parquet cannot store a column; the error names all such columns.
     """
     faults = FaultList()
     for party, frame in frames.items():
@@ -530,13 +557,16 @@ def _check_column(column: "pd.Series", *, party: str) -> None:
 
 
 def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -> list[str]:
-    """Return a frame's IDs as texts. Raises DataError: no rows, no such column, or repeated IDs.
+    """Return a frame's IDs as texts.
 
     Args:
         frame: the party's frame, in pandas.
-        native: the same frame as the caller gave it, whose cells of dates pandas has not changed.
+        native: the same frame as the caller passed it; IDs are read from it, since the conversion
+            to pandas changes dates.
         column: the column of IDs.
         party: the party's name.
+
+    Raises DataError: the frame has no rows, no such column, or repeated IDs.
     """
     if not len(frame):
         raise DataError(f"{party}: its frame has no rows")
@@ -561,7 +591,7 @@ def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -
 
 
 def _check_labels(frame: pd.DataFrame, label: str, *, party: str) -> None:
-    """Raise DataError unless the label column exists and has two classes."""
+    """Raise DataError unless the label column exists and has two classes or more."""
     if label not in frame.columns:
         raise DataError(
             f"{party}: it has no column {label!r} of labels; its columns are "

@@ -16,12 +16,14 @@ from secure_apfed.settings.data import Missing
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian:
-    """A guard that clips representations and draws fresh noise for every release of a row; see
-    `guard` of a run's YAML file.
+    """A guard that clips representations and draws fresh noise for every release of a row.
+
+    It is the section `guard` of a run's YAML file, as an object.
 
     Attributes:
-        epsilon, delta: of all releases of one row; or sigma, the deviation of the noise.
-        clip: L2 bound of a row before the noise.
+        epsilon, delta: differential privacy of all releases of one row together.
+        sigma: standard deviation of the noise, in place of epsilon.
+        clip: largest L2 norm of a row's representation before the noise.
 
     Examples:
         >>> from secure_apfed import Gaussian
@@ -38,7 +40,7 @@ class Gaussian:
     mechanism = "gaussian"
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the settings of a run's guard."""
+        """Return the section `guard` of a run's settings, which leaves delta to the run."""
         return {
             "mechanism": self.mechanism,
             "epsilon": self.epsilon,
@@ -49,8 +51,10 @@ class Gaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenGaussian(Gaussian):
-    """A guard that clips representations and draws each row's noise once: many epochs show no more
-    than its first release.
+    """A guard that clips representations and draws each row's noise only once.
+
+    A row is released with the same noise in every epoch, so that many epochs reveal no more than
+    the first.
 
     Examples:
         >>> from secure_apfed import FrozenGaussian
@@ -66,8 +70,10 @@ class FrozenGaussian(Gaussian):
 class Reconstruction:
     """The loss of APFed-R, Eq. (12): the passive reconstructs its own rows from z.
 
+    z is the representation of the same people that the active sends.
+
     Attributes:
-        decoder: z (B, D) -> own rows; None: a perceptron.
+        decoder: module or function z (B, D) -> the passive's rows; None: a built-in perceptron.
 
     Examples:
         >>> from torch import nn, zeros
@@ -82,11 +88,15 @@ class Reconstruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Contrastive:
-    """The loss of APFed-C, Eqs. (14) to (16): own rows and z of one person agree.
+    """The contrastive loss of APFed-C, Eqs. (14) to (16).
+
+    It is low if the passive's encoding of a person is more similar to z of the same person than to
+    z of others. z is the representation that the active sends.
 
     Attributes:
-        encoder: own rows -> (B, any size); None: a perceptron, or convolutions for images.
-        temperature: tau > 0.
+        encoder: module or function from the passive's rows to (B, any size); None: a built-in
+            perceptron, or convolutions for images.
+        temperature: tau of the paper, above 0, by which similarities are divided.
 
     Examples:
         >>> from torch import nn, zeros
@@ -110,26 +120,28 @@ class Passive:
         rows: array or tensor (N, *shape), a frame of N rows, a file of an array (.npy, .npz,
             .safetensors), or a map-style data set of N items, as `ImageFiles`; a party with a
             `gradient` may leave them out.
-        loss: `Reconstruction()`, `Contrastive()`, or any (z, own rows) -> scalar, as a module or a
-            function. Gradients through z are what it contributes.
-        weight: lambda of Eq. (8).
-        row_wise: with a loss of the user's: whether a row's gradient depends on that row alone.
-        encoder: own rows -> the representation that it sends, where a method sums or concatenates
+        loss: `Reconstruction()`, `Contrastive()`, or any module or function (z, own rows) ->
+            scalar. z is the representation that the active sends; the passive contributes the
+            loss's gradient with respect to z.
+        weight: lambda of APFed's Eq. (8), by which the contribution is multiplied.
+        row_wise: for a user-defined loss: whether a row's gradient depends on that row alone.
+        encoder: own rows -> the representation that it sends, for methods that sum or concatenate
             representations (TVFL, split networks).
         gradient: a black-box function of any framework that replaces a loss, (step, rows, z) ->
             gradient (`secure_apfed.learning.black_box`). `rows` are positions in `ids`, (B,) int64;
-            z is an array (B, *shape); it returns an array or a tensor of that shape, of each row
-            the gradient of that row's own loss.
-        optimizer: function that makes it, such as `torch.optim.AdamW`; None: that of `train`.
+            z is an array (B, *shape). It returns an array or a tensor of the same shape, with the
+            gradient of each row's own loss.
+        optimizer: function that makes its optimizer, such as `torch.optim.AdamW`; None: the
+            argument `optimizer` of `train`.
         scheduler: function that makes its optimizer's scheduler, in the form that `train` takes;
-            None: that of `train`.
+            None: the argument `scheduler` of `train`.
         workers: threads that read a data set.
         missing: what to do with empty cells of a frame: "error" refuses them, "mean" replaces them
             by the column's mean or by no category, "drop" leaves the row out.
 
     Raises:
-        ConfigError: a `gradient` together with a loss, an encoder, an optimizer or a scheduler,
-            which it replaces; or neither rows nor a `gradient`.
+        ConfigError: a `gradient` is given together with a loss, an encoder, an optimizer or a
+            scheduler, which it replaces; or neither rows nor a `gradient` are given.
 
     Examples:
         >>> from torch import zeros
@@ -155,9 +167,11 @@ class Passive:
     missing: Missing = field(default="error", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless it has either rows, or a gradient function without other code.
+        """Check the combination of rows, gradient and other code.
 
-        A loss class is replaced by an object with its defaults.
+        If `loss` is a class, it is replaced by an object with its defaults.
+
+        Raises ConfigError: it has neither rows nor a gradient, or a gradient beside other code.
         """
         if self.loss in (Reconstruction, Contrastive):
             object.__setattr__(self, "loss", self.loss())
@@ -168,16 +182,16 @@ class Passive:
                     "gradient=... of a party that computes it out of sight"
                 )
             return
-        replaced = {
-            "loss": self.loss != Reconstruction(),
+        is_given = {
+            "loss": self.loss != Reconstruction(),  # another one than the default
             "encoder": self.encoder is not None,
             "optimizer": self.optimizer is not None,
             "scheduler": self.scheduler is not None,
         }
-        replaced_names = [name for name, is_given in replaced.items() if is_given]
-        if replaced_names:
+        given_names = [name for name, given in is_given.items() if given]
+        if given_names:
             raise ConfigError(
-                f"{self.name}: gradient is given beside {' and '.join(replaced_names)}; what "
+                f"{self.name}: gradient is given beside {' and '.join(given_names)}; what "
                 "computes its own gradient trains itself: leave one of the two out"
             )
 
@@ -187,12 +201,12 @@ class Active:
     """The party that has the labels, and the model afterwards.
 
     Attributes:
-        name, ids, rows, optimizer, scheduler, workers, missing: as a `Passive`'s.
-        labels: N classes (numbers or texts); None or NaN where one is not known.
+        name, ids, rows, optimizer, scheduler, workers, missing: the same as of a `Passive`.
+        labels: N classes (numbers or texts); None or NaN for an unknown label.
         encoder: own rows -> representation, trained in place; None: a built-in network.
         head: representation -> K class scores, trained in place; None: one linear layer.
-        projection: representation -> the `model={"projection": D}` numbers that are sent, trained
-            in place; None: one linear layer.
+        projection: representation -> the D numbers that are sent (`model={"projection": D}`),
+            trained in place; None: one linear layer.
 
     Examples:
         >>> from torch import nn, zeros

@@ -15,71 +15,78 @@ OPTIMIZER_ARGUMENTS: Mapping[str, str] = {
     "weight_decay": "weight_decay",
     "momentum": "momentum",
 }
-"""Arguments of torch's optimizers by the setting of `train` that they stand for."""
+"""Settings of the section `train` -> arguments of torch's optimizers with the same meaning."""
 
 
 def set_rates(
     make: MakeOptimizer | None, rates: Mapping[str, float], *, party: str = ""
 ) -> MakeOptimizer | None:
-    """Return an optimizer's function with the rates that `train` sets.
+    """Return a function that makes an optimizer with the rates that the settings of `train` give.
 
-    `party`: name of the party whose own optimizer it is, which keeps rates that its function does
-    not take; empty: the optimizer of all parties. `make`: the optimizer's function; None: the
-    default optimizer.
+    A rate is passed on only if the function takes it and has not bound it already
+    (`functools.partial`).
 
-    Raises:
-        ConfigError: the function of all takes no such rate, or has one; names both.
+    Args:
+        make: function that makes the optimizer; None: the default optimizer.
+        rates: learning rate, weight decay and momentum in the section `train`, by key.
+        party: name of the party whose own optimizer it is; rates that its function does not take
+            are then left out. Empty: the optimizer is for all parties, and must take all rates.
+
+    Raises ConfigError: the function for all parties does not take a rate, or has bound it.
     """
     if make is None or not rates or not callable(make):
         return make
     try:
-        takes = set(inspect.signature(make).parameters)
-    except (TypeError, ValueError):  # of a builtin: it names none
-        takes = set()
+        open_arguments = set(inspect.signature(make).parameters)
+    except (TypeError, ValueError):  # a builtin function has no signature
+        open_arguments = set()
     if isinstance(make, functools.partial):
-        takes -= make.keywords.keys()
-    taken = {
+        open_arguments -= make.keywords.keys()
+    bound_rates = {
         OPTIMIZER_ARGUMENTS[key]: rate
         for key, rate in rates.items()
-        if OPTIMIZER_ARGUMENTS[key] in takes
+        if OPTIMIZER_ARGUMENTS[key] in open_arguments
     }
     for key in rates:
-        if OPTIMIZER_ARGUMENTS[key] not in taken and not party:
+        if OPTIMIZER_ARGUMENTS[key] not in bound_rates and not party:
             rate = rates.get("learning_rate", 0.001)
             raise ConfigError(
                 f"optimizer= is code of your own that has its own {OPTIMIZER_ARGUMENTS[key]}, or "
                 f"takes none, and train={{{key!r}: {rates[key]}}} would be ignored; leave one out, "
                 f"or say optimizer=functools.partial(torch.optim.AdamW, lr={rate})"
             )
-    bound: MakeOptimizer = functools.partial(make, **taken) if taken else make
+    bound: MakeOptimizer = functools.partial(make, **bound_rates) if bound_rates else make
     return bound
 
 
 def make_code(party: Active | Passive, shared: OwnSteps, rates: Mapping[str, float]) -> OwnCode:
-    """Return what a party brings of its own.
+    """Return a party's own modules, loss, optimizer and scheduler.
 
-    `shared`: optimizer and scheduler of parties without their own. `rates`: those that `train`
-    sets, which a party's own optimizer takes if it can.
+    Args:
+        party: the party, as the user passed it.
+        shared: optimizer and scheduler of parties that have none of their own.
+        rates: learning rate, weight decay and momentum in the section `train`, by key; a party's
+            own optimizer gets those that it takes.
 
-    Raises ConfigError: a part is neither a module nor a function; names the party.
+    Raises ConfigError: one of these is neither a module nor a function; the error names the party.
     """
-    parts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "encoder": party.encoder,
         "optimizer": set_rates(party.optimizer, rates, party=party.name) or shared.optimizer,
         "scheduler": party.scheduler or shared.scheduler,
         "scheduler_every": shared.every,
     }
     if isinstance(party, Active):
-        parts |= {"head": party.head, "projection": party.projection}
+        fields |= {"head": party.head, "projection": party.projection}
     elif party.gradient is not None:
-        parts = {"gradient": party.gradient}
+        fields = {"gradient": party.gradient}  # a black box trains itself
     elif isinstance(party.loss, Reconstruction):
-        parts["decoder"] = party.loss.decoder
+        fields["decoder"] = party.loss.decoder
     elif isinstance(party.loss, Contrastive):
-        parts["encoder"] = party.loss.encoder or party.encoder
+        fields["encoder"] = party.loss.encoder or party.encoder
     else:
-        parts["objective"] = party.loss
+        fields["objective"] = party.loss
     try:
-        return OwnCode(**parts)
+        return OwnCode(**fields)
     except ConfigError as error:
         raise ConfigError(f"{party.name}: {error}") from error

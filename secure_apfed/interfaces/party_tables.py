@@ -37,15 +37,17 @@ from secure_apfed.settings.data import Missing
 
 
 def find_kept_rows(party: Active | Passive) -> NDArray[np.int64]:
-    """Return the positions of a party's rows without those that `missing` drops.
+    """Return the positions of the rows that a party keeps.
 
-    Raises:
-        ConfigError: `missing` is no known way, or its rows have no columns that it is of.
+    With missing="drop" these are the rows without an empty cell, else all rows.
+
+    Raises ConfigError: `missing` has an unknown value, or the party's rows are no frame, so that
+        there are no empty cells to treat.
     """
-    ways = get_args(Missing)
-    if party.missing not in ways:
+    treatments = get_args(Missing)
+    if party.missing not in treatments:
         raise ConfigError(
-            f"{party.name}: missing={party.missing!r}: expected one of {', '.join(ways)}"
+            f"{party.name}: missing={party.missing!r}: expected one of {', '.join(treatments)}"
         )
     rows = party.rows
     if not isinstance(rows, pd.DataFrame):
@@ -58,20 +60,21 @@ def find_kept_rows(party: Active | Passive) -> NDArray[np.int64]:
         return np.arange(len(party.ids))
     if party.missing != "drop":
         return np.arange(len(rows))
-    words = _list_texts(rows)
+    text_columns = _list_text_columns(rows)
     is_kept_N = np.ones(len(rows), dtype=bool)
     for name in rows.columns:
-        is_kept_N &= ~is_empty(rows[name], BLANK if name in words else EMPTY)
+        # In a column of texts, words such as "NA" are categories.
+        is_kept_N &= ~is_empty(rows[name], BLANK if name in text_columns else EMPTY)
     return np.flatnonzero(is_kept_N)
 
 
-def _list_texts(rows: pd.DataFrame) -> list[Any]:
-    """Return the columns of a frame that are no numbers."""
+def _list_text_columns(rows: pd.DataFrame) -> list[Any]:
+    """Return the names of a frame's columns whose type is not a type of numbers."""
     return [name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])]
 
 
 def read_ids(party: Active | Passive) -> tuple[str, ...]:
-    """Return a party's IDs as texts. Raises DataError: not a column of one ID a row."""
+    """Return a party's IDs as texts. Raises DataError: they are not one ID a row, in order."""
     own_ids: object = party.ids
     if isinstance(own_ids, AbstractSet):
         raise DataError(
@@ -99,10 +102,18 @@ def make_table(
     labels: Tensor | None,
     fitted: NDArray[np.int64] | None = None,
 ) -> PartyTable:
-    """Return a party's rows with their IDs as texts, `ids`.
+    """Return a party's table: its rows, encoded as features, with IDs and labels.
 
-    `kept_rows`: positions of the rows that it trains with, (N,). `fitted`: those of these rows to
-    which columns are fitted; None: all. `labels`: (N,), or None.
+    Warn of columns of a frame that alone predict all labels.
+
+    Args:
+        party: the party, as the user passed it.
+        ids: IDs of all rows that were passed, as texts.
+        kept_rows: positions of the N rows that go into the table.
+        labels: class numbers of these rows, (N,); None: a passive.
+        fitted: positions, among these rows, of the rows to which columns are fitted; None: all.
+
+    Raises DataError: IDs, rows and labels do not fit each other, or rows cannot be encoded.
     """
     _require_one_order(party)
     _require_order_of_ids(party, ids)
@@ -112,7 +123,7 @@ def make_table(
         ids = tuple(ids[row] for row in kept_rows)
         party = replace(party, rows=party.rows.iloc[kept_rows])
         if labels is not None:
-            texts = [None if code == UNLABELLED else str(code) for code in labels.tolist()]
+            texts = [None if number == UNLABELLED else str(number) for number in labels.tolist()]
             warn_of_labels(party.rows, texts, source=party.name, label="labels")
     features, encoding = _read_rows(party, fitted)
     _require_rows(party, len(ids), features)
@@ -120,13 +131,12 @@ def make_table(
 
 
 def _require_order_of_ids(party: Active | Passive, ids: Sequence[str]) -> None:
-    """Refuse rows or labels of pandas whose index holds the IDs in another order than `ids`.
+    """Raise DataError if rows or labels have an index that holds the IDs in another order.
 
-    An index of numbers counts only where it has exactly the numbers of the IDs, since rows are
-    counted by numbers, too.
+    Rows are joined to IDs by position, so that they would get the IDs of other people. An index of
+    numbers may also be plain row numbers. It is taken for IDs only if it has exactly the IDs.
 
-    Raises:
-        DataError: names the column.
+    `ids`: the party's IDs, as texts.
     """
     labels = getattr(party, "labels", None)
     for what, column in (("rows", party.rows), ("labels", labels)):
@@ -137,9 +147,11 @@ def _require_order_of_ids(party: Active | Passive, ids: Sequence[str]) -> None:
             continue
         names = [str(name).strip() for name in index]
         common = set(names).intersection(ids)
-        counts = pd.api.types.is_numeric_dtype(index)
-        is_of_ids = len(common) == len(set(ids)) if counts else bool(common)
-        if is_of_ids and any(name != own for name, own in zip(names, ids, strict=True)):
+        if pd.api.types.is_numeric_dtype(index):
+            holds_ids = len(common) == len(set(ids))
+        else:
+            holds_ids = bool(common)
+        if holds_ids and names != list(ids):
             raise DataError(
                 f"{party.name}: the index of its {what} holds {len(common)} of its IDs, in another "
                 f"order than ids, and row k is joined to ID k; give ids={what}.index, or "
@@ -148,14 +160,18 @@ def _require_order_of_ids(party: Active | Passive, ids: Sequence[str]) -> None:
 
 
 def _has_index(ids: Any, index: "pd.Index[Any]") -> bool:
-    """Return whether the IDs are a column beside this index, so that one frame has both."""
+    """Return whether the IDs are a pandas column with this index.
+
+    Then IDs and rows come from one frame, and are in the same order.
+    """
     return isinstance(ids, pd.Series) and ids.index.equals(index)
 
 
 def _require_one_order(party: Active | Passive) -> None:
     """Raise DataError if two of IDs, rows and labels have the same pandas index in other orders.
 
-    They belong together by position; different indices are ignored.
+    They are joined by position, so that people would be mixed up. Indices with other entries say
+    nothing about the order, and are ignored.
     """
     columns = {"IDs": party.ids, "rows": party.rows, "labels": getattr(party, "labels", None)}
     indices = {
@@ -166,7 +182,7 @@ def _require_one_order(party: Active | Passive) -> None:
     for (first, index), (second, other_index) in combinations(indices.items(), 2):
         if len(index) == len(other_index) and not index.equals(other_index):
             if not index.difference(other_index).empty:
-                continue  # not the same names, so rows are taken by position
+                continue  # other entries
             raise DataError(
                 f"{party.name}: its {first} and its {second} have the same index in different "
                 f"orders, and rows belong together by their places; give the {second} as "
@@ -177,7 +193,10 @@ def _require_one_order(party: Active | Passive) -> None:
 def _refuse_ids_among_columns(
     party: Active | Passive, ids: Sequence[str], rows: pd.DataFrame
 ) -> None:
-    """Raise DataError if a column of a frame holds the IDs, which would be learnt as a feature."""
+    """Raise DataError if a column of a frame holds the IDs, which would be learnt as a feature.
+
+    `ids`: the party's IDs, as texts, in the order of `rows`.
+    """
     for position, name in enumerate(rows.columns):
         pairs = zip(rows.iloc[:, position], ids, strict=True)
         if len(ids) > 1 and all(str(cell).strip() == own_id for cell, own_id in pairs):
@@ -188,7 +207,7 @@ def _refuse_ids_among_columns(
 
 
 def _require_rows(party: Active | Passive, ids: int, rows: Sized) -> None:
-    """Raise DataError unless there are as many rows as IDs."""
+    """Raise DataError unless there are as many rows as IDs; `ids`: number of IDs."""
     if len(rows) != ids:
         raise DataError(
             f"{party.name}: {ids} IDs, but {len(rows)} rows; give one ID a row, in their order"
@@ -200,19 +219,28 @@ def _read_rows(
 ) -> tuple[Any, FeatureEncoding]:
     """Return a party's rows as features (N, *shape), and their encoding.
 
-    `fitted_rows`: positions of the rows whose statistics a frame's encoding uses; None: all.
+    Columns of a frame are encoded. Other rows (an array, a file of an array, a data set) are taken
+    as they are.
+
+    `fitted_rows`: positions of the rows to which a frame's encoding is fitted; None: all.
+
+    Raises DataError: the rows cannot be read or encoded.
     """
     rows = party.rows
     if isinstance(party, Passive) and rows is None:
-        # A black-box passive shows no rows; this column is a placeholder that nothing reads.
+        # A passive with a black-box gradient passes no rows; nothing reads this placeholder.
         return torch.zeros((len(party.ids), 1)), ArrayEncoding(row_shape=(1,))
     if isinstance(rows, pd.DataFrame):
         _require_columns(party, rows)
-        words = _list_texts(rows)
-        if party.missing == "error":  # of all rows, and not alone of those that it is fitted to
-            refuse_empty_cells(rows, categorical=words, advice=Advice(party.name))
-        known = rows if fitted_rows is None else rows.iloc[fitted_rows]
-        encoding = fit_columns(known, categorical=words, missing=party.missing, source=party.name)
+        text_columns = _list_text_columns(rows)
+        if party.missing == "error":  # checked in all rows, not only in the rows of the fit
+            refuse_empty_cells(rows, categorical=text_columns, advice=Advice(party.name))
+        encoding = fit_columns(
+            rows if fitted_rows is None else rows.iloc[fitted_rows],
+            categorical=text_columns,
+            missing=party.missing,
+            source=party.name,
+        )
         return encoding.encode(rows, source=party.name), encoding
     if isinstance(rows, str | PurePath):
         rows = load_array(Path(rows), party=party.name)
@@ -221,7 +249,10 @@ def _read_rows(
 
 
 def _require_columns(party: Active | Passive, rows: pd.DataFrame) -> None:
-    """Raise DataError if two columns of a frame have one name, or cells hold lists or objects."""
+    """Raise DataError if two columns of a frame have one name, or a cell is no plain value.
+
+    Plain values are numbers, texts, truth values, dates, times, durations and empty cells.
+    """
     if not rows.columns.is_unique:
         twice = rows.columns[rows.columns.duplicated()].unique().tolist()
         raise DataError(

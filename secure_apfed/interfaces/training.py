@@ -74,7 +74,10 @@ Arguments = ParamSpec("Arguments")
 def _explain_calls(
     function: Callable[Arguments, TrainingResult],
 ) -> Callable[Arguments, TrainingResult]:
-    """Return a function whose passives, given twice, are refused in words."""
+    """Return the function with a helpful error if passives are given twice.
+
+    Python's own error for `train(active, passive, passives=...)` would not say what to write.
+    """
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **settings: Arguments.kwargs) -> TrainingResult:
@@ -118,7 +121,8 @@ def train(
     """Train the active's networks with the passives' help, and measure.
 
     Args:
-        on_progress: called with each `Progress`.
+        active: the party with the labels.
+        passives: the parties that help; none: the active trains alone.
         method: a key of `secure_apfed.methods.METHODS` that trains networks by steps.
         alignment: the protocol that finds the common people, or the section `alignment`.
         secure_sum: ckks, bfv, masked bfv, masked, recoverable, crypten or plain, each the sum that
@@ -127,30 +131,41 @@ def train(
             active sends.
         epochs: passes over the training rows; None: 20.
         batch_size: rows of one step, at least 2; None: 128. More than there are: all of them.
-        optimizer: optimizer of every party without its own: sgd, adam, adamw, or a function of the
-            list of parameters; None: sgd. One with an argument `modules` takes the party's modules
-            by name (encoder, head and projection, or objective), for groups. A function takes `lr`
-            where train={"learning_rate": ...} is given, and else keeps its own rate.
+        optimizer: optimizer of every party without its own: sgd, adam, adamw, or a function that
+            makes an optimizer from the list of parameters; None: sgd. If the function has an
+            argument `modules`, it also gets the party's modules by name (encoder, head and
+            projection, or objective), to make groups of parameters. It gets `lr` if
+            train={"learning_rate": ...} is given, and else uses its own rate.
         scheduler: scheduler of every party without its own: a function of the optimizer that makes
             a `torch.optim.lr_scheduler.LRScheduler`.
-        scheduler_every: "epoch", as most loops have it, or after how many of a party's own steps
-            its scheduler takes one. `ReduceLROnPlateau` reads the party's mean loss of an epoch.
-        labelled: how many training rows keep their label, or which share; None: all that have one.
-        test_fraction: share of the active's labelled rows that are only used to measure; drawn
-            before `labelled`.
-        seed: seed of the split, the initial weights that are made here, and the order of batches.
+        scheduler_every: "epoch": schedulers step after each epoch; a number: after so many of a
+            party's own steps. `ReduceLROnPlateau` reads the party's mean loss of an epoch.
+        labelled: number of training rows that keep their label; below 1 it is their share; None:
+            all rows that have a label.
+        test_fraction: share of the active's labelled rows that are only used to measure; they are
+            drawn before `labelled` applies.
+        seed: seed of the split, of initial weights that are made here, and of the order of batches.
         folder: folder of the run, for its checkpoints and reports; None: nothing is written.
-        resume: go on from the newest checkpoint in `folder`, with the same arguments; the modules
-            take its weights.
-        baselines: whether to train the active's own network alone, and local models.
-        attacks: attacks to mount on what all parties sent, as the section `attacks`: names, "all",
-            or {"name": ..., "options": {...}}. They hold the aligned rows of data sets in memory.
-        settings: further sections of a run's YAML file, as train={"learning_rate": 0.05} or
+        resume: continue from the newest checkpoint in `folder`, with the same arguments; its
+            weights are loaded into the modules.
+        baselines: whether to train, for comparison, the active's own network without passives, and
+            local models.
+        attacks: attacks to mount on the messages of all parties, as the section `attacks`: names,
+            "all", or {"name": ..., "options": {...}}. They load the aligned rows of data sets into
+            memory.
+        on_progress: called with each `Progress`.
+        settings: further sections of a run's YAML file, such as train={"learning_rate": 0.05} or
             model={"projection": 16}.
 
+    Returns:
+        The trained networks with measures, comparisons and privacy costs. Modules of the active are
+        trained in place.
+
     Raises:
-        DataError: rows, IDs or labels do not fit; names the party.
-        ConfigError: a setting or a module does not fit. Others as `secure_apfed.run`.
+        DataError: rows, IDs or labels do not fit; the error names the party.
+        ConfigError: a setting or a module does not fit.
+        ProtocolError, BudgetExhaustedError, CheckpointError: the run stops, or cannot start or
+            resume, as for `secure_apfed.run`.
 
     Examples:
         >>> import torch
@@ -168,9 +183,9 @@ def train(
     refuse_misplaced_settings(settings, inspect.signature(train).parameters)
     train_settings = read_section(settings, "train")
     given = {"epochs": epochs, "batch_size": batch_size, "optimizer": optimizer}
-    name = method if isinstance(method, str) else str(method.get("name"))
-    kind = METHODS.get(name) if passives else None
-    sums_gradients = kind is not None and kind.settings.sums_gradients
+    method_name = method if isinstance(method, str) else str(method.get("name"))
+    method_class = METHODS.get(method_name) if passives else None
+    sums_gradients = method_class is not None and method_class.settings.sums_gradients
     refuse_contradictions(active, passives, given, guard, settings, sums_gradients=sums_gradients)
     parties: list[Active | Passive] = [active, *passives]
     rates = {key: train_settings[key] for key in OPTIMIZER_ARGUMENTS if key in train_settings}
@@ -185,7 +200,7 @@ def train(
     data, classes, kept_rows = make_data(
         active, passives, choice, labelled=labelled, test_fraction=test_fraction, seed=seed
     )
-    fresh = {active.name: code[active.name].copy_fresh()}
+    untrained = {active.name: code[active.name].copy_fresh()}  # for the comparison
     config = make_config(
         active,
         passives,
@@ -214,7 +229,7 @@ def train(
         result = run_in_memory(
             config, run_folder, data=data, code=code, resume=resume, on_progress=on_progress
         )
-    networks = result.own_networks
+    networks = result.own_networks  # None: every party is needed to predict
     model = None
     if networks is not None:
         model = PredictingNetwork(networks.encoder, networks.head).eval()
@@ -230,14 +245,17 @@ def train(
         black_boxes=tuple(party.name for party in passives if party.gradient is not None),
         model_is=describe_model(networks, active),
     )
-    return _compare_locally(trained, config, data, fresh) if baselines else trained
+    return _compare_locally(trained, config, data, untrained) if baselines else trained
 
 
 def _run_attacks(
     config: Config, folder: Path | None, result: RunResult
 ) -> "tuple[AttackResult, ...]":
-    """Run the configured attacks, and return their results; if the run has a folder, write them to
-    it, too.
+    """Mount the configured attacks on a finished run, and return their results.
+
+    If the run has a folder, the results are also written to it.
+
+    `folder`: folder of the run; None: it has none. `result`: result of the run.
     """
     if not config.attacks:
         return ()
@@ -253,13 +271,17 @@ def _run_attacks(
 def load_training_recording(
     folder: PathLike, active: Active, passives: Sequence[Passive]
 ) -> Recording:
-    """Load the record of a finished `train(..., folder=...)`, as `load_recording` does.
+    """Load the record of a finished `train(..., folder=...)`, to mount attacks on it.
 
     Args:
-        active, passives: as given to `train`: rows and labels, and what makes the networks. Given
-            modules receive the weights of the run.
+        folder: folder of the run.
+        active, passives: the parties that were passed to `train`, with their rows, labels and
+            networks. The run's weights are loaded into their modules.
 
-    Raises DataError: the parties have other rows. Others as `load_recording`.
+    Raises:
+        DataError: the parties have other rows.
+        CheckpointError, ModelError: the run or its networks cannot be read, as for
+            `secure_apfed.attacks.load_recording`.
     """
     config = RunFolder(Path(folder)).load_config()
     choice = DataChoice(
@@ -287,7 +309,10 @@ def load_training_recording(
 def _make_solo(
     network: nn.Sequential | None, data: VerticalData, result: RunResult, config: Config
 ) -> SoloModel | None:
-    """Return the active's model with the encoding of its rows; None: it has no model of its own."""
+    """Return the active's network with the encoding of its rows, so that it predicts raw rows.
+
+    `network`: the trained network; None: every party is needed to predict, and None is returned.
+    """
     if network is None:
         return None
     return SoloModel(
@@ -301,18 +326,20 @@ def _make_solo(
 
 
 def _compare_locally(
-    result: TrainingResult, config: Config, data: VerticalData, fresh: Mapping[str, OwnCode]
+    result: TrainingResult, config: Config, data: VerticalData, untrained: Mapping[str, OwnCode]
 ) -> TrainingResult:
-    """Return the result with the measures of what the active achieves without passives: by its own
-    network, and by local models.
+    """Return the result with measures of what the active achieves without passives.
+
+    The active's own network is trained in the same way without them. Local models are fitted, too,
+    if the active's rows are flat and in memory.
 
     Args:
         result: result of the run with passives.
         config: settings of that run.
         data: all parties' tables.
-        fresh: the active's code with untrained copies of its networks, by the active's name.
+        untrained: the active's code with untrained copies of its networks, by the active's name.
     """
-    single = replace(data, passives=())
+    active_only = replace(data, passives=())
     local_settings = config.model_dump(mode="json", exclude_defaults=True)
     local_settings = {
         key: local_settings[key]
@@ -326,9 +353,10 @@ def _compare_locally(
         warnings.simplefilter("ignore", NoHelpWarning)
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         local_result = run_in_memory(
-            Config.model_validate(local_settings), None, data=single, code=dict(fresh)
+            Config.model_validate(local_settings), None, data=active_only, code=dict(untrained)
         )
-    score = next(iter(local_result.measures.values()))[local_result.measure]
+    first_variant = next(iter(local_result.measures))  # the way to predict that is reported first
+    score = local_result.measures[first_variant][local_result.measure]
     result = replace(result, alone=score)
     is_lazily_read = is_lazy(data.table.features) and not is_sampled(data.table.features)
     if is_lazily_read or len(data.table.shape) > 1:
@@ -336,6 +364,7 @@ def _compare_locally(
         return replace(result, not_tried=reason)
     from apfed_experiments.solo import find_best_local
 
-    ours = config.model_copy(update={"model": ModelSettings()})
-    name, value = find_best_local(ours, data)
+    # Local models are built in, so settings of the user's own networks do not apply to them.
+    built_in = config.model_copy(update={"model": ModelSettings()})
+    name, value = find_best_local(built_in, data)
     return replace(result, best_local=value, best_local_name=name)

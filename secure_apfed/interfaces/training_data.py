@@ -29,12 +29,23 @@ def make_data(
     test_fraction: float,
     seed: int,
 ) -> tuple[VerticalData, tuple[Any, ...], NDArray[np.int64]]:
-    """Return all parties' tables with the active's split, the classes in order, and the positions
-    of the active's rows among those handed in.
+    """Return all parties' tables with the active's split, the classes, and the active's kept rows.
 
-    `choice`: how labels are read and split. `labelled`: how many training rows keep their label, or
-    which share; None: all. `test_fraction`: share of the labelled rows that are test rows. `seed`:
-    seed of the split.
+    Args:
+        active, passives: the parties, as the user passed them.
+        choice: how labels are read and rows are split.
+        labelled: number of training rows that keep their label; below 1 it is their share; None:
+            all.
+        test_fraction: share of the labelled rows that are test rows.
+        seed: seed of the split.
+
+    Returns:
+        The tables; the classes, in the order of the scores, as the labels write them; and the
+        positions, among the active's rows as passed, of the rows in its table.
+
+    Raises:
+        ConfigError: `labelled` or `missing` is not valid.
+        DataError: rows, IDs or labels do not fit each other.
     """
     if labelled is not None and labelled <= 0:
         raise ConfigError(
@@ -46,8 +57,11 @@ def make_data(
     kept_rows = find_kept_rows(active)
     labels_N = labels_N[kept_rows]
     known = np.flatnonzero(labels_N.numpy() != UNLABELLED)
-    _, tested = split_rows(labels_N.numpy()[known], test_fraction, seed=seed, split=choice.split)
-    test_rows = known[tested]
+    _, test_positions = split_rows(
+        labels_N.numpy()[known], test_fraction, seed=seed, split=choice.split
+    )
+    test_rows = known[test_positions]
+    # Rows without a label are training rows.
     train_rows = np.setdiff1d(np.arange(len(labels_N)), test_rows)
     chosen = choose_labelled_rows(
         labels_N.numpy()[train_rows], labelled, seed=seed, choice=choice.split
@@ -66,31 +80,32 @@ def make_data(
     return data, classes, kept_rows
 
 
+# A warning is issued if fewer people are common than this share of the active's people, or than
+# this number.
 _SMALL_OVERLAP = 0.1
 _FEW_PEOPLE = 20
 
 
 def count_common(data: VerticalData, config: Config) -> int:
-    """Return how many of the active's people all passives know, or one of them under pairwise
-    alignment.
+    """Return the number of the active's people whom all passives know; warn if it is small.
 
-    Warns FewRowsWarning: these are few.
+    Under pairwise alignment people count whom at least one passive knows.
     """
     normalise = make_id_rules(config.alignment).normalise_text
     own_ids = set(map(normalise, data.table.ids))
-    shared = [own_ids.intersection(map(normalise, table.ids)) for table in data.passives]
+    shared_ids = [own_ids.intersection(map(normalise, table.ids)) for table in data.passives]
     is_pairwise = config.alignment.mode == "pairwise"
-    common = set.union(*shared) if is_pairwise else set.intersection(*shared)
-    own = len(data.table.ids)
-    if 0 < len(common) < max(_FEW_PEOPLE, _SMALL_OVERLAP * own):
+    common = set.union(*shared_ids) if is_pairwise else set.intersection(*shared_ids)
+    people = len(data.table.ids)
+    if 0 < len(common) < max(_FEW_PEOPLE, _SMALL_OVERLAP * people):
         who = "at least one passive" if is_pairwise else "all passives"
-        parts = ", ".join(
-            f"{table.name} {len(ids)}" for table, ids in zip(data.passives, shared, strict=True)
+        counts = ", ".join(
+            f"{table.name} {len(ids)}" for table, ids in zip(data.passives, shared_ids, strict=True)
         )
         warnings.warn(
-            f"{data.table.name}: {len(common)} of its {own} people are known to {who} ({parts}), "
-            "so help comes from these alone, and can hardly be measured; check that all parties "
-            "write IDs in one way, or hand in passives that know more of these people",
+            f"{data.table.name}: {len(common)} of its {people} people are known to {who} "
+            f"({counts}), so help comes from these alone, and can hardly be measured; check that "
+            "all parties write IDs in one way, or hand in passives that know more of these people",
             FewRowsWarning,
             stacklevel=2,
         )

@@ -35,17 +35,19 @@ class TrainingResult:
             to predict.
         classes: the labels in the order of the scores.
         run: measures, bytes, privacy costs and guarantees, as `secure_apfed.run` returns them.
-        alone: the headline measure of the active's own network, trained alone in the same way, on
-            the same test rows; None: not measured.
-        best_local, best_local_name: that of the best local model by validation; None: not tried.
+        alone: the run's main measure, on the same test rows, of the active's own network when it
+            was trained in the same way without passives; None: not measured.
+        best_local: the run's main measure of the best local model by validation; None: local models
+            were not tried.
+        best_local_name: name of that model.
         not_tried: the local models that were not tried, with the reason.
         attacks: results of the requested attacks.
-        test_rows: positions of the active's test rows among those handed in, int64.
-        common: how many people all parties know; None: nobody was asked to help.
-        own_people: how many people the active has.
-        black_boxes: the passives with a black-box gradient.
-        model_is: what `model` is, in words: the active's own modules or, where validation chose it,
-            local models or an average with them.
+        test_rows: positions of the test rows among the active's rows as passed to `train`, int64.
+        common: number of people that all parties know; None: there is no passive.
+        own_people: number of people that the active has.
+        black_boxes: names of the passives with a black-box gradient.
+        model_is: description of `model`: the active's own modules or, if validation chose them,
+            local models or an average with local models.
 
     Examples:
         >>> import torch
@@ -76,9 +78,9 @@ class TrainingResult:
     def model(self) -> nn.Sequential:
         """The network that was measured, rows -> class scores (B, K).
 
-        Its two parts are the active's own modules, unless `model_is` says otherwise: where a
-        student learns from votes (passives' class scores), validation may choose a local model, or
-        an average with copies of the modules.
+        It consists of the active's own encoder and head, unless `model_is` says otherwise. In
+        methods whose student learns from votes (passives' class scores), validation may choose a
+        local model, or an average with copies of the modules.
 
         Raises ModelError: every party is needed to predict.
         """
@@ -92,39 +94,47 @@ class TrainingResult:
     def predict_proba(self, rows: Any) -> NDArray[np.float64]:
         """Return probabilities (N, K) in the order of `classes`.
 
-        `rows`: a frame of the same columns, an array, a tensor or a list, as handed to `train`.
+        `rows`: a frame with the columns of training, or an array, a tensor or a list, in the form
+        that was passed to `train`.
 
         Raises:
-            DataError, ModelError: they have other columns or another shape, or every party is
+            DataError, ModelError: the rows have other columns or another shape, or every party is
                 needed to predict.
         """
         probabilities: NDArray[np.float64] = self._get_solo().predict(rows).double().cpu().numpy()
         return probabilities
 
     def predict(self, rows: Any) -> NDArray[Any]:
-        """Return the class of each row, (N,), as the labels handed to `train` write it.
+        """Return the class of each row, (N,), as the labels passed to `train` write it.
 
-        `rows`: a frame of the same columns, an array, a tensor or a list, as handed to `train`.
+        `rows`: a frame with the columns of training, or an array, a tensor or a list, in the form
+        that was passed to `train`.
+
         Raises DataError, ModelError: the errors of `predict_proba`.
         """
         solo = self._get_solo()
-        places_N = solo.decide_classes(solo.predict(rows)).cpu().numpy()
-        labels: NDArray[Any] = np.array(self.classes)[places_N]
+        class_indices_N = solo.decide_classes(solo.predict(rows)).cpu().numpy()
+        labels: NDArray[Any] = np.array(self.classes)[class_indices_N]
         return labels
 
     def _get_solo(self) -> SoloModel:
-        assert self.model is not None  # raises an error where there is none
+        """Return the active's model with the encoding of its rows.
+
+        Raises ModelError: every party is needed to predict.
+        """
+        assert self.model is not None  # the property raises the error
         assert self._solo is not None
         return self._solo
 
     @property
     def score(self) -> float:
-        """The headline measure on the test rows."""
-        return next(iter(self.run.measures.values()))[self.run.measure]
+        """The run's main measure on the test rows."""
+        first_variant = next(iter(self.run.measures))  # the way to predict that is reported first
+        return self.run.measures[first_variant][self.run.measure]
 
     @property
     def gain(self) -> float | None:
-        """The gain over the better of the trained local models; None: no local model was trained.
+        """The gain over the better of `alone` and `best_local`; None: neither was measured.
 
         One run proves no gain: only several seeds do.
         """
@@ -136,12 +146,12 @@ class TrainingResult:
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """The epsilon of what was sent, by what it protects; infinite: no guarantee."""
+        """The epsilons of the run by their names, such as epsilon_x; infinite: no guarantee."""
         return list_epsilons(self.run.promises)
 
     @property
     def report(self) -> str:
-        """The lines of a text report: what was measured, its privacy cost, what was not tried."""
+        """A text report of measures, local models, privacy costs and attacks, one fact a line."""
         lines = [f"{self.run.measure}: {self.score:.3f} on {len(self.test_rows)} test rows"]
         lines.append(self._describe_helpers())
         if self.alone is not None:
@@ -156,26 +166,25 @@ class TrainingResult:
             lines.append(f"the model is {self.model_is}")
         if used := self.run.local_models.get("used"):
             lines.append(_describe_local_models(used, self.run.recording.config.train))
-        lines += [
-            f"{promise.format_title()}: epsilon {promise.text}"
-            if promise.state == "bounded"
-            else f"{promise.format_title()}: no guarantee"
-            for promise in self.run.promises
-            if promise.epsilon is not None
-        ]
+        for promise in self.run.promises:
+            if promise.epsilon is None:
+                continue  # nothing is sent that this epsilon would bound
+            is_bounded = promise.state == "bounded"
+            guarantee = f"epsilon {promise.text}" if is_bounded else "no guarantee"
+            lines.append(f"{promise.format_title()}: {guarantee}")
         lines += describe_black_boxes(self.black_boxes)
         lines += self._describe_attacks()
         lines.append(f"bytes sent: {self.run.wire_bytes:,}")
         return "\n".join(lines)
 
     def _describe_helpers(self) -> str:
-        """Return how many people all parties have in common, or that there was no passive."""
+        """Return a line on how many people all parties know, or that there was no passive."""
         if self.common is None:
             return "nobody helped: no passive was handed in, so the active trained alone"
         return f"people that all parties know: {self.common:,} of the active's {self.own_people:,}"
 
     def _describe_attacks(self) -> list[str]:
-        """Return who could read whose what by attacks, or that none was configured."""
+        """Return lines on what attacks could read from whom, or that no attack was requested."""
         if not self.attacks:
             return ["attacks: none was asked for, so nothing is known of what can be read"]
         from apfed_attacks.headlines import headlines_by_direction
@@ -185,35 +194,36 @@ class TrainingResult:
 
 
 class PredictingNetwork(nn.Sequential):
-    """An encoder and a head, which take rows of any precision."""
+    """An encoder followed by a head, which converts rows of any precision to its own."""
 
     def forward(self, rows_B: Tensor) -> Tensor:
         """Return class scores (B, K). Raises ModelError: the rows are no tensor."""
-        given: object = rows_B
-        if not isinstance(given, Tensor):
+        argument: object = rows_B
+        if not isinstance(argument, Tensor):
             raise ModelError(
-                f"a network reads a tensor of rows, got {type(given).__name__}; give "
+                f"a network reads a tensor of rows, got {type(argument).__name__}; give "
                 "torch.as_tensor(rows), or ask result.predict(rows), which takes arrays and frames"
             )
         weights = [*self.parameters(), *self.buffers()]
-        dtype = next((one.dtype for one in weights if one.is_floating_point()), rows_B.dtype)
-        scores_BK = rows_B.to(dtype)
-        for part in self:
-            scores_BK = part(scores_BK)
-        return scores_BK
+        dtypes = [weight.dtype for weight in weights if weight.is_floating_point()]
+        outputs_B = rows_B.to(dtypes[0] if dtypes else rows_B.dtype)
+        for module in self:
+            outputs_B = module(outputs_B)
+        return outputs_B
 
 
 def describe_model(networks: ActiveNetworks | None, active: Active) -> str:
     """Return in words which model predicts: the active's network, local models, or an average.
 
-    "" if the active keeps no networks (None).
+    `networks`: the active's trained networks; None: every party is needed to predict, and "" is
+    returned. `active`: the active, as passed to `train`.
     """
     if networks is None:
         return ""
     trained = "a built-in network" if active.encoder is None else "your own network"
     if isinstance(networks.encoder, FittedModel):
         return f"local models that learnt the labels, in place of {trained}"
-    if not any(isinstance(part, FittedModel) for part in networks.modules()):
+    if not any(isinstance(module, FittedModel) for module in networks.modules()):
         return trained
     if any(name.endswith(STUDENT_HEAD) for name, _ in networks.named_modules()):
         return f"the average of {trained} (a copy) and the best local models"
@@ -221,9 +231,12 @@ def describe_model(networks: ActiveNetworks | None, active: Active) -> str:
 
 
 def _describe_local_models(used: Sequence[str], settings: TrainSettings) -> str:
-    """Return which local models learnt the labels at the end, and whether they use help.
+    """Return a line on the local models that learnt the labels at the end of training.
 
-    `used`: names of the local models in use, as "mixmatch of x and h".
+    It says whether they use the passives' help: then they read h (the representation that was
+    trained with the passives), and not only x (the active's own features).
+
+    `used`: names of the local models, such as "mixmatch of x and h". `settings`: section `train`.
     """
     names = f"{', '.join(used)} (x: own features; h: what the exchange trained)"
     if any(not name.endswith(" of x") for name in used):

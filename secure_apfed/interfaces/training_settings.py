@@ -32,14 +32,18 @@ SUMS: Mapping[SchemeName, Mapping[str, str]] = {
     "crypten": {"scheme": "crypten"},
     "plain": {"scheme": "plain"},
 }
-"""Everyday names of secure sums, those of `secure_apfed.secure_sum`; a mapping says more
-(`secure_sum` of a run's YAML file)."""
+"""Sections `secure_sum` of a run's YAML file, by the short names that `secure_apfed.secure_sum`
+also takes."""
 
 
 def complete_train_settings(section: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section `train` with the arguments that stand for its keys.
+    """Return the section `train` with the arguments of `train` that are also keys of it.
 
-    `given`: those arguments by name; None: not given.
+    Defaults are filled in. Unless the section says otherwise, the model is evaluated only after the
+    last epoch.
+
+    `given`: these arguments by name; None: not given. An optimizer that is a function is no
+    setting, and left out.
     """
     arguments = {
         name: value
@@ -54,12 +58,13 @@ def complete_train_settings(section: Mapping[str, Any], given: Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class DataChoice:
-    """The settings of `data` that apply to rows handed in.
+    """The settings of the section `data` that apply to rows that a program passes.
 
     Attributes:
-        classes: the labels in the order of the scores; empty: in order.
-        positive: the positive one of two classes, which is put last; None: the last one.
-        split: how test rows and labelled rows are drawn.
+        classes: the labels in the order of the scores; empty: sorted.
+        positive: the positive one of two classes, which is put last; None: the last one is
+            positive.
+        split: how test rows and labelled rows are drawn: keeping the classes' shares, or at random.
     """
 
     classes: tuple[str, ...] = ()
@@ -84,14 +89,14 @@ _INSTEAD: Mapping[str, str] = {
     "columns": "hand in frames of these columns alone",
     "date_formats": "convert the column first, as pandas.to_datetime(column, format=...)",
 }
-"""What to do in place of a setting of `data` that does not apply to rows handed in."""
+"""Settings of `data` that do not apply to rows that a program passes -> what to do instead."""
 
 
 def read_data_settings(settings: Mapping[str, Any]) -> DataChoice:
-    """Return the settings of `data`.
+    """Return the settings of the section `data`.
 
-    Raises:
-        ConfigError: one does not apply to rows handed in; names what does.
+    Raises ConfigError: a setting is unknown, not valid, or does not apply to rows that a program
+        passes; the error says what to do instead.
     """
     section = read_section(settings, "data")
     known = list(DataSettings.model_fields)
@@ -123,7 +128,7 @@ def read_data_settings(settings: Mapping[str, Any]) -> DataChoice:
 
 
 def _describe_loss(party: Passive) -> dict[str, Any]:
-    """Return the settings of a passive's objective."""
+    """Return the section `objective` of a passive's settings, which names its loss."""
     loss = party.loss
     if party.gradient is not None:
         return {"name": "black_box"}
@@ -154,32 +159,37 @@ def make_config(
     """Return the settings of the run, as its YAML file would state them.
 
     Args:
+        active, passives: the parties, as the user passed them.
         classes: the labels in the order of the scores.
-        train: the section of this name.
+        choice: settings of the section `data`.
+        train: the complete section `train`.
         settings: further sections.
-        method, alignment, secure_sum, guard, labelled, test_fraction, seed, attacks: as of the
-            function `train`.
+        method, alignment, secure_sum, guard, labelled, test_fraction, seed, attacks: the arguments
+            of the function `train`.
 
     Raises ConfigError: a setting is wrong, or a party brought code that the method does not use.
     """
     names = [active.name, *(party.name for party in passives)]
     if not passives:
         method = find_method_alone()
+    data: dict[str, Any] = {
+        "dataset": TABLES,
+        "active": active.name,
+        "parties": {name: {} for name in names},
+        "classes": [str(name) for name in classes],
+        "labelled": labelled,
+        "test_fraction": test_fraction,
+    }
+    if choice.split != "by_class":
+        data["split"] = choice.split
+    if choice.positive is not None:
+        data["positive"] = choice.positive
     refuse_attack_classes(attacks)
     settings_of_run: dict[str, Any] = {
         "name": "training",
         "seed": seed,
         "method": {"name": method} if isinstance(method, str) else dict(method),
-        "data": {
-            "dataset": TABLES,
-            "active": active.name,
-            "parties": {name: {} for name in names},
-            "classes": [str(name) for name in classes],
-            "labelled": labelled,
-            "test_fraction": test_fraction,
-            **({"split": choice.split} if choice.split != "by_class" else {}),
-            **({"positive": choice.positive} if choice.positive is not None else {}),
-        },
+        "data": data,
         "train": dict(train),
         "secure_sum": _read_sum(secure_sum),
         "alignment": {"protocol": alignment} if isinstance(alignment, str) else dict(alignment),
@@ -194,8 +204,8 @@ def make_config(
         name: value for name, value in settings.items() if name not in ("data", "train")
     }
     model = read_section(settings, "model")
-    own = "auto" if active.encoder is None else "own"
-    settings_of_run["model"] = {"network": own, **model}
+    network = "auto" if active.encoder is None else "own"
+    settings_of_run["model"] = {"network": network, **model}
     if active.head is not None:
         settings_of_run["model"]["head_network"] = "own"
     method_name = settings_of_run["method"]["name"]
@@ -222,10 +232,15 @@ def _describe_setting(
     guard: Gaussian | Mapping[str, Any] | None,
     passives: Sequence[Passive],
 ) -> str | None:
-    """Return how the caller gave a setting, as FrozenGaussian(epsilon=0); "" where the sentence
-    stands for itself, None where another place is named already.
+    """Return how the caller wrote a setting, such as FrozenGaussian(epsilon=0), for an error.
 
-    `settings`: all settings of the run.
+    "" means that the error needs no place, and None that it names another place already.
+
+    Args:
+        settings: all settings of the run.
+        path: keys that lead to the setting in `settings`.
+        guard: the argument `guard` of `train`.
+        passives: the passives, as the user passed them.
     """
     if not path:
         return ""
@@ -257,12 +272,12 @@ def _describe_setting(
 def _describe_passive(
     party: Passive, model: Mapping[str, Any], *, has_losses: bool
 ) -> dict[str, Any]:
-    """Return a passive's settings; networks that it does not bring are built-in ones.
+    """Return the settings of a passive; networks that it does not bring are built in.
 
-    `model`: the run's section of this name. `has_losses`: whether passives have losses under the
-    run's method.
+    `model`: the section `model` of the run. `has_losses`: whether passives have losses in the run's
+    method.
 
-    Raises ConfigError: the passive brings a gradient, and passives have no losses.
+    Raises ConfigError: the passive brings a gradient, but passives have no losses in this method.
     """
     if party.gradient is not None and not has_losses:
         raise ConfigError(
@@ -277,12 +292,15 @@ def _describe_passive(
 
 
 def find_method_alone() -> str:
-    """Return the method in which the active trains alone."""
+    """Return the name of the method in which the active trains without passives."""
     return next(name for name, method in METHODS.items() if not method.settings.has_passives)
 
 
 def _read_sum(secure_sum: SchemeName | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sum's settings from a short name or a section. Raises ConfigError."""
+    """Return the section `secure_sum`, from a short name or the section itself.
+
+    Raises ConfigError: the name is unknown.
+    """
     if isinstance(secure_sum, Mapping):
         return dict(secure_sum)
     if secure_sum not in SUMS:
@@ -294,7 +312,10 @@ def _read_sum(secure_sum: SchemeName | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_guard(guard: Gaussian | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the guard's settings from an object or a section. Raises ConfigError."""
+    """Return the section `guard`, from an object or the section itself.
+
+    Raises ConfigError: it is neither.
+    """
     if guard is None:
         return {"mechanism": "none"}
     if isinstance(guard, Gaussian):
