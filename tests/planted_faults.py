@@ -253,8 +253,8 @@ another_question_answered: test_methods_code.py
 +if self._was_asked:
 help_that_nobody_judged: test_methods_code.py
     Passives that know nothing are believed all the same.
--            if is_surely_better(scores_by_source[best_source], local):
-+            if scores_by_source[best_source] is not None:
+-            if is_surely_better(held_out, local):
++            if held_out is not None:
 no_help_not_reported: test_methods_code.py
     A run whose passives did not help says nothing of it.
 -if student.helped is None:

@@ -293,14 +293,15 @@ class Releases:
         repeats_B = self.guard.repeats(rows)
         guarded_B = self.guard.release(h_B.flatten(1), step=step, rows=rows).reshape(h_B.shape)
         z_B = lengthen_rows(guarded_B, shortest)
-        measured = (measure_spread(z_B),) if measures_spread else ()
-        sent_B, *spread = fetch_tensors(z_B, *measured)
+        # Rows and spread are fetched from the device with one wait.
+        measured = [measure_spread(z_B)] if measures_spread else []
+        sent_B, *spreads = fetch_tensors(z_B, *measured)
         payload = pack_tensors({"rows": rows, "z": sent_B})
         digest = hashlib.sha256(payload).digest()
         if count is not None:
             count(digest)
         self.ledger.charge(step=step, rows=rows, digest=digest, repeats=repeats_B)
-        return Released(z_B, payload, *map(float, spread))
+        return Released(z_B, payload, float(spreads[0]) if measures_spread else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,25 +152,39 @@ class CodeStudent(Student):
             # The model that a student taught with the sum must beat.
             local = LocalModel.choose_best(self.make_local_task(seed))
             self._forecast_sums(sum_UD)
-            sums_by_source = {"told": torch.from_numpy(sum_UD), "predicted": self._forecast_UD}
-            scores_by_source = {}
-            teachers = {}
-            for source, source_UD in sums_by_source.items():
-                task = self._make_task_with_sums(source_UD, seed)
-                teacher = choose_reader(task)
-                scores_by_source[source] = self._score_held_out(task, teacher, seed)
-                teachers[source] = task, teacher
-            best_source = max(
-                scores_by_source,
-                key=lambda source: rank_scores(scores_by_source[source], self._measure),
-            )
-            if is_surely_better(scores_by_source[best_source], local):
-                self.helped = best_source
-                task, teacher = teachers[best_source]
+            source, task, teacher, held_out = self._choose_teacher(sum_UD, seed)
+            if is_surely_better(held_out, local):
+                self.helped = source
                 likely_UK = label_rows(teacher.fit(), task)
                 self.fit_to_labels(likely_UK)
             else:
                 self.use_baseline(local.baseline)
+
+    def _choose_teacher(
+        self, sum_UD: Floats, seed: int
+    ) -> tuple[str, SoloTask, LocalModel, Scored | None]:
+        """Choose what the teacher reads beside own features, by validation of its student.
+
+        The choices are the received sum ("told") and its forecast ("predicted"). `sum_UD`: the sum
+        of all passives' projections. `seed`: random seed of folds and models.
+
+        Returns the choice, the teacher's inputs for all rows, the best teacher that reads them, and
+        its student's scores of validation rows; None: no rows can be held out.
+        """
+        sums_by_source = {"told": torch.from_numpy(sum_UD), "predicted": self._forecast_UD}
+        scores_by_source = {}
+        teachers = {}
+        for source, source_UD in sums_by_source.items():
+            task = self._make_task_with_sums(source_UD, seed)
+            teacher = choose_reader(task)
+            scores_by_source[source] = self._score_held_out(task, teacher, seed)
+            teachers[source] = task, teacher
+        best_source = max(
+            scores_by_source,
+            key=lambda source: rank_scores(scores_by_source[source], self._measure),
+        )
+        task, teacher = teachers[best_source]
+        return best_source, task, teacher, scores_by_source[best_source]
 
     @property
     def _rows(self) -> Tensor:

@@ -191,6 +191,7 @@ class SummedPassive(SumHelper, EncodingPassive):
         """
         rows_B, _ = self.parse_request(message)
         request = replace(message, payload=about)
+        # The sum is bound to places in the request; limits count this passive's own positions.
         order_B = torch.arange(len(rows_B))
         admitted = self.sum.admit_request(request, order_B, counted_rows=rows_B)
         await self._add_to_sum(links, admitted, rows_B, is_training=False)

@@ -22,7 +22,14 @@ from torch import Tensor, nn
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.base.phases import begin_phase
-from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, Resumption
+from secure_apfed.contract import (
+    AGGREGATOR,
+    Contract,
+    Participant,
+    PartyRole,
+    RepresentationTerms,
+    Resumption,
+)
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import (
@@ -226,17 +233,7 @@ def _build_contract(
     Raises RemoteProtocolError: a party offers no terms where the method needs them, or the reverse.
     """
     config = party.config
-    offers = {
-        name: greeting.offer for name, greeting in greetings.items() if greeting.offer is not None
-    }
-    facts = method.public_facts
-    names = {"active": (party.active,), "passives": party.passives}
-    expected = [name for side in facts.offers for name in names[side]]
-    if set(offers) != set(expected):
-        raise RemoteProtocolError(
-            f"{party.name}: in {facts.title} what a row is that parties send is said by "
-            f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
-        )
+    offers = _collect_offers(party, method, greetings)
     agreed = method.derive_terms(party, offers, session)
     limits = derive_limits(config)
     roles = assign_roles(method, config, party.active, party.passives)
@@ -271,6 +268,28 @@ def _build_contract(
         restarts=config.rules.restarts,
         resumes=_find_resumption(party, greetings, silence_rule),
     )
+
+
+def _collect_offers(
+    party: PartyContext, method: Method, greetings: Mapping[str, Greeting]
+) -> dict[str, RepresentationTerms]:
+    """Return the terms that parties offered in their greetings, by party name.
+
+    Raises RemoteProtocolError: not exactly those parties offered terms from which the method needs
+    them.
+    """
+    offers = {
+        name: greeting.offer for name, greeting in greetings.items() if greeting.offer is not None
+    }
+    facts = method.public_facts
+    names_by_role = {"active": (party.active,), "passives": party.passives}
+    expected = [name for role in facts.offers for name in names_by_role[role]]
+    if set(offers) != set(expected):
+        raise RemoteProtocolError(
+            f"{party.name}: in {facts.title} what a row is that parties send is said by "
+            f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
+        )
+    return offers
 
 
 def _list_participants(

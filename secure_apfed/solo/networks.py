@@ -610,6 +610,7 @@ def _compute_loss_gradient(logits_GMK: Tensor, y_GMK: Tensor, *, weight: float) 
     guessed_GLK = logits_GMK[:, _BATCH:].softmax(-1)
     _, guesses, classes = guessed_GLK.shape
     guessed_error_GLK = (guessed_GLK - y_GMK[:, _BATCH:]) * (2 / (guesses * classes)) * weight
+    # The backward functions of log_softmax and softmax, as autograd calls them.
     aten = torch.ops.aten
     return torch.cat(
         [
