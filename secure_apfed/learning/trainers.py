@@ -503,6 +503,12 @@ class HeadTrainer(LabelTrainer):
             own_steps=own_steps,
         )
 
+    def check_head(self, read_BD: Tensor) -> None:
+        """Raise PromiseError if, in evaluation mode, a row of the head's input changes another
+        row's output; see `check_row_wise`.
+        """
+        check_row_wise(self.head, read_BD, training=False, owner=self._owner)
+
     def train_on_parts(
         self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[StepLoss, dict[str, Tensor]]:

@@ -99,7 +99,6 @@ from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import StudentActive, warn_of_no_help
 from secure_apfed.methods.sum_end import AnswerLimits, blame_active_too
 from secure_apfed.networks.models import Enriched, Shape, family_for, output_shape
-from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.settings import THE_ACTIVE, protects
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
@@ -235,9 +234,7 @@ class ApcVflActive(StudentActive):
         `rows`: the row of its table at each of the N alignment positions. `trainer`: the active's
         autoencoders and classifiers.
         """
-        guarantee = joint_releases_statement(
-            party.make_guard().describe_guarantee(), len(contract.passives)
-        )
+        guarantee = party.describe_joint_releases()
         super().__init__(party, trainer, headline=party.config.method.name, guarantee=guarantee)
         self.smallest_batch = contract.minimum_batch
         self._contract = contract

@@ -19,20 +19,17 @@ representation, K classes.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.base.seeds import shuffle_rows
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
-from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import Releases, check_rows, parse_representations
-from secure_apfed.learning.trainers import ActiveTrainer, EncoderTrainer, HeadTrainer
+from secure_apfed.learning.trainers import EncoderTrainer, HeadTrainer
 from secure_apfed.measures.table import Scored, score_model
 from secure_apfed.methods.alignment import find_positions_in_table_order
 from secure_apfed.methods.method import (
@@ -40,19 +37,18 @@ from secure_apfed.methods.method import (
     HelperRole,
     Lockstep,
     Method,
+    Scores,
     SessionTerms,
     StepCounter,
 )
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.student import Student
+from secure_apfed.methods.student import LocalTraining
 from secure_apfed.methods.sum_end import (
     AnswerLimits,
     StepGate,
 )
-from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.defences import Leaving
-from secure_apfed.privacy.guard import joint_releases_statement
-from secure_apfed.settings.method import MethodSettings, Side
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
 
@@ -61,7 +57,7 @@ class JointSettings(MethodSettings):
     """The settings of joint training; see `MethodSettings`."""
 
     predicts_alone = False
-    representations_from: ClassVar[Side | None] = "passives"
+    representations_from = "passives"
     returns_gradients = True
     stops_early = True
     weighs_classes = True
@@ -109,46 +105,53 @@ class JointScores:
     representations: tuple[Tensor, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class JointParts:
+    """The parts from which an active's role in joint training is made.
+
+    Attributes:
+        party: the active's inputs.
+        contract: the session's contract.
+        aligned: the row of its table at each alignment position, (N,).
+        trainer: the active's encoder and head.
+        guarantee: the privacy guarantee of what passives send, in a sentence for the report.
+    """
+
+    party: PartyContext
+    contract: Contract
+    aligned: Tensor
+    trainer: HeadTrainer
+    guarantee: str
+
+
 class TvflActive(ActiveRole):
     """The active of split learning: encodes its own view, requests the passives' representations,
     and trains the head on all of them.
     """
 
-    def __init__(
-        self,
-        party: PartyContext,
-        contract: Contract,
-        aligned: Tensor,
-        trainer: HeadTrainer,
-        *,
-        guarantee: str,
-    ) -> None:
-        """Make the active's role in joint training.
-
-        `aligned`: the row of its table at each alignment position, (N,). `trainer`: the active's
-        encoder and head. `guarantee`: the privacy guarantee of the passives' guards, in a sentence
-        for the report.
-        """
+    def __init__(self, parts: JointParts) -> None:
+        """Make the active's role in joint training."""
         super().__init__()
+        party = parts.party
+        trainer = parts.trainer
         self.name = party.name
-        self.contract = contract
+        self.contract = parts.contract
         self.trainer = trainer
         self.checkpoint_parts = {"": trainer}
         self.predicts_with = {"encoder": trainer.encoder, "head": trainer.head}
-        self.guarantee = guarantee
+        self.guarantee = parts.guarantee
         self._defences = party.make_defences("returned gradients")
         self.smallest_batch = party.config.rules.minimum_batch
-        self.training_rows = find_positions_in_table_order(aligned, party.data.labelled_rows)
-        self._own_row_by_position = aligned
+        self.training_rows = find_positions_in_table_order(parts.aligned, party.data.labelled_rows)
+        self._own_row_by_position = parts.aligned
         self._seed = party.secrets.seed
         self._test_rows = party.data.test_rows
-        self._classes = len(party.data.classes)
-        self._untrained_code = party.code.copy_encoder()  # of the local model
+        self._local_training = LocalTraining(party)
         self._party = party
-        self._local_networks: ActiveNetworks | None = None
-        self._aligned_test_rows = find_positions_in_table_order(aligned, party.data.test_rows)
+        self._aligned_test_rows = find_positions_in_table_order(parts.aligned, party.data.test_rows)
         if party.config.method.weighs_classes:
-            trainer.weigh_classes(aligned[self.list_learnt_rows(party.config)], self._classes)
+            learnt_rows = parts.aligned[self.list_learnt_rows(party.config)]
+            trainer.weigh_classes(learnt_rows, len(party.data.classes))
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Request representations, train the head on them, and return gradients (3M envelopes).
@@ -252,7 +255,7 @@ class TvflActive(ActiveRole):
             defended_BD = defence.protect_gradient(defended_BD, leaving)
         return defended_BD.reshape(gradient_B.shape)
 
-    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> Scores:
         """Return the test scores with each replacement of passives' representations (`FILLS`).
 
         At the end also return the scores of joint prediction and of a local model. Joint prediction
@@ -270,49 +273,10 @@ class TvflActive(ActiveRole):
     def score_local_model(self) -> Scored:
         """Train a model on the active's own features and labels, and return its test scores.
 
-        It predicts for the active when the passives are gone (`get_fallback_networks`).
+        It predicts for the active when the passives are gone (`fallback_networks`).
         """
-        party = self._party
-        # Without passives there is nothing to learn from rows without a label.
-        labelled_data = replace(party.data, train_rows=party.data.labelled_rows, labelled=None)
-        local_context = replace(party, data_or_none=labelled_data, code=self._untrained_code)
-        if party.data.targets is not None:
-            return self._score_local_numbers(local_context)
-        student = Student(local_context, torch.arange(len(labelled_data.table.ids)))
-        # Rows of zeros suggest nothing: labelled rows keep their own labels.
-        student.fit_to_labels(np.zeros((len(student.rows_U), student.classes)))
-        student.train_by_descent()
-        self._local_networks = student.networks
-        return student.score_rows(self._test_rows)
-
-    def _score_local_numbers(self, context: PartyContext) -> Scored:
-        """Train networks on a context's own features and numeric labels, and return their test
-        scores.
-        """
-        config = context.config
-        table = context.data.table
-        networks, _ = context.build_networks(sends=False)
-        assert table.labels is not None
-        trainer = ActiveTrainer(
-            context.name,
-            networks,
-            features_N=table.features,
-            labels_N=table.labels,
-            train=config.train,
-            seed=self._seed,
-            task=context.task,
-        )
-        step = 0
-        for epoch in range(config.train.epochs):
-            rows = shuffle_rows(context.data.train_rows, self._seed, "local numbers", epoch)
-            for rows_B in rows.split(config.train.batch_size):
-                trainer.train_on_batch(trainer.forward(step, rows_B, None))
-                step += 1
-        self._local_networks = networks
-        return trainer.score_rows(self._test_rows)
-
-    def get_fallback_networks(self) -> ActiveNetworks | None:
-        return self._local_networks
+        self.fallback_networks, scored = self._local_training.train_model()
+        return scored
 
     def _score_fill(self, name: str) -> Scored:
         """Return test scores where the passives' representations are replaced.
@@ -376,6 +340,23 @@ class TvflActive(ActiveRole):
         batches = rows.tensor_split(batch_count)
         return tuple(rows_B for rows_B in batches if len(rows_B) >= self.smallest_batch)
 
+    async def predict_batches(
+        self, links: Links, steps: StepCounter, batches: Sequence[Tensor]
+    ) -> JointScores:
+        """Request the joint prediction of one or more batches of alignment positions, each a step
+        in `steps`; return it for all positions, in their order.
+        """
+        joint = []
+        with self.trainer.evaluation_mode():
+            for rows_B in batches:
+                joint.append(await self.predict_jointly(links, steps.next_step, rows_B))
+                steps.count_step(None)
+        parts = zip(*(scored.representations for scored in joint), strict=True)
+        return JointScores(
+            scores=torch.cat([scored.scores for scored in joint]),
+            representations=tuple(torch.cat(batches_of_party) for batches_of_party in parts),
+        )
+
     async def predict_jointly(self, links: Links, step: int, rows_B: Tensor) -> JointScores:
         """Request representations of these alignment positions, and return the joint prediction;
         nobody trains.
@@ -405,7 +386,7 @@ class SplitNnActive(TvflActive):
 
     headline = "split_nn"
 
-    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> Scores:
         """Return, at the end, the joint scores of the aligned test rows, and the local ones."""
         if not is_final:
             return {}
@@ -617,10 +598,15 @@ class Tvfl(Method):
         `rows`: the row of its table at each alignment position, (N,).
         """
         trainer = self.make_head_trainer(party, contract)
-        guarantee = joint_releases_statement(
-            party.make_guard().describe_guarantee(), len(contract.passives)
+        return self.active_class(
+            JointParts(
+                party=party,
+                contract=contract,
+                aligned=rows,
+                trainer=trainer,
+                guarantee=party.describe_joint_releases(),
+            )
         )
-        return self.active_class(party, contract, rows, trainer, guarantee=guarantee)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role; `rows`: row of the passive's table at each alignment position,
@@ -702,7 +688,7 @@ class Tvfl(Method):
             own_steps=party.code.steps,
         )
 
-    def _build_encoder(self, party: PartyContext) -> tuple[nn.Module, Shape]:
+    def _build_encoder(self, party: PartyContext) -> tuple[nn.Module, tuple[int, ...]]:
         """Return a party's untrained encoder, and the shape of its output for a row."""
         if party.name != party.active:
             return party.build_encoder(self.find_sent_model(party.config, party.name))

@@ -13,7 +13,7 @@ Letters: N positions of the alignment, B rows of a batch, D numbers of a represe
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -23,11 +23,10 @@ from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.learning.trainers import EncoderTrainer, HeadTrainer, SumTrainer
-from secure_apfed.methods.joint import EncodingPassive, JointScores, SplitNnActive, Tvfl
+from secure_apfed.methods.joint import EncodingPassive, JointParts, JointScores, SplitNnActive, Tvfl
 from secure_apfed.methods.method import ActiveRole, HelperRole, Method, SessionTerms
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.sum_end import (
-    ActiveSum,
     AdmittedRequest,
     PassiveSum,
     SessionSum,
@@ -44,18 +43,26 @@ SUM = "the others"
 """The name under which the head gets the sum of the passives' representations."""
 
 
-class SummedSplitNnSettings(MethodSettings):
-    """The settings of SplitNN that merges by a secure sum; see `MethodSettings`."""
+class SummedJointSettings(MethodSettings):
+    """The settings of a joint model whose head reads a secure sum; see `MethodSettings`."""
 
-    name: Literal["split_nn_sum"]
-
-    title = "SplitNN, summed"
-    predicts_alone = False
     sums_representations = True
     returns_gradients = True
     stops_early = True
-    weighs_classes = True
-    tasks = ("classification", "regression", "poisson")
+
+    @property
+    def joint_model(self) -> ModelSettings | None:
+        """The networks of the active, and of passives that have none of their own; None: the run's
+        `model`.
+        """
+        return None
+
+    @property
+    def rests_on_encoders(self) -> bool:
+        """True if an epsilon other than that of the sums assumes that, in prediction, rows change
+        each other's representations at no passive.
+        """
+        return False
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
         """Return how many linear combinations of a person's features a run reveals to the active.
@@ -63,7 +70,19 @@ class SummedSplitNnSettings(MethodSettings):
         Each epoch reveals the D numbers of a summed representation, with other weights. Non-linear
         networks are counted like linear ones, which they nearly are for one person.
         """
-        return count_summed_numbers(config, config.model) * config.train.epochs
+        releases = config.train.epochs + self.asks_again
+        return count_summed_numbers(config, self.joint_model or config.model) * releases
+
+
+class SummedSplitNnSettings(SummedJointSettings):
+    """The settings of SplitNN that merges by a secure sum; see `MethodSettings`."""
+
+    name: Literal["split_nn_sum"]
+
+    title = "SplitNN, summed"
+    predicts_alone = False
+    weighs_classes = True
+    tasks = ("classification", "regression", "poisson")
 
 
 def count_summed_numbers(config: RunSettings, model: ModelSettings) -> int:
@@ -76,33 +95,26 @@ def count_summed_numbers(config: RunSettings, model: ModelSettings) -> int:
     return max(sizes, default=model.representation_size)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SummedParts(JointParts):
+    """The parts from which an active's role under a secure sum is made; see `JointParts`.
+
+    Attributes:
+        agreed: the session's secure sum.
+    """
+
+    agreed: SessionSum
+
+
 class SummedSplitNnActive(SumLearner, SplitNnActive):
     """An active that reads the secure sum of the passives' representations; see `SplitNnActive`."""
 
     headline = "split_nn_sum"
 
-    def __init__(
-        self,
-        party: PartyContext,
-        contract: Contract,
-        aligned: Tensor,
-        trainer: HeadTrainer,
-        *,
-        guarantee: str,
-        sum_end: ActiveSum,
-    ) -> None:
-        """Make the active's role in joint training with a secure sum.
-
-        Args:
-            party: the active's settings, secrets and data.
-            contract: the session's contract.
-            aligned: the row of its table at each of the N alignment positions.
-            trainer: the active's encoder and head, and its table.
-            guarantee: the privacy guarantee, in a sentence for the report.
-            sum_end: the active's side of the secure sum, which sends requests and decodes sums.
-        """
-        super().__init__(party, contract, aligned, trainer, guarantee=guarantee)
-        self.read_from(sum_end)
+    def __init__(self, parts: SummedParts) -> None:
+        """Make the active's role in joint training with a secure sum."""
+        super().__init__(parts)
+        self.read_from(parts.agreed.make_active_end())
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Request the sum of representations, train the head on it, and send its gradient.
@@ -220,6 +232,9 @@ class SummedSplitNn(SumMethod, Tvfl):
     active_class: type[SummedSplitNnActive] = SummedSplitNnActive
     make_simulated_step = Method.make_simulated_step
 
+    def pick_model(self, config: RunSettings) -> ModelSettings:
+        return SummedJointSettings.from_run_settings(config).joint_model or config.model
+
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
@@ -254,12 +269,14 @@ class SummedSplitNn(SumMethod, Tvfl):
         if agreed.noise is not None:
             guarantee = "representations are read as their noised sum alone"
         return self.active_class(
-            party,
-            contract,
-            rows,
-            self.make_head_trainer(party, contract),
-            guarantee=guarantee,
-            sum_end=agreed.make_active_end(),
+            SummedParts(
+                party=party,
+                contract=contract,
+                aligned=rows,
+                trainer=self.make_head_trainer(party, contract),
+                guarantee=guarantee,
+                agreed=agreed,
+            )
         )
 
     def make_head_trainer(self, party: PartyContext, contract: Contract) -> HeadTrainer:
@@ -280,4 +297,7 @@ class SummedSplitNn(SumMethod, Tvfl):
         # The joint prediction after training needs one answer beyond those of the epochs.
         sum_end = agreed.make_passive_end(people=len(rows), extra_answers=1)
         trainer = self._make_encoder_trainer(party, rows)
-        return SummedPassive(sum_end, trainer, clip=agreed.clip)
+        role = SummedPassive(sum_end, trainer, clip=agreed.clip)
+        if SummedJointSettings.from_run_settings(party.config).rests_on_encoders:
+            role.unchecked_modes.add(False)  # prediction is still to be tested
+        return role

@@ -18,6 +18,7 @@ Letters: N positions of the alignment, B rows of a batch, D numbers of a represe
 U aligned training rows, V of them that the teacher labels.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -26,40 +27,31 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from secure_apfed.contract import Contract
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import (
     LABELLERS,
     Spreading,
+    Voter,
     harden_votes,
-    make_labeller,
     take_labeller_without_noise,
 )
-from secure_apfed.labellers.measured import check_votes
-from secure_apfed.learning.descent import ActiveNetworks
-from secure_apfed.learning.trainers import HeadTrainer
-from secure_apfed.measures.table import Scored
-from secure_apfed.methods.joint import JointScores
 from secure_apfed.methods.joint_sum import (
-    SummedPassive,
+    SummedJointSettings,
+    SummedParts,
     SummedSplitNn,
     SummedSplitNnActive,
-    count_summed_numbers,
 )
-from secure_apfed.methods.method import HelperRole, StepCounter
+from secure_apfed.methods.method import Scores, StepCounter
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import (
     Student,
+    TaughtActive,
     make_labeller_prior,
     standardise_parts,
 )
-from secure_apfed.methods.sum_end import ActiveSum
-from secure_apfed.privacy.measured import check_row_wise
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.settings import protects
 from secure_apfed.settings.method import FormSettings
-from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
-from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
 
 HEAD = "head"
@@ -71,31 +63,33 @@ _ALL_ROWS = bytes(8)
 """
 
 
-class TeacherActive(SummedSplitNnActive):
+class TeacherActive(TaughtActive, SummedSplitNnActive):
     """An active whose student learns from the joint model in the end; see `SummedSplitNnActive`."""
 
-    def __init__(
-        self,
-        party: PartyContext,
-        contract: Contract,
-        aligned: Tensor,
-        trainer: HeadTrainer,
-        *,
-        guarantee: str,
-        sum_end: ActiveSum,
-    ) -> None:
+    student: Student
+
+    def __init__(self, parts: SummedParts) -> None:
         """Make the active's role; build its student, and the key of randomised response.
 
-        The arguments are those of `SummedSplitNnActive`. `guarantee`: the guarantee of the secure
-        sums, in a sentence; that of randomised response is appended.
+        The guarantee of randomised response is appended to that of the secure sums.
         """
-        guarantee += _describe_response(party)
-        super().__init__(party, contract, aligned, trainer, guarantee=guarantee, sum_end=sum_end)
-        self.student = Student(party, aligned)
-        self._config = party.config
-        self.checkpoint_parts = {"": trainer, "student": self.student}
+        super().__init__(parts)
+        party = parts.party
+        settings = TeacherSettings.from_run_settings(party.config)
+        self.guarantee += _describe_response(party)
+        self.student = Student(party, parts.aligned)
+        self.checkpoint_parts = {"": self.trainer, "student": self.student}
+        self._settings = settings
+        self._voter: Voter | None = None
+        if settings.labels != HEAD:
+            self._voter = Voter(
+                party.make_labeller(settings.labels, None),
+                owner=party.name,
+                is_tested=settings.epsilon is not None,
+                hardens=settings.form == "hard",
+            )
         self._key = party.derive_key(b"secure-apfed teacher v1")
-        self._check_due = TeacherSettings.from_run_settings(self._config).epsilon is not None
+        self._check_due = settings.epsilon is not None
 
     async def finish_training(self, links: Links, steps: StepCounter) -> None:
         """Request the sums of rows to label, label them with the joint model, and train the
@@ -104,7 +98,7 @@ class TeacherActive(SummedSplitNnActive):
         A labeller other than the joint model's head also needs the sums of labelled rows. Every
         request counts as a step in `steps`.
         """
-        settings = TeacherSettings.from_run_settings(self._config)
+        settings = self._settings
         has_label_U = torch.zeros(len(self.student.positions_U), dtype=torch.bool)
         has_label_U[torch.from_numpy(self.student.labelled)] = True
         # The head labels unlabelled rows only; another labeller also learns from labelled ones.
@@ -112,15 +106,13 @@ class TeacherActive(SummedSplitNnActive):
         if settings.labels == HEAD:
             requested = requested[~has_label_U]
         batches = self.split_into_batches(requested)
-        with self.trainer.evaluation_mode():
-            predictions = [
-                await self._request_predictions(links, steps, self.student.positions_U[index_B])
-                for index_B in batches
-            ]
         labels_UK = np.zeros((len(has_label_U), self.student.classes))
-        if predictions:
+        if batches:
             index_V = torch.cat(batches).numpy()
-            labels_UK[index_V] = self._label_rows(index_V, predictions)
+            joint = await self.predict_batches(
+                links, steps, [self.student.positions_U[index_B] for index_B in batches]
+            )
+            labels_UK[index_V] = self._label_rows(index_V, joint.scores, joint.representations)
         if settings.epsilon is not None:
             labels_UK = self.randomise_labels(labels_UK, settings.epsilon)
         self.student.fit_to_labels(labels_UK)
@@ -134,45 +126,28 @@ class TeacherActive(SummedSplitNnActive):
         of these rows. Raises PromiseError: names the head, and the change.
         """
         if self._check_due and len(rows_B) > 1:
-            check_row_wise(self.trainer.head, others_BD, training=False, owner=self.name)
+            self.trainer.check_head(others_BD)
             self._check_due = False
 
-    async def _request_predictions(
-        self, links: Links, steps: StepCounter, rows_B: Tensor
-    ) -> JointScores:
-        """Return the joint prediction at these alignment positions; the request counts as a step of
-        the run.
-        """
-        joint = await self.predict_jointly(links, steps.next_step, rows_B)
-        steps.count_step(None)
-        return joint
-
-    def _label_rows(self, index_V: NDArray[np.int64], predictions: list[JointScores]) -> Floats:
+    def _label_rows(
+        self, index_V: NDArray[np.int64], scores_VK: Tensor, parts: Sequence[Tensor]
+    ) -> Floats:
         """Return the teacher's labels of some training rows: class probabilities (V, K), or one
         class each if the settings say "hard".
 
-        `index_V`: indices of these rows among the student's. `predictions`: the joint model's
-        scores of these rows, batch by batch.
+        `index_V`: indices of these rows among the student's. `scores_VK`: the joint model's scores.
+        `parts`: what its head read, (V, D) for each party.
         """
-        settings = TeacherSettings.from_run_settings(self._config)
-        if settings.labels == HEAD:
-            scores_VK = torch.cat([joint.scores for joint in predictions]).double()
-            labels_VK = scores_VK.softmax(1).cpu().numpy()
-        else:
-            has_label_V = np.isin(index_V, self.student.labelled)
-            class_by_index = dict(zip(self.student.labelled, self.student.labels, strict=True))
-            labels = np.array(
-                [class_by_index[index] for index in index_V[has_label_V]], dtype=np.int64
-            )
-            batches_by_party = zip(*(joint.representations for joint in predictions), strict=True)
-            # The labeller reads the representations of all parties side by side.
-            read_VD = standardise_parts(torch.cat(batches) for batches in batches_by_party)
-            labeller = make_labeller(settings.labels)
-            inputs = read_VD, np.flatnonzero(has_label_V), labels, self.student.classes
-            if settings.epsilon is not None:
-                check_votes(labeller, *inputs, owner=self.name, is_judge=False)
-            labels_VK = labeller.label_rows(*inputs)
-        return harden_votes(labels_VK) if settings.form == "hard" else labels_VK
+        if self._voter is None:
+            labels_VK = scores_VK.double().softmax(1).cpu().numpy()
+            return harden_votes(labels_VK) if self._settings.form == "hard" else labels_VK
+        has_label_V = np.isin(index_V, self.student.labelled)
+        class_by_index = dict(zip(self.student.labelled, self.student.labels, strict=True))
+        labels = np.array([class_by_index[index] for index in index_V[has_label_V]], dtype=np.int64)
+        # The labeller reads the representations of all parties side by side.
+        return self._voter.label_rows(
+            standardise_parts(parts), np.flatnonzero(has_label_V), labels, self.student.classes
+        )
 
     def randomise_labels(self, labels_UK: Floats, epsilon: float) -> Floats:
         """Return class probabilities (U, K) from the teacher's labels after randomised response and
@@ -189,7 +164,7 @@ class TeacherActive(SummedSplitNnActive):
         prior = make_labeller_prior(Spreading())
         return self.student.weigh_votes(estimate_UK, prior, seed=self._seed).likely
 
-    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> Scores:
         """Return, after training, the test scores of the student and of the joint model.
 
         `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
@@ -198,18 +173,12 @@ class TeacherActive(SummedSplitNnActive):
             return {}
         with self.trainer.evaluation_mode():
             together = await self._score_jointly(links, next_step)
-        name = self._config.method.name
-        scores = {name: self.student.score_rows(self._test_rows)}
+        name = self._settings.name
+        scores: Scores = {name: self.student.score_rows(self._test_rows)}
         return {**scores, f"{name}_together": together} if len(together.truth) else scores
 
-    def get_solo_networks(self) -> ActiveNetworks | None:
-        return self.student.networks
 
-    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
-        return self.student.refit_excluding(rows)
-
-
-class TeacherSettings(FormSettings):
+class TeacherSettings(SummedJointSettings, FormSettings):
     """The joint model and how it labels rows.
 
     Attributes:
@@ -228,14 +197,11 @@ class TeacherSettings(FormSettings):
     labels: Annotated[str, protects("nobody")] = HEAD
     epsilon: Annotated[
         float | None, protects("the passives", higher="the finished model tells more of them")
-    ] = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
+    ] = Field(None, gt=0, le=VoteResponse.largest_epsilon)
 
     title = "joint teacher, summed"
     predicts_alone = True
-    sums_representations = True
     teacher = "joint model"
-    returns_gradients = True
-    stops_early = True
 
     @field_validator("labels")
     @classmethod
@@ -253,10 +219,14 @@ class TeacherSettings(FormSettings):
             )
         return self
 
-    def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many linear combinations of a person's features are revealed in all sums."""
-        releases = config.train.epochs + self.asks_again
-        return count_summed_numbers(config, self.model) * releases
+    @property
+    def joint_model(self) -> ModelSettings:
+        return self.model
+
+    @property
+    def rests_on_encoders(self) -> bool:
+        """With an epsilon, which is of one person's label."""
+        return self.epsilon is not None
 
     @property
     def labellers(self) -> tuple[str, ...]:
@@ -274,21 +244,6 @@ class JointTeacher(SummedSplitNn):
     has_student = True
     settings = TeacherSettings
     active_class = TeacherActive
-
-    def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role, which encodes its rows for the secure sum.
-
-        With an epsilon, which is of one person's label, its encoder is tested: rows must not change
-        each other's representations. `rows`: the row of its table at each alignment position.
-        """
-        role = super().build_passive(party, contract, rows)
-        assert isinstance(role, SummedPassive)
-        if TeacherSettings.from_run_settings(party.config).epsilon is not None:
-            role.unchecked_modes.add(False)
-        return role
-
-    def pick_model(self, config: RunSettings) -> ModelSettings:
-        return TeacherSettings.from_run_settings(config).model
 
 
 def _describe_response(party: PartyContext) -> str:

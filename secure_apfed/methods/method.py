@@ -50,6 +50,10 @@ Save: TypeAlias = Callable[[int], bytes]
 report of privacy costs so far as bytes (`secure_apfed.methods.charged`), which the active gets."""
 
 
+Scores: TypeAlias = dict[str, Scored]
+"""Scores of test rows, by inference variant."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionTerms:
     """The terms that all parties of a method agree on besides the settings; public.
@@ -176,6 +180,8 @@ class ActiveRole(Role, ABC):
         help: the measured gain from the passives' votes on labelled rows; None: there are no votes.
         local_models: the names of local models that were "used", and of those "left_out", where
             they learnt the labels.
+        fallback_networks: networks trained on the active's own columns alone, for methods whose
+            main model needs all parties to predict; None: there are none.
         model: settings of its networks, where the parties agreed on sizes that the run's settings
             leave open; None: as in the settings.
     """
@@ -193,6 +199,7 @@ class ActiveRole(Role, ABC):
         self.agreement: Mapping[str, VoteAgreement] = {}
         self.help: Help | None = None
         self.local_models: Mapping[str, Sequence[str]] = {}
+        self.fallback_networks: ActiveNetworks | None = None
 
     @abstractmethod
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> StepLoss:
@@ -202,7 +209,7 @@ class ActiveRole(Role, ABC):
         """
 
     @abstractmethod
-    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
+    async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> Scores:
         """Return scores of the test rows by inference variant.
 
         `next_step`: step numbers from it on are unused, for variants that need messages.
@@ -262,12 +269,6 @@ class ActiveRole(Role, ABC):
     def get_solo_networks(self) -> ActiveNetworks | None:
         """Return the networks that predict without any other party, if the method trains such
         networks.
-        """
-        return None
-
-    def get_fallback_networks(self) -> ActiveNetworks | None:
-        """Return networks trained on the active's own columns alone, for methods whose main model
-        needs all parties to predict.
         """
         return None
 

@@ -57,7 +57,11 @@ from secure_apfed.privacy.accountants import Mechanism
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.defences import GradientDefence, gradient_defences
 from secure_apfed.privacy.dp_sgd import GradientGuard, PrivateUpdates, WholeTraining
-from secure_apfed.privacy.guard import RepresentationGuard, make_guard
+from secure_apfed.privacy.guard import (
+    RepresentationGuard,
+    joint_releases_statement,
+    make_guard,
+)
 from secure_apfed.privacy.ledger import PrivacyLedger, holds_releases
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.randomised_response import VoteResponse
@@ -538,6 +542,10 @@ class PartyContext:
             releases=derive_limits(config).releases,
             key=self.secrets.noise_key,
         )
+
+    def describe_joint_releases(self) -> str:
+        """Return in words the guarantee for the representations that all passives send together."""
+        return joint_releases_statement(self.make_guard().describe_guarantee(), len(self.passives))
 
     def open_ledger(
         self,

@@ -35,6 +35,7 @@ from secure_apfed.labellers import (
     make_labeller,
 )
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
+from secure_apfed.learning.trainers import ActiveTrainer
 from secure_apfed.learning.votes import (
     BLOCK,
     Help,
@@ -842,6 +843,58 @@ class StudentModel(Protocol):
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the state that `tensors` returned."""
+
+
+class LocalTraining:
+    """The training of a model on the active's own features and labels, for when the passives are
+    gone.
+    """
+
+    def __init__(self, party: PartyContext) -> None:
+        """Copy the active's own networks, which are untrained yet, if it brings some."""
+        self._party = replace(party, code=party.code.copy_encoder())
+
+    def train_model(self) -> tuple[ActiveNetworks, Scored]:
+        """Train the model, and return it with its scores of the test rows."""
+        party = self._party
+        data = party.data
+        # Without passives there is nothing to learn from rows without a label.
+        own_data = replace(data, train_rows=data.labelled_rows, labelled=None)
+        party = replace(party, data_or_none=own_data)
+        if data.targets is not None:
+            return _train_on_numbers(party)
+        student = Student(party, torch.arange(len(data.table.ids)))
+        # Rows of zeros suggest nothing: labelled rows keep their own labels.
+        student.fit_to_labels(np.zeros((len(student.rows_U), student.classes)))
+        student.train_by_descent()
+        return student.networks, student.score_rows(data.test_rows)
+
+
+def _train_on_numbers(party: PartyContext) -> tuple[ActiveNetworks, Scored]:
+    """Train networks on a party's own features and numeric labels; return them with their scores of
+    the test rows.
+    """
+    config = party.config
+    table = party.data.table
+    seed = party.secrets.seed
+    networks, _ = party.build_networks(sends=False)
+    assert table.labels is not None
+    trainer = ActiveTrainer(
+        party.name,
+        networks,
+        features_N=table.features,
+        labels_N=table.labels,
+        train=config.train,
+        seed=seed,
+        task=party.task,
+    )
+    step = 0
+    for epoch in range(config.train.epochs):
+        rows = shuffle_rows(party.data.train_rows, seed, "local numbers", epoch)
+        for rows_B in rows.split(config.train.batch_size):
+            trainer.train_on_batch(trainer.forward(step, rows_B, None))
+            step += 1
+    return networks, trainer.score_rows(party.data.test_rows)
 
 
 class TaughtActive(ActiveRole):

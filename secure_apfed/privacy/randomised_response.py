@@ -349,10 +349,12 @@ class VoteResponse:
         epsilon: privacy cost of one randomised vote, above 0 and at most 40; classes: K, at least
             2.
         mu: infinite, for its account is that of pure DP: epsilons add up.
+        largest_epsilon: the largest epsilon, 40.
     """
 
     mu: ClassVar[float] = math.inf
     accountant: ClassVar[str] = "pure"
+    largest_epsilon: ClassVar[float] = LARGEST_LABEL_EPSILON
 
     epsilon: float
     classes: int

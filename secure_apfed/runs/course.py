@@ -520,7 +520,7 @@ class RunWriter:
         networks = session.learner.get_solo_networks()
         if networks is None:
             # Where the joint model needs all parties, a method may have another model in reserve.
-            networks = session.learner.get_fallback_networks()
+            networks = session.learner.fallback_networks
             card["model"] |= {"head_network": None}  # it has a built-in head of its own width
         if networks is not None:
             modules = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
