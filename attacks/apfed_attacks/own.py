@@ -44,7 +44,7 @@ def measure_own(
     choices = tuple(choices)
     chosen = None if any(choice.name == ALL for choice in choices) else expand_choices(choices)
     results = list[AttackResult]()
-    if record.held is not None and record.config.method.aligns:
+    if record.data is not None and record.config.method.aligns:
         for (kind, receiver), batches in record.batches_by_receiver.items():
             results += _attack_batches(record, kind, receiver, batches, chosen, seed)
     mounted = {result.attack for result in results if result.applicable}
@@ -116,11 +116,11 @@ def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[str, Tensor, T
 
     `record`: what the party sent and received, with its data.
     """
-    assert record.held is not None
+    assert record.data is not None
     rows_N = record.rows  # -1 where the party has no row
-    table = record.held.table
+    table = record.data.table
     is_own_N = rows_N >= 0
-    is_classification = record.held.targets is None
+    is_classification = record.data.targets is None
     if table.labels is not None and is_classification:
         labels_N = table.labels[rows_N]
         yield "labels", labels_N, is_own_N & (labels_N != UNLABELLED)
@@ -151,7 +151,7 @@ def _may_concern(record: OwnRecord, name: str) -> bool:
     """
     kind = find_attack(name)
     if kind.target == "labels":
-        return record.held is not None and record.held.table.labels is not None
+        return record.data is not None and record.data.table.labels is not None
     return bool(_list_readers(record, name))
 
 

@@ -244,7 +244,7 @@ def attack_own_messages(record: "OwnRecord", folder: Path, *, quiet: bool) -> No
     `record`: what the party sent, and its own table, which is the ground truth. `quiet`: print
     nothing.
     """
-    if not record.config.attacks or record.held is None:
+    if not record.config.attacks or record.data is None:
         return
     from apfed_attacks.own import measure_own
 

@@ -32,11 +32,13 @@ class Coalition:
     """A group of colluding roles, and what it could read or alter.
 
     Attributes:
-        who: the roles, in the words of the table of coalitions.
-        when: facts of a run: `;` is and, ` or ` is or.
+        who: the roles in words, as in the table of coalitions in `who_learns.md`.
+        when: for which runs this holds: facts of a run (see `list_facts`), joined by "; " (and)
+            and " or ".
         reads: what they read of a single party; empty: nothing.
-        alters: what they could alter; empty: nothing.
-        needs_threshold_below_all: this holds only if t is below M.
+        alters: what they could alter without being noticed; empty: nothing.
+        needs_threshold_below_all: whether this holds only if the masked sum can be decoded without
+            some passives (t < M: threshold t of M passives).
     """
 
     who: str
@@ -46,8 +48,11 @@ class Coalition:
     needs_threshold_below_all: bool = False
 
     def applies_to(self, facts: Collection[str]) -> bool:
-        """Return whether this row of the table of coalitions holds for a run with these facts."""
-        return all(not set(facts).isdisjoint(part.split(" or ")) for part in self.when.split("; "))
+        """Return whether the condition `when` holds for a run with these facts."""
+        alternatives_of_each = [part.split(" or ") for part in self.when.split("; ")]
+        return all(
+            any(fact in facts for fact in alternatives) for alternatives in alternatives_of_each
+        )
 
 
 COALITIONS = (
@@ -136,17 +141,17 @@ COALITIONS = (
         alters=_ALTERS,
     ),
 )
-"""All coalitions of the pages, whether they read more than their members do alone or not."""
+"""All coalitions in the table of `who_learns.md`, also those that gain nothing by colluding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """A group of parties that one organisation would run, and what follows.
+    """A group of parties that one organisation would run, and what it would gain.
 
     Attributes:
-        parties: names, in the run's order.
-        who: the roles that collude, a value of `Coalition.who`.
-        gets: what they would read or alter, in words.
+        parties: the parties' names, by role.
+        who: the roles that collude in words, a value of `Coalition.who`.
+        gets: what they would read or alter, in words that follow "the organisation ...".
     """
 
     parties: tuple[str, ...]
@@ -155,7 +160,10 @@ class Conflict:
 
 
 def list_facts(config: RunSettings, passives: int) -> frozenset[str]:
-    """Return the facts of a run with this number of passives, in the words of the column `when`."""
+    """Return the facts of a run on which coalitions depend, in the words of `Coalition.when`.
+
+    `passives`: number of passives of the run, M.
+    """
     counts = {"M = 2": passives == 2, "M >= 2": passives >= 2, "M >= 3": passives >= 3}
     facts = {word for word, holds in counts.items() if holds}
     if "contributions are summed" in config.method.facts:
@@ -172,8 +180,8 @@ def find_conflicts(
 ) -> Iterator[Conflict]:
     """Yield what an organisation gains by running several parties of a run.
 
-    Each coalition whose members it runs is yielded once; those that read come before those that
-    alter.
+    There is one conflict for each coalition all of whose members the organisation runs. Coalitions
+    that read something come before those that only alter something.
 
     Args:
         config: the run's settings.
@@ -182,16 +190,16 @@ def find_conflicts(
     """
     passives = sum(role == "passive" for role in roles.values())
     facts = list_facts(config, passives)
-    coalitions = [
+    harmful_coalitions = [
         coalition
         for coalition in COALITIONS
         if (coalition.reads or coalition.alters) and coalition.applies_to(facts)
     ]
-    for coalition in sorted(coalitions, key=lambda coalition: not coalition.reads):
+    for coalition in sorted(harmful_coalitions, key=lambda coalition: not coalition.reads):
         if coalition.needs_threshold_below_all and _find_threshold(config, passives) >= passives:
             continue
         minimum = _count_needed_passives(config, coalition, passives)
-        parties = _list_members(coalition.who, roles, together, minimum=minimum)
+        parties = _list_members(coalition.who, roles, together, minimum_passives=minimum)
         if parties:
             gets = f"could alter {coalition.alters}"
             if coalition.reads:
@@ -200,7 +208,10 @@ def find_conflicts(
 
 
 def _count_needed_passives(config: RunSettings, coalition: Coalition, passives: int) -> int:
-    """Return how many of the run's M passives a coalition needs: 1 unless it says several."""
+    """Return the smallest number of passives of a run that can form a coalition.
+
+    It is 1 unless the coalition's words say several. `passives`: number of passives of the run, M.
+    """
     if coalition.who == "active and all passives but one":
         return max(1, passives - 1)
     if coalition.who == "aggregator and more than 2t - M - 1 passives":
@@ -209,9 +220,11 @@ def _count_needed_passives(config: RunSettings, coalition: Coalition, passives: 
 
 
 def _find_threshold(config: RunSettings, passives: int) -> int:
-    """Return t, the number of passives by which a sum under recoverable masks can be decoded.
+    """Return how many passives suffice to decode a sum under recoverable masks: the threshold t.
 
-    `passives`: M, their number in the run.
+    By default they are more than two thirds if a step may lack passives, and else all.
+
+    `passives`: number of passives of the run, M.
     """
     if config.secure_sum.threshold is not None:
         return config.secure_sum.threshold
@@ -219,15 +232,15 @@ def _find_threshold(config: RunSettings, passives: int) -> int:
 
 
 def _list_members(
-    who: str, roles: Mapping[str, PartyRole], together: Collection[str], *, minimum: int
+    who: str, roles: Mapping[str, PartyRole], together: Collection[str], *, minimum_passives: int
 ) -> tuple[str, ...]:
-    """Return the parties of `together` that form a coalition; empty if members are missing.
+    """Return the parties of one organisation that form a coalition; empty if members are missing.
 
     Args:
-        who: the coalition's roles in words, as "active and aggregator".
+        who: the coalition's roles in words, such as "active and aggregator".
         roles: name -> role of each party of the run.
-        together: names of the parties that one organisation runs.
-        minimum: how many passives the coalition needs, if it says several.
+        together: names of the parties that the organisation runs.
+        minimum_passives: how many passives a coalition of several passives needs.
     """
     members: dict[str, list[str]] = {
         role: [] for role in ("active", "passive", "aggregator", "dealer")
@@ -239,23 +252,24 @@ def _list_members(
     passives = members["passive"]
     aggregator = members["aggregator"]
     dealer = members["dealer"]
-    enough = passives if len(passives) >= minimum else []
-    # By coalition: groups of parties, none of which may be empty.
-    needed: dict[str, tuple[list[str], ...]] = {
+    enough_passives = passives if len(passives) >= minimum_passives else []
+    first_passive = [name for name, role in roles.items() if role == "passive"][:1]
+    own_first_passive = [name for name in passives if name in first_passive]
+    # By coalition: its groups of parties. The coalition is complete if no group is empty.
+    groups_by_coalition: dict[str, tuple[list[str], ...]] = {
         "active and aggregator": (active, aggregator),
         "active and dealer": (active, dealer),
         "aggregator and dealer": (aggregator, dealer),
         "any passive and the aggregator": (passives, aggregator),
         "active and one of the two passives": (active, passives),
-        "active and all passives but one": (active, enough),
-        "aggregator and more than 2t - M - 1 passives": (enough, aggregator),
+        "active and all passives but one": (active, enough_passives),
+        "active and the first passive": (active, own_first_passive),
+        "aggregator and more than 2t - M - 1 passives": (enough_passives, aggregator),
         "passives among themselves": (passives[:1], passives[1:]),
         "aggregator and a party with rows": ([*active, *passives], aggregator),
         "aggregator and any other party": ([*active, *passives, *dealer], aggregator),
         "dealer and any other party": ([*active, *passives, *aggregator], dealer),
     }
-    first_passive = [name for name, role in roles.items() if role == "passive"][:1]
-    own_first_passive = [name for name in passives if name in first_passive]
-    needed["active and the first passive"] = (active, own_first_passive)
-    groups = needed[who]
-    return tuple(name for group in groups for name in group) if all(groups) else ()
+    groups = groups_by_coalition[who]
+    is_complete = all(groups)
+    return tuple(name for group in groups for name in group) if is_complete else ()

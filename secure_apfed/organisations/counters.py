@@ -60,7 +60,7 @@ _FaultReason: TypeAlias = Literal["missing", "lower", "of another run", "unreada
 
 @dataclass(frozen=True)
 class Count:
-    """The state of a counter.
+    """The state of a counter, a file that counts what a party has released or answered.
 
     Attributes:
         number: number of releases, contributions or refusals so far; it never falls.
@@ -75,7 +75,7 @@ class Count:
 
 
 class _NotedCount(BaseModel):
-    """A `Count` as `counters.json` has it."""
+    """A `Count` as stored in `counters.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -85,7 +85,10 @@ class _NotedCount(BaseModel):
 
 
 class _Witness(BaseModel):
-    """The contents of `counters.json`, the second record of a party's counters.
+    """The contents of `counters.json`: the recorded state of a party's audit log and counters.
+
+    The audit log records the counters, and this file records the log, so that a file that is lost
+    or replaced by an older copy is noticed.
 
     Attributes:
         party: the party's name.
@@ -103,13 +106,16 @@ class _Witness(BaseModel):
 
 
 class _LineCounter:
-    """A write-ahead log of one line each, of which the first `headers` count nothing.
+    """A reader of a counter's file to which one line is appended for each count.
 
     A line counts once its end is written. Only what was appended since the last call is read.
     """
 
     def __init__(self, path: Path, *, headers: int) -> None:
-        """Start at the beginning of the file; `headers`: first lines that do not count."""
+        """Start at the beginning of the file.
+
+        `headers`: how many lines at the beginning of the file do not count.
+        """
         self._path = path
         self._headers = headers
         self._reset_count()
@@ -122,11 +128,11 @@ class _LineCounter:
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def load_count(self) -> Count:
-        """Return the file's current count; read only the appended part."""
-        os.close(open_regular(self._path, create=False))  # which refuses links
+        """Return the file's current count; read only what was appended since the last call."""
+        os.close(open_regular(self._path, create=False))  # raises an error for a link
         with open_plain(self._path) as file:
             if os.fstat(file.fileno()).st_size < self._offset:
-                self._reset_count()
+                self._reset_count()  # the file was shortened or replaced
             file.seek(self._offset)
             for line in iter(file.readline, b""):
                 if not line.endswith(b"\n"):
@@ -138,7 +144,8 @@ class _LineCounter:
     def load_count_until(self, number: int) -> Count:
         """Return the count after `number` counted lines, or after all if there are fewer.
 
-        A last line without its end counts here if it is complete otherwise.
+        Its digest is compared with the recorded one of the same number: the file may have grown
+        since. A last line without its line break counts if its JSON is complete.
         """
         self._reset_count()
         with open_plain(self._path) as file:
@@ -152,7 +159,7 @@ class _LineCounter:
         return count
 
     def _add_line(self, line: bytes) -> None:
-        """Count a complete line; the first one sets the origin."""
+        """Count a complete line; the first line of the file determines its origin."""
         if not line:
             return
         self._lines += 1
@@ -161,21 +168,24 @@ class _LineCounter:
             self._origin = self._digest.hexdigest()
 
     def _make_count(self) -> Count:
+        """Return the count of the lines read so far, without the header lines."""
         number = max(0, self._lines - self._headers)
         return Count(number, self._origin, self._digest.hexdigest())
 
 
 class _BookCounter:
-    """A reader of an answer book (`served.AnswerBook`), which counts predictions, an SQLite file.
+    """A reader of a passive's answer book: the SQLite file that counts joint predictions.
 
-    Its count is how often anything was counted in the book, and its origin a digest of its key.
+    Such a file stores numbers by person instead of single counts. So the count is how often any of
+    its numbers has changed, and the origin is a digest of the file's random key.
     """
 
     def __init__(self, path: Path) -> None:
+        """Read the file at this path, at each call anew."""
         self._path = path
 
     def load_count(self) -> Count:
-        """Return the book's current count. Raises CheckpointError: not a file of answer counts."""
+        """Return the current count. Raises CheckpointError: the file is no answer book."""
         # Opened for its errors: SQLite would follow a link, and create a missing file.
         os.close(open_regular(self._path, create=False))
         try:
@@ -191,7 +201,7 @@ class _BookCounter:
         return Count(changes, origin, origin)
 
     def load_count_until(self, number: int) -> Count:
-        """Return the current count, since a book does not store earlier ones."""
+        """Return the current count, since the file does not store earlier ones."""
         del number
         return self.load_count()
 
@@ -200,10 +210,12 @@ _Counter: TypeAlias = _LineCounter | _BookCounter
 
 
 def _make_line_counter(path: Path) -> _LineCounter:
+    """Return a reader of a counter's file all of whose lines count."""
     return _LineCounter(path, headers=0)
 
 
 def _make_ledger_counter(path: Path) -> _LineCounter:
+    """Return a reader of a ledger, whose first line names its run and does not count."""
     return _LineCounter(path, headers=1)
 
 
@@ -212,11 +224,11 @@ class CounterKind:
     """A kind of counter in a party's folder.
 
     Attributes:
-        pattern: pattern of the names of its files.
+        pattern: glob pattern of the names of its files.
         counts: what it counts, in a few words.
         make: makes a reader of such a file.
-        when_saved: whether a count is recorded only when a checkpoint is about to store it; before
-            that, nothing that depends on it has been sent.
+        when_saved: whether its count is recorded only just before a checkpoint is stored; until
+            then nothing that depends on the count has been sent.
     """
 
     pattern: str
@@ -238,38 +250,37 @@ COUNTERS: tuple[CounterKind, ...] = (
 
 
 def find_counter_kind(name: str) -> CounterKind | None:
-    """Return the kind of counter that a file of this name is; None: it is not a counter."""
+    """Return the kind of a counter's file by its name; None: the file is not a counter."""
     return next((kind for kind in COUNTERS if Path(name).match(kind.pattern)), None)
 
 
 class CounterFiles:
-    """The counters in one party's folder, read while the party runs; a `CounterSource`.
+    """The counters in one party's folder, whose changes the audit log records before a message.
 
     Args:
         folder: the party's folder.
         party: the party's name.
         noted: the recorded counts, by file name.
-        watches: whether the files are read for new counts; otherwise `list_changes` reports the
-            recorded ones.
+        watches: whether the files are read for new counts; otherwise `list_changes` yields the
+            recorded counts.
     """
 
     def __init__(
         self, folder: Path, party: str, noted: Mapping[str, Count] = {}, *, watches: bool = True
     ) -> None:
-        """Take the recorded counts; no file is read yet.
-
-        `noted`: file name -> the recorded count. `watches`: whether files are read for new counts.
-        """
+        """Start from the recorded counts, without reading a file; see the class for arguments."""
         self._folder = folder
         self._party = party
         self._reads_files = watches
         self._recorded_counts = dict(noted)
         self._readers: dict[str, _Counter] = {}
-        self._stamps: dict[str, tuple[int, int]] = {}  # of each file when it was read last
+        # By file name: time of change and size when the file was read last.
+        self._versions: dict[str, tuple[int, int]] = {}
 
     def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
-        """Yield file name, number, origin and digest of each counter that changed since the last
-        call.
+        """Yield file name, number, origin and digest of each counter that changed since last time.
+
+        If files are not watched, all recorded counts are yielded.
 
         `saved`: whether a checkpoint is about to be stored; some kinds are read only then.
 
@@ -279,20 +290,22 @@ class CounterFiles:
             for name, count in self._recorded_counts.items():
                 yield name, count.number, count.origin, count.digest
             return
-        stamps = dict(self._list_stamps())
+        versions = dict(self._list_versions())
         for name, recorded in self._recorded_counts.items():
-            if recorded.number and name not in stamps:
+            if recorded.number and name not in versions:
                 raise CheckpointError(
                     f"restore {self._folder / name} from a copy: it is gone, and this session "
                     "counted in it"
                 )
-        for name, stamp in stamps.items():
+        for name, version in versions.items():
             kind = find_counter_kind(name)
-            if kind is None or stamp == self._stamps.get(name) or (kind.when_saved and not saved):
+            if kind is None or version == self._versions.get(name):
+                continue
+            if kind.when_saved and not saved:
                 continue
             reader = self._readers.setdefault(name, kind.make(self._folder / name))
             count = reader.load_count()
-            self._stamps[name] = stamp
+            self._versions[name] = version
             recorded = self._recorded_counts.get(name, Count(0, count.origin, count.digest))
             if count.number < recorded.number:
                 raise CheckpointError(
@@ -310,14 +323,12 @@ class CounterFiles:
         return frozenset(name for name, count in self._recorded_counts.items() if count.number)
 
     def exclude_counters(self, names: Collection[str]) -> "CounterFiles":
-        """Return a reporter of the recorded counts, without these counters, whose files were
-        deleted.
-        """
+        """Return these counters without some whose files were deleted; files are not watched."""
         noted = {name: count for name, count in self._recorded_counts.items() if name not in names}
         return CounterFiles(self._folder, self._party, noted, watches=False)
 
-    def _list_stamps(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield name, and modification time and size, of each counter's file."""
+    def _list_versions(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield the name of each counter's file, with its time of change and its size."""
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if find_counter_kind(entry.name) is not None:
@@ -325,7 +336,9 @@ class CounterFiles:
                     yield entry.name, (status.st_mtime_ns, status.st_size)
 
     def write_witness(self, lines: int, head: str) -> None:
-        """Write `counters.json`, beside the audit log, so that a log that is cut short is noticed.
+        """Write `counters.json`: the recorded counts, and how long the audit log is.
+
+        So an audit log that is cut short is noticed.
 
         `lines`: number of the log's lines. `head`: hash of its last line.
         """
@@ -337,14 +350,14 @@ class CounterFiles:
 
 @dataclass(frozen=True)
 class _Fault:
-    """A fault of a counter's file.
+    """A fault of a counter's file, or of the audit log.
 
     Attributes:
-        name: name of the counter's file.
+        name: name of the file.
         why: the kind of fault.
         noted: the recorded count, which the file should have at least.
         actual: the file's present count; None: it cannot be read.
-        detail: further words on an unreadable file.
+        detail: what is wrong in more words, maybe "".
     """
 
     name: str
@@ -359,10 +372,10 @@ class _Record:
     """The recorded counters of a folder.
 
     Attributes:
-        noted: name of each counter's file -> its count, from the audit log, or from `counters.json`
-            if the log has a fault.
-        log: the audit log's summary; None: there is none, or it has a fault.
-        fault: fault of the audit log itself; None: none.
+        noted: by the name of each counter's file, its count as recorded in the audit log, or in
+            `counters.json` if the log has a fault.
+        log: the audit log's summary; None: there is no log, or it has a fault.
+        fault: the fault of the audit log itself; None: it has none.
     """
 
     noted: dict[str, Count]
@@ -371,7 +384,10 @@ class _Record:
 
 
 def _load_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
-    """Return the content of `counters.json`; or None, and why it cannot be used ("": no file)."""
+    """Read `counters.json`; return its content, and why it cannot be used.
+
+    Without such a file the result is (None, ""); if it cannot be used, None and the reason.
+    """
     path = folder / WITNESS
     if not os.path.lexists(path):
         return None, ""
@@ -385,73 +401,76 @@ def _load_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
 
 
 def _load_record(folder: Path, party: str) -> _Record:
-    """Read audit log and `counters.json`, compare them, and return the recorded counts.
+    """Read a party's audit log and `counters.json`, and return the recorded counts of its counters.
 
-    A fault of the log is part of the result, and not raised.
+    The two files are compared: `counters.json` has the length and the hash of the log. A fault of
+    the log is part of the result, and not raised.
     """
     path = folder / FILE_NAME
-    witness, unreadable = _load_witness(folder, party)
+    witness, witness_fault = _load_witness(folder, party)
     counters = witness.counters if witness else {}
-    by_witness = {name: Count(**count.model_dump()) for name, count in counters.items()}
-    was_in_use = witness is not None or bool(unreadable)
+    counts_of_witness = {name: Count(**count.model_dump()) for name, count in counters.items()}
+    was_in_use = witness is not None or bool(witness_fault)
     noted = Count(witness.lines if witness else 0, _NO_DIGEST, _NO_DIGEST)
     if not os.path.lexists(path):
-        lost = was_in_use or any(_list_traces(folder))
-        fault = _Fault(FILE_NAME, "missing", noted, None) if lost else None
-        return _Record(by_witness, None, fault)
-    chain_at: list[str] = []
+        is_lost = was_in_use or any(_list_traces(folder))
+        fault = _Fault(FILE_NAME, "missing", noted, None) if is_lost else None
+        return _Record(counts_of_witness, log=None, fault=fault)
+    chain_at_noted: list[str] = []  # the log's hash after the recorded number of lines
 
     def note_chain(number: int, chain: str) -> None:
-        """Store the log's chain hash after the recorded number of lines."""
+        """Store the log's hash after the recorded number of lines."""
         if number == noted.number:
-            chain_at.append(chain)
+            chain_at_noted.append(chain)
 
     try:
-        os.close(open_regular(path, create=False))  # which refuses links
+        os.close(open_regular(path, create=False))  # raises an error for a link
         if not path.stat().st_size and not was_in_use:
-            return _Record({}, None, None)  # a process was killed before its first line
+            # A process was killed before it wrote its first line.
+            return _Record({}, log=None, fault=None)
         log = summarise_log(path, on_line=note_chain)
     except (CheckpointError, OSError) as error:
-        return _Record(by_witness, None, _Fault(FILE_NAME, "unreadable", noted, None, str(error)))
-    fault = _find_log_fault(log, party, noted, witness, chain_at)
-    if fault is not None and unreadable:
-        fault = replace(fault, detail=unreadable)
+        fault = _Fault(FILE_NAME, "unreadable", noted, None, str(error))
+        return _Record(counts_of_witness, log=None, fault=fault)
+    fault = _find_log_fault(log, party, noted, witness, chain_at_noted)
+    if fault is not None and witness_fault:
+        fault = replace(fault, detail=witness_fault)
     if fault is not None:
-        return _Record(by_witness, None, fault)
-    logged = {
+        return _Record(counts_of_witness, log=None, fault=fault)
+    logged_counts = {
         name: Count(line.number, line.origin, line.digest) for name, line in log.counters.items()
     }
-    return _Record(logged, log, None)
+    return _Record(logged_counts, log, fault=None)
 
 
 def _find_log_fault(
-    log: Summary, party: str, noted: Count, witness: _Witness | None, chain_at: Sequence[str]
+    log: Summary, party: str, noted: Count, witness: _Witness | None, chain_at_noted: Sequence[str]
 ) -> _Fault | None:
-    """Compare an intact audit log with `counters.json`; return its fault, or None.
+    """Compare an intact audit log with `counters.json`; return the log's fault, or None.
 
     Args:
         log: the log's summary.
         party: the folder's party.
-        noted: how many lines `counters.json` records of the log.
-        witness: content of `counters.json`; None: there is none.
-        chain_at: the log's chain hash after that many lines, if it has them.
+        noted: how many lines the log has according to `counters.json`.
+        witness: content of `counters.json`; None: there is no such file, or it cannot be used.
+        chain_at_noted: the log's hash after that many lines; empty if the log is shorter.
     """
     if log.party != party:
         detail = f"it is of {log.party}, this party is {party}"
         return _Fault(FILE_NAME, "of another run", noted, None, detail)
     if witness is None:
         if not (log.agreed or log.counters):
-            return None  # killed before its first session
+            return None  # the process was killed before its first session
         detail = f"{log.path.parent / WITNESS} is missing, which says how many lines it had"
         return _Fault(FILE_NAME, "unreadable", noted, None, detail)
     if log.lines < noted.number:
         return _Fault(FILE_NAME, "lower", noted, Count(log.lines, _NO_DIGEST, _NO_DIGEST))
-    is_same = [*chain_at] == [witness.chain]
+    is_same = [*chain_at_noted] == [witness.chain]
     return None if is_same else _Fault(FILE_NAME, "of another run", noted, None)
 
 
 def _list_traces(folder: Path) -> Iterator[Path]:
-    """Yield files that show that a party ran here before, besides its audit log."""
+    """Yield the files, besides the audit log, that show that a party ran in this folder before."""
     contract = folder / "contract.json"
     if contract.exists():
         yield contract
@@ -461,8 +480,9 @@ def _list_traces(folder: Path) -> Iterator[Path]:
 
 
 def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
-    """Yield the name and count of each counter's file in the folder; None: it is unreadable."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    """Yield the name and count of each counter's file in a folder; None: the file is unreadable."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() else ()
+    for path in paths:
         kind = find_counter_kind(path.name)
         if kind is not None:
             try:
@@ -472,9 +492,9 @@ def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
 
 
 def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
-    """Compare one counter's file with its recorded count; return its fault, or None.
+    """Compare one counter's file with its recorded count; return the file's fault, or None.
 
-    `name`: name of the counter's file. `noted`: the recorded count.
+    A file may count more than recorded. `name`: name of the file. `noted`: the recorded count.
     """
     path = folder / name
     kind = find_counter_kind(name)
@@ -496,9 +516,9 @@ def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
 
 
 def _describe_fault(fault: _Fault) -> str:
-    """Return a counter's fault in words."""
+    """Return a fault in words that follow the name of the file."""
     kind = find_counter_kind(fault.name)
-    counts = kind.counts if kind else "lines"
+    counts = kind.counts if kind else "lines"  # the file without a kind is the audit log
     record_file = FILE_NAME if kind else WITNESS
     noted_text = f"{record_file} notes {fault.noted.number:,} {counts}"
     if fault.why == "missing":
@@ -515,7 +535,7 @@ def _describe_fault(fault: _Fault) -> str:
 
 
 def _make_fault_error(folder: Path, party: str, fault: _Fault) -> CheckpointError:
-    """Return the error for a counter's fault, with both remedies: a copy, or a restart."""
+    """Return the error for a file's fault, with both remedies: a copy, or a restart at zero."""
     return CheckpointError(
         f"put the newest copy of {folder / fault.name} back: it {_describe_fault(fault)}, and "
         f"begun anew it would forget what {party} gave away. If there is no copy and it shall "
@@ -525,8 +545,10 @@ def _make_fault_error(folder: Path, party: str, fault: _Fault) -> CheckpointErro
 
 
 def open_counters(folder: Path, party: str) -> CounterFiles:
-    """Compare all counters in a party's folder with their second record; return them for use while
-    the party runs.
+    """Return the counters of a party's folder, after all were compared with the audit log.
+
+    Counters are files that count what the party has released or answered. A lost count would let it
+    release more than its limits allow.
 
     Raises CheckpointError: a counter, or the audit log itself, is missing, lower than recorded, of
         another run or party, or unreadable.
@@ -542,7 +564,10 @@ def open_counters(folder: Path, party: str) -> CounterFiles:
 
 
 def list_nonzero_counters(folder: Path, party: str) -> frozenset[str]:
-    """Return the names of counters above zero by the audit log. Raises as `open_counters`."""
+    """Return the names of the counters that are above zero according to the audit log.
+
+    Raises CheckpointError: a counter or the audit log has a fault; see `open_counters`.
+    """
     return open_counters(folder, party).counting
 
 
@@ -552,10 +577,10 @@ class Restart:
 
     Attributes:
         line: line to be added to the audit log.
-        aside: the new path of a file that was unreliable; None: there was none, or the counter
+        aside: the new path of the counter's former file; None: there was none, or the counter
             continues from it.
         files: the other counters as recorded.
-        peers: the log's peers, with their identities, hex.
+        peers: public identity (hex) of each peer in the audit log, by name.
     """
 
     line: Restarted
@@ -569,10 +594,10 @@ class Restart:
 
 
 def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Restart:
-    """Let one counter continue although its file is not as recorded.
+    """Let a counter be used again although its file is not as recorded.
 
-    An older copy of its own file continues from its count; any other file is moved aside, and the
-    counter restarts at zero.
+    If the file is an older copy, the counter continues from it. Any other file is renamed, and the
+    counter restarts at zero. The caller adds the returned line to the audit log.
 
     Args:
         folder: the party's folder.
@@ -581,8 +606,8 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
         now: seconds since 1970.
 
     Raises:
-        ConfigError: no counter has that name, or nothing is wrong with it.
-        CheckpointError: the audit log itself must be restarted first.
+        ConfigError: no counter has that name, or its file is as recorded.
+        CheckpointError: the audit log has a fault, so that it must be restarted first.
     """
     if name != FILE_NAME and (find_counter_kind(name) is None or Path(name).name != name):
         patterns = ", ".join(kind.pattern for kind in COUNTERS)
@@ -618,7 +643,7 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
 
 
 def _find_free_name(folder: Path, name: str) -> Path:
-    """Return an unused name in the same folder, to which the file can be moved."""
+    """Return an unused path in the same folder, to which the file can be renamed."""
     number = 1
     while os.path.lexists(folder / f"{name}.aside-{number}"):
         number += 1
@@ -626,17 +651,19 @@ def _find_free_name(folder: Path, name: str) -> Path:
 
 
 class NothingReleased:
-    """A meter of a process that releases nothing; see `secure_apfed.exchange.status.Meter`."""
+    """A meter of privacy cost for a process that releases nothing."""
 
     charges = 0
     promise = Promise(figure="epsilon_x", epsilon=None)
 
 
 def restart_and_log(folder: Path, name: str, *, party: str) -> Restart:
-    """Restart a counter as `restart_counter` does, and record it in the signed audit log.
+    """Restart a counter by `restart_counter`, and record this in the signed audit log.
 
-    Raises as `restart_counter`, and CheckpointError: there is no such folder, or a process runs in
-    it.
+    Raises:
+        ConfigError: no counter has that name, or its file is as recorded.
+        CheckpointError: the audit log has a fault, there is no such folder, or a process runs in
+            it.
     """
     from secure_apfed.runs.folder import PartyFolder
 

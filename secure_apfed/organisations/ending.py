@@ -48,7 +48,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Leftover:
-    """A kind of file that is deleted: the pattern of its name, and what it is."""
+    """A kind of file that is deleted when a project ends.
+
+    Attributes:
+        pattern: glob pattern of the names of such files.
+        why: what the file contains, in words.
+    """
 
     pattern: str
     why: str
@@ -92,13 +97,13 @@ KEPT: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner of a folder.
+    """The party that owns a folder of a project.
 
     Attributes:
         folder: the party's folder.
         party: the party's name.
-        peers: the other parties' public identities, by name.
-        file: the party's file; None: there is none.
+        peers: the other parties' public identities (32 bytes each), by name.
+        file: the party's settings file; None: there is none.
     """
 
     folder: Path
@@ -108,9 +113,10 @@ class Owner:
 
 
 def find_owner(folder: Path | None, config: Path | None) -> Owner:
-    """Return the owner of a folder, from the party's file or the audit log in the folder.
+    """Find which party owns a folder, from the party's settings file or the folder's audit log.
 
-    `folder`, `config`: the folder, or the party's file; exactly one of them is given.
+    Exactly one argument is given: `folder`, the party's folder, or `config`, the party's settings
+    file.
 
     Raises ConfigError: neither or both are given, or the owner cannot be found.
     """
@@ -141,13 +147,13 @@ def find_owner(folder: Path | None, config: Path | None) -> Owner:
 
 @dataclass(frozen=True, kw_only=True)
 class EndPlan:
-    """The plan of an end: what it deletes and keeps.
+    """A plan of which files are deleted and kept when a project ends in a party's folder.
 
     Attributes:
         owner: owner of the folder.
-        deletes: name, reason and bytes of each file, in order.
-        keeps: the reason, by file name.
-        ended_at: when the project was ended here, seconds since 1970; None: it is not.
+        deletes: name, content in words and bytes of each file to delete, in order.
+        keeps: by the name of each known file to keep, why it is kept.
+        ended_at: when the project was ended here, seconds since 1970; None: it was not.
     """
 
     owner: Owner
@@ -175,7 +181,7 @@ class EndPlan:
 
 
 def plan_end(owner: Owner) -> EndPlan:
-    """Return which files of the owner's folder an end deletes and keeps; change nothing."""
+    """Return which files of the owner's folder the end of a project deletes; change nothing."""
     deletes = [
         (path.name, kind.why, _measure_size(path))
         for kind in DELETED
@@ -192,7 +198,7 @@ def plan_end(owner: Owner) -> EndPlan:
 
 
 def _measure_size(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder."""
+    """Return the bytes of a file, or of all files in a folder; a link counts without its target."""
     if path.is_dir() and not path.is_symlink():
         return sum(_measure_size(inner) for inner in path.iterdir())
     return path.lstat().st_size
@@ -201,13 +207,15 @@ def _measure_size(path: Path) -> int:
 def end_project(owner: Owner, *, now: float) -> EndPlan:
     """End the project in this folder; return what was deleted and what stays.
 
-    First a marker forbids to start anything in the folder, then files are deleted, then the audit
-    log gets a signed line. If the process is killed, the same call completes it.
+    First a file is written, the marker, which forbids to start anything in the folder. Then files
+    are deleted, and the audit log gets a signed line. If the process is killed meanwhile, the same
+    call completes the end.
 
     `now`: seconds since 1970.
 
-    Raises CheckpointError: a run or `serve` is under way there, or the audit log was altered. The
-    marker is written even while `serve` runs, which then ends after its session.
+    Raises CheckpointError: a process runs in the folder, its audit log was altered, or its key of
+        signatures is missing. If the process is `serve`, it ends after its session, as the marker
+        is written all the same.
     """
     folder = PartyFolder(owner.folder)
     log_path = owner.folder / FILE_NAME
@@ -225,10 +233,12 @@ def end_project(owner: Owner, *, now: float) -> EndPlan:
 
 
 def _mark_while_running(owner: Owner, folder: PartyFolder, now: float) -> CheckpointError:
-    """Return the error for a folder in which a process runs; if it is `serve`, write the marker,
-    by which it ends after its session.
+    """Return the error that a project cannot end in a folder in which a process runs.
 
-    A running training is left unchanged. `now`: seconds since 1970.
+    A process that serves joint predictions gets a marker in the folder, so that it ends after its
+    session. A training is left unchanged.
+
+    `folder`: the owner's folder. `now`: seconds since 1970.
     """
     remedy = "end it (Ctrl-C, SIGTERM, or `systemctl stop` of its unit), and say this command again"
     if not folder.ended.exists():
@@ -236,7 +246,7 @@ def _mark_while_running(owner: Owner, folder: PartyFolder, now: float) -> Checkp
             f"a run of {owner.party} is under way in {owner.folder}, so nothing was ended: wait "
             f"until it is over, or {remedy}"
         )
-    # The run has ended, so the process that holds the folder serves or predicts.
+    # The training has ended, so the process that holds the folder's lock serves or predicts.
     if load_ending(owner.folder) is None:
         _write_marker(owner, (), now, is_complete=False)
     return CheckpointError(
@@ -253,15 +263,15 @@ def _write_marker(
     is_complete: bool,
     counters_are_as_noted: bool | None = None,
 ) -> None:
-    """Write `project-ended.json`, which forbids to start anything in the folder.
+    """Write the marker `project-ended.json`, which forbids to start anything in the folder.
 
     Args:
         owner: owner of the folder.
         deletes: names of the files to delete.
         now: seconds since 1970.
-        is_complete: whether they are deleted already.
-        counters_are_as_noted: whether counters were as the audit log records them, before anything
-            was deleted; None: not checked yet.
+        is_complete: whether these files are deleted already.
+        counters_are_as_noted: whether the files that count releases and answers agreed with the
+            audit log before anything was deleted; None: not checked yet.
     """
     ending = Ending(
         party=owner.party,
@@ -275,9 +285,10 @@ def _write_marker(
 
 
 def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
-    """Delete the planned files, and sign the end in the audit log; return the plan with its time.
+    """Delete the planned files, and record the end in the signed audit log; return the plan.
 
-    If an earlier call was interrupted, its files and its comparison of counters are recorded, too.
+    If an earlier call was interrupted, the record includes the files that it deleted, and whether
+    counters agreed with the audit log then: now some of them may be deleted.
 
     `folder`: the owner's folder, locked. `now`: seconds since 1970.
     """
@@ -285,19 +296,22 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     if plan.is_done:
         return plan
     marker = load_ending(owner.folder)
-    is_interrupted = marker is not None and not marker.is_complete
-    earlier = marker.deletes if marker is not None and is_interrupted else ()
-    names = [*dict.fromkeys((*earlier, *(name for name, _, _ in plan.deletes)))]
+    interrupted_end = marker if marker is not None and not marker.is_complete else None
+    names = [name for name, _, _ in plan.deletes]
     counters, are_as_noted = _compare_counters(owner)
-    if earlier and marker is not None and marker.counters_are_as_noted is not None:
-        are_as_noted = marker.counters_are_as_noted  # as found before anything was deleted
+    if interrupted_end is not None and interrupted_end.deletes:
+        names = [*interrupted_end.deletes, *names]
+        if interrupted_end.counters_are_as_noted is not None:
+            are_as_noted = interrupted_end.counters_are_as_noted
+    names = list(dict.fromkeys(names))  # each once
     _write_marker(owner, names, now, is_complete=False, counters_are_as_noted=are_as_noted)
     for name, _, _ in plan.deletes:
         _delete_path(owner.folder / name)
     _sync_folder(owner.folder)
-    # The first two change now, and others read the log, which must not reveal a secret key.
+    # Without a digest: the audit log and its second record, which change now, and the secret key,
+    # since others read the log.
     undigested = (FILE_NAME, WITNESS, "identity.pem")
-    kept = {
+    kept_digests = {
         name: _digest_file(owner.folder / name) for name in plan.keeps if name not in undigested
     }
     log = AuditLog(
@@ -311,14 +325,22 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     )
     with closing(log):
         log.note_end(
-            Ended(at=now, deleted=tuple(names), kept=kept, counters_are_as_noted=are_as_noted)
+            Ended(
+                at=now,
+                deleted=tuple(names),
+                kept=kept_digests,
+                counters_are_as_noted=are_as_noted,
+            )
         )
     _write_marker(owner, names, now, is_complete=True, counters_are_as_noted=are_as_noted)
     return EndPlan(owner=owner, deletes=plan.deletes, keeps=plan.keeps, ended_at=now)
 
 
 def _compare_counters(owner: Owner) -> tuple[CounterFiles, bool]:
-    """Return the counters, and whether they are as the audit log records them; if not, none."""
+    """Return the folder's counters, and whether all are as the audit log records them.
+
+    Counters are files that count releases and answers. If one differs, none is returned.
+    """
     try:
         return open_counters(owner.folder, owner.party), True
     except CheckpointError:
@@ -334,7 +356,7 @@ def _delete_path(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Wait until deletions in the folder are on the disk."""
+    """Wait until the deletions in a folder are on the disk (fsync)."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

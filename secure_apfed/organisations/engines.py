@@ -65,19 +65,20 @@ _CONNECTION = "apfed"
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlan:
-    """A plan of the files of an engine (Flower, NVFlare), which starts parties and carries
-    messages.
+    """The values from which a party's files for an engine are made.
+
+    An engine is a framework, NVFlare or Flower, that starts the parties of a project.
 
     Attributes:
         party: the party whose folder gets the files.
         organiser: the party that proposed the project.
-        parties: all names of the run, the active first.
-        server: where NVFlare's server or Flower's SuperLink is reached.
-        server_by: the organisation that runs it, in the organiser's words.
-        run_by: organisations that run a party under another name, by the party's name.
-        project: SHA-256 of the sealed project, hex.
+        parties: names of all parties of the run, the active first.
+        server: address of NVFlare's server or Flower's SuperLink.
+        server_by: the organisation that runs the server, in the organiser's words.
+        run_by: by party, the organisation that runs it, if its name differs from the party's.
+        project: SHA-256 (hex) of the project that all parties have signed.
         restarts: how often a party restarts by itself.
-        folder: the party's own, absolute.
+        folder: the party's own folder, an absolute path.
     """
 
     party: str
@@ -92,12 +93,15 @@ class EnginePlan:
 
     @property
     def title(self) -> str:
-        """The project's name at an engine (Flower, NVFlare); no text of a party is part of it."""
+        """The project's name at NVFlare or Flower; it contains no text that a party chose."""
         return f"apfed-{self.project[:12]}"
 
 
 def find_engine(text: str) -> EngineName:
-    """Return the engine of this name, in upper or lower case. Raises ValueError: no such engine."""
+    """Return the framework (engine) that a text names in upper or lower case, such as "NVFlare".
+
+    Raises ValueError: no engine has this name.
+    """
     for name in ENGINES:
         if text.casefold() == name:
             return name
@@ -112,15 +116,17 @@ def check_engine(
     is_run: bool,
     has_addresses: bool,
 ) -> None:
-    """Raise ValueError if an engine (Flower, NVFlare) cannot start these parties, or its server is
-    not named.
+    """Check a proposed project's settings of the framework (engine) that starts its parties.
 
     Args:
-        engine: name of the framework.
+        engine: name of the framework; "grpc": none, parties are started by hand.
         parties: names of the run's parties.
         server: "host:port" of the engine's server; None: the proposal names none.
-        is_run: whether the proposal says who runs that server.
+        is_run: whether the proposal says which organisation runs that server.
         has_addresses: whether parties or a relay have addresses of their own.
+
+    Raises ValueError: the server is not named, or is named without an engine; or the engine cannot
+        take the host's or a party's name, or addresses of parties.
     """
     title = TITLES[engine]
     if engine == "grpc":
@@ -150,7 +156,10 @@ def check_engine(
 
 
 def _check_sites(parties: Iterable[str], *, has_addresses: bool) -> None:
-    """Raise ValueError if parties cannot be sites of NVFlare: by their names or addresses."""
+    """Raise ValueError if parties cannot be sites of NVFlare, since a name is not allowed there.
+
+    It is raised, too, if parties or a relay have addresses: NVFlare's server carries the messages.
+    """
     for name in parties:
         if "." in name:
             raise ValueError(f"NVFlare takes no dots in names of sites; rename {name}")
@@ -164,12 +173,12 @@ def _check_sites(parties: Iterable[str], *, has_addresses: bool) -> None:
 
 
 def write_engine_files(engine: EngineName, plan: EnginePlan) -> Path | None:
-    """Write the files for the framework (engine) below the party's folder; return the page with the
-    next commands.
+    """Write a party's files for a framework (engine); return the path of its page of instructions.
 
-    Without an engine nothing is written, and None returned. Files of the same names are replaced.
+    The files stand in a subfolder of the party's folder. Files of the same names are replaced. For
+    "grpc", which is no framework, nothing is written and None returned.
 
-    `plan`: what the files say of the project and the party.
+    `plan`: the values in the files.
     """
     make_files = _FILE_MAKERS.get(engine)
     if make_files is None:
@@ -183,7 +192,10 @@ def write_engine_files(engine: EngineName, plan: EnginePlan) -> Path | None:
 
 
 def _make_nvflare_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
-    """Return the texts of the files for NVFlare, by their names below `folder`."""
+    """Return the texts of a party's files for NVFlare, by their names below `folder`.
+
+    The organiser's files include the project to provision and the jobs to submit.
+    """
     files = {"site.env": _make_environment({PARTY_FILE: plan.folder / _PARTY})}
     if plan.party == plan.organiser:
         files["project.yml"] = format_yaml(_build_nvflare_project(plan))
@@ -202,7 +214,7 @@ _JOBS: Mapping[str, tuple[str, Mapping[str, bool]]] = {
 
 
 def _build_nvflare_project(plan: EnginePlan) -> dict[str, Any]:
-    """Return the project for `nvflare provision`, as plain values."""
+    """Return the content of the project file for `nvflare provision`, as plain values."""
     host, port = plan.server
     server = {
         "name": host,
@@ -253,10 +265,12 @@ def _spell_organisation(text: str) -> str:
 def _make_job(
     plan: EnginePlan, job: str, site_class: str, options: Mapping[str, bool]
 ) -> dict[str, str]:
-    """Return the texts of a job's files, the same as `PartyRecipe` of `nvflare_job.py` exports.
+    """Return the texts of the files of an NVFlare job, by their paths.
+
+    They are equal to those that `PartyRecipe` of `nvflare_job.py` exports, but need no NVFlare.
 
     Args:
-        plan: the project.
+        plan: names the project and its parties.
         job: the folder of the job.
         site_class: dotted path of the class that runs a site's party.
         options: keyword arguments of that class.
@@ -307,7 +321,10 @@ def _make_job(
 
 
 def _make_nvflare_page(plan: EnginePlan, folder: Path) -> str:
-    """Return the page with the commands for NVFlare; `folder`: folder of the engine's files."""
+    """Return a page in Markdown with the commands that the party runs for NVFlare.
+
+    `folder`: the folder of the party's files for NVFlare.
+    """
     kits = folder / "kits" / plan.title / "prod_00"
     host, _ = plan.server
     submit: _Words = ["nvflare", "job", "submit", "--startup-kit", kits / _name_lead(plan), "-j"]
@@ -339,7 +356,10 @@ def _make_nvflare_page(plan: EnginePlan, folder: Path) -> str:
 
 
 def _make_flower_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
-    """Return the texts of the files for Flower, by their names below `folder`."""
+    """Return the texts of a party's files for Flower, by their names below `folder`.
+
+    The organiser's files include the Flower app, which only imports its code from the library.
+    """
     environment = {
         PARTY_FILE: plan.folder / _PARTY,
         LOG: plan.folder / _LOG,
@@ -384,7 +404,10 @@ def _make_flower_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
 
 
 def _make_flower_page(plan: EnginePlan, folder: Path) -> str:
-    """Return the page with the commands for Flower; `folder`: folder of the engine's files."""
+    """Return a page in Markdown with the commands that the party runs for Flower.
+
+    `folder`: the folder of the party's files for Flower.
+    """
     key = folder / "supernode-key"
     certificate = folder / "superlink.pem"
     make_key = _Step(
@@ -422,20 +445,20 @@ def _make_superlink_step(plan: EnginePlan) -> "_Step":
     host, port = plan.server
     key = "superlink.key"
     certificate = "superlink.pem"
-    kind = "IP" if re.fullmatch("[0-9.]+", host) else "DNS"
-    request = [
+    name_type = "IP" if re.fullmatch("[0-9.]+", host) else "DNS"
+    make_certificate = [
         *("openssl", "req", "-x509", "-newkey", "rsa:3072", "-nodes", "-days", "365"),
         *("-keyout", key, "-out", certificate),
-        *("-subj", f"/CN={host}", "-addext", f"subjectAltName={kind}:{host}"),
+        *("-subj", f"/CN={host}", "-addext", f"subjectAltName={name_type}:{host}"),
     ]
-    superlink = [
+    start_superlink = [
         *("flower-superlink", "--host", "0.0.0.0", "--port", str(port)),  # noqa: S104 - for all sites
         *("--ssl-ca-certfile", certificate, "--ssl-certfile", certificate, "--ssl-keyfile", key),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
     ]
     return _Step(
         f"Who runs the SuperLink makes `{certificate}`, sends it to all, and starts it",
-        [request, superlink],
+        [make_certificate, start_superlink],
     )
 
 
@@ -445,7 +468,7 @@ class _Step:
 
     Attributes:
         text: what the step is for.
-        commands: each as words, which are quoted for a shell, or as a shell's line.
+        commands: each is a list of words, which are quoted for a shell, or a finished shell line.
     """
 
     text: str
@@ -461,14 +484,14 @@ class _Step:
 
 
 def _read_variables(path: Path) -> str:
-    """Return a shell's line that exports the variables of a file (see `_make_environment`)."""
+    """Return a shell line that exports the variables in a file that `_make_environment` made."""
     return f"set -a; . {shlex.quote(str(path))}; set +a"
 
 
 def _make_page(plan: EnginePlan, title: str, steps: Sequence[_Step]) -> str:
-    """Return a page of instructions in Markdown.
+    """Return a page of instructions for a party in Markdown, as numbered steps.
 
-    `title`: the engine's name. `steps`: the steps in the order in which the party runs them.
+    `title`: the framework's name. `steps`: the steps in the order in which the party runs them.
     """
     head = (
         f"# {title} at {plan.party}\n\n"
@@ -505,7 +528,7 @@ def _spell_toml(value: object) -> str:
 
 
 def _escape_in_toml(character: str) -> str:
-    """Return one character as it stands in a basic string of TOML."""
+    """Return one character as it is written in a TOML string between double quotes."""
     if character in '"\\':
         return f"\\{character}"
     return character if character.isprintable() else f"\\U{ord(character):08X}"

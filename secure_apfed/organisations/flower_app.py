@@ -33,54 +33,64 @@ server = ServerApp()
 
 @host.query("who")  # type: ignore[untyped-decorator]  # flwr is not always installed
 def tell_party(message: Message, context: Context) -> Message:
-    """Report the party and the project that the site's own configuration names."""
+    """Reply with the party and the project that the SuperNode's own configuration names."""
     values = {key: str(context.node_config.get(key, "")) for key in ("party", "project")}
     return Message(RecordDict({_RECORD: ConfigRecord(values)}), reply_to=message)
 
 
 @host.query("awake")  # type: ignore[untyped-decorator]  # flwr is not always installed
 def tell_awake(message: Message, context: Context) -> Message:
-    """Return an empty reply, which shows that the SuperNode runs no party now."""
+    """Reply without content; a SuperNode answers this only while it runs no party."""
     return Message(RecordDict(), reply_to=message)
 
 
 @host.train()  # type: ignore[untyped-decorator]  # flwr is not always installed
 def play_party(message: Message, context: Context) -> Message:
-    """Run the party of this site to its end; report only its exit code."""
-    code = run_own_party(os.environ)
-    return Message(RecordDict({_RECORD: ConfigRecord({CODE: code})}), reply_to=message)
+    """Run the party of this site to its end; reply with its exit code and nothing else."""
+    exit_code = run_own_party(os.environ)
+    return Message(RecordDict({_RECORD: ConfigRecord({CODE: exit_code})}), reply_to=message)
 
 
 @server.main()  # type: ignore[untyped-decorator]  # flwr is not always installed
 def lead_run(grid: Grid, context: Context) -> None:
-    """Lead one run. Raises RuntimeError: a party failed, so that Flower's run fails, too."""
+    """Start all parties of a run at their SuperNodes, and wait until they have ended.
+
+    Raises RuntimeError: a party failed, so that Flower's run fails, too.
+    """
     config = context.run_config
     names = [check_name(name) for name in str(config["parties"]).split(",")]
-    Lead(names, str(config["project"]), _GridMail(grid), restarts=int(config["restarts"])).run()
+    lead = Lead(names, str(config["project"]), _GridMail(grid), restarts=int(config["restarts"]))
+    lead.run()
 
 
 class _GridMail:
-    """A `Mail` of questions and replies by Flower's messages."""
+    """A carrier of questions to SuperNodes, and of their replies, by Flower's messages."""
 
     def __init__(self, grid: Grid) -> None:
+        """Use Flower's connection to the SuperNodes, `grid`."""
         self._grid = grid
 
     def list_nodes(self) -> Iterable[int]:
+        """Return the numbers of the SuperNodes that are online."""
         nodes: Iterable[int] = self._grid.get_node_ids()
         return nodes
 
     def ask(self, node: int, question: str) -> str:
-        """Send a question to a SuperNode; return the message's ID as the question's name."""
-        ttl = _LONGEST_S if question == PLAY else _QUESTION_S
+        """Send a question to a SuperNode; return the message's ID, by which its reply is found.
+
+        The request to run a party is answered when the party has ended, maybe after days.
+        """
+        lifetime_s = _LONGEST_S if question == PLAY else _QUESTION_S
+        message = Message(RecordDict(), node, question, ttl=lifetime_s)
         message_id: str
-        (message_id,) = self._grid.push_messages([Message(RecordDict(), node, question, ttl=ttl)])
+        (message_id,) = self._grid.push_messages([message])
         return message_id
 
     def read_replies(self, asked: Sequence[str]) -> Iterable[Reply]:
-        """Yield the replies that have come to the messages of these IDs."""
+        """Yield the replies that have come so far to the messages with these IDs."""
         for reply in self._grid.pull_messages(asked):
-            name = reply.metadata.reply_to_message_id
+            message_id = reply.metadata.reply_to_message_id
             if reply.has_error():
-                yield Reply(name, {}, error=reply.error.code)
+                yield Reply(message_id, {}, error=reply.error.code)
             else:
-                yield Reply(name, dict(reply.content.config_records.get(_RECORD, {})))
+                yield Reply(message_id, dict(reply.content.config_records.get(_RECORD, {})))

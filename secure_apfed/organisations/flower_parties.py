@@ -60,10 +60,10 @@ _WORDS_OF_CODES = {
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply to a question.
+    """A SuperNode's reply to a question.
 
     Attributes:
-        asked: the question's name.
+        asked: ID of the question, from `Mail.ask`.
         values: content of the reply, untrusted.
         error: Flower's error code; None: there is no error.
     """
@@ -80,18 +80,18 @@ class Mail(Protocol):
         """Return the numbers of the SuperNodes that are online."""
 
     def ask(self, node: int, question: str) -> str:
-        """Send a question (`WHO`, `AWAKE` or `PLAY`) to a SuperNode; return the question's name."""
+        """Send a question (`WHO`, `AWAKE` or `PLAY`) to a SuperNode; return the question's ID."""
 
     def read_replies(self, asked: Sequence[str]) -> Iterable[Reply]:
-        """Return the replies that have come to the questions of these names."""
+        """Return the replies that have come so far to the questions with these IDs."""
 
 
 def run_own_party(environment: Mapping[str, str]) -> int:
-    """Run the site's party in a process of its own; return its exit code.
+    """Run the party of this Flower site in a process of its own; return its exit code.
 
-    The process ends if this one ends, since its standard input then does.
+    The process ends if this one ends, since its standard input is closed then.
 
-    `environment`: the site's variables, by name.
+    `environment`: the site's environment variables, by name.
 
     Raises ConfigError: the variables name no party, or a log that cannot be written.
     """
@@ -121,7 +121,9 @@ def run_own_party(environment: Mapping[str, str]) -> int:
 
 @contextlib.contextmanager
 def _open_log(path: str | None) -> Iterator[int]:
-    """Yield a descriptor for the party's messages; without a path they are dropped.
+    """Open the file to which a party's output is appended; yield its descriptor.
+
+    `path`: path of the file; None: the output is dropped.
 
     Raises ConfigError: the user of this SuperNode cannot write there.
     """
@@ -141,31 +143,33 @@ def _open_log(path: str | None) -> Iterator[int]:
 
 @dataclass
 class _Site:
-    """A SuperNode that named its party.
+    """A SuperNode (Flower's process at a site) that named its party.
 
     Attributes:
         node: Flower's number of the SuperNode.
-        asked: name of the question to run the party; "": it is not asked now.
-        probe: name of the question whether it is awake; "": it is not asked now.
+        start_request: ID of the unanswered request to run the party; "": there is none.
+        probe: ID of the unanswered question whether it runs no party; "": there is none.
         asked_at: when the last question was sent, seconds of the leader's clock.
     """
 
     node: int
-    asked: str = ""
+    start_request: str = ""
     probe: str = ""
     asked_at: float = 0.0
 
 
 class Lead:
-    """The server's side of one run: it finds the parties' SuperNodes and asks each to start.
+    """The server's side of a run over Flower: it finds the parties' SuperNodes and starts them.
+
+    A SuperNode is Flower's process at a site, which runs the site's party when it is asked to.
 
     Args:
         names: names of all parties of the run.
-        project: the digest of the sealed project in hex; a site of another project is refused.
-        mail: reaches the SuperNodes.
+        project: digest (hex) of the project that all signed; a site of another project is refused.
+        mail: carries questions to the SuperNodes.
         restarts: how often a party is started again after its SuperNode was gone.
         show: receives each line for the log of the run.
-        now: the clock, in seconds.
+        now: returns the time in seconds.
         wait: waits for this number of seconds.
     """
 
@@ -180,6 +184,7 @@ class Lead:
         now: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
+        """Start without any known SuperNode; the class describes the arguments."""
         self._names = list(names)
         self._project = project
         self._mail = mail
@@ -188,15 +193,16 @@ class Lead:
         self._now = now
         self._wait = wait
         self._sites: dict[str, _Site] = {}  # by party
-        self._nodes: dict[int, str] = {}  # party by SuperNode; "": none of this run
-        self._greetings: dict[str, int] = {}  # SuperNode by the name of the question who it is
-        self._starts = dict.fromkeys(names, 0)  # by party, how often it was started
+        self._nodes: dict[int, str] = {}  # party by SuperNode; "": no party of this run
+        self._identity_questions: dict[str, int] = {}  # SuperNode by the ID of a `WHO` question
+        self._starts = dict.fromkeys(names, 0)  # by party: how often it was started
         self._lost: set[str] = set()  # started parties whose SuperNode is gone
-        self._waiting_nodes: set[int] = set()  # in the name of a party that another one runs
-        self._codes: dict[str, int] = {}  # exit codes, by ended party
+        # SuperNodes that name a party which another SuperNode runs.
+        self._duplicate_nodes: set[int] = set()
+        self._exit_codes: dict[str, int] = {}  # by ended party
 
     def run(self) -> None:
-        """Run to the end.
+        """Start all parties, and wait until each has ended or is lost.
 
         Raises:
             RuntimeError: a party ended with an error, or its SuperNode did not come back.
@@ -204,24 +210,27 @@ class Lead:
         while not self._is_over():
             online = set(self._mail.list_nodes())
             self._forget_gone(online)
-            self._greet_new(online)
+            self._ask_new_nodes(online)
             self._read_replies()
             self._start_parties()
             self._wait(_LOOK_S)
-        failed = {name: code for name, code in self._codes.items() if code}
-        gone = [name for name in self._names if name not in self._codes]
+        failed = {name: code for name, code in self._exit_codes.items() if code}
+        gone = [name for name in self._names if name not in self._exit_codes]
         if failed or gone:
             reasons = [f"{name}: {_describe_code(code)}" for name, code in failed.items()]
             reasons += [f"{name}: its SuperNode is gone" for name in gone]
             raise RuntimeError("; ".join(reasons))
 
     def _is_over(self) -> bool:
-        """Return whether every party has ended, or is lost while all others have ended."""
-        open_parties = set(self._names) - set(self._codes)
-        return not open_parties or (bool(self._codes) and open_parties <= self._lost)
+        """Return whether every party has ended or is lost.
+
+        While no party has ended, lost parties may come back and are awaited.
+        """
+        open_parties = set(self._names) - set(self._exit_codes)
+        return not open_parties or (bool(self._exit_codes) and open_parties <= self._lost)
 
     def _forget_gone(self, online: set[int]) -> None:
-        """Forget SuperNodes that are not among those online; their parties wait for another one."""
+        """Forget the SuperNodes that went offline; their parties may come back with new ones."""
         for node in [node for node in self._nodes if node not in online]:
             name = self._nodes.pop(node)
             site = self._sites.get(name)
@@ -231,44 +240,47 @@ class Lead:
     def _lose_site(self, name: str) -> None:
         """Forget a party's SuperNode that is gone; if the party was started, it is lost."""
         del self._sites[name]
-        if name not in self._codes and self._starts[name]:
+        if name not in self._exit_codes and self._starts[name]:
             self._lost.add(name)
             self._show(f"{name}: its SuperNode is gone")
 
-    def _greet_new(self, online: set[int]) -> None:
-        """Ask new SuperNodes for their party."""
-        asked = {*self._nodes, *self._greetings.values()}
-        for node in online - asked:
-            self._greetings[self._mail.ask(node, WHO)] = node
+    def _ask_new_nodes(self, online: set[int]) -> None:
+        """Ask SuperNodes that are new for their party."""
+        asked_nodes = {*self._nodes, *self._identity_questions.values()}
+        for node in online - asked_nodes:
+            self._identity_questions[self._mail.ask(node, WHO)] = node
 
     def _read_replies(self) -> None:
-        """Read the SuperNodes' replies, each untrusted."""
-        questions = [*self._greetings]
+        """Process the replies to all open questions; replies are untrusted."""
+        questions = [*self._identity_questions]
         for site in self._sites.values():
-            questions += [question for question in (site.asked, site.probe) if question]
+            questions += [question for question in (site.start_request, site.probe) if question]
         for reply in self._mail.read_replies(questions) if questions else ():
             self._read_reply(reply)
 
     def _read_reply(self, reply: Reply) -> None:
-        """Process a reply: who a SuperNode is, how its party ended, or that it runs no party."""
-        asked = reply.asked
-        if asked in self._greetings:
-            self._meet_site(self._greetings.pop(asked), reply)
+        """Process a reply: a SuperNode's party, how the party ended, or that it runs no party."""
+        question = reply.asked
+        if question in self._identity_questions:
+            self._register_site(self._identity_questions.pop(question), reply)
             return
         for name, site in list(self._sites.items()):
-            if asked == site.asked:
+            if question == site.start_request:
                 self._end_party(name, site, reply)
-            elif asked == site.probe:
+            elif question == site.probe:
                 site.probe = ""
-                if site.asked and reply.error is None:
-                    # It is awake while its party should run, so it restarted meanwhile.
-                    site.asked = ""
+                if site.start_request and reply.error is None:
+                    # It runs no party although it was asked to: it restarted meanwhile.
+                    site.start_request = ""
                     self._show(f"{name}: its SuperNode began anew")
 
-    def _meet_site(self, node: int, reply: Reply) -> None:
-        """Note which party a SuperNode runs; leave out others and second ones.
+    def _register_site(self, node: int, reply: Reply) -> None:
+        """Record which party a SuperNode can run.
 
-        `node`: Flower's number of the SuperNode. `reply`: says its party and project.
+        It is left out if its party or project is not of this run. While another SuperNode has the
+        same party, it is asked again later.
+
+        `node`: Flower's number of the SuperNode. `reply`: names its party and project, untrusted.
         """
         values = reply.values
         name = str(values.get("party", ""))
@@ -280,10 +292,10 @@ class Lead:
         elif values.get("project") != self._project:
             self._nodes[node] = ""
             self._show(f"{name}: its SuperNode is of another project: let it use its own site.env")
-        elif name in self._sites:  # asked again until the former SuperNode is gone
-            if node not in self._waiting_nodes:
+        elif name in self._sites:  # not recorded, and so asked again until the first one is gone
+            if node not in self._duplicate_nodes:
                 self._show(f"{name}: another SuperNode in its name waits until the first is gone")
-            self._waiting_nodes.add(node)
+            self._duplicate_nodes.add(node)
         else:
             self._nodes[node] = name
             self._sites[name] = _Site(node)
@@ -292,40 +304,47 @@ class Lead:
     def _start_parties(self) -> None:
         """Start each party that does not run, once the SuperNodes of all parties are here.
 
-        A SuperNode that was asked long ago is asked whether it is awake, as it would be after a
-        restart.
+        A SuperNode whose party should run is asked from time to time whether it runs none: it would
+        answer after a restart, which Flower does not report.
         """
-        missing = set(self._names) - set(self._sites) - set(self._codes) - self._lost
+        missing = set(self._names) - set(self._sites) - set(self._exit_codes) - self._lost
         if missing and not any(self._starts.values()):
             return
         for name, site in self._sites.items():
-            if name in self._codes:
+            if name in self._exit_codes:
                 continue
-            if not site.asked and self._starts[name] <= self._restarts:
+            if not site.start_request and self._starts[name] <= self._restarts:
                 self._lost.discard(name)
                 self._starts[name] += 1
-                site.asked = self._mail.ask(site.node, PLAY)
+                site.start_request = self._mail.ask(site.node, PLAY)
                 site.asked_at = self._now()
                 self._show(f"{name}: its party begins")
-            elif not site.asked:
-                self._lost.add(name)
+            elif not site.start_request:
+                self._lost.add(name)  # it was restarted as often as is allowed
             elif not site.probe and self._now() > site.asked_at + _ASK_AGAIN_S:
                 site.probe = self._mail.ask(site.node, AWAKE)
                 site.asked_at = self._now()
 
     def _end_party(self, name: str, site: _Site, reply: Reply) -> None:
-        """Record a party's exit code; without a reply it may be started again."""
-        code = reply.values.get(CODE)
-        site.asked = ""
+        """Record the exit code of a party that has ended.
+
+        If Flower reports that the SuperNode did not answer, the party may be started again.
+
+        `reply`: the reply to the request to run the party, untrusted.
+        """
+        exit_code = reply.values.get(CODE)
+        site.start_request = ""
         if reply.error in _UNANSWERED:
             self._show(f"{name}: its SuperNode does not answer")
             return
-        self._codes[name] = code if type(code) is int and 0 <= code < 256 else _NO_ANSWER
-        self._show(f"{name}: {_describe_code(self._codes[name])}")
+        is_valid = type(exit_code) is int and 0 <= exit_code < 256
+        self._exit_codes[name] = exit_code if is_valid else _NO_ANSWER
+        self._show(f"{name}: {_describe_code(self._exit_codes[name])}")
 
 
-def _describe_code(code: int) -> str:
-    """Return in words what a party's exit code means."""
-    if code == 0:
+def _describe_code(exit_code: int) -> str:
+    """Return in words how a party ended, by the exit code of its process."""
+    if exit_code == 0:
         return "its party has ended"
-    return f"its party ended with {code}: {_WORDS_OF_CODES.get(code, 'its own log says more')}"
+    meaning = _WORDS_OF_CODES.get(exit_code, "its own log says more")
+    return f"its party ended with {exit_code}: {meaning}"

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -122,10 +123,12 @@ _ERRORS: tuple[type[Exception], ...] = (
 
 
 def find_free_addresses(count: int) -> list[str]:
-    """Return `count` unused addresses on loopback. Raises ConfigError: fewer are free.
+    """Return `count` unused addresses ("host:port") on loopback.
 
-    Their ports are below the ephemeral ports, so that no other connection takes one before its
+    Their ports are below the ephemeral ports, so that no outgoing connection takes one before its
     party listens. Processes that run in parallel prefer disjoint ports.
+
+    Raises ConfigError: fewer ports are free.
     """
     addresses: list[str] = []
     preferred = _PORTS[os.getpid() % _PORT_BLOCKS :: _PORT_BLOCKS]
@@ -133,9 +136,10 @@ def find_free_addresses(count: int) -> list[str]:
     candidates = (
         port for ports in (preferred, _PORTS) for port in generator.sample(ports, len(ports))
     )
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:  # keeps each port in use until all are found
         while len(addresses) < count:
-            if (port := next(candidates, None)) is None:
+            port = next(candidates, None)
+            if port is None:
                 raise ConfigError(
                     f"of ports {_PORTS[0]} to {_PORTS[-1]} of {_LOOPBACK} {len(addresses)} are "
                     f"free and {count} needed; end who listens there"
@@ -149,11 +153,12 @@ def find_free_addresses(count: int) -> list[str]:
 def make_link_settings(
     link_type: LinkType, folders: Mapping[str, Path]
 ) -> dict[str, dict[str, Any]]:
-    """Return the link settings of each party's file; for TLS, write certificates and keys.
+    """Return, by party, the link settings of its file; for TLS, write certificates and keys.
 
-    The authority's key is discarded afterwards, so that it cannot sign further certificates.
+    The certificate authority's key is discarded, so that nobody can sign further certificates.
 
-    `link_type`: the connection between the parties. `folders`: party -> its folder.
+    `link_type`: the type of connections: "tcp", "grpc", "relay" (gRPC through a relay) or
+    "nvflare". `folders`: by party, its folder.
     """
     if link_type == "tcp":
         return {name: {"link": link_type, "reconnect_s": _GONE_S} for name in folders}
@@ -166,13 +171,13 @@ def make_link_settings(
         "link": "grpc",
         "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),
     }
-    certified = dict(folders)
+    certified_folders = dict(folders)
     if link_type == "relay":
-        parties = next(iter(folders.values())).parent
-        certified[RELAY] = own_subfolder(parties.parent / RELAY)
-        make_private(certified[RELAY])
+        parties_folder = next(iter(folders.values())).parent
+        certified_folders[RELAY] = own_subfolder(parties_folder.parent / RELAY)
+        make_private(certified_folders[RELAY])
         (settings["relay"],) = find_free_addresses(1)
-    for name, folder in certified.items():
+    for name, folder in certified_folders.items():
         credentials = authority.issue_certificate(name)
         write_atomically(folder / _CA, credentials.ca)
         write_atomically(folder / _CERTIFICATE, credentials.certificate)
@@ -181,9 +186,10 @@ def make_link_settings(
 
 
 def make_relay_command(files: Iterable[Path]) -> tuple[str, ...]:
-    """Return the words after `secure-apfed` that run these parties' relay; () if they use none.
+    """Return the command-line words after `secure-apfed` that run the relay of these parties.
 
-    `files`: the parties' files, which all name the same relay.
+    The result is () if they use no relay. `files`: the parties' settings files, which all name the
+    same relay.
     """
     first_file = next(iter(files))
     address = PartyFile.from_file(first_file).relay
@@ -198,7 +204,9 @@ def make_relay_command(files: Iterable[Path]) -> tuple[str, ...]:
 
 @contextmanager
 def run_relay(files: Iterable[Path]) -> Iterator[None]:
-    """Run the relay that these parties' files name, if any, in a process during the `with` block.
+    """Run the relay of these parties, if they use one, in a process during the `with` block.
+
+    `files`: the parties' settings files, which name the relay's address.
 
     Raises ConfigError: the relay did not start.
     """
@@ -223,8 +231,7 @@ def run_relay(files: Iterable[Path]) -> Iterator[None]:
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                # Five seconds to end by itself, then it is killed.
-                process.wait(5)
+                process.wait(timeout=5)  # seconds; then it is killed
             process.kill()
 
 
@@ -248,7 +255,9 @@ def run_locally(
     on_work: Callable[[str, Work], None] = lambda party, work: None,
     baselines: bool = False,
 ) -> RunResult:
-    """Train, evaluate and write one run whose parties each have a process; see `secure_apfed.run`.
+    """Train, evaluate and write one run, each of whose parties has a process on this machine.
+
+    It is what `secure_apfed.run` calls for all transports except "memory".
 
     Args:
         config: the run's settings.
@@ -259,9 +268,14 @@ def run_locally(
         on_progress: called with the active's progress.
         timeout_s: the unit of patience: seconds for which a party may be silent.
         on_status: called from a thread with each party's status, at most once a second.
-        link_type: the connection between the parties.
+        link_type: the type of connections between the parties.
         on_work: called with a party's name and the progress of its long computations.
         baselines: whether the active's process also measures the best local models.
+
+    Raises:
+        ConfigError: no folder is named, or a setting is wrong.
+        CheckpointError: the folder has another run.
+        Exception: the error that the first failing party reported; see `_find_failure`.
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
@@ -282,24 +296,14 @@ def run_locally(
                 resume=resume,
                 link_type=link_type,
             )
-            options = [
-                *(["--resume"] if resume else []),
-                *([] if baselines else ["--no-baselines"]),
-            ]
-
-            def report_event(event: Mapping[str, Any]) -> None:
-                """Pass an event that a party's process printed to the callbacks."""
-                work = event.get("work")
-                if isinstance(work, dict):
-                    on_work(*parse_work_event(work))
-                status = event.get("status")
-                if isinstance(status, dict):
-                    fields = {name: status[name] for name in Status.model_fields & status.keys()}
-                    on_status(Status.model_validate(fields))
-                progress = event.get("progress")
-                if progress:
-                    on_progress(_PROGRESS.validate_python(progress))
-
+            options = []
+            if resume:
+                options.append("--resume")
+            if not baselines:
+                options.append("--no-baselines")
+            report_event = partial(
+                _report_event, on_progress=on_progress, on_status=on_status, on_work=on_work
+            )
             with (
                 run_relay(files.values()),
                 _start_processes(files, options, report_event) as processes,
@@ -316,8 +320,34 @@ def run_locally(
         return _gather_results(config, run, active_folder)
 
 
+def _report_event(
+    event: Mapping[str, Any],
+    *,
+    on_progress: Callable[[Progress], None],
+    on_status: Callable[[Status], None],
+    on_work: Callable[[str, Work], None],
+) -> None:
+    """Pass an event that a party's process printed to the callbacks of `run_locally`.
+
+    `event`: a JSON object with progress, status or work, by these names; others are ignored.
+    """
+    work = event.get("work")
+    if isinstance(work, dict):
+        on_work(*parse_work_event(work))
+    status = event.get("status")
+    if isinstance(status, dict):
+        fields = {name: status[name] for name in Status.model_fields & status.keys()}
+        on_status(Status.model_validate(fields))
+    progress = event.get("progress")
+    if progress:
+        on_progress(_PROGRESS.validate_python(progress))
+
+
 def _load_unless_mapped(config: Config) -> VerticalData | None:
-    """Return all tables; None: one is too large for memory, so each party reads its own."""
+    """Load all parties' tables; return None if a table is too large for memory.
+
+    In this case each party's process reads its own table from disk, as a memory map.
+    """
     names = party_names(config.data) if config.data.dataset == TABLES else ()
     if any(is_mapped(config.data, name) for name in names):
         return None
@@ -325,7 +355,10 @@ def _load_unless_mapped(config: Config) -> VerticalData | None:
 
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:
-    """Raise CheckpointError if the folder's run was of one process, or had other settings."""
+    """Raise CheckpointError if the run in the folder cannot be resumed with these settings.
+
+    Either one process simulated all its parties, or it had other settings.
+    """
     if run.recordings.list_steps():
         raise CheckpointError(
             f"resume with --transport memory: {run.path} holds a run that one process played"
@@ -347,18 +380,20 @@ def prepare_parties(
     resume: bool = False,
     link_type: LinkType = "tcp",
 ) -> dict[str, Path]:
-    """Create each party's folder, key, rows and settings file; return the files by party.
+    """Create each party's folder, key, rows and settings file on this machine.
+
+    Returns the path of each party's settings file, by name.
 
     Args:
         config: the run's settings.
         folder: the run's folder.
-        data: all parties' tables; None: each party reads its own when it starts, or a built-in set
-            is loaded here.
+        data: all parties' tables; None: a built-in data set is loaded here, and tables of one's own
+            are read by each party when it starts.
         timeout_s: the unit of patience: seconds for which a party may be silent.
         meet_s: seconds that parties wait for one another at first, `timeout_s` at least.
         resume: whether tables that a former call wrote are kept.
-        link_type: the connection between the parties. For "grpc" and "relay" each party also gets
-            a certificate of an authority of this trial; for "nvflare" the files are for a job (see
+        link_type: the type of connections between the parties. For "grpc" and "relay" each party
+            also gets a TLS certificate; for "nvflare" the files are for a job (see
             `nvflare_job.py`).
     """
     if data is None and config.data.dataset != TABLES:
@@ -383,7 +418,7 @@ def prepare_parties(
     link_settings = make_link_settings(
         link_type, {name: run.get_party_path(name) for name in names}
     )
-    files = {}
+    file_by_party = {}
     for name in names:
         table = run.get_party_path(name) / _TABLE
         party_data = None if data is None else data.select_party(name)
@@ -404,17 +439,17 @@ def prepare_parties(
             meet_s=max(meet_s, timeout_s),
             **link_settings[name],
         )
-        files[name] = run.get_party_path(name) / _PARTY
-        write_atomically(files[name], dump_settings(settings).encode())
-    return files
+        file_by_party[name] = run.get_party_path(name) / _PARTY
+        write_atomically(file_by_party[name], dump_settings(settings).encode())
+    return file_by_party
 
 
 def _prepare_peers(run: RunFolder, names: Sequence[str], link_type: LinkType) -> dict[str, Peer]:
-    """Create the parties' folders and keys; return the address and identity of each, by name.
+    """Create the parties' folders and keys; return the address and public key of each, by name.
 
     Over a relay or NVFlare parties have no addresses.
 
-    `run`: folder of the run. `names`: names of the parties. `link_type`: type of their connections.
+    `run`: folder of the run. `names`: the parties. `link_type`: type of their connections.
     """
     addresses: Sequence[str | None] = find_free_addresses(len(names))
     if link_type in ("relay", "nvflare"):
@@ -428,7 +463,7 @@ def _prepare_peers(run: RunFolder, names: Sequence[str], link_type: LinkType) ->
 
 
 class _Process:
-    """A party's process, which prints its events on stdout, a JSON object a line.
+    """A party's process, which prints an event in each line of its output, as a JSON object.
 
     Attributes:
         name: name of the party.
@@ -437,7 +472,10 @@ class _Process:
     """
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", on_event: _OnEvent) -> None:
-        """Start a thread that reads the events of a party's process; `on_event` receives them."""
+        """Start a thread that reads the events of a party's process.
+
+        `name`: the party. `on_event`: called in the thread with each event.
+        """
         self.name = name
         self.process = process
         self._on_event = on_event
@@ -446,19 +484,25 @@ class _Process:
         self._reader.start()
 
     @property
-    def code(self) -> int | None:
-        """The exit code; None while it runs."""
+    def exit_code(self) -> int | None:
+        """The exit code of the process; None while it runs."""
         return self.process.poll()
 
     def wait_for_end(self) -> None:
-        """Wait until the process has ended and its output is read."""
+        """Wait until the process has ended and its output is read.
+
+        Its input is closed first, by which a process that still runs ends.
+        """
         if self.process.stdin:
             self.process.stdin.close()
         self.process.wait()
         self._reader.join(_GRACE_S)
 
     def _parse_events(self) -> None:
-        """Read JSON events from the process's output, and remember its last error."""
+        """Read events from the process's output until it ends, and remember its last error.
+
+        Lines that are no JSON objects are ignored.
+        """
         assert self.process.stdout
         with self.process.stdout as lines:
             while line := lines.readline(_MAX_LINE):
@@ -476,11 +520,13 @@ def _start_processes(
 ) -> Iterator[Sequence[_Process]]:
     """Start one process for each party; end all of them after the `with` block.
 
-    `files`: each party's file. `options`: further words of the command. `on_event`: called with
-    each event of each process.
+    The processes share the machine's cores, unless the environment sets their number of threads.
+
+    `files`: by party, its settings file. `options`: further words of the command. `on_event`:
+    called with each event of each process.
     """
     processes: list[_Process] = []
-    threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(files)))}
+    default_threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(files)))}
     try:
         for name, file in files.items():
             command = [*_PROGRAM, "party", "--config", str(file), "--json-events"]
@@ -491,7 +537,7 @@ def _start_processes(
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env=threads | os.environ,
+                    env=default_threads | os.environ,
                 )
             processes.append(_Process(name, process, on_event))
         yield processes
@@ -501,7 +547,7 @@ def _start_processes(
 
 def _end_processes(processes: Sequence[_Process]) -> None:
     """Terminate the processes that still run, kill them after a while, and read all output."""
-    running = [process for process in processes if process.code is None]
+    running = [process for process in processes if process.exit_code is None]
     for process in running:
         process.process.terminate()
     deadline = time.monotonic() + _GRACE_S
@@ -519,10 +565,13 @@ def _wait_for_processes(
 ) -> None:
     """Wait for the active's process to end, and then a limited time for the others.
 
-    Parties whose part is over and which still measure what they sent are awaited without limit.
+    A party that has finished its part and still attacks its own messages is awaited without limit.
 
-    `processes`: processes of all parties. `active_folder`: folder of the active's run. `timeout_s`:
-    the unit of patience: seconds for which a party may be silent.
+    Args:
+        processes: processes of all parties.
+        active_folder: folder of the active's run.
+        timeout_s: the unit of patience: seconds for which a party may be silent.
+        config: the run's settings, which name the attacks, if any.
     """
     active = next(process for process in processes if process.name == config.data.active_name)
     others = [process for process in processes if process is not active]
@@ -530,15 +579,15 @@ def _wait_for_processes(
     if not _wait_for_active(active, others, active_folder, patience_s=patience_s + _GRACE_S):
         return
     # The others only have to receive the end, or to notice that the active is gone.
-    deadline = time.monotonic() + (_GRACE_S if active.code == 0 else patience_s)
+    deadline = time.monotonic() + (_GRACE_S if active.exit_code == 0 else patience_s)
     end_files = {
         other.name: PartyFolder(active_folder.path.with_name(other.name)).ended for other in others
     }
 
     def is_awaited(other: _Process) -> bool:
-        """Return whether a party still runs, and is in time or measures what it sent."""
-        is_measuring = bool(config.attacks) and end_files[other.name].exists()
-        return other.code is None and (time.monotonic() < deadline or is_measuring)
+        """Return whether a party still runs, and either is in time or attacks its own messages."""
+        is_attacking = bool(config.attacks) and end_files[other.name].exists()
+        return other.exit_code is None and (time.monotonic() < deadline or is_attacking)
 
     while any(map(is_awaited, others)):
         time.sleep(_LOOK_S)
@@ -547,23 +596,28 @@ def _wait_for_processes(
 def _wait_for_active(
     active: _Process, others: Sequence[_Process], active_folder: RunFolder, *, patience_s: float
 ) -> bool:
-    """Wait for the active's process to end; return False if the run cannot go on.
+    """Wait for the active's process to end; return False if the run cannot go on before that.
 
-    So it is if a party fails by its own settings or data before the contract is signed, or if the
-    active has waited for ended parties for `patience_s` seconds.
+    The run cannot go on if a party fails by its own settings or data before the contract is signed,
+    or if the active has waited for parties that have ended for `patience_s` seconds.
 
-    `others`: the processes of the other parties.
+    Args:
+        active: the active's process.
+        others: the processes of the other parties.
+        active_folder: folder of the active's run, where contract and result appear.
+        patience_s: how many seconds the active may wait for parties that have ended.
     """
     signed_at_start = _get_signing_time(active_folder)
-    lost_since: float | None = None
-    while active.code is None:
+    lost_since: float | None = None  # since when the active waits for parties that have ended
+    while active.exit_code is None:
         time.sleep(_LOOK_S)
         has_begun = _get_signing_time(active_folder) != signed_at_start
-        if not has_begun and any(process.code in _OWN_FAULTS for process in (active, *others)):
+        exit_codes = [process.exit_code for process in (active, *others)]
+        if not has_begun and any(code in _OWN_FAULTS for code in exit_codes):
             return False
         # Without a contract the active needs every party. With a result it waits for no party, but
         # may still measure its local models.
-        have_ended = [other.code is not None for other in others]
+        have_ended = [other.exit_code is not None for other in others]
         is_lost = all(have_ended) if has_begun else any(have_ended)
         if not (others and is_lost) or active_folder.result.exists():
             lost_since = None
@@ -580,15 +634,15 @@ def _get_signing_time(folder: RunFolder) -> int:
 
 
 def _find_failure(processes: Sequence[_Process]) -> Exception | None:
-    """Return the error by which a run ended, with the message of each party that failed; None: all
-    parties succeeded.
+    """Return the error by which a run ended; None if all parties succeeded.
 
-    The error is of the kind that the first party reported which did not stop because of another;
-    without one it is a PartyLeftError.
+    Its text has the message of each party that failed. Its class is the one that the first party
+    reported which did not stop because of another party; without such a report it is
+    PartyLeftError.
 
     `processes`: processes of all parties, which have ended.
     """
-    failed = [process for process in processes if process.code != 0]
+    failed = [process for process in processes if process.exit_code != 0]
     if not failed:
         return None
     originators = [
@@ -614,19 +668,50 @@ def _find_failure(processes: Sequence[_Process]) -> Exception | None:
 
 
 def _describe_failure(process: _Process) -> str:
-    """Return a process's own error, or how the process ended."""
+    """Return the error that a party's process reported, or else how the process ended."""
     if process.reported_error:
         return str(process.reported_error.get("message"))
-    code = process.code or 0
-    if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}"
-    return f"its process ended with code {code}; its {_LOG} says more"
+    exit_code = process.exit_code or 0
+    if exit_code < 0:  # ended by the signal with this number
+        return f"its process was ended by {signal.Signals(-exit_code).name}"
+    return f"its process ended with code {exit_code}; its {_LOG} says more"
 
 
 def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) -> RunResult:
-    """Copy the active's files into the run's folder, combine all parties' messages and privacy
-    accounts, and return the result.
+    """Write the run's result into its folder, and return it.
+
+    The active's files are copied. Bytes on the links and privacy costs are combined from what each
+    party wrote into its own folder.
+
+    `run`: the run's folder. `active_folder`: the active's folder in it.
     """
+    _copy_active_files(run, active_folder)
+    parties = [PartyFolder(path) for path in sorted(run.parties.iterdir()) if path.is_dir()]
+    outcome = _combine_outcomes(config, run, parties, active_folder)
+    card = load_json(active_folder.card, dict[str, Any], file_format=MODEL_CARD)
+    privacy = outcome.privacy
+    card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
+    card["promises"] = [promise.model_dump() for promise in outcome.promises]
+    run.write_json(run.card, card)
+    write_outcome(run, outcome)
+    return RunResult(
+        method=config.method.name,
+        **{name: getattr(outcome, name) for name in _RECORDED},
+        privacy=load_outcome(run).privacy.to_spent(),
+        contributions={
+            name: account.model_dump(mode="python")
+            for name, account in outcome.contributions.items()
+        },
+        promises=promises_in(config, outcome),
+        stated={
+            name: statement.model_dump(mode="python") for name, statement in outcome.stated.items()
+        },
+        folder=run.path,
+    )
+
+
+def _copy_active_files(run: RunFolder, active_folder: RunFolder) -> None:
+    """Copy the files that the active wrote, such as model and metrics, into the run's folder."""
     for name in (
         "contract",
         "seeds",
@@ -642,8 +727,18 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
         source: Path = getattr(active_folder, name)
         if source.exists():
             shutil.copyfile(source, getattr(run, name))
-    parties = [PartyFolder(path) for path in sorted(run.parties.iterdir()) if path.is_dir()]
-    ended = [
+
+
+def _combine_outcomes(
+    config: Config, run: RunFolder, parties: Sequence[PartyFolder], active_folder: RunFolder
+) -> Outcome:
+    """Return the active's outcome with the messages and privacy costs of all parties.
+
+    The messages' number and size are also written into the run's folder.
+
+    `run`: the run's folder. `parties`: the folders of all parties. `active_folder`: the active's.
+    """
+    party_ends = [
         load_json(party.ended, PartyEnd)
         for party in parties
         if party.path != active_folder.path and party.ended.exists()
@@ -653,44 +748,26 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
     run.write_json(run.flows, flows)
     active_outcome = load_json(active_folder.result, Outcome, file_format=RUN_RESULT)
     # Each party's own privacy cost, if it ended; else the cost that it reported to the active.
-    contributions = {end.party: end.contributions for end in ended if end.contributions is not None}
-    gathered = {
+    contributions = {
+        end.party: end.contributions for end in party_ends if end.contributions is not None
+    }
+    combined = {
         "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
         "privacy": _pick_worst_account(
-            active_outcome.privacy, [end.privacy for end in ended if end.privacy]
+            active_outcome.privacy, [end.privacy for end in party_ends if end.privacy]
         ),
         "contributions": {**active_outcome.contributions, **contributions},
     }
-    outcome = active_outcome.model_copy(update=gathered)
+    outcome = active_outcome.model_copy(update=combined)
     promises = promises_in(config, outcome)
     promised = tuple(Promised.model_validate(promise.as_json()) for promise in promises)
-    outcome = outcome.model_copy(update={"promises": promised})
-    card = load_json(active_folder.card, dict[str, Any], file_format=MODEL_CARD)
-    privacy = outcome.privacy
-    card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
-    card["promises"] = [promise.model_dump() for promise in promised]
-    run.write_json(run.card, card)
-    write_outcome(run, outcome)
-    return RunResult(
-        method=config.method.name,
-        **{name: getattr(outcome, name) for name in _RECORDED},
-        privacy=load_outcome(run).privacy.to_spent(),
-        contributions={
-            name: account.model_dump(mode="python")
-            for name, account in outcome.contributions.items()
-        },
-        promises=promises,
-        stated={
-            name: statement.model_dump(mode="python") for name, statement in outcome.stated.items()
-        },
-        folder=run.path,
-    )
+    return outcome.model_copy(update={"promises": promised})
 
 
 def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
-    """Return the flows of a party's sent messages in all sessions, as JSON values.
+    """Return number and size of the messages that a party sent in all sessions, as JSON values.
 
-    If its part did not end, they are taken from its audit log.
+    If the party did not finish its part, they are read from its audit log.
     """
     if not party.flows.exists():
         return [asdict(flow) for flow in load_logged_sessions(party.path / FILE_NAME).sent]
@@ -698,10 +775,11 @@ def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
 
 
 def _pick_worst_account(active: Privacy, others: Sequence[Privacy]) -> Privacy:
-    """Return the privacy cost with the highest epsilon of representations, and the active's epsilon
-    of labels and model.
+    """Return the privacy cost of the run: the highest epsilon of representations of all parties.
 
-    `active`: the active's privacy cost. `others`: those of the other parties.
+    Epsilons of labels and model are the active's, since only the active has labels and a model.
+
+    `active`: the active's privacy cost. `others`: the privacy costs of the other parties.
     """
     worst = max(others, key=lambda account: account.epsilon_x, default=None)
     if worst is None or active.epsilon_x > worst.epsilon_x:

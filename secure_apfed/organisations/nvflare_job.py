@@ -52,17 +52,17 @@ _NAME = "secure-apfed"
 
 
 class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
-    """A recipe of a job that runs the parties of a run.
+    """A recipe of an NVFlare job that runs all parties of a run, each at its site.
 
     Args:
-        sites: names of the parties, which are those of their sites, too; with the aggregator and
+        sites: names of the sites, which are equal to the parties' names; with the aggregator and
             the dealer, if the run has them.
         name: name of the job.
         resume: whether the parties continue from the checkpoints in their folders.
     """
 
     def __init__(self, sites: Sequence[str], *, name: str = _NAME, resume: bool = False) -> None:
-        """Check the sites' names, and build the job. Raises ConfigError."""
+        """Check the sites' names, and build the job. Raises ConfigError: a name is not allowed."""
         if len(sites) < 2 or len(set(sites)) < len(sites):
             raise ConfigError(f"a job needs two sites or more, each once; got {', '.join(sites)}")
         try:
@@ -77,9 +77,9 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
 
 
 def make_job(name: str, parties: Mapping[str, Site]) -> FedJob:
-    """Return a job that runs these parties at their sites, and ends when one of them disappears.
+    """Return an NVFlare job that runs each party at its site, and ends if a site disappears.
 
-    `name`: name of the job. `parties`: name of each site -> the party there.
+    `name`: name of the job. `parties`: by site, the object that runs the party there.
     """
     job = FedJob(name, len(parties), list(parties), fail_fast=True)
     job.set_app_packages(["secure_apfed"])
@@ -97,19 +97,19 @@ def simulate_job(
     """Run the parties of this machine as a job in NVFlare's simulator, each in its own process.
 
     Args:
-        files: party -> its file, as `prepare_parties` of `organisations/local.py` makes them for
-            "nvflare".
-        workspace: NVFlare's folder; files of a former job in it are removed.
+        files: by party, its settings file, as `prepare_parties` of `organisations/local.py` makes
+            it for "nvflare".
+        workspace: NVFlare's folder; NVFlare removes files of a former job in it.
         resume: whether the parties continue from the checkpoints in their folders.
         name: name of the job.
     """
     local = workspace / name / "local"
     local.mkdir(parents=True, exist_ok=True)
     allow_classes(local / "resources.json")
-    file = next(iter(files.values()))
+    first_file = next(iter(files.values()))  # all are FOLDER/PARTY/NAME with the same FOLDER, NAME
     previous = os.environ.get(PARTY_FILE)
     # The simulator's processes inherit it; each site puts its own name in place of {site}.
-    os.environ[PARTY_FILE] = str(file.parent.parent / "{site}" / file.name)
+    os.environ[PARTY_FILE] = str(first_file.parent.parent / "{site}" / first_file.name)
     try:
         env = SimEnv(clients=list(files), workspace_root=str(workspace))
         PartyRecipe(list(files), name=name, resume=resume).run(env)
@@ -120,33 +120,37 @@ def simulate_job(
 
 
 class PartyKits(Builder):  # type: ignore[misc]  # nvflare ships no annotations
-    """A builder that adds to the startup kits of server and sites what jobs of parties need.
+    """A builder, for NVFlare's provisioning, of startup kits that allow jobs of this library.
 
-    Among the builders of `project.yml` it stands after NVFlare's `StaticFileBuilder`.
+    Among the builders of `project.yml` it comes after NVFlare's `StaticFileBuilder`, whose files it
+    changes.
     """
 
     def build(self, project: Any, ctx: Any) -> None:
-        """Allow the classes of such jobs, keep their logs at the sites, and forbid submitted code.
+        """Change the settings in the startup kits of server and sites.
+
+        They allow the classes of this library's jobs, keep the jobs' logs at the sites, and forbid
+        jobs that bring code.
 
         `project`, `ctx`: NVFlare's objects of the project that is provisioned.
         """
         for owner in (project.get_server(), *project.get_clients()):
             local = Path(ctx.get_local_dir(owner))
-            resources, rights = (
-                local / f"{name}.json.default" for name in ("resources", "authorization")
-            )
+            resources = local / "resources.json.default"
+            rights = local / "authorization.json.default"
             allow_classes(resources)
             _write_json(resources, _load_json(resources) | {"allow_log_streaming": False})
             _write_json(rights, _deny_code(_load_json(rights)))
 
 
 def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> None:
-    """Allow a site, or the server, to load the classes of such jobs, besides those it allows
-    already.
+    """Allow an NVFlare site, or the server, to load the classes of this library's jobs.
+
+    Classes that are allowed already stay allowed.
 
     Args:
         resources: path of `local/resources.json`; created from `resources.json.default` if missing.
-        classes: names, or prefixes that end in a dot.
+        classes: names of classes, or prefixes of names that end in a dot.
     """
     default = resources.with_name(f"{resources.name}.default")
     source = next((file for file in (resources, default) if file.exists()), None)
@@ -156,23 +160,26 @@ def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> 
 
 
 def _deny_code(content: dict[str, Any]) -> dict[str, Any]:
-    """Return NVFlare's authorization settings, in which no role may submit code of its own.
+    """Return a copy of NVFlare's authorization settings in which no role may submit code.
 
-    `content`: the settings; their "permissions" have, by role, a mapping from right to who has it,
-    or one text for all rights.
+    The right to submit code is "byoc" ("bring your own code").
+
+    `content`: the settings. Their "permissions" have, for each role, a mapping from right to who
+    has it, or one text for all rights.
     """
     roles: dict[str, Any] = content["permissions"]
     all_rights = {
         right for rights in roles.values() if isinstance(rights, dict) for right in rights
     }
-    denied = {}
+    permissions = {}
     for role, rights in roles.items():
-        explicit = rights if isinstance(rights, dict) else dict.fromkeys(all_rights, rights)
-        denied[role] = explicit | {"byoc": "none"}
-    return content | {"permissions": denied}
+        explicit_rights = rights if isinstance(rights, dict) else dict.fromkeys(all_rights, rights)
+        permissions[role] = explicit_rights | {"byoc": "none"}
+    return content | {"permissions": permissions}
 
 
 def _load_json(path: Path) -> dict[str, Any]:
+    """Return the content of NVFlare's own JSON file, which is trusted."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 

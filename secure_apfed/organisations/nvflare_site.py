@@ -57,10 +57,17 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Site:
-    """A site of the job, which runs the party that its own environment names, once."""
+    """A site of an NVFlare job; it runs, once, the party that its own environment names.
+
+    Its published methods are remote calls: by the server (`play`, `playing`) and by the other sites
+    (`carry`, `stopped`).
+    """
 
     def __init__(self, resume: bool = False) -> None:
-        """Prepare a site whose party has not run yet; `resume`: continue from its checkpoint."""
+        """Prepare a site whose party has not run yet.
+
+        `resume`: whether the party continues from its checkpoint.
+        """
         self._resume = resume
         self._lock = threading.Lock()
         self._has_started = False
@@ -71,10 +78,13 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def play(self) -> str:
-        """Run the party to its end; return its error in words for all sites, "" for none."""
+        """Run the party to its end; return "", or its error in words that all sites may read.
+
+        Called by the server. The other sites are notified of the end.
+        """
         site: str = collab.site_name
         self._require_first(site, collab.caller)
-        # Its dispatcher logs every call.
+        # NVFlare's dispatcher logs every call, and every frame is one.
         logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
         peers = {client.name: client(timeout=_CALL_S) for client in collab.other_clients}
         ended = threading.Event()
@@ -92,12 +102,16 @@ class Site:
             self._is_running = False
             ended.set()
         _LOGGER.info("%s: its party has ended", site)
-        self._announce_end(peers, _OVER)  # a party that would restart must not wait for it
+        self._announce_end(peers, _OVER)  # a peer that restarts must not wait for this party
         return ""
 
     def _require_first(self, site: str, caller: str) -> None:
-        """Note that the party starts. Raises WrongSiteError: the party has run in this job before,
-        or another site than the server calls.
+        """Record that the party starts.
+
+        `site`: this site's name. `caller`: name of the site that calls `play`.
+
+        Raises WrongSiteError: the party has run in this job before, or the caller is not the
+            server.
         """
         with self._lock:
             if self._has_started or caller != SERVER:
@@ -107,17 +121,19 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def playing(self) -> bool:
-        """Return whether the party still runs; a call without a reply means that the site is
-        gone.
+        """Return whether the party still runs.
+
+        The server calls this. A call that gets no reply means that the site is gone.
         """
         return self._is_running
 
     def run_party(self, site: str, connect: Connect) -> None:
-        """Run the party by its own file, and log progress and errors locally.
+        """Run the party by its own settings file, and log progress and errors locally.
 
         `site`: the site's name. `connect`: connects the party to the others by this job's calls.
 
-        Raises what the party raises, and WrongSiteError: the file is of another party.
+        Raises every error of the party, after it was logged, and WrongSiteError: the file is of
+            another party.
         """
         folder: Path | None = None
         try:
@@ -130,16 +146,20 @@ class Site:
                 )
             folder = settings.folder
 
-            reported_epochs = [0]
+            last_epoch = 0
 
             def log_progress(progress: Progress) -> None:
-                """Log the first progress report of each epoch, of which only the number."""
-                if progress.epoch > reported_epochs[-1]:
-                    reported_epochs.append(progress.epoch)
+                """Log the number of each epoch once, and nothing else of a progress report.
+
+                NVFlare's log may be read by others.
+                """
+                nonlocal last_epoch
+                if progress.epoch > last_epoch:
+                    last_epoch = progress.epoch
                     _LOGGER.info("%s: epoch %d of %d", site, progress.epoch, progress.epochs)
 
             def log_restart(reason: str) -> None:
-                """Log why a new session starts."""
+                """Log the reason why a new session starts, also in the party's own log."""
                 _LOGGER.warning("%s: %s", site, reason)
                 _write_log(settings.folder, reason)
 
@@ -156,15 +176,19 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def carry(self, name: bytes, number: int, frame: bytes) -> bool:
-        """Accept one frame of the calling site; see `Calls.take_frame`."""
-        calls = self._calls  # another session may start meanwhile
+        """Accept one frame of the calling site; return whether it was accepted.
+
+        The arguments are those of `Calls.take_frame`: the connection's name, the frame's number,
+        and its bytes.
+        """
+        calls = self._calls  # another thread may replace it when a new session starts
         return calls is not None and calls.take_frame(collab.caller, name, number, frame)
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def stopped(self, failure: str) -> None:
-        """Note that the calling site's party has ended, and will not connect again.
+        """Record that the calling site's party has ended, and will not connect again.
 
-        `failure`: error or message of the site, untrusted.
+        `failure`: the site's error or message, untrusted.
         """
         reason = _shorten_to_line(failure)
         with self._lock:
@@ -174,8 +198,9 @@ class Site:
             calls.note_stop(collab.caller, reason)
 
     def _announce_end(self, peers: Mapping[str, Any], failure: str) -> None:
-        """Call all sites to say that this party has ended; connected peers learn it by their links,
-        too.
+        """Call all other sites to say that this party has ended.
+
+        A site whose party is not connected would not notice it otherwise.
 
         `peers`: NVFlare's object of each other site, by name. `failure`: the party's error, or that
         its part is over.
@@ -197,16 +222,18 @@ class Site:
         identities: Mapping[str, bytes],
         report_missing: Missed = lambda missing: None,
     ) -> Transport:
-        """Return links to all peers by calls; close those of an earlier session.
+        """Connect the party to all peers by remote calls; end the earlier session's connections.
 
         Args:
             peers: NVFlare's object of each other site, by name.
-            settings: the party's file.
+            settings: the content of the party's settings file.
             identity: the party's key pair.
             identities: public identities of all parties, by name.
             report_missing: called with the peers that have not connected yet.
 
-        Raises ConfigError: the file names other peers than the job has sites.
+        Raises:
+            ConfigError: the file names other peers than the job has sites.
+            PartyLeftError: some peers did not connect in time.
         """
         me = LocalEnd(
             name=settings.party,
@@ -221,7 +248,9 @@ class Site:
             )
 
         def send_frame(peer: str, name: bytes, number: int, frame: bytes) -> bool:
-            """Send one frame by a call to the peer's site; see `Calls.take_frame`.
+            """Send one frame by a call to the peer's site; return whether it was accepted there.
+
+            `name`: name of the connection. `number`: number of the frame.
 
             Raises ConnectionError: the call failed.
             """
@@ -243,9 +272,9 @@ class Site:
         )
 
     def _replace_calls(self, calls: Calls) -> Calls:
-        """Replace the former session's connections by those of a new one, and return these.
+        """Replace the former session's connections, which end, by `calls`; return `calls`.
 
-        They learn at once which peers, or that the job, ended before.
+        If peers or the whole job have ended before, the new connections are notified of it.
         """
         with self._lock:
             former = self._calls
@@ -261,10 +290,11 @@ class Site:
         return calls
 
     def _watch_abort(self, aborted: Any, ended: threading.Event) -> None:
-        """Wait until the party has ended; if NVFlare ends the job before, end all connections.
+        """Watch whether NVFlare ends the job while the party runs; if so, end all connections.
 
-        No session starts afterwards. `aborted`: NVFlare's signal. `ended`: set when the party has
-        ended.
+        The party then fails, and starts no further session. Runs in a thread of its own.
+
+        `aborted`: NVFlare's signal. `ended`: set when the party has ended.
         """
         while not ended.wait(_LOOK_S):
             if aborted.triggered:
@@ -277,22 +307,29 @@ class Site:
 
 
 class Server:
-    """The server of the job: starts the parties and waits for them; it has no key and no data."""
+    """The server's part of an NVFlare job: it starts the parties and waits for their ends.
+
+    It has no key and no data.
+    """
 
     @collab.main  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def run(self) -> None:
         """Start all parties, and wait until each has ended or is gone.
 
-        After a failure the other parties may go on, or be gone as well: from then on they are asked
-        from time to time.
+        After a failure the other sites may be gone as well, which NVFlare would not report: then
+        they are asked from time to time whether their parties still run.
 
         Raises RuntimeError: a party failed or is gone.
         """
         failures: dict[str, str] = {}  # by ended party; "": it succeeded
 
         def note_end(call: Any, failure: str) -> str:
-            """Store a party's result; `call`: NVFlare's object of the call."""
-            failures[call.target_name.partition(".")[0]] = _shorten_to_line(failure)
+            """Store a party's result, the return value of its `play`.
+
+            `call`: NVFlare's object of the call, which names the site.
+            """
+            site_name, _, _ = call.target_name.partition(".")
+            failures[site_name] = _shorten_to_line(failure)
             return ""
 
         sites = collab.clients
@@ -320,7 +357,7 @@ class Server:
 
 
 def _is_running(site: Any) -> bool:
-    """Return whether the site's party still runs, as far as the server knows."""
+    """Ask a site whether its party still runs; return False if it does not reply."""
     try:
         return site(timeout=_CALL_S).playing() is True
     except (CollabCallError, RunAborted):
@@ -328,12 +365,18 @@ def _is_running(site: Any) -> bool:
 
 
 class WrongSiteError(ConfigError):
-    """A site names no party, or another one; the message contains nothing private to the site."""
+    """A site names no party, or another party than its own.
+
+    Its message contains nothing private, so all sites may read it.
+    """
 
 
 def find_party_file(site: str) -> Path:
-    """Return the party's file that the site's environment names. Raises WrongSiteError: the
-    environment names none.
+    """Return the path of the party's settings file that the site's environment names.
+
+    `site`: the site's name, which replaces "{site}" in the path.
+
+    Raises WrongSiteError: the environment names no file.
     """
     if not (path := os.environ.get(PARTY_FILE)):
         raise WrongSiteError(
@@ -359,7 +402,10 @@ def _shorten_to_line(text: object) -> str:
 
 
 def _write_log(folder: Path | None, line: str) -> None:
-    """Append a line to the party's own log, or write it to stderr."""
+    """Append a line to the log in the party's folder; without a folder write it to stderr.
+
+    A log that cannot be written is ignored, since the party's own error matters more.
+    """
     if folder is None:
         sys.stderr.write(f"{line}\n")
         return

@@ -27,14 +27,14 @@ _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class SentBatch:
-    """A batch that this party sent or contributed.
+    """A batch of B rows whose values this party sent, or contributed to a secure sum.
 
     Attributes:
         kind: kind of the message.
-        receiver: the peer.
+        receiver: the peer that reads the message, or the sum.
         step: step of the run.
-        rows: alignment positions, (B,).
-        values: representations or gradients of these, (B, *shape).
+        rows: positions of the rows in the order of the aligned people, (B,).
+        values: representations or gradients of these rows, (B, *shape of one row).
     """
 
     kind: Kind
@@ -45,11 +45,15 @@ class SentBatch:
 
     @property
     def size(self) -> int:
+        """The bytes of the batch in memory."""
         return self.values.nbytes + self.rows.nbytes
 
 
 class OwnRecord:
-    """A `LinkObserver` that records one party's own messages.
+    """A record of one party's own messages: their number and size, and maybe what it sent.
+
+    As a `LinkObserver` it is told of each message. Attacks on the party itself read what it sent,
+    to measure what others could learn from it.
 
     Args:
         me: the party's name.
@@ -57,14 +61,16 @@ class OwnRecord:
         config: the run's settings.
         data: the party's data; None: it has no rows.
         active: the active's name.
-        keeps: whether it keeps what it sends, up to 256 MB from the start and from the end.
+        keeps: whether the batches that the party sends are stored: of a long run up to 256 MB from
+            the start, and as many from the end.
         past: the totals of its earlier sessions, to which its counts are added.
 
     Attributes:
-        sent_by_me: the messages that it sent in all sessions, by receiver and kind; received_by_me:
-            those that it received.
+        sent_by_me: number and size of the messages that it sent in all sessions, by receiver and
+            kind; received_by_me: of those that it received.
         past: totals of its sessions before this one.
-        rows: rows of its table by alignment position, once known; -1: a person that it lacks.
+        rows: for each aligned person, in their common order, the row of the party's table; -1: the
+            party does not have the person. Set by the party once it is known.
     """
 
     def __init__(
@@ -78,11 +84,14 @@ class OwnRecord:
         keeps: bool = False,
         past: PastSessions = NONE_BEFORE,
     ) -> None:
-        """Start with the totals of earlier sessions, and no stored batches."""
+        """Start with the totals of earlier sessions, and no stored batches.
+
+        The class describes the arguments.
+        """
         self.me = me
         self.role = role
         self.config = config
-        self.held = data
+        self.data = data
         self.active = active
         self.sent_by_me = Transcript(TranscriptSettings(keep="none"))
         self.received_by_me = Transcript(TranscriptSettings(keep="none"))
@@ -91,27 +100,28 @@ class OwnRecord:
         self.received_by_me.add_flows(past.received)
         self.rows = _NO_ROWS
         self._stores_batches = keeps
-        self._size = 0
-        self._last_size = 0
-        self._first = list[SentBatch]()
-        self._last = deque[SentBatch]()
-        self._requests: dict[str, tuple[int, Tensor]] = {}
-        self._newest: dict[Kind, bytes] = {}
+        self._first = list[SentBatch]()  # batches from the start of the run
+        self._first_bytes = 0
+        self._last = deque[SentBatch]()  # the newest batches, once `_first` is full
+        self._last_bytes = 0
+        self._requests: dict[str, tuple[int, Tensor]] = {}  # by receiver: step and rows of the last
+        self._last_digests: dict[Kind, bytes] = {}  # by kind: digest of the last payload
 
     @property
     def flows(self) -> tuple[Flow, ...]:
-        """The flows of messages that it sent and received."""
+        """The number and size of messages sent and received, by sender, receiver and kind."""
         return (*self.sent_by_me.flows, *self.received_by_me.flows)
 
     @property
     def plain_flows(self) -> list[dict[str, Any]]:
-        """The flows as JSON values."""
+        """The flows, as JSON values."""
         return [asdict(flow) for flow in self.flows]
 
     @property
     def batches_by_receiver(self) -> Mapping[tuple[Kind, str], Sequence[SentBatch]]:
-        """The stored batches by kind and receiver, in order; a long run's middle
-        part is omitted.
+        """The stored batches by kind and receiver, in the order of sending.
+
+        Those in the middle of a long run are missing, since memory is limited.
         """
         batches: dict[tuple[Kind, str], list[SentBatch]] = {}
         for batch in (*self._first, *self._last):
@@ -119,28 +129,33 @@ class OwnRecord:
         return batches
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
-        """Count a sent frame, and store its batch if batches are kept."""
+        """Count a sent message, and store the batch in it, if batches are stored."""
         self.sent_by_me.record_envelope(envelope, len(frame))
         if self._stores_batches:
             for batch in self._parse_batches(envelope):
                 self._keep_batch(batch)
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
+        """Count a received message."""
         self.received_by_me.record_envelope(envelope, len(frame))
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
-        pass
+        """Do nothing: a message that could not be decrypted has no kind to count it under."""
 
     def record_contribution(self, step: int, rows_B: Tensor, values_BD: Tensor) -> None:
-        """Store a contribution (B, D) as it was before the sum protected it."""
+        """Store a contribution to a secure sum as it was before encryption or masks.
+
+        `rows_B`: positions of the B rows among the aligned people. `values_BD`: D numbers for each
+        of the B rows.
+        """
         if self._stores_batches:
             self._keep_batch(SentBatch(Kind.CONTRIBUTION, self.active, step, rows_B, values_BD))
 
     def _parse_batches(self, envelope: Envelope) -> Iterator[SentBatch]:
         """Yield the batch of representations or gradients in a sent message, if it has one.
 
-        The same payload to several receivers is one batch. The rows of gradients are those of the
-        request that was sent to the receiver in the same step.
+        The same payload to several receivers is one batch. A message of gradients does not name its
+        rows: they are the rows of the request to the same receiver in the same step.
         """
         kind = envelope.kind
         receiver = envelope.receiver
@@ -151,8 +166,8 @@ class OwnRecord:
         digest = hashlib.sha256(envelope.payload).digest()
         if kind is Kind.REQUEST:
             self._requests[receiver] = step, tensors.get("rows", _NO_ROWS)
-        elif self._newest.get(kind) != digest:  # not the same payload to another receiver
-            self._newest[kind] = digest
+        elif self._last_digests.get(kind) != digest:  # not the same payload to another receiver
+            self._last_digests[kind] = digest
             if kind is Kind.REPRESENTATIONS:
                 yield SentBatch(kind, receiver, step, tensors["rows"], tensors["z"])
             else:
@@ -163,12 +178,12 @@ class OwnRecord:
     def _keep_batch(self, batch: SentBatch) -> None:
         """Store a batch: the first ones up to the memory limit, after that only the newest."""
         if len(batch.rows) != len(batch.values) or not len(batch.rows):
-            return  # it does not have one value for each row
-        if self._size + batch.size <= _MAX_BYTES and not self._last:
-            self._size += batch.size
+            return  # attacks need the row of each value
+        if self._first_bytes + batch.size <= _MAX_BYTES and not self._last:
+            self._first_bytes += batch.size
             self._first.append(batch)
             return
         self._last.append(batch)
-        self._last_size += batch.size
-        while self._last_size > _MAX_BYTES:
-            self._last_size -= self._last.popleft().size
+        self._last_bytes += batch.size
+        while self._last_bytes > _MAX_BYTES:
+            self._last_bytes -= self._last.popleft().size

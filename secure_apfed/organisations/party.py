@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 
 def _check_address(text: str) -> str:
-    """Return the address if it is "host:port". Raises ValueError."""
+    """Return a text unchanged if it is an address "host:port". Raises ValueError: it is not."""
     try:
         # Called for its error; the text itself is kept.
         parse_address(text)
@@ -88,10 +88,10 @@ Place: TypeAlias = Annotated[str, AfterValidator(_check_address)]
 
 
 class Peer(Settings):
-    """The address of another party, and the key by which it is known.
+    """The address and the public key of another party.
 
     Attributes:
-        address: "host:port", or "[::1]:port" for IPv6; null: the peer dials, or comes through a
+        address: "host:port", or "[::1]:port" for IPv6; null: the peer dials, or both parties dial a
             relay.
         identity: the peer's Ed25519 public key, hex.
         behind_proxy: whether a proxy terminates TLS before the peer; the identity still proves who
@@ -104,7 +104,7 @@ class Peer(Settings):
 
 
 class Tls(Settings):
-    """The files in PEM for TLS at both ends; see docs/between-organisations.md.
+    """The files for TLS, in PEM; see docs/between-organisations.md.
 
     Attributes:
         ca: the certificate authorities that this party accepts.
@@ -120,7 +120,7 @@ class Tls(Settings):
     revoked: Path | None = None
 
     def resolve_paths(self, folder: Path) -> "Tls":
-        """Return the settings with relative paths resolved from a folder."""
+        """Return the settings with relative paths resolved from `folder`."""
         paths = {name: path for name, path in self if path is not None}
         return self.model_copy(update={name: folder / path for name, path in paths.items()})
 
@@ -149,7 +149,10 @@ class ServeSettings(Settings):
     epsilon: float | None = Field(None, gt=0)
 
     def limits_for(self, people: int) -> "ServeSettings":
-        """Return the settings with default limits filled in, by the number of people."""
+        """Return the settings with each missing limit set to its default.
+
+        `people`: how many people may be asked about, from which the defaults follow.
+        """
         a_day = max(_MIN_A_DAY, people // _DAYS_OF_A_TABLE)
         return self.model_copy(
             update={
@@ -161,14 +164,14 @@ class ServeSettings(Settings):
 
 
 class OwnLimits(Settings):
-    """A party's own limits, below which no settings of a run may go.
+    """A party's own limits of protection; a run whose settings protect less is refused.
 
     Attributes:
-        minima: key path of a setting, such as `rules.minimum_batch: 20` -> the smallest value that
+        minima: by key path of a setting, such as `rules.minimum_batch: 20`, the smallest value that
             this party accepts; for a choice the least protective one, such as `party_seeds:
             secret`. `*` is any name.
-        maxima: the largest accepted value of settings that protect less if larger, such as
-            `rules.spare_answers: 2`.
+        maxima: by key path, the largest accepted value of a setting that protects less if larger,
+            such as `rules.spare_answers: 2`.
     """
 
     minima: dict[str, Limit] = {}
@@ -176,14 +179,21 @@ class OwnLimits(Settings):
 
     @classmethod
     def from_early_file(cls, path: Path) -> "OwnLimits":
-        """Return the limits from a party's file, which may be incomplete yet, or missing."""
-        content = parse_yaml(load_text(path), str(path))[0] if path.exists() else None
+        """Return the limits in a party's settings file, which may not be complete yet, or missing.
+
+        A party may write its limits before it joins a project, which adds the other settings.
+        """
+        content = None
+        if path.exists():
+            content, _ = parse_yaml(load_text(path), str(path))
         settings = content if isinstance(content, dict) else {}
         limits = {key: settings[key] for key in cls.model_fields if key in settings}
         return load_settings_text(cls, format_yaml(limits or {"minima": {}}), source=str(path))
 
     def require_protection(self, config: Config, *, party: str, path: Path, ask: str) -> None:
-        """Raise ConfigError if a run's settings protect less than these limits; name all of them.
+        """Raise ConfigError if settings of a run protect less than these limits allow.
+
+        The error names all such settings.
 
         Args:
             config: the run's settings.
@@ -204,7 +214,7 @@ class OwnLimits(Settings):
 
 @cache
 def list_protections() -> Mapping[str, Protection | Unprotective | FollowsFrom | None]:
-    """Return, by dotted path, how every possible setting relates to protection."""
+    """Return, by dotted path, whether and how each possible setting of a run affects protection."""
     types = dict(find_key_types(Config))
     for method in METHODS.values():
         types |= find_key_types(method.settings, "method.")
@@ -212,7 +222,7 @@ def list_protections() -> Mapping[str, Protection | Unprotective | FollowsFrom |
 
 
 class PartyFile(OwnLimits):
-    """All that one party needs to take part, in one YAML file of its own.
+    """The settings file of one party: all that it needs to take part in a run, in YAML.
 
     Each party writes it for itself, or `prepare_parties` for a trial on one machine. Paths that are
     relative start at the file's folder.
@@ -301,17 +311,17 @@ def connect_peers(
     known: Mapping[str, bytes],
     on_missing: Missed = lambda missing: None,
 ) -> Transport:
-    """Connect to all peers by the type of link that the party's file names.
+    """Connect to all peers by the type of link that the party's settings file names.
 
     Args:
-        file: the party's file.
+        file: the party's settings file.
         identity: the party's key pair.
         known: public identities of all parties, by name.
         on_missing: called repeatedly with the missing peers and the reason for each.
 
     Raises:
-        ConfigError: the file names a link that cannot be made here.
-        PartyLeftError: a peer did not come in time.
+        ConfigError: the file names the link "nvflare", which only a job of NVFlare makes.
+        PartyLeftError: a peer did not connect in time.
     """
     if file.link not in LINKS:
         raise ConfigError(
@@ -322,10 +332,10 @@ def connect_peers(
 
 
 class _TcpRoutes:
-    """A party's routes to its peers over TCP: it dials those that listen, and accepts the others.
+    """The connections of a party to its peers over TCP: it dials some, and the others dial it.
 
     Attributes:
-        file: the party's file.
+        file: the party's settings file.
         me: the party's own keys and the public keys of its peers.
         certificate: SHA-256 of its TLS certificate, hex; empty without TLS.
     """
@@ -333,7 +343,11 @@ class _TcpRoutes:
     certificate = ""
 
     def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
-        """Prepare connections; for the arguments see `connect_peers`."""
+        """Prepare connections without making one.
+
+        `file`: the party's settings file. `identity`: its key pair. `known`: public identities of
+        all parties, by name.
+        """
         self.file = file
         self.me = LocalEnd(
             name=file.party,
@@ -344,25 +358,27 @@ class _TcpRoutes:
         )
 
     def meet_peers(self, on_missing: Missed) -> Transport:
-        """Open the routes and wait until all peers have connected.
+        """Start to listen and dial, wait until all peers have connected, and return the transport.
 
         `on_missing`: called repeatedly while peers are missing, with the reason for each by name.
+
+        Raises PartyLeftError: a peer did not connect in time.
         """
-        with ExitStack() as stack:
+        with ExitStack() as stack:  # closes the port if an error occurs before the transport exists
             connectors = self.make_connectors(stack)
             return LinkTransport.meet_peers(
                 self.file.party,
                 connectors,
                 patience_s=self.file.reconnect_s,
                 meet_s=self.file.meet_s,
-                end=stack.pop_all().close,
+                end=stack.pop_all().close,  # from here on the transport closes the port
                 on_missing=on_missing,
             )
 
     def make_connectors(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
-        """Return, by peer, a function that makes a connection to it.
+        """Return, by peer, a function that makes a connection to it; start to listen if needed.
 
-        `stack`: gets what must be closed in the end, such as a port.
+        `stack`: receives a callback that stops listening.
         """
         dialled = [peer for peer in self.file.peers if self.needs_dialling(peer)]
         connectors = {peer: partial(self.dial_and_prove, peer) for peer in dialled}
@@ -374,8 +390,10 @@ class _TcpRoutes:
         return {**connectors}
 
     def needs_dialling(self, peer: str) -> bool:
-        """Return whether this party dials a peer: the peer listens, and this party does not, or has
-        the later name.
+        """Return whether this party dials a peer, instead of waiting for its connection.
+
+        It does if only the peer listens. If both listen, the party whose name sorts later dials, so
+        that exactly one of the two does.
 
         Raises ConfigError: neither of the two listens.
         """
@@ -389,26 +407,33 @@ class _TcpRoutes:
         return has_address and (self.file.listen is None or peer < party)
 
     def dial_and_prove(self, peer: str) -> Connection:
-        """Dial a peer, and prove both identities; return the encrypted connection."""
+        """Dial a peer; return the encrypted connection, once both ends proved their identities.
+
+        Raises OSError, EOFError, RemoteProtocolError: nobody, or another party, answers.
+        """
         connection = self.dial_peer(peer)
         try:
             self.prepare_connection(connection, peer)
-            return prove_identity(connection, self.me, peer)[1]
+            _, encrypted_connection = prove_identity(connection, self.me, peer)
+            return encrypted_connection
         except BaseException:
             connection.close()
             raise
 
     def prepare_connection(self, connection: Carrier, peer: str) -> None:
-        """Do what must precede the proof of identity; by default nothing."""
+        """Do what must precede the proof of identity on a new connection; here nothing.
+
+        Overridden for connections through a relay.
+        """
 
     def parse_peer_address(self, peer: str) -> Address:
-        """Return a peer's address from the party's file."""
+        """Return host and port of a peer that listens, from the party's settings file."""
         address = self.file.peers[peer].address
         assert address is not None
         return parse_address(address)
 
     def dial_peer(self, peer: str) -> Carrier:
-        """Open a TCP connection to a peer. Raises ConnectionError: names peer and address."""
+        """Open a TCP connection to a peer. Raises ConnectionError: nobody listens there."""
         address = self.parse_peer_address(peer)
         try:
             return sockets.dial(address)
@@ -419,7 +444,10 @@ class _TcpRoutes:
             ) from error
 
     def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
-        """Return the acceptor for peers that dial this party; `awaited`: names of these peers."""
+        """Return the object that accepts connections of peers that dial this party.
+
+        `awaited`: names of these peers.
+        """
         me = self.me.name
         absence = (
             f"it did not come to {me} within {self.file.meet_s:g} s; start it, correct the "
@@ -429,9 +457,9 @@ class _TcpRoutes:
         return PeerAcceptor(self.me, awaited, absent=absence)
 
     def start_listening(self, acceptor: PeerAcceptor) -> Callable[[], None]:
-        """Pass connections of peers that dial to the acceptor; return a function that ends this.
+        """Listen, and pass each new connection to `acceptor`; return a function that stops this.
 
-        Raises ConfigError: the address cannot be used.
+        Raises ConfigError: the party's address cannot be used.
         """
         assert self.file.listen is not None
         try:
@@ -449,10 +477,17 @@ class _TcpRoutes:
 
 
 class _GrpcRoutes(_TcpRoutes):
-    """A party's routes over gRPC, between machines with TLS; or through a relay that all dial."""
+    """The connections of a party to its peers over gRPC with TLS, directly or through a relay."""
 
     def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
-        """Import gRPC, and load the TLS credentials; for the arguments see `connect_peers`."""
+        """Import gRPC, and load the TLS credentials.
+
+        `file`: the party's settings file. `identity`: its key pair. `known`: public identities of
+        all parties, by name.
+
+        Raises ConfigError: gRPC is not installed, or the file's TLS settings cannot be used.
+        """
+        # Imported here, since gRPC is an optional extra that parties over plain TCP do not need.
         from secure_apfed.exchange import certificates, grpc_link, relay
 
         self._certificates = certificates
@@ -464,7 +499,10 @@ class _GrpcRoutes(_TcpRoutes):
         super().__init__(file, identity, known)
 
     def _load_credentials(self, file: PartyFile) -> "Credentials | None":
-        """Return the TLS credentials; None on loopback, if the file allows plaintext there."""
+        """Return the TLS credentials; None if the file allows plaintext and all is on this machine.
+
+        Raises ConfigError: a certificate cannot be used, or plaintext is not allowed.
+        """
         if (tls := file.tls) is not None:
             revoked = self._certificates.load_revocations(tls.revoked)
             return self._certificates.Credentials.from_files(
@@ -482,33 +520,41 @@ class _GrpcRoutes(_TcpRoutes):
         return None
 
     def needs_dialling(self, peer: str) -> bool:
+        """Return whether this party dials a peer; with a relay every party dials the relay."""
         return self.file.relay is not None or super().needs_dialling(peer)
 
     def dial_peer(self, peer: str) -> Carrier:
-        """Open a gRPC stream to the peer, or to the relay."""
+        """Open a gRPC stream to the peer, or to the relay, if the party uses one."""
         file = self.file
         if file.relay is not None:
             address = parse_address(file.relay)
-            name = file.relay_name
+            certified_name = file.relay_name
         else:
             address = self.parse_peer_address(peer)
-            name = None if file.peers[peer].behind_proxy else peer
-        return self._grpc.dial(address, self._credentials, name=name, proxy=file.proxy)
+            # The certificate of a proxy is for its host instead of the peer.
+            certified_name = None if file.peers[peer].behind_proxy else peer
+        return self._grpc.dial(address, self._credentials, name=certified_name, proxy=file.proxy)
 
     def prepare_connection(self, connection: Carrier, peer: str) -> None:
-        """Enter the session's room at the relay, if the party uses one."""
+        """Have the relay, if the party uses one, join this connection to that of the peer."""
         if self.file.relay is not None:
             wait_s = min(self._relay.PARTNER_S, self.file.reconnect_s / 3)
             self._relay.enter_room(connection, self.me, peer, wait_s=wait_s)
 
     def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
+        """Return the object that accepts connections of peers, whose TLS certificates it checks.
+
+        `awaited`: names of these peers.
+        """
         return PeerAcceptor(self.me, awaited, self._require_certificate)
 
     def _require_certificate(self, name: str, certificate: bytes) -> None:
-        """Raise RemoteProtocolError unless a caller's certificate is that of the peer `name`.
+        """Raise RemoteProtocolError unless a caller's certificate belongs to the peer `name`.
 
-        Not checked without TLS, or for a peer behind a proxy. `certificate`: the certificate in
-        PEM.
+        Nothing is checked without TLS, or for a peer behind a proxy, which shows the proxy's
+        certificate.
+
+        `certificate`: the caller's certificate, in PEM.
         """
         peer = self.file.peers.get(name)
         if self._credentials is not None and peer is not None and not peer.behind_proxy:
@@ -549,14 +595,15 @@ def run_party(
     on_record: Callable[[OwnRecord], None] = lambda record: None,
     on_common: Callable[[CommonPeople], None] = lambda common: None,
 ) -> RunResult | None:
-    """Run one party's part of a run to its end; the active returns the result.
+    """Run one party's part of a run to its end; return the result at the active, else None.
 
-    The result has the active's own bytes on the links, and privacy costs as the passives report
-    them. Under `rules.restarts` the party starts a new session from its folder when another party
-    left or returned, unless that one stopped for its settings, data or budget.
+    The result counts the active's own bytes on the links, and has privacy costs as the passives
+    report them. If the run allows restarts (`rules.restarts`), a party starts a new session from
+    its checkpoint when another party left or returned. It does not if that party stopped for its
+    settings, data or privacy budget, which a new session would meet again.
 
     Args:
-        path: the party's file.
+        path: the party's settings file.
         resume: whether to continue from the last checkpoint.
         on_progress: called with each `Progress`.
         wrap_transport: wraps the transport, for example to simulate faults.
@@ -566,7 +613,10 @@ def run_party(
         on_record: receives the party's record of its messages, after its part is over.
         on_common: receives how many of its people are common, once the rows are aligned.
 
-    Raises as `secure_apfed.run`, and PartyLeftError: another party stopped or left.
+    Raises:
+        PartyLeftError: another party stopped or left.
+        ConfigError, DataError, CheckpointError, RemoteProtocolError, BudgetExhaustedError: see
+            `secure_apfed.run`.
     """
     file = PartyFile.from_file(path)
     restarts = 0
@@ -576,7 +626,7 @@ def run_party(
     failure = ""
     with status:
         while record is None:
-            resumes = resume and not restarts
+            resumes = resume and not restarts  # a restarted session resumes without being asked
             with join_session(
                 file, resume=resumes, wrap_transport=wrap_transport, status=status, connect=connect
             ) as connected:
@@ -604,7 +654,7 @@ def run_party(
 
 
 def _describe_cause(failure: str) -> str:
-    """Return why a session ended, without advice that a restart makes unnecessary."""
+    """Return an error's text without its advice to restart, since the party restarts by itself."""
     return failure.removeprefix(_NOTHING).replace(f"; {ALL_AGAIN}", "")
 
 
@@ -617,7 +667,9 @@ def _run_session(
     restarts: int,
     on_common: Callable[[CommonPeople], None],
 ) -> RunResult | None:
-    """Run one session to its end; the active returns the result, other parties None.
+    """Run one session to its end; return the result at the active, else None.
+
+    A party other than the active then writes settings and message counts into its folder.
 
     Args:
         connected: the party and its links.
@@ -635,24 +687,24 @@ def _run_session(
     own = connected.own
     record = connected.record
     assert isinstance(own.config, Config)
-    people = list[CommonPeople]()
+    common_people = list[CommonPeople]()  # empty, or one entry once the rows are aligned
 
     def note_entry(party_session: PartySession) -> None:
-        """Record the aligned rows, and report the common people."""
+        """Record the aligned rows, and report how many people are common."""
         record.rows = party_session.rows
         if party_session.common is not None:
-            people.append(party_session.common)
+            common_people.append(party_session.common)
             on_common(party_session.common)
 
     helper_script = run_helper(
         own, connected.links, METHODS[own.config.method.name], connected.role, entered=note_entry
     )
     run_role(helper_script, connected.links, connected.transport, **options)
-    # The active writes these files with its results.
+    # At the active these files are written with its results.
     write_atomically(folder.config, dump_settings(own.config).encode())
     folder.write_json(folder.flows, record.plain_flows)
-    if people:
-        folder.write_json(folder.common, [person.model_dump() for person in people])
+    if common_people:
+        folder.write_json(folder.common, [common.model_dump() for common in common_people])
     return None
 
 
@@ -663,9 +715,9 @@ class ConnectedParty:
     Attributes:
         own: the party's settings, data, secrets and user-defined code.
         role: the party's role in the run.
-        links: the party's links to all peers, over the transport.
-        transport: carries its frames.
-        record: the record of its messages.
+        links: the party's links to all peers, which encrypt its messages.
+        transport: carries the encrypted messages.
+        record: the record of the party's messages.
     """
 
     own: PartyContext
@@ -684,9 +736,10 @@ def connect_with_audit(
     connect: Connect,
     past: PastSessions = NONE_BEFORE,
 ) -> Iterator[tuple[dict[str, bytes], AuditLog, Transport]]:
-    """Check the party's counters, open its audit log, and connect it to the peers.
+    """Open the party's audit log and connect it to its peers, for a `with` block.
 
-    Yields the public identities of all parties, the log, and the transport.
+    The party's counters of releases and answers are first compared with the log. Yields the public
+    identities of all parties by name, the log, and the transport.
 
     Args:
         file: the party's settings file.
@@ -695,6 +748,10 @@ def connect_with_audit(
         status: records the state of all links.
         connect: connects to the peers.
         past: totals of earlier sessions, to which the status adds.
+
+    Raises:
+        CheckpointError: a counter or the log is missing or altered.
+        PartyLeftError: a peer did not connect in time.
     """
     known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
     folder = PartyFolder(file.folder).path
@@ -702,7 +759,7 @@ def connect_with_audit(
     log = AuditLog(folder / FILE_NAME, file.party, identity, known, meter, counters=counters)
     with closing(log) as audit:
         known[file.party] = identity.public
-        weakened = (
+        less_protected = (
             *describe_departures(load_config(file.config)),
             *describe_shared_organisations(file.folder),
         )
@@ -711,7 +768,7 @@ def connect_with_audit(
             file.peers,
             meter,
             meet_s=file.meet_s,
-            less_protected=weakened,
+            less_protected=less_protected,
             past=past.count_bytes(),
         )
         transport = connect(file, identity, known, status.observe_missing)
@@ -730,14 +787,17 @@ def join_session(
 ) -> Iterator[ConnectedParty]:
     """Lock the party's folder, load its rows, and connect it to the peers, for a `with` block.
 
+    The settings are first checked against the signed project and the party's own limits.
+
     Args:
         file: the party's settings file.
-        resume: whether to continue from the last checkpoint.
+        resume: whether to continue from the last checkpoint; it does so without being asked if the
+            run allows restarts and there is a checkpoint.
         wrap_transport: wraps the transport, for example to simulate faults.
         status: records the state of all links; None: nobody reads it.
         connect: connects to the peers.
 
-    Raises the errors of `run_party`.
+    Raises ConfigError, DataError, CheckpointError, PartyLeftError: see `run_party`.
     """
     status = status or StatusTracker()
     # Imported late, since that module imports this one.
@@ -759,9 +819,9 @@ def join_session(
             raise make_no_checkpoint_error(folder.path)
         data = load_party_data(file, config, role)
         store = PartyCheckpointStore(folder, file.party, config, data, role=role)
-        shapes = [data.table.shape] if data else []
-        batch = config.train.batch_size
-        stack.enter_context(limit_threads_for(config.model, batch, shapes))
+        row_shapes = [data.table.shape] if data else []
+        batch_size = config.train.batch_size
+        stack.enter_context(limit_threads_for(config.model, batch_size, row_shapes))
         secrets = store.secrets
         # Peers that restart by themselves are awaited as long as the run's patience allows.
         restart_s = (rules.patience_s or 0.0) if rules.restarts else 0.0
@@ -807,14 +867,15 @@ def join_session(
 
 
 class _ActiveCallbacks(RunCallbacks):
-    """The training loop's callbacks at an active whose parties restart by themselves: at each
-    checkpoint it checks whether absent parties are back.
+    """The training loop's callbacks at an active whose parties may restart by themselves.
+
+    At each checkpoint the loop asks whether parties that left the session are back.
     """
 
     def __init__(
         self, writer: RunWriter, on_progress: Callable[[Progress], None], connected: ConnectedParty
     ) -> None:
-        """Take the active's links.
+        """Make the callbacks.
 
         `writer`: writes the run's files. `on_progress`: called with each `Progress`. `connected`:
         the active with its links.
@@ -822,10 +883,13 @@ class _ActiveCallbacks(RunCallbacks):
         super().__init__(writer, on_progress)
         self._links = connected.links
         self._transport = connected.transport
-        self._dismissed = set[str]()
+        self._dismissed = set[str]()  # parties that were notified that the session is over for them
 
     def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
-        """Dismiss newly absent parties from this session; return those that wait for a new one."""
+        """Return which absent parties are ready for a new session.
+
+        A party that is absent for the first time is notified that this session is over for it.
+        """
         for name in set(absent) - self._dismissed:
             self._dismissed.add(name)
             self._links.dismiss_peer(
@@ -842,7 +906,7 @@ async def _run_active(
     restarts: int,
     on_common: Callable[[CommonPeople], None],
 ) -> RunResult:
-    """Run the active's side of a session: set-up, training loop, result and files.
+    """Run the active's side of a session: set-up, training loop and files; return the result.
 
     Args:
         connected: the active and its links.
@@ -856,6 +920,7 @@ async def _run_active(
     config = own.config
     method = METHODS[own.config.method.name]
     assert isinstance(config, Config)
+    # The labels to train on may be noisy, if the run protects labels by a mechanism.
     labels, state = load_training_labels(config, own.data, own.secrets)
     own = replace(own, data_or_none=labels.build_data())
     entered, learner = await start_active(own, links, method, session=new_session())
@@ -876,14 +941,20 @@ async def _run_active(
 
 
 def require_own_limits(file: PartyFile, config: Config) -> None:
-    """Raise ConfigError if a run's settings protect less than the limits in the party's file."""
+    """Raise ConfigError if a run's settings protect less than the limits in the party's file.
+
+    The error advises to ask the active, which may change the run's settings.
+    """
     file.require_protection(
         config, party=file.party, path=file.folder / PARTY_FILE, ask=file.active
     )
 
 
 def determine_role(file: PartyFile, config: Config) -> PartyRole:
-    """Return this party's role. Raises ConfigError: its file and the run differ in the parties."""
+    """Return a party's role in the run.
+
+    Raises ConfigError: the party's settings file names other parties than the run has.
+    """
     roles = assign_roles(METHODS[config.method.name], config, file.active, file.passives)
     names_in_file = {file.party, *file.peers}
     if names_in_file != set(roles):
@@ -896,11 +967,13 @@ def determine_role(file: PartyFile, config: Config) -> PartyRole:
 
 
 def load_party_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
-    """Return this party's data: its prepared rows, or its own table; None at an aggregator or
-    dealer.
+    """Load this party's rows and labels; return None at an aggregator or a dealer, which have none.
 
-    Raises DataError: the table has faults, or differs from the one declared in the party's reply
-        to a project.
+    They are read from a file that was prepared for a trial, if the party's settings file names one,
+    else from the party's own table.
+
+    Raises DataError: the table has faults, or is not the one that the party described when it
+        joined the project.
     """
     if role in ("aggregator", "dealer"):
         return None
@@ -915,9 +988,10 @@ def load_party_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData
 
 
 def _require_declared_table(file: PartyFile, data: OwnData) -> None:
-    """Raise DataError if the table differs from that declared in the reply to a project's proposal.
+    """Raise DataError if a table is not the one that the party described when it joined a project.
 
-    Row counts may differ by a factor of two. Without a reply nothing is checked.
+    Row counts may differ by a factor of two, since tables grow. A party that joined no project, or
+    described no table, is not checked.
     """
     answer = file.folder / ANSWERED.format(file.party)
     declaration = None
@@ -931,38 +1005,48 @@ def _require_declared_table(file: PartyFile, data: OwnData) -> None:
     is_same = current.model_dump(exclude=counts) == declared.model_dump(exclude=counts)
     if is_same and declared.rows / 2 <= current.rows <= declared.rows * 2:
         return
-    declared_columns, current_columns = (
-        dict.fromkeys(shape.columns or ()) for shape in (declared, current)
-    )
-    lists = {
-        "missing": declared_columns.keys() - current_columns.keys(),
-        "new": current_columns.keys() - declared_columns.keys(),
+    declared_columns = set(declared.columns or ())
+    current_columns = set(current.columns or ())
+    names_by_change = {
+        "missing": declared_columns - current_columns,
+        "new": current_columns - declared_columns,
     }
-    differ = [f"{change}: {', '.join(sorted(names))}" for change, names in lists.items() if names]
+    changes = [
+        f"{change}: {', '.join(sorted(names))}"
+        for change, names in names_by_change.items()
+        if names
+    ]
     raise DataError(
         f"{file.party} declared another table: {declared.rows:,} rows, {declared.features} "
         f"features, and here are {current.rows:,} and {current.features} "
-        f"({'; '.join(differ) or 'or other classes, or columns in another order'}); name the right "
-        f"file in {file.config}, or begin a new project"
+        f"({'; '.join(changes) or 'or other classes, or columns in another order'}); name the "
+        f"right file in {file.config}, or begin a new project"
     )
 
 
 def describe_table(data: OwnData, *, columns: bool) -> TableShape:
-    """Return a table's public facts: rounded counts, and column names if `columns`."""
+    """Return the facts about a party's table that the other parties of a project may know.
+
+    Counts are rounded to two digits.
+
+    `columns`: whether the names of the columns are among the facts.
+    """
     table = data.table
     encoding = data.table.encoding
-    labels = {}
+    label_facts = {}
     if table.labels is not None:
-        labels = {"labelled": _round_digits(len(data.labelled_rows)), "classes": len(data.classes)}
-    named = tuple(column.name for column in encoding.columns) if encoding.kind == "columns" else ()
+        label_facts["labelled"] = _round_digits(len(data.labelled_rows))
+        label_facts["classes"] = len(data.classes)
+    has_named_columns = encoding.kind == "columns"
+    names = tuple(column.name for column in encoding.columns) if has_named_columns else ()
     return TableShape(
         rows=_round_digits(len(table.ids)),
         features=table.features[0].numel(),
-        columns=named if columns else None,
-        **labels,
+        columns=names if columns else None,
+        **label_facts,
     )
 
 
 def _round_digits(count: int) -> int:
-    """Return a count rounded to its first two digits."""
+    """Return a count rounded to its first two digits, such as 12,000 for 12,345."""
     return round(count, 2 - len(str(count)))

@@ -12,7 +12,7 @@ are.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +35,7 @@ from secure_apfed.data.catalogue import party_names
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange.agreement import find_differences
 from secure_apfed.exchange.certificates import (
+    Authority,
     Credentials,
     make_authority,
     make_request,
@@ -123,13 +124,13 @@ def _encode_canonical(content: Any) -> bytes:
 
 
 class Document(Settings):
-    """A document that a party signs.
+    """A document that a party signs, so that others can verify who wrote it.
 
     Attributes:
-        kind: kind of the document.
+        kind: kind of the document, such as "proposal".
         version: version of secure-apfed that wrote it.
-        party: the author.
-        identity: the author's public key, hex.
+        party: name of the author.
+        identity: the author's public key (Ed25519), hex.
     """
 
     kind: str
@@ -141,23 +142,25 @@ class Document(Settings):
 
     @property
     def words(self) -> str:
+        """The fingerprint of the author's key in words, which people compare by telephone."""
         return format_as_words(bytes.fromhex(self.identity), IDENTITY_WORDS)
 
 
 class Proposal(Document):
-    """The organiser's proposal of a run to all parties; `party` is the organiser.
+    """The organiser's proposal of a run to all parties.
 
     Attributes:
-        settings: settings of the run, as `list_shared_settings` returns them.
+        party: the organiser.
+        settings: settings of the run that concern all parties; see `list_shared_settings`.
         addresses: "host:port" of the parties that listen; the others only dial out.
-        relay: the address that all dial instead; null: there is no relay.
-        relay_by: the party that runs it.
-        over: the framework (engine) that starts the parties, and its links: Flower or NVFlare.
+        relay: the address of a relay that all parties dial instead; null: there is no relay.
+        relay_by: the party that runs the relay.
+        over: the framework (engine) that starts the parties: Flower or NVFlare; "grpc": none.
         server: "host:port" of that framework's server.
-        run_by: organisations that run an aggregator or a dealer, an engine's `server`, or a party
-            under another name.
-        together: groups of parties that one organisation may run although it then reads more;
-            each party that joins allows them by name, too.
+        run_by: by party, the organisation that runs it, if its name differs from the party's, as
+            for an aggregator or a dealer; and under "server" who runs the framework's server.
+        together: groups of parties that one organisation may run although it can then read more;
+            each party that joins must also allow them by name.
     """
 
     kind: Literal["proposal"] = "proposal"
@@ -178,17 +181,22 @@ class Proposal(Document):
         return assign_roles(METHODS[config.method.name], config, active, passives)
 
     def list_names(self, *roles: PartyRole) -> tuple[str, ...]:
+        """Return the names of the parties that have one of these roles."""
         return tuple(name for name, role in self.roles.items() if role in roles)
 
     @cached_property
     def conflicts(self) -> tuple[tuple[str, Conflict], ...]:
-        """Each organisation that could read or alter something because it runs several parties, by
-        name, with that conflict. Names that differ only in case or signs count as one.
+        """The organisations that run several parties which could collude, and what they gain.
+
+        Each entry has the organisation's name, and the parties with what they could read or alter.
+        Names that differ only in case or punctuation count as one organisation.
         """
         parties_by_organisation: dict[str, list[str]] = {}
         for name in self.roles:
-            key = "".join(filter(str.isalnum, self.run_by.get(name, name).casefold()))
+            organisation = self.run_by.get(name, name)
+            key = "".join(filter(str.isalnum, organisation.casefold()))
             parties_by_organisation.setdefault(key or name, []).append(name)
+        # The organisation's name is that of its last party in `run_by`, or else of its first party.
         return tuple(
             (self.run_by.get(parties[-1], parties[0]), conflict)
             for parties in parties_by_organisation.values()
@@ -198,11 +206,10 @@ class Proposal(Document):
     def require_allowed_groups(
         self, colluding_groups: Sequence[Sequence[str]], remedy: str
     ) -> None:
-        """Raise ValueError if an organisation runs parties that could collude, and that are not in
-        one of the allowed groups.
+        """Raise ValueError if one organisation runs parties that could collude, without permission.
 
-        `colluding_groups`: the allowed groups, as names of parties. `remedy`: what the error
-        advises.
+        `colluding_groups`: groups of parties, by name, that one organisation may run all the same.
+        `remedy`: what the error advises.
         """
         allowed = [set(group) for group in colluding_groups]
         for organisation, conflict in self.conflicts:
@@ -214,12 +221,13 @@ class Proposal(Document):
                 )
 
     def build_config(self, own_table: Mapping[str, Any] | None = None, party: str = "") -> Config:
-        """Return the run's settings.
+        """Return the run's settings, to which one party's own table may be added.
 
-        `own_table`: settings of one party's own table, which are added as `data.parties.PARTY`;
-        None: none are. `party`: name of that party.
+        `own_table`: settings of the party's own table, for `data.parties.PARTY`; None: nothing is
+        added. `party`: name of the party.
 
-        Raises ConfigError: the party has no table in the run, or the settings name code.
+        Raises ConfigError: the party has no table in the run, or the settings name user-defined
+            code, which each party must name for itself.
         """
         settings = self.settings
         if own_table:
@@ -235,7 +243,7 @@ class Proposal(Document):
 
     @model_validator(mode="after")
     def _check_method_has_passives(self) -> Self:
-        """Refuse a method without passives, for which there is nothing to agree on."""
+        """Refuse a method without passives, for which parties have nothing to agree on."""
         method = self.build_config().method.name
         if not METHODS[method].settings.has_passives:
             raise ValueError(
@@ -246,22 +254,42 @@ class Proposal(Document):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        """Check that settings are public, and that addresses, relay and groups name parties of the
-        run.
+        """Check all parts of the proposal: settings, names, groups and addresses.
+
+        Raises ValueError: a part is not allowed, or the parts contradict one another.
         """
+        self._check_public_settings()
+        self._check_names()
+        self.require_allowed_groups(
+            self.together, "let another organisation run one of them, as --run-by NAME=ORGANISATION"
+        )
+        self._check_addresses()
+        return self
+
+    def _check_public_settings(self) -> None:
+        """Refuse settings that each party sets for itself, such as those of its own table."""
         shared = list_shared_settings(self.build_config())
         if private_keys := list(find_differences(self.settings, shared)):
             raise ValueError(
                 f"settings: {', '.join(private_keys)} is what each party says for itself"
             )
-        runs_server = SERVER in self.run_by and SERVER not in self.roles
-        named = {self.party, *self.addresses, *self.run_by, *filter(None, [self.relay_by])}
-        named -= {SERVER} if runs_server else set()
+
+    def _check_names(self) -> None:
+        """Refuse names of parties that the run has not, and parties that nobody is said to run.
+
+        Aggregator and dealer have no rows, so an organisation must be named that runs them.
+        """
+        names_server = SERVER in self.run_by and SERVER not in self.roles
+        named = {self.party, *self.addresses, *self.run_by}
+        if self.relay_by is not None:
+            named.add(self.relay_by)
+        if names_server:
+            named.discard(SERVER)  # the engine's server is no party
         check_engine(
             self.over,
             parties=self.roles,
             server=self.server,
-            is_run=runs_server,
+            is_run=names_server,
             has_addresses=bool(self.addresses or self.relay),
         )
         if unknown := sorted(named - set(self.roles)):
@@ -274,9 +302,9 @@ class Proposal(Document):
                 )
         if unknown := sorted({name for group in self.together for name in group} - set(self.roles)):
             raise ValueError(f"together: {', '.join(unknown)} is none of {', '.join(self.roles)}")
-        self.require_allowed_groups(
-            self.together, "let another organisation run one of them, as --run-by NAME=ORGANISATION"
-        )
+
+    def _check_addresses(self) -> None:
+        """Check that every two parties can reach each other: by their addresses or by a relay."""
         names_by_address = dict[str, str]()
         for name, address in self.addresses.items():
             if (other := names_by_address.setdefault(address, name)) != name:
@@ -293,20 +321,20 @@ class Proposal(Document):
                 f"{' and '.join(dialling)} have no address, so they do not reach each other: give "
                 "all parties but one an address, or all of them a relay"
             )
-        return self
 
 
 class Answer(Document):
-    """The reply of a party to a proposal.
+    """A party's reply to a proposal, by which it joins the project.
 
     Attributes:
         proposal: digest of the proposal, hex.
-        request: signing request for a certificate of the project's authority, in PEM; null: the
-            party has a certificate.
-        certificate: the certificate of a party whose organisation has an authority of its own.
+        request: request for a TLS certificate of the project's authority, in PEM; null: the party
+            has a certificate.
+        certificate: the TLS certificate of a party whose organisation has an authority of its own.
         ca: the certificate of that authority.
-        relay_request: signing request for the relay's certificate, from the party that runs it.
-        table: the public facts of its own table; null: not revealed.
+        relay_request: request for the relay's TLS certificate, from the party that runs the relay.
+        table: facts about the party's table that others may know, such as its rounded number of
+            rows; null: it reveals none.
     """
 
     kind: Literal["answer"] = "answer"
@@ -319,21 +347,29 @@ class Answer(Document):
 
 
 class SignedFile(Settings):
-    """A file: a document, and the signature of the party that it names as its author."""
+    """A file with a document and its author's signature.
+
+    Attributes:
+        document: the document's fields, which name the author and the author's public key.
+        signature: the author's Ed25519 signature of the document, hex.
+    """
 
     document: dict[str, Any]
     signature: str = Field(pattern="^[0-9a-f]{128}$")
 
     @classmethod
     def from_document(cls, identity: Identity, content: Document) -> Self:
-        """Return the file of a document, signed by its party."""
+        """Sign a document by the key pair of its author, and return the signed file."""
         document = content.model_dump(mode="json")
         signature = identity.sign(_PURPOSE, content.kind.encode(), _encode_canonical(document))
         return cls(document=document, signature=signature.hex())
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Read a file without verifying it; `open_document` does. Raises DataError: malformed."""
+        """Read a file; its signature is not verified before `open_document`.
+
+        Raises DataError: the file is missing or malformed.
+        """
         if not path.exists():
             raise DataError(f"there is no file {path}; correct its path, or --folder")
         try:
@@ -341,18 +377,23 @@ class SignedFile(Settings):
                 raise DataError(f"{path} is an archive; unpack it, and name the file in it")
             return load_json(path, cls)
         except CheckpointError as error:
-            wrong = str(error).removesuffix("; restore it from a copy")
-            raise DataError(f"{wrong}; ask who sent it for the file again") from None
+            fault = str(error).removesuffix("; restore it from a copy")
+            raise DataError(f"{fault}; ask who sent it for the file again") from None
 
     def write_file(self, path: Path) -> None:
+        """Write the signed document as JSON."""
         write_atomically(path, to_json(self.model_dump(mode="json"), indent=1).encode() + b"\n")
 
     def open_document(self, kind: type[_DocumentT], source: object) -> _DocumentT:
-        """Verify the signature and return the document; before, nothing of it is used or shown.
+        """Verify the signature, and return the document; no field is used or shown before that.
+
+        The signature proves that the document comes from the holder of the key that it names, not
+        whose key that is: people compare the keys' words.
 
         `kind`: the class of the expected document. `source`: what errors call the file.
 
-        Raises RemoteProtocolError: altered, of another kind or version, or malformed.
+        Raises RemoteProtocolError: the document was altered, is of another kind or version, or is
+            malformed.
         """
         expected_kind = kind.model_fields["kind"].default
         self._verify_signature(source)
@@ -366,7 +407,10 @@ class SignedFile(Settings):
         return content
 
     def _verify_signature(self, source: object) -> None:
-        """Raise RemoteProtocolError unless the key that the file names signed its document."""
+        """Raise RemoteProtocolError unless the key that the document names has signed it.
+
+        `source`: what the error calls the file.
+        """
         identity = self.document.get("identity")
         kind = self.document.get("kind")
         if not isinstance(identity, str) or not _HEX_32.fullmatch(identity):
@@ -390,15 +434,16 @@ class SignedFile(Settings):
 
 
 class SealedProject(Document):
-    """The project, the same at all parties: the proposal, all replies (answers), and certificates.
+    """The project as all parties have it: the proposal, all parties' replies, and certificates.
 
-    All its signatures are verified when it is built; people compare whose keys they are.
+    The organiser makes ("seals") it. All its signatures are verified when it is built; people
+    compare whose keys they are.
 
     Attributes:
-        proposal: signed by the organiser.
-        answers: party -> its reply to the proposal, signed by it.
-        ca: certificates of all authorities, in PEM.
-        certificates: party -> its certificate, in PEM; the relay's under the relay's own name.
+        proposal: the proposal, signed by the organiser.
+        answers: by party, its signed reply to the proposal.
+        ca: certificates of all certificate authorities, in PEM.
+        certificates: by party, its TLS certificate, in PEM; the relay's under "relay".
     """
 
     kind: Literal["sealed project"] = "sealed project"
@@ -409,6 +454,7 @@ class SealedProject(Document):
 
     @cached_property
     def proposal_document(self) -> Proposal:
+        """The verified proposal."""
         return self.proposal.open_document(Proposal, "the proposal")
 
     @cached_property
@@ -420,6 +466,7 @@ class SealedProject(Document):
 
     @property
     def digest(self) -> bytes:
+        """The SHA-256 of the whole project, 32 bytes, which identifies it."""
         return digest_content(self.model_dump(mode="json"))
 
     @property
@@ -429,8 +476,10 @@ class SealedProject(Document):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        """Check that the proposer sealed it, and that every party replied to this proposal once, by
-        its own key.
+        """Check that the documents belong together, so that all parties have the same project.
+
+        Its author must be the author of the proposal. Every party must have replied to this
+        proposal, each with a key of its own.
         """
         proposal = self.proposal_document
         party_of_key = dict[str, str]()
@@ -458,10 +507,12 @@ class SealedProject(Document):
 
 
 def _require_kind(document: Mapping[str, Any], expected_kind: str) -> None:
-    """Raise ValueError if a document is of another kind or version, or has characters that are not
-    shown.
+    """Check a document's kind, version and characters, before its fields are parsed.
 
-    `expected_kind`: kind that the reader expects, such as "proposal" or "answer".
+    `expected_kind`: the kind that the reader expects, such as "proposal" or "answer".
+
+    Raises ValueError: another kind; another version of secure-apfed; or a text with characters that
+        are not shown, such as control characters, by which it could deceive a reader.
     """
     kind = document.get("kind")
     if kind != expected_kind:
@@ -486,28 +537,32 @@ def _require_kind(document: Mapping[str, Any], expected_kind: str) -> None:
 
 
 def _drop_pems(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document without the keys whose texts may contain line breaks.
+    """Return a document without the fields whose texts may contain line breaks.
 
-    These are certificates and requests, which have a pattern of their own, and the documents within
+    They are certificates and requests, whose characters a pattern checks, and the documents within
     a sealed project, which are checked when they are opened.
     """
     return {key: value for key, value in document.items() if key not in _UNCHECKED_KEYS}
 
 
 def _describe_document_fault(error: Exception, expected_kind: str) -> str:
-    """Return the fault of a document in a sentence."""
+    """Return the fault of a document in words that follow the name of its file.
+
+    `error`: the error that parsing the document raised.
+    """
     if isinstance(error, ValidationError | ConfigError):
         return f"is no {expected_kind}: {_describe_first_error(error)}"
     return str(error)
 
 
 def list_shared_settings(config: Config) -> dict[str, Any]:
-    """Return the settings of a run for a proposal, without those of one party's table, machine or
-    folders.
+    """Return the settings of a run that a proposal contains, as nested plain values.
+
+    Settings of single parties are left out: of their own tables, machines and folders.
     """
     shared = _dump_settings(config)
     shared["data"].pop("folder", None)
-    if config.data.dataset == TABLES:
+    if config.data.dataset == TABLES:  # every party has a table of its own
         shared_keys = {*_SHARED_DATA_KEYS}
         if config.data.horizontal or config.data.labels_at:  # several parties number the classes
             shared_keys.add("classes")
@@ -517,10 +572,10 @@ def list_shared_settings(config: Config) -> dict[str, Any]:
 
 
 def _dump_settings(settings: Settings) -> dict[str, Any]:
-    """Return as plain values the settings that were set explicitly, section by section.
+    """Return the settings that were set explicitly, as nested plain values.
 
-    Left out are those that each party sets for itself (`EACH_ALONE`), except for
-    `_OWN_KEYS_IN_PROPOSAL`.
+    Settings that each party sets for itself are left out, except for a few that a proposal contains
+    all the same (`_OWN_KEYS_IN_PROPOSAL`).
     """
     values = settings.model_dump(mode="json", exclude_unset=True)
     for name, field in type(settings).model_fields.items():
@@ -543,7 +598,9 @@ def propose_project(
     show: Show = lambda *_: None,
     **fields: Any,
 ) -> Proposal:
-    """Write a proposal, and the organiser's own reply to it, into its folder; run by the organiser.
+    """Write a proposal, and the organiser's own reply to it, into the organiser's folder.
+
+    The organiser is the party that proposes a run to the others.
 
     Args:
         config: the run's settings, with the organiser's own table.
@@ -552,10 +609,11 @@ def propose_project(
         certificates: folder with certificate.pem, key.pem and ca.pem of an organisation that has an
             authority of its own; None: none.
         columns: whether the organiser's own reply reveals column names.
-        show: called with what the reply will say before anything is written.
+        show: called before the reply is written, with the proposal, the party's settings and the
+            facts about its table that the reply reveals.
         fields: addresses, relay, relay_by, over, server, run_by and together of the proposal.
 
-    Raises ConfigError: these settings cannot be proposed.
+    Raises ConfigError: these settings cannot be proposed, or the folder has a project.
     """
     identity = _prepare_folder(folder, party)
     try:
@@ -589,7 +647,9 @@ def answer_proposal(
     colluding_groups: Sequence[Sequence[str]] = (),
     settings: Sequence[str] = (),
 ) -> Proposal:
-    """Create a party's folder, keys, settings and reply; run by each party that takes part.
+    """Create a party's folder, keys, settings and signed reply to a proposal; return the proposal.
+
+    Run by each party that takes part, except for the organiser.
 
     Args:
         path: path of the proposal.
@@ -599,14 +659,16 @@ def answer_proposal(
         certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
             has an authority of its own; None: the organiser is asked for a certificate.
         columns: whether the reply reveals column names.
-        show: called with what the reply will say before anything is written; it may raise to
-            cancel.
-        colluding_groups: groups of parties that this party lets one organisation run, although that
-            then reads more; without this, groups of the proposal are refused.
+        show: called before the reply is written, with the proposal, the party's settings and the
+            facts about its table that the reply reveals; it may raise an error to cancel.
+        colluding_groups: groups of parties that this party lets one organisation run, although the
+            organisation can then read more. Other such groups in the proposal are refused.
         settings: further settings of its own table, each as "data.parties.shop.numeric=[age]".
 
-    Raises ConfigError: the proposal lets one organisation run parties that `colluding_groups` does
-    not allow, or `settings` concern more than the party's own table.
+    Raises:
+        ConfigError: the proposal lets one organisation run parties that `colluding_groups` does not
+            allow, does not name this party, or `settings` concern more than the party's own table.
+        RemoteProtocolError: the proposal was altered, or is of another version.
     """
     signed = SignedFile.from_file(path)
     proposal = signed.open_document(Proposal, path)
@@ -633,7 +695,12 @@ def answer_proposal(
 
 
 def _set_party_settings(config: Config, party: str, settings: Sequence[str]) -> Config:
-    """Return the configuration with these settings of the party's own table."""
+    """Return the run's settings after further settings of one party's own table.
+
+    `settings`: each as "data.parties.PARTY.key=value".
+
+    Raises ConfigError: the party has no table, or a setting is not of its table.
+    """
     if party not in (config.data.parties or {}):
         raise ConfigError(f"{party} takes part without a table of its own; leave --set out")
     for setting in settings:
@@ -649,7 +716,10 @@ def _set_party_settings(config: Config, party: str, settings: Sequence[str]) -> 
 
 
 def _prepare_folder(folder: Path, party: str) -> Identity:
-    """Return the party's identity, created in its folder, which must have no project yet."""
+    """Create a party's folder and its key pair of signatures; return the key pair.
+
+    Raises ConfigError: the folder has a project already.
+    """
     if existing := [path.name for path in folder.glob("*.json")]:
         raise ConfigError(
             f"{folder} holds {', '.join(sorted(existing))} already: send what {party} answered, or "
@@ -669,31 +739,23 @@ def _write_answer(
     columns: bool,
     show: Show,
 ) -> None:
-    """Create the party's TLS key and request, describe its table, and write its signed reply.
+    """Write a party's signed reply to a proposal, its private TLS keys and its settings of the run.
 
     The party's own limits are checked, and `show` is called, before anything is written.
 
-    `proposal`: the signed file. `settings`: the party's settings of the run.
-    `certificates`: folder with certificates of the party's own authority; None: the organiser is
-    asked for one. `columns`: whether the reply reveals column names. `show`: called with what the
-    reply will say.
+    Args:
+        proposal: the signed file of the proposal.
+        settings: the party's settings of the run.
+        party: the party that replies.
+        folder: the party's folder, with its key pair of signatures.
+        certificates: folder with certificates of the party's own authority; None: the reply
+            requests a certificate from the organiser.
+        columns: whether the reply reveals column names.
+        show: called with the proposal, the party's settings and the facts about its table that the
+            reply reveals.
     """
     identity = PartyFolder(folder).load_identity()
-    fields = dict[str, Any]()
-    if certificates is None:
-        request, key = make_request(party)
-        fields["request"] = request.decode()
-    else:
-        pems = (certificates / name for name in (_CA, _CERTIFICATE, _KEY))
-        credentials = Credentials.from_files(*pems, name=party)
-        key = credentials.key
-        fields["certificate"] = credentials.certificate.decode()
-        fields["ca"] = credentials.ca.decode()
-    private_keys = {_KEY: key}
-    if proposal.document["relay_by"] == party:
-        relay_request, relay_key = make_request(_RELAY)
-        private_keys[f"{_RELAY}-{_KEY}"] = relay_key
-        fields["relay_request"] = relay_request.decode()
+    fields, private_keys = _make_tls_fields(proposal, party, certificates)
     config = load_config_text(format_yaml(settings), source=str(folder / RUN))
     table_settings = (config.data.parties or {}).get(party)
     if table_settings is not None and table_settings.is_here:
@@ -718,15 +780,45 @@ def _write_answer(
     SignedFile.from_document(identity, content).write_file(folder / ANSWER.format(party))
 
 
+def _make_tls_fields(
+    proposal: SignedFile, party: str, certificates: Path | None
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the TLS fields of a party's reply, and its private keys by the names of their files.
+
+    The party that runs the relay also requests the relay's certificate.
+
+    `certificates`: folder with certificates of the party's own authority; None: the reply requests
+    a certificate from the organiser.
+    """
+    fields = dict[str, Any]()
+    if certificates is None:
+        request, key = make_request(party)
+        fields["request"] = request.decode()
+    else:
+        pems = (certificates / name for name in (_CA, _CERTIFICATE, _KEY))
+        credentials = Credentials.from_files(*pems, name=party)
+        key = credentials.key
+        fields["certificate"] = credentials.certificate.decode()
+        fields["ca"] = credentials.ca.decode()
+    private_keys = {_KEY: key}
+    if proposal.document["relay_by"] == party:
+        relay_request, relay_key = make_request(_RELAY)
+        private_keys[f"{_RELAY}-{_KEY}"] = relay_key
+        fields["relay_request"] = relay_request.decode()
+    return fields, private_keys
+
+
 def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> SealedProject:
-    """Collect all replies and write the sealed project; run by the organiser.
+    """Combine the proposal and all parties' replies to the sealed project; run by the organiser.
 
-    Sealing the same replies again renews all certificates under a new authority, and so changes the
-    project's words. `secure_apfed.organisations.renewal` renews one certificate under the same
-    authority, whose key stays in this folder.
+    All TLS certificates are issued, and the project is also installed in the organiser's folder.
+    Sealing the same replies again issues new certificates under a new authority, and so changes the
+    project's fingerprint. `secure_apfed.organisations.renewal` renews one certificate without that.
 
-    `paths`: paths of the replies. `folder`: the organiser's folder. `days`: how long certificates
-    are valid.
+    Args:
+        paths: paths of the other parties' replies.
+        folder: the organiser's folder, with the proposal and the organiser's own reply.
+        days: how long certificates are valid.
 
     Raises:
         ConfigError: the folder is not the organiser's.
@@ -737,37 +829,16 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
     proposal = signed_proposal.open_document(Proposal, folder / PROPOSAL)
     if proposal.identity != identity.public.hex():
         raise ConfigError(f"{folder} is not of {proposal.party}, who proposed this and alone seals")
-    answers: dict[str, SignedFile] = {}
-    for path in dict.fromkeys((folder / ANSWER.format(proposal.party), *paths)):
-        signed = SignedFile.from_file(path)
-        answer = signed.open_document(Answer, path)
-        if answers.setdefault(answer.party, signed) != signed:
-            other = answers[answer.party].open_document(Answer, path)
-            raise RemoteProtocolError(
-                f"{path}: {answer.party} answered twice, as {other.words!r} and as "
-                f"{answer.words!r}; ask it by telephone which words are its own, and leave the "
-                "other file out"
-            )
+    answers = _load_answers((folder / ANSWER.format(proposal.party), *paths))
     authority = make_authority("secure-apfed project authority")
-    certificates = dict[str, str]()
-    authorities = {authority.certificate.decode(): None}
-    for name, signed in answers.items():
-        answer = signed.open_document(Answer, name)
-        if answer.certificate is not None and answer.ca is not None:
-            require_caller(name, answer.certificate.encode(), frozenset())
-            certificates[name] = answer.certificate
-            authorities[answer.ca] = None
-        for holder, request in {name: answer.request, _RELAY: answer.relay_request}.items():
-            if request is not None:
-                certificate = authority.sign_request(request.encode(), holder, days=days)
-                certificates[holder] = certificate.decode()
+    certificates, authorities = _issue_certificates(authority, answers, days=days)
     try:
         sealed = SealedProject(
             party=proposal.party,
             identity=proposal.identity,
             proposal=signed_proposal,
             answers=answers,
-            ca="".join(authorities),
+            ca=authorities,
             certificates=certificates,
         )
     except ValidationError as error:
@@ -779,46 +850,68 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
     return accept_project(folder / SEALED, proposal.party, folder)
 
 
-def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
-    """Install a sealed project that has this party's reply, and write party.yaml; run by each
-    party.
+def _load_answers(paths: Iterable[Path]) -> dict[str, SignedFile]:
+    """Read the signed replies in these files; return them by party, each verified.
 
-    Keys of party.yaml that the project does not set stay as they are.
+    Raises RemoteProtocolError: a reply was altered, or two of one party differ.
+    """
+    answers: dict[str, SignedFile] = {}
+    for path in dict.fromkeys(paths):
+        signed = SignedFile.from_file(path)
+        answer = signed.open_document(Answer, path)
+        if answers.setdefault(answer.party, signed) != signed:
+            other = answers[answer.party].open_document(Answer, path)
+            raise RemoteProtocolError(
+                f"{path}: {answer.party} answered twice, as {other.words!r} and as "
+                f"{answer.words!r}; ask it by telephone which words are its own, and leave the "
+                "other file out"
+            )
+    return answers
+
+
+def _issue_certificates(
+    authority: Authority, answers: Mapping[str, SignedFile], *, days: float
+) -> tuple[dict[str, str], str]:
+    """Issue a TLS certificate for each request in the parties' replies.
+
+    Returns the certificates of all parties (and the relay) by name, also those of other
+    authorities; and the certificates of all authorities. All are in PEM.
+
+    `authority`: the project's own authority. `answers`: signed replies by party. `days`: how long
+    issued certificates are valid.
+    """
+    certificates = dict[str, str]()
+    authorities = [authority.certificate.decode()]
+    for name, signed in answers.items():
+        answer = signed.open_document(Answer, name)
+        if answer.certificate is not None and answer.ca is not None:
+            require_caller(name, answer.certificate.encode(), frozenset())
+            certificates[name] = answer.certificate
+            authorities.append(answer.ca)
+        for holder, request in {name: answer.request, _RELAY: answer.relay_request}.items():
+            if request is not None:
+                certificate = authority.sign_request(request.encode(), holder, days=days)
+                certificates[holder] = certificate.decode()
+    return certificates, "".join(dict.fromkeys(authorities))  # each authority once
+
+
+def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
+    """Install a sealed project in a party's folder; run by each party.
+
+    It writes the TLS files, the party's settings file and the files for the framework that starts
+    the parties. Settings in that file which the project does not set stay as they are.
 
     `path`: path of the sealed project. `party`: this party. `folder`: this party's folder.
 
     Raises:
         RemoteProtocolError: the project is of another proposal, or lacks this party's reply.
-        ConfigError: its settings protect less than the party's own limits.
+        ConfigError: its settings protect less than the party's own limits, or TLS key and
+            certificate do not fit.
     """
     require_open_project(folder)
-    own_answer = SignedFile.from_file(folder / ANSWER.format(party))
-    own_proposal = SignedFile.from_file(folder / PROPOSAL)
-    sealed = SignedFile.from_file(path).open_document(SealedProject, path)
+    sealed = _load_joined_project(path, party, folder)
     proposal = sealed.proposal_document
-    if sealed.proposal != own_proposal:
-        raise RemoteProtocolError(
-            f"{path} is of another proposal than {folder / PROPOSAL}, which {party} answered; name "
-            f"the folder of its answer (--folder), or ask {proposal.party} which of the two holds"
-        )
-    if sealed.answers.get(party) != own_answer:
-        raise RemoteProtocolError(
-            f"{path} lacks the answer of {party} that lies in {folder}: it holds another one, of "
-            f"{sealed.answer_documents[party].words!r}; send {proposal.party} yours again, and ask "
-            "it by telephone who sent the other one"
-        )
-    _remove_renewals(folder, sealed)
-    certificate = sealed.certificates.get(party)
-    if certificate is not None:
-        certificate = find_newest_pem(folder, party, certificate)
-    files = {_CA: sealed.ca, _CERTIFICATE: certificate}
-    if proposal.relay_by == party:
-        files[f"{_RELAY}-{_CERTIFICATE}"] = sealed.certificates.get(_RELAY)
-    for name, pem in files.items():
-        write_atomically(folder / name, (pem or "").encode())
-    # Called for its errors: certificate, key and authority must fit together before the project
-    # counts as installed.
-    Credentials.from_files(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
+    _install_certificates(sealed, party, folder)
     if path.absolute() != (folder / SEALED).absolute():
         write_atomically(folder / SEALED, load_bytes(path, maximum=_MAX_BYTES))
     fields = _make_party_settings(sealed, party)
@@ -834,18 +927,78 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
         if data is not None:
             write_atomically(folder / _TABLE, pack_own(data), private=True)
             fields["table"] = _TABLE
-    previous = parse_yaml(load_text(own_file), str(own_file))[0] if own_file.exists() else {}
-    # A revocation list that the party's file names already is kept.
-    previous_tls = previous.get("tls") if isinstance(previous.get("tls"), dict) else None
-    fields["tls"]["revoked"] = (previous_tls or {}).get("revoked") or REVOKED
-    write_atomically(own_file, format_yaml({**previous, **fields}).encode())
-    PartyFile.from_file(own_file)  # raises ConfigError if the merged file is not valid
+    _update_party_file(own_file, fields)
     write_engine_files(proposal.over, _plan_engine(sealed, party, folder, config))
     return sealed
 
 
+def _load_joined_project(path: Path, party: str, folder: Path) -> SealedProject:
+    """Read and verify a sealed project to which this party has replied.
+
+    `path`: path of the project. `folder`: the party's folder, with the proposal and the reply.
+
+    Raises RemoteProtocolError: the project is of another proposal, or lacks this party's reply.
+    """
+    own_answer = SignedFile.from_file(folder / ANSWER.format(party))
+    own_proposal = SignedFile.from_file(folder / PROPOSAL)
+    sealed = SignedFile.from_file(path).open_document(SealedProject, path)
+    proposal = sealed.proposal_document
+    if sealed.proposal != own_proposal:
+        raise RemoteProtocolError(
+            f"{path} is of another proposal than {folder / PROPOSAL}, which {party} answered; name "
+            f"the folder of its answer (--folder), or ask {proposal.party} which of the two holds"
+        )
+    if sealed.answers.get(party) != own_answer:
+        raise RemoteProtocolError(
+            f"{path} lacks the answer of {party} that lies in {folder}: it holds another one, of "
+            f"{sealed.answer_documents[party].words!r}; send {proposal.party} yours again, and ask "
+            "it by telephone who sent the other one"
+        )
+    return sealed
+
+
+def _install_certificates(sealed: SealedProject, party: str, folder: Path) -> None:
+    """Write a project's certificates into a party's folder: the authorities' and the party's own.
+
+    Renewed certificates in the folder count if they are of this project; others are deleted. The
+    party that runs the relay also gets the relay's certificate.
+
+    Raises ConfigError: certificate, key and authority do not fit together.
+    """
+    _remove_renewals(folder, sealed)
+    certificate = sealed.certificates.get(party)
+    if certificate is not None:
+        certificate = find_newest_pem(folder, party, certificate)
+    files = {_CA: sealed.ca, _CERTIFICATE: certificate}
+    if sealed.proposal_document.relay_by == party:
+        files[f"{_RELAY}-{_CERTIFICATE}"] = sealed.certificates.get(_RELAY)
+    for name, pem in files.items():
+        write_atomically(folder / name, (pem or "").encode())
+    # Called for its errors: certificate, key and authority must fit together before the project
+    # counts as installed.
+    Credentials.from_files(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
+
+
+def _update_party_file(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write settings into a party's settings file; other settings in it stay as they are.
+
+    A revocation list that the file names stays, too.
+
+    Raises ConfigError: the file would not be valid.
+    """
+    previous: Any = {}
+    if path.exists():
+        previous, _ = parse_yaml(load_text(path), str(path))
+    previous_tls = previous.get("tls")
+    if not isinstance(previous_tls, dict):
+        previous_tls = {}
+    tls = {**fields["tls"], "revoked": previous_tls.get("revoked") or REVOKED}
+    write_atomically(path, format_yaml({**previous, **fields, "tls": tls}).encode())
+    PartyFile.from_file(path)  # called for its error
+
+
 def _plan_engine(sealed: SealedProject, party: str, folder: Path, config: Config) -> EnginePlan:
-    """Return the facts for the engine's (Flower's, NVFlare's) files in this party's folder."""
+    """Return the values from which a party's files for Flower or NVFlare are made."""
     proposal = sealed.proposal_document
     return EnginePlan(
         party=party,
@@ -879,7 +1032,7 @@ def require_agreed_link(file: PartyFile) -> None:
 
 
 def _remove_renewals(folder: Path, sealed: SealedProject) -> None:
-    """Delete renewed certificates in a folder that belong to another project than this one."""
+    """Delete the renewed certificates in a folder that do not belong to this project."""
     for path in folder.glob(RENEWED.format("*")):
         document = load_json(path, dict[str, Any]).get("document", {})
         if not isinstance(document, dict) or document.get("project") != sealed.digest.hex():
@@ -887,7 +1040,7 @@ def _remove_renewals(folder: Path, sealed: SealedProject) -> None:
 
 
 def _make_party_settings(sealed: SealedProject, party: str) -> dict[str, Any]:
-    """Return the settings of party.yaml that follow from the sealed project."""
+    """Return the settings in a party's settings file that follow from the sealed project."""
     proposal = sealed.proposal_document
     fields: dict[str, Any] = {
         "party": party,
@@ -910,15 +1063,17 @@ def _make_party_settings(sealed: SealedProject, party: str) -> dict[str, Any]:
 
 
 def choose_listen_address(address: str) -> str:
-    """Return where to listen so that others reach this address: its port on all interfaces, or the
-    address itself if it is on loopback.
+    """Return the address at which a party listens, so that others reach it at `address`.
+
+    It is the same port on all interfaces, since the host may have another address inside its own
+    network; on loopback it is `address` itself.
     """
     host, port = parse_address(address)
     return address if is_loopback(host) else spell_address(("0.0.0.0", port))  # noqa: S104
 
 
 def _describe_first_error(error: ValidationError | ConfigError) -> str:
-    """Return the first fault of a validation error in words, after its dotted key."""
+    """Return the first fault that an error reports, in words, after the dotted key it concerns."""
     if isinstance(error, ConfigError):
         return str(error)
     first = error.errors()[0]

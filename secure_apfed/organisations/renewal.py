@@ -50,7 +50,12 @@ _MAX_KEY = 2**16
 
 
 class CertificateRequest(Document):
-    """A party's request for a new certificate; `project`: digest (hex) of the sealed project."""
+    """A party's request to the organiser for a new TLS certificate.
+
+    Attributes:
+        project: digest (hex) of the project that all parties signed.
+        request: the certificate signing request, in PEM.
+    """
 
     kind: Literal["certificate request"] = "certificate request"
     project: Hex32
@@ -58,7 +63,13 @@ class CertificateRequest(Document):
 
 
 class RenewedCertificate(Document):
-    """The organiser's reply: the new certificate of the party `holder`."""
+    """The organiser's reply to a request: a party's new TLS certificate.
+
+    Attributes:
+        project: digest (hex) of the project that all parties signed.
+        holder: the party whose certificate it is.
+        certificate: the certificate, in PEM.
+    """
 
     kind: Literal["renewed certificate"] = "renewed certificate"
     project: Hex32
@@ -67,15 +78,15 @@ class RenewedCertificate(Document):
 
 
 def request_certificate(config: Path, *, new_key: bool = False) -> Path:
-    """Write a party's request to the organiser; return its path. Run by the party.
+    """Write a party's signed request for a new TLS certificate; return its path. Run by the party.
 
     Args:
-        config: the party's file.
-        new_key: whether the certificate is for another key, since the one in use leaked; the old
-            one stays in use until the certificate is accepted. After that the project cannot be
-            sealed again from the party's former reply to the proposal.
+        config: the party's settings file.
+        new_key: whether the certificate is for a new key, such as after the present one leaked. The
+            present key stays in use until the certificate is accepted. After that the organiser
+            cannot seal the project again from the party's former answer, which has the old key.
 
-    Raises ConfigError: the party has no `tls`, or its folder no sealed project.
+    Raises ConfigError: the party uses no TLS, or its folder has no sealed project.
     """
     file = PartyFile.from_file(config)
     require_open_project(file.folder)
@@ -98,15 +109,16 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
 
 
 def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
-    """Issue a certificate for a request; return the path of the reply. Run by the organiser.
+    """Issue a TLS certificate for a party's request; write the signed reply, and return its path.
 
-    `path`: path of the request. `folder`: the organiser's folder. `days`: how long the certificate
-    is valid.
+    Run by the organiser. `path`: path of the request. `folder`: the organiser's folder. `days`: how
+    long the certificate is valid.
 
     Raises:
-        ConfigError: this is not the organiser's folder, or has no key of the authority.
-        RemoteProtocolError: the request is not signed by the party of the sealed project, or
-            belongs to another project.
+        ConfigError: this is not the organiser's folder, it has no key of the certificate authority,
+            or the party has an authority of its own.
+        RemoteProtocolError: the request is not signed by a party of the sealed project, or belongs
+            to another project.
     """
     require_open_project(folder)
     sealed, source = _load_project(folder)
@@ -137,16 +149,17 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
 
 
 def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
-    """Install the new certificate at its party; record it at another party.
+    """Install a new TLS certificate if it is this party's own; else only store it.
 
-    A training continues with the old one until it is started again; a serving party restarts its
-    session with the new one. If the process is killed, the same call completes it.
+    A running training continues with the old certificate until it is started again. A party that
+    serves predictions restarts its session with the new one. If the process is killed, the same
+    call completes the installation.
 
-    `path`: path of the organiser's reply. `config`: this party's file.
+    `path`: path of the organiser's reply. `config`: this party's settings file.
 
     Raises:
-        RemoteProtocolError: it is not from the organiser, or belongs to another project.
-        ConfigError: it fits no key of this party, or its authority is not in `tls.ca`.
+        RemoteProtocolError: the reply is not from the organiser, or belongs to another project.
+        ConfigError: the certificate fits no key of this party, or its authority is not in `tls.ca`.
     """
     file = PartyFile.from_file(config)
     require_open_project(file.folder)
@@ -179,7 +192,11 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
 
 
 def _find_key_file(certificate: bytes, next_key: Path, in_use: Path) -> Path:
-    """Return the file of the key that fits a certificate: the new key, or the one in use."""
+    """Return the file of the private key that fits a certificate: the new key, or the one in use.
+
+    `certificate`: in PEM. `next_key`: file of a key that was made for a request; it may not exist.
+    `in_use`: file of the present key.
+    """
     public = load_pem_x509_certificate(certificate).public_key()
     if next_key.exists():
         content = load_bytes(next_key, maximum=_MAX_KEY)
@@ -189,14 +206,17 @@ def _find_key_file(certificate: bytes, next_key: Path, in_use: Path) -> Path:
 
 
 def _require_tls(file: PartyFile, config: Path) -> Any:
-    """Return the TLS settings of a party's file. Raises ConfigError: none are set."""
+    """Return the TLS settings of a party's file. Raises ConfigError: the party uses no TLS."""
     if file.tls is None:
         raise ConfigError(f"{config}: {file.party} has no `tls`, so it shows no certificate")
     return file.tls
 
 
 def _load_project(folder: Path) -> tuple[SealedProject, Path]:
-    """Return the sealed project in a folder, verified, and its path. Raises ConfigError: none."""
+    """Return the project in a folder that all parties signed, verified, and its path.
+
+    Raises ConfigError: the folder has none.
+    """
     path = folder / SEALED
     if not path.exists():
         raise ConfigError(
@@ -212,10 +232,17 @@ def _require_signer(
     *,
     signer: str,
 ) -> None:
-    """Raise RemoteProtocolError if a document is of another project, or not signed by the identity
-    that the sealed project names for the party `signer`.
+    """Check that a document belongs to the project and is signed by a party of it.
 
-    `path`: path of the document, for the error.
+    The signature itself was verified before, against the identity in the document.
+
+    Args:
+        document: the document, with the identity that signed it.
+        sealed: the project, which has the identity of each party.
+        path: path of the document, for the error.
+        signer: the party that must have signed.
+
+    Raises RemoteProtocolError: another project, or another identity than the party's.
     """
     identities: Mapping[str, str] = {
         name: answer.identity for name, answer in sealed.answer_documents.items()
@@ -233,8 +260,12 @@ def _require_signer(
 
 
 def _load_authority(folder: Path, sealed: SealedProject) -> tuple[bytes, bytes]:
-    """Return certificate and key of the project's authority, in PEM. Raises ConfigError: the key is
-    missing, or another one.
+    """Return certificate and private key of the project's certificate authority, in PEM.
+
+    `folder`: the organiser's folder, which has the key. `sealed`: the project, which has the
+    certificate.
+
+    Raises ConfigError: the key is missing, or is not the key of the certificate.
     """
     path = folder / AUTHORITY_KEY
     if not path.exists():

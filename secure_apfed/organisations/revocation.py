@@ -50,13 +50,13 @@ _MAX_SUBFOLDERS = 1000
 
 @dataclass(frozen=True)
 class Reader:
-    """A party's file, and the revocation list that it names.
+    """A party on this machine that may read a revocation list.
 
     Attributes:
         party: the party's name.
-        path: path of its file.
-        revoked: the list; None: it names none.
-        relay: the address of the relay that the party dials; None: none.
+        path: path of its settings file.
+        revoked: the revocation list that the file names; None: it names none.
+        relay: the address of the relay that the party dials; None: it uses no relay.
     """
 
     party: str
@@ -68,11 +68,13 @@ class Reader:
 def find_readers(
     revoked: Path, *, beside: Sequence[Path] = ()
 ) -> tuple[list[Reader], list[Reader]]:
-    """Return the parties' files near a list that name it, and those with TLS that do not.
+    """Find the parties near a revocation list that read it, and the parties with TLS that do not.
+
+    A party reads the list that its settings file names; a file without TLS is ignored.
 
     Args:
-        revoked: the list.
-        beside: further folders to search with their subfolders, in addition to the list's own.
+        revoked: the list, whose own folder and subfolders are searched.
+        beside: further folders to search, with their subfolders.
     """
     from secure_apfed.organisations.party import PartyFile
 
@@ -85,8 +87,8 @@ def find_readers(
             continue  # `project check` reports its fault
         if file.tls is None:
             continue
-        reader = Reader(file.party, path, file.tls.revoked, file.relay)
         named_list = file.tls.revoked
+        reader = Reader(file.party, path, named_list, file.relay)
         if named_list is not None and named_list.resolve() == revoked.resolve():
             readers.append(reader)
         else:
@@ -95,7 +97,7 @@ def find_readers(
 
 
 def _iter_party_files(folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield parties' files in these folders and their direct subfolders, each once."""
+    """Yield the parties' settings files in these folders and their direct subfolders, each once."""
     yielded: set[Path] = set()
     for folder in folders:
         if not folder.is_dir():
@@ -110,9 +112,12 @@ def _iter_party_files(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def find_unread_lists(file: "PartyFile") -> list[Path]:
-    """Return the non-empty revocation lists beside a party's files that its settings do not name.
+    """Return the non-empty revocation lists near a party that its settings do not name.
 
-    Searched are its folder and that of `tls.ca`, for names with "revoked".
+    An operator may think that they have an effect. Files with "revoked" in their names are searched
+    in the party's folder and in the folder of `tls.ca`.
+
+    `file`: the party's settings file, which has `tls`.
     """
     assert file.tls is not None
     read_list = file.tls.revoked.resolve() if file.tls.revoked is not None else None
@@ -127,7 +132,7 @@ def find_unread_lists(file: "PartyFile") -> list[Path]:
 
 
 def _revokes_anything(path: Path) -> bool:
-    """Return whether a list has at least one entry."""
+    """Return whether a file is a readable revocation list with at least one entry."""
     try:
         return bool(load_revocations(path))
     except ConfigError:
@@ -135,21 +140,28 @@ def _revokes_anything(path: Path) -> bool:
 
 
 def find_revoked_names(file: "PartyFile", revoked: frozenset[str]) -> list[str]:
-    """Return the names of peers whose identity or certificate is revoked."""
+    """Return the names of a party's peers whose identity or certificate is revoked.
+
+    `file`: the party's settings file. `revoked`: entries of a revocation list.
+    """
     entries_by_peer = _make_entries_by_peer(file)
     return [name for name, entries in entries_by_peer.items() if entries & revoked]
 
 
 def _make_entries_by_peer(file: "PartyFile") -> dict[str, frozenset[str]]:
-    """Return by peer the entries by which a list may revoke it: its identity, and its newest
-    certificate in the party's folder.
+    """Return, by peer, the entries of a revocation list that would revoke it.
+
+    They are the peer's identity, and digest and serial number of its newest certificate in the
+    party's folder, if there is one.
     """
     entries_by_peer = {name: {peer.identity.lower()} for name, peer in file.peers.items()}
     sealed = file.folder / _SEALED
     if sealed.is_file():
         document = load_json(sealed, dict[str, Any]).get("document", {})
         certificates = document.get("certificates", {}) if isinstance(document, dict) else {}
-        for name, pem in certificates.items() if isinstance(certificates, dict) else ():
+        if not isinstance(certificates, dict):
+            certificates = {}
+        for name, pem in certificates.items():
             if name in entries_by_peer and isinstance(pem, str):
                 newest = find_newest_pem(file.folder, name, pem)
                 entries_by_peer[name] |= make_revocation_entries(newest.encode())
@@ -157,8 +169,10 @@ def _make_entries_by_peer(file: "PartyFile") -> dict[str, frozenset[str]]:
 
 
 def find_newest_pem(folder: Path, name: str, sealed: str) -> str:
-    """Return a party's newest certificate (PEM) in a folder: a renewed one, or `sealed`, that of
-    the sealed project.
+    """Return a party's newest certificate in a folder, in PEM.
+
+    `name`: the party. `sealed`: the party's certificate in the project that all signed, which is
+    returned if none was issued later.
     """
     path = folder / RENEWED.format(name)
     if not path.is_file():
@@ -169,14 +183,18 @@ def find_newest_pem(folder: Path, name: str, sealed: str) -> str:
 
 
 class RevocationWatch:
-    """A `LinkObserver` that reads a party's list of revoked keys again when it changes.
+    """A `LinkObserver` that ends a session if a connected peer is revoked.
 
-    A revoked peer is refused when a connection is proved; this also ends a session with a peer that
-    was connected before. A list that is missing or unreadable ends it, too.
+    New connections of a revoked peer are refused elsewhere. This reads the party's revocation list
+    again at each message, if it changed. A list that is missing or unreadable ends the session,
+    too.
     """
 
     def __init__(self, file: "PartyFile") -> None:
-        """Find the list that the file names, and the entries that would revoke each peer."""
+        """Find the entries that would revoke each peer.
+
+        `file`: the party's settings file; without TLS or a list nothing is ever revoked.
+        """
         self._me = file.party
         self._path = file.tls.revoked if file.tls is not None else None
         self._list = RevokedList(self._path)
@@ -185,18 +203,23 @@ class RevocationWatch:
         )
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
-        """Refuse to send to a revoked peer. Raises PartyLeftError."""
+        """Raise PartyLeftError before a message is sent to a revoked peer."""
         self._require_valid_peer(envelope.receiver)
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
-        """Refuse a message from a revoked peer. Raises PartyLeftError."""
+        """Raise PartyLeftError if a message is from a revoked peer."""
         self._require_valid_peer(envelope.sender)
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
         """Do nothing, since the session ends anyway."""
 
     def _require_valid_peer(self, peer: str) -> None:
-        """Read the list if it changed, and raise PartyLeftError if it revokes the peer."""
+        """Read the list again if it changed, and check a peer.
+
+        Raises:
+            PartyLeftError: the list revokes the peer.
+            ConfigError: the list is missing or unreadable.
+        """
         if self._path is None:
             return
         try:
@@ -215,17 +238,17 @@ class RevocationWatch:
 
 
 class FilesReplacedError(ApfedError):
-    """The files of a session were replaced while it waited for others; it restarts."""
+    """A file of a session was replaced while it waited for others, so the session restarts."""
 
 
 class SessionFiles:
-    """The files with which a serving session started: the party's file and those of TLS.
+    """The files with which a session of joint predictions started: settings, TLS, certificates.
 
-    The session restarts if one of them is replaced.
+    Such a session may wait for days, so it restarts if one of the files is replaced.
 
     Args:
-        path: path of the party's file.
-        file: content of the party's file.
+        path: path of the party's settings file.
+        file: content of the party's settings file.
         others: further files, whose replacement matters as well.
         say: called once with a message if a replaced file cannot be used.
     """
@@ -233,31 +256,35 @@ class SessionFiles:
     def __init__(
         self, path: Path, file: "PartyFile", *others: Path, say: Callable[[str], None]
     ) -> None:
-        """Remember the files' present state."""
+        """Remember the files' present versions. The class describes the arguments."""
         self._path = path
         self._file = file
         self._others = others
         self._show_line = say
-        self._stamps = self._compute_stamps()  # at the start
-        self._unusable = self._stamps  # when they were last found unusable
+        self._first_versions = self._read_versions()
+        # The versions that were last found unusable; none yet.
+        self._unusable_versions = self._first_versions
 
     def require_same(self, missing: Mapping[str, str]) -> None:
         """Raise FilesReplacedError if a file was replaced by one that a new session can use.
 
+        If the new file cannot be used, this is reported once, and the session goes on.
+
         Args:
-            missing: the peers that have not come yet; unused, as this is called like `Missed`.
+            missing: the peers that have not connected yet; unused. Links pass them to the callback
+                that they call while peers are missing, as which this method serves.
         """
-        stamps = self._compute_stamps()
-        if stamps in (self._stamps, self._unusable):
+        versions = self._read_versions()
+        if versions in (self._first_versions, self._unusable_versions):
             return
         party = self._file.party
         names = ", ".join(
-            path.name for path, stamp in stamps.items() if stamp != self._stamps[path]
+            path.name for path, version in versions.items() if version != self._first_versions[path]
         )
         try:
             self._require_usable()
         except (ApfedError, OSError) as error:
-            self._unusable = stamps
+            self._unusable_versions = versions
             self._show_line(
                 f"{party} goes on with what it began with, for {names} was replaced and cannot be "
                 f"used: {error}"
@@ -268,7 +295,10 @@ class SessionFiles:
         )
 
     def _require_usable(self) -> None:
-        """Read all files as a new session would. Raises ConfigError, OSError: one is unusable."""
+        """Read all files as a new session would.
+
+        Raises ApfedError, OSError: a file cannot be used.
+        """
         # The results are not needed: each call raises if its file is unusable.
         self._file.from_file(self._path)
         tls = self._file.tls
@@ -277,19 +307,19 @@ class SessionFiles:
             name = self._file.party
             Credentials.from_files(tls.ca, tls.certificate, tls.key, name=name, revoked=revoked)
 
-    def _compute_stamps(self) -> dict[Path, tuple[int, int, int] | None]:
-        """Return a stamp of each file, which changes when the file is replaced; None: missing."""
+    def _read_versions(self) -> dict[Path, tuple[int, int, int] | None]:
+        """Return, by file, values that change when the file is replaced; None: it is missing."""
         file = self._file
         paths = [self._path, *self._others, file.folder / _SEALED]
         paths += [file.folder / RENEWED.format(name) for name in file.peers]
         if file.tls is not None:
             paths += [file.tls.ca, file.tls.certificate, file.tls.key]
             paths += [file.tls.revoked] if file.tls.revoked is not None else []
-        return {path: _read_stamp(path) for path in paths}
+        return {path: _read_version(path) for path in paths}
 
 
-def _read_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return modification time, size and inode of a file; None: it is missing."""
+def _read_version(path: Path) -> tuple[int, int, int] | None:
+    """Return time of change, size and inode of a file; None: it is missing."""
     try:
         status = path.stat()
     except OSError:

@@ -92,13 +92,13 @@ _REFUSED_S = 10.0  # how long an active waits for a refused peer: others retry e
 
 
 def _read_run_name(folder: PartyFolder) -> str:
-    """Return the run's name from the contract in a party's folder.
+    """Return the identifier of the run (a digest, hex) from the contract in a party's folder.
 
     Raises CheckpointError: the folder has no contract, or a damaged one.
     """
     try:
         document = load_json(folder.contract, dict[str, Any])["document"]
-        # Raises CheckpointError if the contract has a format that this version cannot read.
+        # Called for its error: the contract has a format that this version cannot read.
         CONTRACT.parse_format_number(folder.contract, document)
         return Contract.model_validate(document).run
     except (KeyError, ValidationError) as error:
@@ -106,21 +106,23 @@ def _read_run_name(folder: PartyFolder) -> str:
 
 
 class AnswerBook:
-    """A passive's record of the predictions that it helped to make in all sessions; it stores keyed
-    hashes of people's IDs.
+    """A passive's counts of the predictions that it helped to make, over all sessions.
+
+    They limit how much an active can ask. The file, an SQLite database, has keyed hashes of
+    people's IDs in place of the IDs.
 
     Args:
         path: a file on this machine's disk that only its owner can read.
         me: the passive.
-        limits: those of its file.
+        limits: the limits in the passive's settings file.
         people: number of people who may be asked about; limits that are not set follow from it.
-        budget: the epsilon that all predictions of one person may cost; None: only the limits bound
-            it.
-        run: name of the run whose model predicts.
+        budget: the epsilon that all predictions of one person may cost; None: only numbers of
+            predictions are limited.
+        run: identifier of the run whose model predicts.
         today: returns the day (UTC) for which predictions are counted.
 
     Raises:
-        CheckpointError: the file is no record of predictions, or one of another party or run.
+        CheckpointError: the file has no such counts, or those of another party or run.
     """
 
     def __init__(
@@ -134,12 +136,15 @@ class AnswerBook:
         run: str = "",
         today: Callable[[], str] = lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
     ) -> None:
-        """Open the SQLite file, or create it for this party and run; see the class."""
+        """Open the SQLite file, or create it for this party and run.
+
+        The class describes the arguments and errors.
+        """
         self._me = me
         self._limits = limits.limits_for(people)
         self._today = today
         self._budget = budget
-        os.close(open_regular(path, create=True))
+        os.close(open_regular(path, create=True))  # refuses links, which SQLite would follow
         self._book = sqlite3.connect(path, isolation_level=None)
         try:
             self._book.execute("PRAGMA synchronous = FULL")
@@ -167,20 +172,26 @@ class AnswerBook:
             )
 
     def close(self) -> None:
+        """Close the file."""
         self._book.close()
 
     def count_lookups(self, count: int) -> None:
-        """Count this number of looked-up IDs against the day's limit. Raises LimitReachedError."""
+        """Count a number of looked-up IDs for today.
+
+        Raises LimitReachedError: they would exceed the limit of a day; none is counted.
+        """
         with self._open_transaction():
             self._count_use("lookups_a_day", self._today(), count)
 
     def count_answers(
         self, people: Sequence[bytes], would_cost: Callable[[int], float] | None
     ) -> None:
-        """Count one prediction of each of these people. Raises LimitReachedError; then none counts.
+        """Count one prediction of each of these people.
 
-        `people`: IDs of these people. `would_cost`: returns the epsilon of a number of predictions
-        of one person; None: there is no noise.
+        `people`: their IDs. `would_cost`: returns the epsilon of a number of predictions of one
+        person; None: predictions have no noise, so none is computed.
+
+        Raises LimitReachedError: they would exceed a limit; none is counted.
         """
         with self._open_transaction():
             most_answers = max(
@@ -194,10 +205,10 @@ class AnswerBook:
     def list_exhausted_people(
         self, people: Sequence[bytes], cost: Callable[[int], float] | None
     ) -> list[int]:
-        """Return the indices of those people of whom no more predictions are allowed.
+        """Return the indices of the people of whom no more predictions are allowed.
 
-        `people`: IDs of these people. `cost`: returns the epsilon of a number of predictions of one
-        person; None: there is no noise.
+        `people`: IDs of the people in question. `cost`: returns the epsilon of a number of
+        predictions of one person; None: predictions have no noise, so none is computed.
         """
         limit = self._limits.a_person
         if cost is not None and self._budget is not None:
@@ -206,7 +217,7 @@ class AnswerBook:
         return [index for index, person in enumerate(people) if self._count_times(person) >= limit]
 
     def _count_times(self, person: bytes) -> int:
-        """Return how many predictions of this person the passive took part in."""
+        """Return in how many predictions of this person the passive took part so far."""
         key = f"a_person {self._hash_person(person)}"
         row = self._book.execute("SELECT times FROM counted WHERE what = ?", (key,)).fetchone()
         return row[0] if row else 0
@@ -216,10 +227,12 @@ class AnswerBook:
         return hashlib.blake2b(person, key=self._key, digest_size=16).hexdigest()
 
     def _count_use(self, limit: str, subject: str, count: int = 1) -> int:
-        """Add to a counter of one limit; return its new value. Raises LimitReachedError.
+        """Add `count` to the counter of a limit; return its new value.
 
-        `limit`: key of `ServeSettings`. `subject`: which of its counters: a hashed person, a day,
-        or "" for the only one.
+        `limit`: name of the limit, a key of `ServeSettings`. `subject`: which of the limit's
+        counters: a hashed person, a day, or "" for the only one.
+
+        Raises LimitReachedError: the new value exceeds the limit.
         """
         times: int
         (times,) = self._book.execute(
@@ -231,9 +244,9 @@ class AnswerBook:
         return times
 
     def _require_limit(self, limit: str, value: float, maximum: float) -> None:
-        """Raise LimitReachedError if a value exceeds the maximum of this limit.
+        """Raise LimitReachedError if a value exceeds the maximum.
 
-        `limit`: key of `ServeSettings`, for the error.
+        `limit`: name of the limit, a key of `ServeSettings`, for the error.
         """
         if value > maximum:
             raise LimitReachedError(
@@ -246,27 +259,32 @@ class AnswerBook:
         """Run the `with` block as one transaction on the disk; an error undoes what it counted."""
         self._book.execute("BEGIN IMMEDIATE")
         with self._book:  # commits at the end, or rolls back
+            # The number of changes is recorded in the audit log, so that an older copy is noticed.
             self._book.execute("UPDATE running SET changes = changes + 1")
             yield
 
 
 class _ServeMeter:
-    """The privacy guarantee of a party that serves joint predictions, for all predictions of one
-    person.
+    """A meter with the privacy guarantee of a party that serves joint predictions.
 
-    Without noise there is none; with noise it is the budget at which `AnswerBook` ends them.
+    The guarantee covers all predictions of one person. Without noise there is none. With noise it
+    is the budget: an epsilon at which the passive makes no more predictions of the person.
     """
 
     charges = 0
 
     def __init__(self, config: Config, file: PartyFile) -> None:
-        """Compute the privacy guarantee from the run's settings and the party's file."""
+        """Compute the guarantee.
+
+        `config`: the run's settings. `file`: the party's settings file, with its limits.
+        """
         if file.party not in file.passives:
             reason = "a prediction asks it for nothing of its rows"
             self.promise = Promise(figure=config.method.figure, epsilon=None, why=reason)
             return
         self.promise = promise_of_party(config, "passive", ())
-        if self.promise.state == NOTHING_SENT:  # nothing was sent yet, and noise is agreed
+        # The parties agreed on noise, and nothing was sent yet.
+        if self.promise.state == NOTHING_SENT:
             budget = _compute_budget(config, file.serve)
             reason = ""
             if budget is None:
@@ -280,12 +298,13 @@ class _JointParty:
     """A party that takes part in joint prediction.
 
     Attributes:
-        file: the party's file, without the dealer among its peers.
+        file: the party's settings file, without the dealer among its peers, since it takes no part.
         config: the run's settings.
         method: the run's method.
         folder: the party's folder.
-        run: the run's name in the contract.
-        card: card of the party's network; None: it has none, as an aggregator.
+        run: the run's identifier in the contract.
+        card: description of the party's network, such as the encoding of its columns; None: the
+            party has no network, as an aggregator.
         tensors: the network's tensors, by name.
         code: the party's user-defined networks.
     """
@@ -303,7 +322,9 @@ class _JointParty:
     def from_file(cls, path: Path) -> "_JointParty":
         """Load a party's settings, run and network, and check that it may predict jointly.
 
-        Raises ConfigError, CheckpointError: it may not, or a file is missing or damaged.
+        Raises:
+            ConfigError: the run or the party's limits do not allow joint prediction.
+            CheckpointError: a file is missing or damaged.
         """
         file = PartyFile.from_file(path)
         require_open_project(file.folder)
@@ -322,11 +343,14 @@ class _JointParty:
         return cls(file, config, method, folder, _read_run_name(folder), card, tensors, code)
 
     def load_local_model(self) -> SoloModel:
-        """Load the model that predicts without the others; its code is what the party's file names.
+        """Load the active's model that predicts without the other parties.
 
-        Raises ModelError: the stored model does not fit.
+        Its networks may be user-defined, as the party's settings file names them.
+
+        Raises ModelError: the stored model does not fit these networks.
         """
-        # Without a model of its own, a method leaves one whose head is of this library.
+        # If the run's own model cannot predict alone, a local model was stored in addition, whose
+        # head is always one of this library.
         head = self.code.head if self.method.settings.predicts_alone else None
         return load_model(self.folder.path, encoder=self.code.encoder, head=head)
 
@@ -334,9 +358,9 @@ class _JointParty:
     def open_links(
         self, data: OwnData | None, connect: Connect, status: StatusTracker
     ) -> Iterator[tuple[PartyContext, Links, Any]]:
-        """Connect to the peers; yield this party's context, links and transport.
+        """Connect to the peers for a `with` block; yield this party's context, links and transport.
 
-        `data`: the party's data; None: an aggregator. `connect`: connects to the peers. `status`:
+        `data`: the party's data; None at an aggregator. `connect`: connects to the peers. `status`:
         records the state of all links.
         """
         file = self.file
@@ -378,15 +402,18 @@ def serve_party(
     status: StatusTracker | None = None,
     on_session: Callable[[str], None] = lambda how: None,
 ) -> None:
-    """Serve joint predictions by a party's file, session after session.
+    """Help the active to make joint predictions, session after session; run by all other parties.
+
+    An error of the connection, or one of another party, ends a session and not this function. It
+    also ends once the project is ended in the party's folder.
 
     Args:
-        path: the party's file.
+        path: the party's settings file.
         sessions: the number of sessions after which it ends; None: it runs until the process ends.
         connect: connects to the peers.
         status: records the state of all links; None: nobody reads it.
-        on_session: called with how each session ended, and when one restarts because the party's
-            file, its certificate or its revocation list was replaced in between.
+        on_session: called with a sentence when a session ends, and when it restarts since the
+            party's settings file, certificate or revocation list was replaced meanwhile.
 
     Raises ConfigError, DataError, ModelError: the file, the table or the stored model does not fit.
 
@@ -423,25 +450,11 @@ def serve_party(
                 )
                 break
             session_files = SessionFiles(path, file, file.folder / PROJECT_ENDED, say=on_session)
-            limits = PartyFile.from_file(
-                path
-            ).serve  # which may have changed since the last session
+            # The limits in the file may have changed since the last session.
+            limits = PartyFile.from_file(path).serve
             party = replace(party, file=party.file.model_copy(update={"serve": limits}))
             try:
-                with ExitStack() as stack:
-                    meet_checked = _require_while_meeting(connect, session_files.require_same)
-                    context, links, transport = stack.enter_context(
-                        party.open_links(data, meet_checked, status)
-                    )
-                    if data is None:
-                        script = serve_sums(context, links, party.method)
-                    else:
-                        new_book = _open_book(party, people=len(data.table.ids))
-                        book = stack.enter_context(closing(new_book))
-                        script = serve_predictions(
-                            context, links, party.method, party.tensors, book
-                        )
-                    run_role(script, links, transport, timeout_s=file.timeout_s, observer=status)
+                _serve_session(party, data, connect, status, session_files)
                 on_session("a session ended")
             except FilesReplacedError as replaced:
                 on_session(str(replaced))
@@ -451,68 +464,107 @@ def serve_party(
             served += 1
 
 
-def _require_while_meeting(connect: Connect, require: Missed) -> Connect:
-    """Return a function that connects as `connect` does, and calls `require` while it waits.
+def _serve_session(
+    party: _JointParty,
+    data: OwnData | None,
+    connect: Connect,
+    status: StatusTracker,
+    session_files: SessionFiles,
+) -> None:
+    """Serve one session of joint predictions to its end.
 
-    `require`: called with the missing peers; it may raise to end the wait.
+    Args:
+        party: the serving party.
+        data: the people who may be asked about; None at an aggregator, which only adds.
+        connect: connects to the peers.
+        status: records the state of all links.
+        session_files: the files that the session uses.
+
+    Raises:
+        FilesReplacedError: one of these files was replaced while the party waited for its peers.
+        RemoteProtocolError, ConnectionError: the session broke off.
+    """
+    with ExitStack() as stack:
+        connect_checked = _check_while_connecting(connect, session_files.require_same)
+        context, links, transport = stack.enter_context(
+            party.open_links(data, connect_checked, status)
+        )
+        if data is None:
+            script = serve_sums(context, links, party.method)
+        else:
+            book = stack.enter_context(closing(_open_book(party, people=len(data.table.ids))))
+            script = serve_predictions(context, links, party.method, party.tensors, book)
+        run_role(script, links, transport, timeout_s=party.file.timeout_s, observer=status)
+
+
+def _check_while_connecting(connect: Connect, check: Missed) -> Connect:
+    """Return a function that connects as `connect` does, and calls `check` while it waits.
+
+    `check`: called repeatedly with the missing peers; it may raise an error to end the wait.
     """
 
-    def meet_and_check(
+    def connect_and_check(
         file: PartyFile,
         identity: Identity,
         identities: Mapping[str, bytes],
         report_missing: Missed = lambda missing: None,
     ) -> Transport:
-        """Connect to the peers; report missing ones, and raise what `require` raises.
+        """Connect to the peers; while some are missing, report them and call `check`.
 
-        `file`: the party's file. `identity`: its key pair. `identities`: public identities of all
-        parties. `report_missing`: called with the peers that have not come, and the reasons.
+        `file`: the party's settings file. `identity`: its key pair. `identities`: public identities
+        of all parties, by name. `report_missing`: called with the missing peers and the reasons.
         """
 
-        def check_missing(missing: Mapping[str, str]) -> None:
-            """Report the missing peers, then call `require`."""
+        def report_and_check(missing: Mapping[str, str]) -> None:
+            """Report the missing peers, then call `check`."""
             report_missing(missing)
-            require(missing)
+            check(missing)
 
-        return connect(file, identity, identities, check_missing)
+        return connect(file, identity, identities, report_and_check)
 
-    return meet_and_check
+    return connect_and_check
 
 
 class _Refusals:
-    """A record of the refusals that an active meets while it connects.
+    """A record of the peers that refuse an active, or are refused by it, while it connects.
 
-    Unlike silence, a refusal does not end by itself: a party that is still refused after
-    `_REFUSED_S`, in which others retry every second, has to act first, for example to renew a
-    revoked certificate.
+    Unlike silence, a refusal does not end by itself: somebody has to act, for example to renew a
+    revoked certificate. So the active waits for a refused peer for some seconds only.
     """
 
     def __init__(self, me: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without refusals; `me`: the active. `clock`: returns seconds."""
+        """Start without refusals; `me`: the active. `clock`: returns the time in seconds."""
         self._me = me
         self._clock = clock
-        self._refused_since: dict[str, float] = {}
+        self._refused_since: dict[str, float] = {}  # by peer
 
-    def require_bearable(self, missing: Mapping[str, str]) -> None:
-        """Raise PartyLeftError if a party was refused, or refused this one, for `_REFUSED_S`.
+    def require_brief(self, missing: Mapping[str, str]) -> None:
+        """Raise PartyLeftError if a refusal has lasted for `_REFUSED_S` seconds.
 
-        `missing`: missing party -> the reason, which is a `Refusal` or another text.
+        `missing`: by missing peer, the reason, which is a `Refusal` or another text.
         """
         now = self._clock()
-        refused = {name: cause for name, cause in missing.items() if isinstance(cause, Refusal)}
-        self._refused_since = {name: self._refused_since.get(name, now) for name in refused}
-        if not refused or now - min(self._refused_since.values()) < _REFUSED_S:
+        cause_by_refused = {
+            name: cause for name, cause in missing.items() if isinstance(cause, Refusal)
+        }
+        self._refused_since = {
+            name: self._refused_since.get(name, now) for name in cause_by_refused
+        }
+        if not cause_by_refused or now - min(self._refused_since.values()) < _REFUSED_S:
             return
-        names = " and ".join(refused)
-        causes = "; ".join(dict.fromkeys(refused.values()))
+        names = " and ".join(cause_by_refused)
+        causes = "; ".join(dict.fromkeys(cause_by_refused.values()))
         raise PartyLeftError(
             f"prediction: {self._me} has no link to {names}: {causes}; ask again once that is done",
-            left=tuple(refused),
+            left=tuple(cause_by_refused),
         )
 
 
 def _open_book(party: _JointParty, *, people: int) -> AnswerBook:
-    """Open the party's record of predictions, with its limits and budget."""
+    """Open a passive's counts of predictions, with its limits and its budget of epsilon.
+
+    `people`: how many people may be asked about.
+    """
     path = party.folder.path / ANSWER_BOOK
     limits = party.file.serve
     budget = _compute_budget(party.config, limits)
@@ -520,19 +572,22 @@ def _open_book(party: _JointParty, *, people: int) -> AnswerBook:
 
 
 def _compute_budget(config: Config, limits: ServeSettings) -> float | None:
-    """Return the epsilon that all predictions of one person may cost.
+    """Return the epsilon that all predictions of one person may cost at a passive; None: no limit.
 
-    It is that of the party's file, of the run's guard, or of the noise under sums; None: there is
-    none of these.
+    The first of these counts: the limit in the passive's settings file (`limits`), the epsilon of
+    the run's guard on representations, and the epsilon of noise that is added to secure sums.
     """
     noise = config.method.find_noise(config)
     return limits.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
 
 
 def _load_served_table(party: _JointParty, card: JointNetworkCard) -> OwnData:
-    """Return the table of the people who may be asked about, encoded for this passive's network.
+    """Load the people who may be asked about, encoded for this passive's network.
 
-    `card`: what is stored beside the network, with the encoding of its columns.
+    They are in the table that the party's settings file names for this, or else in the table of the
+    training.
+
+    `card`: description of the network, with the encoding of the columns.
 
     Raises DataError: the table does not have the columns of the training.
     """
@@ -560,7 +615,10 @@ def _load_served_table(party: _JointParty, card: JointNetworkCard) -> OwnData:
 
 
 def _find_id_columns(config: Config, party: str) -> tuple[str, ...]:
-    """Return the ID columns of a party's table. Raises ConfigError: the data are a built-in set."""
+    """Return the names of the ID columns of a party's table.
+
+    Raises ConfigError: the data are a built-in set, whose people have no IDs of their own.
+    """
     if config.data.parties is None:
         raise ConfigError(
             f"{party}: people are asked about by the IDs of own tables; data.parties names none"
@@ -570,13 +628,14 @@ def _find_id_columns(config: Config, party: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class JointPredictionCounts:
-    """Counts of rows predicted jointly and locally.
+    """The numbers of rows that were predicted jointly and locally.
 
     Attributes:
-        alone: rows predicted locally, by the active's local model.
-        refused: those of them whose person has reached a limit at a passive.
+        jointly: rows predicted by the model of all parties.
+        alone: rows predicted by the active's local model.
+        refused: rows among these that a passive refused, since a limit of the person was reached.
         seconds: how long the prediction took.
-        why: the reason if joint prediction ended early.
+        why: the reason if joint prediction ended early; else "".
     """
 
     jointly: int
@@ -587,18 +646,18 @@ class JointPredictionCounts:
 
     @property
     def is_failure(self) -> bool:
-        """True if it ended early, or if all rows that passives know were refused."""
+        """True if joint prediction ended early, or made no row and some were refused."""
         return bool(self.why or (self.refused and not self.jointly))
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows of the file that are predicted together.
+    """A block of B rows of a file, which are predicted together.
 
     Attributes:
         names: IDs of the rows as in the file.
         ids: the same IDs, normalised and encoded.
-        features: (B, *shape).
+        features: encoded features of the rows, (B, *shape of one row).
     """
 
     names: tuple[str, ...]
@@ -616,17 +675,19 @@ def predict_jointly(
     status: StatusTracker | None = None,
     write: Callable[[pd.DataFrame], None] | None = None,
 ) -> JointPredictionCounts:
-    """Predict the rows of a file with the model of all parties, or locally where that is
-    impossible.
+    """Predict the rows of a file with the model of all parties, and the others locally.
+
+    A row is predicted by the active's local model if a passive does not know its person or refuses
+    it, and after an error of the connection.
 
     Args:
-        path: the active's file.
-        data: CSV or Parquet with its columns and IDs.
-        output: .csv, .parquet or .json, which appears when it is complete; None: `write` receives
-            the rows block by block.
+        path: the active's settings file.
+        data: CSV or Parquet file with the active's columns and IDs.
+        output: .csv, .parquet or .json file, which appears when it is complete; None: `write`
+            receives the predictions block by block.
         connect: connects to the peers.
         status: records the state of all links; None: nobody reads it.
-        write: called with a frame of each block of predictions, if there is no `output`.
+        write: called with a data frame of predictions for each block; required without `output`.
 
     Raises ConfigError, DataError, ModelError: the file, the rows or the stored model does not fit.
 
@@ -655,27 +716,31 @@ def predict_jointly(
     status = status or StatusTracker()
     if party.card is None or party.file.party != party.file.active:
         raise ConfigError(f"{party.file.party} is not the active, which alone predicts")
-    asking = _JointPrediction(party, party.card, _iterate_blocks(party, party.card, data), write)
+    blocks = _iterate_blocks(party, party.card, data)
+    prediction = _JointPrediction(party, party.card, blocks, write)
+    refusals = _Refusals(party.file.party)
     with party.folder.lock_exclusively(), status:
         try:
-            meet_checked = _require_while_meeting(
-                connect, _Refusals(party.file.party).require_bearable
-            )
-            with party.open_links(_make_dummy_data(party.card), meet_checked, status) as (
+            connect_checked = _check_while_connecting(connect, refusals.require_brief)
+            with party.open_links(_make_dummy_data(party.card), connect_checked, status) as (
                 context,
                 links,
                 transport,
             ):
-                script = asking.predict_blocks(context, links)
+                script = prediction.predict_blocks(context, links)
                 run_role(script, links, transport, timeout_s=party.file.timeout_s, observer=status)
         except (RemoteProtocolError, ConnectionError) as error:
-            asking.why = str(error)
-        asking.predict_rest()
-    return asking.count_predictions()
+            prediction.why = str(error)
+        prediction.predict_rest()
+    return prediction.count_predictions()
 
 
 class _JointPrediction:
-    """The joint prediction of a file's rows, with the local model as fallback."""
+    """The prediction of a file's rows by all parties, with the active's local model as fallback.
+
+    Attributes:
+        why: the reason if joint prediction ended early; else "".
+    """
 
     def __init__(
         self,
@@ -686,24 +751,29 @@ class _JointPrediction:
     ) -> None:
         """Load the local model, for people who cannot be predicted jointly.
 
-        `party`: the active. `card`: card of its joint network. `blocks`: the rows. `write`: called
-        with a frame of each block of predictions.
+        Args:
+            party: the active.
+            card: description of the active's network of joint prediction.
+            blocks: the rows to predict.
+            write: called with a data frame of predictions for each block.
         """
         self._party = party
         self._blocks = blocks
         self._write = write
-        self._solo = party.load_local_model()
+        self._local_model = party.load_local_model()
         self._classes = card.classes
-        self._pending: _Block | None = None
-        self._counts = Counter[str]()
+        self._pending: _Block | None = None  # the block that is being predicted jointly
+        self._counts = Counter[str]()  # rows by how they were predicted
         self._start_time = time.monotonic()
         self.why = ""
         self._refused = 0
 
     async def predict_blocks(self, context: PartyContext, links: Links) -> None:
-        """Predict block after block with the other parties; raise why they stopped answering.
+        """Predict block after block with the other parties, and write the predictions.
 
         `context`: the party in the session. `links`: links to the other parties.
+
+        Raises RemoteProtocolError: the other parties stopped answering, for the reason in its text.
         """
         predictor = await JointPredictor.start_session(
             context, links, self._party.method, self._party.tensors
@@ -719,10 +789,11 @@ class _JointPrediction:
         predictor.end_session()
 
     def predict_rest(self) -> None:
-        """Predict the remaining rows with the local model."""
-        pending = [self._pending] if self._pending is not None else []
-        for block in itertools.chain(pending, self._blocks):
-            self._write_block(block, np.zeros(len(block.ids), dtype=bool), torch.empty(0, 0))
+        """Predict the rows that were not predicted yet with the local model, and write them."""
+        interrupted = [self._pending] if self._pending is not None else []
+        for block in itertools.chain(interrupted, self._blocks):
+            known_B = np.zeros(len(block.ids), dtype=bool)  # none is predicted jointly
+            self._write_block(block, known_B, torch.empty(0, 0))
 
     def count_predictions(self) -> JointPredictionCounts:
         """Return how many rows were predicted jointly and locally, and refused."""
@@ -735,27 +806,27 @@ class _JointPrediction:
         )
 
     def _write_block(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
-        """Write one block: joint predictions of known rows, local ones of the others.
+        """Write one block: joint predictions of some rows, local predictions of the others.
 
-        `known_B`: which rows the other parties know. `scores_nK`: joint scores of these rows, in
-        their order.
+        `known_B`: for each of the B rows, whether it was predicted jointly. `scores_nK`: joint
+        scores of these n rows, in their order, for K classes (or one number for regression).
         """
         jointly_B = torch.from_numpy(known_B)
-        task = self._solo.task
+        task = self._local_model.task
         shape = (len(jointly_B), len(self._classes)) if self._classes else (len(jointly_B),)
-        outputs_B = torch.empty(shape, dtype=torch.float64)
+        outputs = torch.empty(shape, dtype=torch.float64)  # (B, K), or (B,) for regression
         if known_B.any():
-            outputs_B[jointly_B] = task.decode_outputs(scores_nK).double()
+            outputs[jointly_B] = task.decode_outputs(scores_nK).double()
         if not known_B.all():
-            outputs_B[~jointly_B] = self._solo.predict(block.features[~jointly_B]).double()
+            outputs[~jointly_B] = self._local_model.predict(block.features[~jointly_B]).double()
         predicted_by = np.where(known_B, _JOINTLY, _ALONE)
         self._counts.update(predicted_by.tolist())
         predicted = Predictions(
             ids=block.names,
-            outputs=outputs_B,
+            outputs=outputs,
             what=task.tells,
             classes=self._classes,
-            decided=self._solo.decide_classes(outputs_B) if self._classes else None,
+            decided=self._local_model.decide_classes(outputs) if self._classes else None,
             compared=RowComparison(rows=len(block.ids)),
         )
         self._write(predicted.to_frame().assign(by=predicted_by))
@@ -764,12 +835,16 @@ class _JointPrediction:
 def _iterate_blocks(
     joint_party: _JointParty, card: JointNetworkCard, data: Path
 ) -> Iterator[_Block]:
-    """Yield the rows of a file in blocks, encoded as the joint network's card says."""
+    """Yield the rows of a file in blocks, encoded for the active's network of joint prediction.
+
+    IDs and features are read side by side, and never the whole file at once.
+
+    `card`: description of the network, with the encoding of the columns. `data`: the file.
+    """
     party = joint_party.file.party
-    columns = _find_id_columns(joint_party.config, joint_party.file.party)
-    pieces = encode_pieces(
-        party, IdFile(party, data, columns), make_id_rules(joint_party.config.alignment)
-    )
+    columns = _find_id_columns(joint_party.config, party)
+    id_rules = make_id_rules(joint_party.config.alignment)
+    pieces = encode_pieces(party, IdFile(party, data, columns), id_rules)
     ids = itertools.chain.from_iterable(pieces)
     for names, features in load_blocks(data, card.encoding, id_columns=columns):
         yield _Block(names, [*itertools.islice(ids, len(names))], features)
@@ -778,6 +853,7 @@ def _iterate_blocks(
 def _make_dummy_data(card: JointNetworkCard) -> OwnData:
     """Return one row of no person, from whose shape the active's networks are built."""
     features = torch.zeros(1, *card.encoding.shape)
-    labels = torch.zeros(1) if card.targets else torch.zeros(1).long()
+    is_regression = bool(card.targets)
+    labels = torch.zeros(1) if is_regression else torch.zeros(1).long()
     table = PartyTable("active", ("nobody",), features, labels, card.encoding)
     return OwnData(table=table, classes=card.classes, targets=card.targets)
