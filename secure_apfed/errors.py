@@ -64,37 +64,37 @@ class PromiseError(ApfedError):
 
 
 class _AdvisingWarning(UserWarning):
-    """A warning whose text names settings."""
+    """A warning whose text names settings, in the words of the interface that is used."""
 
     def __init__(self, text: str = "") -> None:
-        # Imported late: whoever reads errors alone loads no other module.
+        """Translate the names of settings in the text, such as for a caller from Python."""
+        # Imported late, so that importing only the errors loads no other module.
         from secure_apfed.base.translation import translate
 
         super().__init__(translate(text))
 
 
 class FewRowsWarning(_AdvisingWarning):
-    """A class has so few rows that the model cannot learn it, or that its measures
-    are unreliable.
-    """
+    """A class has so few rows that a model cannot learn it, or its measures are unreliable."""
 
 
 class LeftOutWarning(_AdvisingWarning):
-    """A resumed session repeats steps that a passive did not answer; they are
-    repeated without it.
-    """
+    """A resumed session repeats steps that a passive did not answer, so they run without it."""
 
 
 class NarrowBatchWarning(_AdvisingWarning):
-    """A batch whose representations point in one direction: the active trained on it alone."""
+    """A batch whose representations point in almost one direction, on which passives do not help.
+
+    The active trained on it without them.
+    """
 
 
 class NarrowTableWarning(_AdvisingWarning):
-    """A passive's table with so few columns that what it contributes may reveal most of them."""
+    """A passive's table has so few columns that its contributions may reveal most of them."""
 
 
 class SuspectColumnWarning(_AdvisingWarning):
-    """A column that looks like an ID or like the label, among the features."""
+    """A column among the features looks like an ID or like the label."""
 
 
 class UnmatchedIdsWarning(_AdvisingWarning):
@@ -102,8 +102,8 @@ class UnmatchedIdsWarning(_AdvisingWarning):
 
 
 class UnseenCellsWarning(_AdvisingWarning):
-    """Some cells to predict from are unlike all in training, and count for nothing."""
+    """Some cells to predict from are unlike all cells in training, so they are ignored."""
 
 
 class NoHelpWarning(_AdvisingWarning):
-    """A run with passives that never got a request: the active trained alone."""
+    """The passives of a run never got a request, so the active trained without help."""

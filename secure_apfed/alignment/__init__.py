@@ -37,10 +37,13 @@ __all__ = [
 
 
 def check_alignment(settings: AlignmentSettings) -> None:
-    """Refuse settings of an alignment that cannot or must not run.
+    """Refuse settings by which an alignment cannot run, or reveals what must stay hidden.
 
-    These are an unknown protocol, one that reveals overlaps that must stay hidden, ambiguous date
-    formats, and a maximum of IDs whose announcement alone would use up the peers' memory.
+    Raises:
+        ConfigError: date formats are ambiguous.
+        ValueError: no protocol has this name; so many IDs are allowed that the announcement of
+            their number alone would use up the peers' memory; or the protocol reveals to the active
+            which people it shares with each passive, against `pairwise_overlaps: hidden`.
     """
     # Called for its ConfigError: date formats that are ambiguous.
     make_id_rules(settings)
@@ -57,8 +60,8 @@ def check_alignment(settings: AlignmentSettings) -> None:
             f"would have others take more than {MAX_ANNOUNCED_BYTES / 2**30:g} GiB; say "
             f"{largest:,} at most, or protocol: ot, which takes such sets in parts"
         )
-    shows = settings.mode == "pairwise" or backend.pairwise
-    if settings.pairwise_overlaps == "hidden" and shows:
+    reveals_overlaps = settings.mode == "pairwise" or backend.pairwise
+    if settings.pairwise_overlaps == "hidden" and reveals_overlaps:
         raise ValueError(
             f"pairwise_overlaps is hidden, and the active learns them with mode: {settings.mode} "
             f"and protocol: {settings.protocol}; use mode: all and protocol: auto, or opprf or "
@@ -67,7 +70,11 @@ def check_alignment(settings: AlignmentSettings) -> None:
 
 
 def require_overlaps_shown(settings: AlignmentSettings, party: str) -> None:
-    """Refuse joint prediction if the people a party knows must stay hidden. Raises ConfigError."""
+    """Raise ConfigError if the settings forbid joint prediction for the sake of privacy.
+
+    Joint prediction reveals to the active which of its people each passive knows, which
+    `pairwise_overlaps: hidden` forbids. `party`: this party's name, for the error.
+    """
     if settings.pairwise_overlaps == "hidden":
         raise ConfigError(
             f"{party}: alignment.pairwise_overlaps is hidden, and joint prediction tells the "
@@ -77,7 +84,10 @@ def require_overlaps_shown(settings: AlignmentSettings, party: str) -> None:
 
 
 def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> list[bytes]:
-    """Return the IDs of `party` as bytes in the agreed normal form, one a row."""
+    """Return a party's IDs, in their order, as bytes in the normal form that the parties agreed on.
+
+    Raises DataError: an ID is missing or repeated, or there are too many.
+    """
     return encode_ids(party, ids, make_id_rules(settings), maximum_ids=settings.maximum_ids)
 
 
@@ -90,19 +100,21 @@ def make_intersection(
     sizes: Mapping[str, int] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> SetIntersection:
-    """Return the configured protocol for one `session`, which is used once.
+    """Return the configured set-intersection protocol, ready for one intersection.
+
+    All parties must pass equal arguments, except for `progress`. IDs must come from
+    `canonical_ids`; peers with another normalisation are refused. If the settings name a history,
+    each role that the protocol creates is recorded there. The creation then raises DataError if a
+    peer had all its runs, or if the session was used before.
 
     Args:
         settings: the agreed settings.
-        session: the name of the intersection.
-        dealer: the party that supplies randomness, where the protocol needs one.
-        output: what is revealed.
-        sizes: party -> the number of IDs that it announces in place of the true one, with a dealer.
+        session: the name of the intersection, used once.
+        dealer: the party that supplies randomness, if the protocol needs one.
+        output: what the intersection reveals, and to whom.
+        sizes: by party, the number of IDs that it announces in place of the true number; for
+            protocols with a dealer.
         progress: called with the progress of this party's work.
-
-    All parties must agree on these. The IDs must come from `canonical_ids`; peers with another
-    normalisation are refused. If the settings name a history, creating a role records the run
-    there, and raises DataError if a peer had all its runs or the session was used before.
     """
     check_alignment(settings)
 
@@ -122,11 +134,11 @@ def make_intersection(
 
 
 def max_guesses(settings: AlignmentSettings) -> Guesses:
-    """Return the most IDs that a deviating active (`hub`) or passive (`member`) can test in one
-    intersection.
+    """Return how many guessed IDs a party that deviates from the protocol can test at most.
 
-    Protocols in buckets pad their lists to fixed sizes, and a deviating party may put guesses in
-    place of the padding.
+    The limits hold for one intersection: `hub` for the active, `member` for a passive. They are
+    above `maximum_ids` for protocols that divide IDs into buckets: each bucket is padded to a fixed
+    size, and a deviating party may put guesses in place of the padding.
     """
     largest = settings.maximum_ids
     backend = SET_INTERSECTIONS[settings.backend]

@@ -42,16 +42,24 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def choose_bucket_count(largest: int) -> int:
-    """Return how many buckets all parties use for a largest set of this size: a power of two."""
+    """Return into how many buckets all parties divide their IDs: a power of two.
+
+    `largest`: size of the largest set of all parties; a bucket has about `BUCKET_IDS` IDs at most.
+    """
     return 1 << max(0, math.ceil(largest / BUCKET_IDS) - 1).bit_length()
 
 
 def compute_capacity(size: int, buckets: int) -> int:
-    """Return how many entries each bucket of a set of this size has; all parties can compute it.
+    """Return how many entries each bucket has, padding included, for a set of n = `size` IDs.
 
-    One of n keyed digests falls into a given one of B buckets with probability p = 1 / B. By
-    Chernoff's bound more than c of them do with probability at most exp(-n KL(c / n, p)), where KL
-    is the divergence of two coins; c is the smallest for which B times that is below 2^-40.
+    The true number in a bucket depends on the IDs, so every bucket is padded to this capacity. It
+    is so large that the probability that any bucket overflows is below 2^-40, and it follows from
+    public numbers, so all parties can compute it.
+
+    One keyed digest falls into a given one of the B buckets with probability p = 1 / B. By
+    Chernoff's bound more than c of the n digests do with probability at most exp(-n KL(c / n, p)),
+    where KL is the divergence of two Bernoulli distributions. The capacity is the smallest c for
+    which B exp(-n KL(c / n, p)) is below 2^-40.
     """
     if buckets == 1 or size == 0:
         return size
@@ -61,8 +69,10 @@ def compute_capacity(size: int, buckets: int) -> int:
         """Return whether more than `count` IDs in one bucket are improbable enough."""
         share = count / size
         expected = 1 / buckets
-        rest = (1 - share) * math.log((1 - share) / (1 - expected)) if share < 1 else 0.0
-        return size * (share * math.log(share / expected) + rest) >= required_exponent
+        divergence = share * math.log(share / expected)
+        if share < 1:
+            divergence += (1 - share) * math.log((1 - share) / (1 - expected))
+        return size * divergence >= required_exponent
 
     # The search begins at the mean, rounded up; more than all IDs are never in a bucket.
     mean_count = -(-size // buckets)
@@ -76,12 +86,14 @@ def fingerprint_ids(
     key: bytes,
     count_work: Callable[[int], None] = lambda ids: None,
 ) -> bytes:
-    """Return a digest, 32 bytes, of a party's IDs in their order.
+    """Return a digest, 32 bytes, of all IDs of a party in their order.
+
+    By it a party notices that its IDs have changed since an intersection was interrupted.
 
     Args:
         me: the party's name, for errors.
-        ids: one a row.
-        settings: how they are normalised.
+        ids: the IDs, one for each row.
+        settings: how IDs are normalised.
         key: key of the digest, 32 bytes.
         count_work: called with the number of IDs that were digested, block by block.
     """
@@ -95,10 +107,13 @@ def fingerprint_ids(
 class BucketedIds:
     """A party's IDs as keyed digests, divided into buckets by digest and read bucket by bucket.
 
+    Equal IDs of different parties fall into equal buckets, so that each bucket can be intersected
+    alone, with less memory.
+
     Args:
         me: the party's name, for errors.
-        ids: one a row.
-        settings: how they are normalised.
+        ids: the IDs, one for each row.
+        settings: how IDs are normalised.
         key: 32 random bytes to which all parties contributed.
         buckets: the agreed number of buckets.
         secret: 32 bytes of this party alone, from which the padding of the buckets is derived.
@@ -123,9 +138,11 @@ class BucketedIds:
         folder: Path | None = None,
         count_work: Callable[[int], None] = lambda ids: None,
     ) -> None:
-        """Read and digest all IDs, distribute them to buckets, and refuse repeated ones.
+        """Read and digest all IDs, and distribute them to buckets. The class describes arguments.
 
-        Raises DataError: IDs are repeated, or more than the settings allow.
+        Raises:
+            DataError: IDs are repeated, or more than the settings allow.
+            LocalProtocolError: a bucket overflows, which is very improbable.
         """
         self._me = me
         self._secret = secret
@@ -137,6 +154,7 @@ class BucketedIds:
             )
         self.capacity = compute_capacity(self.size, buckets)
         self._folder = folder
+        # Without a folder: by bucket, arrays of rows and digests, one for each block that was read.
         self._parts_by_bucket: dict[int, list[NDArray[np.void]]] = {}
         self.fingerprint = self._fill_buckets(ids, settings, key, count_work)
         self._check_buckets()
@@ -150,47 +168,61 @@ class BucketedIds:
     ) -> bytes:
         """Write each ID's digest and row into its bucket; return the digest of all IDs.
 
-        A bucket is chosen by the first 4 bytes of an ID's digest.
-
         `key`: key of the digests. `count_work`: called with the number of IDs that were digested.
+
+        Raises DataError: the number of IDs has changed since they were counted.
         """
         combined_hash = _make_hasher(key)
-        first = 0
+        rows_read = 0
         self.clear()
         with ExitStack() as closing:
+            buckets_on_disk = range(self._buckets) if self._folder is not None else range(0)
             files = [
                 closing.enter_context(
                     os.fdopen(os.open(self._bucket_path(bucket), _NEW, 0o600), "wb")
                 )
-                for bucket in (range(self._buckets) if self._folder is not None else ())
+                for bucket in buckets_on_disk
             ]
             for piece in encode_pieces(self._me, ids, make_id_rules(settings)):
                 digests = _hash_ids(piece, key)
                 combined_hash.update(digests)
-                records = np.empty(len(piece), _RECORD)
-                records["row"] = np.arange(first, first + len(piece))
-                records["digest"] = np.frombuffer(digests, f"V{DIGEST_BYTES}")
-                first_words = np.frombuffer(digests, "<u4")[:: DIGEST_BYTES // 4]
-                bucket_N = first_words & np.uint32(self._buckets - 1)
-                ends = np.cumsum(np.bincount(bucket_N, minlength=self._buckets))
-                parts = np.split(records[np.argsort(bucket_N, kind="stable")], ends[:-1])
-                for bucket, part in enumerate(parts):
+                for bucket, part in enumerate(self._split_piece(digests, rows_read)):
                     if files:
                         files[bucket].write(part.tobytes())
                     else:
                         self._parts_by_bucket[bucket].append(part)
-                first += len(piece)
+                rows_read += len(piece)
                 count_work(len(piece))
-        if first != self.size:
+        if rows_read != self.size:
             raise DataError(
-                f"{self._me} had {self.size} IDs, and {first} rows were read; something changed "
-                "them meanwhile"
+                f"{self._me} had {self.size} IDs, and {rows_read} rows were read; something "
+                "changed them meanwhile"
             )
         return combined_hash.digest()
 
+    def _split_piece(self, digests: bytes, first_row: int) -> list[NDArray[np.void]]:
+        """Return, for each bucket, the row and digest of those IDs of a block that fall into it.
+
+        The bucket follows from the first 4 bytes of a digest: as many low bits as there are buckets
+        (a power of two).
+
+        `digests`: digests of N IDs, one after another. `first_row`: the row of the first of them.
+        """
+        count = len(digests) // DIGEST_BYTES
+        records = np.empty(count, _RECORD)
+        records["row"] = np.arange(first_row, first_row + count)
+        records["digest"] = np.frombuffer(digests, f"V{DIGEST_BYTES}")
+        first_words = np.frombuffer(digests, "<u4")[:: DIGEST_BYTES // 4]
+        bucket_N = first_words & np.uint32(self._buckets - 1)
+        ends = np.cumsum(np.bincount(bucket_N, minlength=self._buckets))
+        return np.split(records[np.argsort(bucket_N, kind="stable")], ends[:-1])
+
     def _check_buckets(self) -> None:
-        """Refuse repeated IDs, and a bucket above its capacity. Raises DataError,
-        LocalProtocolError.
+        """Check all buckets once they are filled.
+
+        Raises:
+            DataError: an ID is repeated.
+            LocalProtocolError: a bucket has more IDs than its capacity.
         """
         for bucket in range(self._buckets):
             records = self._load_records(bucket)
@@ -199,7 +231,8 @@ class BucketedIds:
                     f"{self._me}: {len(records)} IDs fell into bucket {bucket}, which has room for "
                     f"{self.capacity}; start all parties again, so that they draw another key"
                 )
-            # Most digests differ in their first 8 bytes already.
+            # The first 8 bytes of a digest suffice to show that there is no repetition; only if two
+            # are equal the whole digests are compared.
             starts = np.sort(
                 np.frombuffer(records["digest"].tobytes(), "<u8")[:: DIGEST_BYTES // 8]
             )
@@ -207,12 +240,12 @@ class BucketedIds:
                 self._refuse_repeats(records)
 
     def _refuse_repeats(self, records: NDArray[np.void]) -> None:
-        """Raise DataError if two IDs of a bucket are equal; name their rows.
+        """Raise DataError if two IDs of a bucket are equal; the error names some of their rows.
 
-        `records`: digest and row of each ID.
+        `records`: row and digest of each ID in the bucket.
         """
         first_rows: dict[bytes, int] = {}
-        pairs = list[tuple[int, int]]()
+        pairs = list[tuple[int, int]]()  # the row of a repeated ID, and its first row
         for digest, row in zip(records["digest"].tolist(), records["row"].tolist(), strict=True):
             first_row = first_rows.setdefault(digest, row)
             if first_row != row:
@@ -226,9 +259,10 @@ class BucketedIds:
             )
 
     def load_bucket(self, bucket: int) -> tuple[list[bytes], Rows]:
-        """Return the entries of a bucket and the row of each; -1 for padding.
+        """Return the entries of a bucket (digests), and the party's row of each; -1 for padding.
 
-        Both have `capacity` entries, and are the same at every call.
+        Both have `capacity` entries. Padding is derived from a secret, so that it is the same at
+        every call: repeated runs of the protocol must reveal nothing more.
         """
         records = self._load_records(bucket)
         missing = self.capacity - len(records)
@@ -241,28 +275,30 @@ class BucketedIds:
         return listed, rows
 
     def clear(self) -> None:
-        """Delete all buckets."""
+        """Delete the content of all buckets, in memory and on the disk."""
         self._parts_by_bucket = {bucket: [] for bucket in range(self._buckets)}
         if self._folder is not None:
             for file in self._folder.glob("ids-*.bin"):
                 file.unlink()
 
     def _load_records(self, bucket: int) -> NDArray[np.void]:
-        """Return the rows and digests of one bucket, from memory or its file."""
+        """Return the row and digest of each ID in a bucket, from memory or from its file."""
         if self._folder is not None:
             return np.fromfile(self._bucket_path(bucket), _RECORD)
         return np.concatenate([np.empty(0, _RECORD), *self._parts_by_bucket[bucket]])
 
     def _bucket_path(self, bucket: int) -> Path:
+        """Return the path of a bucket's file; only called if there is a folder."""
         assert self._folder is not None
         return self._folder / f"ids-{bucket}.bin"
 
 
 def _make_hasher(key: bytes) -> "hashlib.blake2b":
+    """Return a keyed BLAKE2b hash for the digest of all IDs of a party."""
     return hashlib.blake2b(key=key, digest_size=DIGEST_BYTES, person=b"apfed all ids")
 
 
 def _hash_ids(ids: list[bytes], key: bytes) -> bytes:
-    """Return the BLAKE2b (RFC 7693) of each ID under `key`, one after the other."""
+    """Return the keyed BLAKE2b digests (RFC 7693) of these IDs, one after the other."""
     hasher = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES, person=b"apfed bucketed")
     return digest_each(ids, hasher).tobytes()

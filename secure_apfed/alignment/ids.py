@@ -22,7 +22,7 @@ _ROWS_PER_BLOCK = 2**16
 
 
 def make_id_rules(settings: AlignmentSettings) -> IdNormalisation:
-    """Return the agreed rules by which IDs are normalised."""
+    """Return the rules by which IDs are normalised, from the settings that all parties share."""
     enabled = {rule: rule in settings.normalisation for rule in ID_RULES}
     return IdNormalisation(**enabled, date_formats=settings.date_formats)
 
@@ -30,13 +30,15 @@ def make_id_rules(settings: AlignmentSettings) -> IdNormalisation:
 class IdFile:
     r"""The IDs in a party's table, read from it at each iteration.
 
-    The IDs equal those of `data: tables` for the same columns: one text for each row, so that "007"
-    and "7" differ; several columns are joined by a character that normal text files do not contain.
+    Each row has one ID, a text, so that "007" and "7" differ. Values of several columns are joined
+    by a character that normal text files do not contain. A run whose tables have these ID columns
+    reads the same IDs.
 
     Args:
         party: the table's party, for errors.
-        source: a file, a folder or a pattern, as `secure_apfed.data.frames` reads them; or rows.
-        columns: the column of the IDs, or several columns.
+        source: path of a file or folder, or a pattern of paths, as `secure_apfed.data.frames` reads
+            them; or a table in memory.
+        columns: name of the ID column, or names of several columns.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -51,7 +53,10 @@ class IdFile:
     def __init__(
         self, party: str, source: "Path | pyarrow.Table", columns: str | Sequence[str]
     ) -> None:
-        """Open the table and count its rows. Raises DataError: one of the columns is missing."""
+        """Open the table and count its rows.
+
+        Raises DataError: the table cannot be read, or does not have each of the columns once.
+        """
         self._party = party
         self._source = source
         self._called = str(source) if isinstance(source, Path) else "its query"
@@ -67,17 +72,21 @@ class IdFile:
             self._rows = int(self._opened.count_rows())
 
     def __len__(self) -> int:
+        """Return the number of rows."""
         return self._rows
 
     def pieces(self) -> Iterator[list[str]]:
-        """Yield the IDs in blocks of some thousand rows, those of several columns joined."""
-        several = len(self._columns) > 1
+        """Yield the IDs in blocks of some thousand rows; values of several columns are joined.
+
+        Raises DataError: some cells are not accepted as IDs; all rows are read to name them all.
+        """
+        has_several_columns = len(self._columns) > 1
         readers = {
             name: IdReader(
                 f"{self._party}: column {name!r} of {self._called}",
                 place=self._locate_line,
                 strip=True,
-                part=several,
+                part=has_several_columns,
                 key="id_column",
             )
             for name in self._columns
@@ -89,20 +98,25 @@ class IdFile:
                 batch_readahead=1,
                 fragment_readahead=1,
             ):
-                parts = [
+                value_columns = [
                     reader.convert_column(batch.column(name)) for name, reader in readers.items()
                 ]
                 # After a refused cell no block is yielded: the rest is read to report all faults.
-                if all(reader.all_taken for reader in readers.values()):
-                    yield list(map(JOINT.join, zip(*parts, strict=True))) if several else parts[0]
+                if not all(reader.all_taken for reader in readers.values()):
+                    continue
+                if has_several_columns:
+                    yield [JOINT.join(values) for values in zip(*value_columns, strict=True)]
+                else:
+                    yield value_columns[0]
         for reader in readers.values():
             reader.require_no_refusals()
 
     def _open_rows(self) -> "tuple[Dataset, Callable[[int], str] | None]":
-        """Open the rows; return them with a function that names the line of a row.
+        """Open the rows for reading; return them with a function that names a row's line in a file.
 
-        The function is None unless the rows are of one CSV file. When they are read, at most one
-        block of rows is in memory, except for .xz and for files with lines above the header.
+        The function is None unless the rows are in one CSV file. Reading them takes the memory of
+        one block of rows, except for .xz files and for files with lines above the header, which are
+        read at once.
         """
         import pyarrow
         from pyarrow import csv, dataset, input_stream
@@ -124,8 +138,8 @@ class IdFile:
             strings_can_be_null=True,
             null_values=sorted(EMPTY),
         )
-        rows = []
-        lines_above = 0
+        datasets = []
+        lines_above = 0  # in the last file; used if it is the only one
         for file in files:
             head = load_csv_head(file, source=self._party, refuses_titles=False)
             lines_above = head.lines
@@ -139,14 +153,14 @@ class IdFile:
                         parse_options=parsing,
                         convert_options=options,
                     )
-                rows.append(dataset.dataset(table))
+                datasets.append(dataset.dataset(table))
             else:
                 csv_format = dataset.CsvFileFormat(parse_options=parsing, convert_options=options)
-                rows.append(dataset.dataset(str(file), format=csv_format))
+                datasets.append(dataset.dataset(str(file), format=csv_format))
         if len(files) > 1:
-            return dataset.dataset(rows), None
+            return dataset.dataset(datasets), None
         first_line = lines_above + 2  # below the header, counted from 1
-        return dataset.dataset(rows), lambda row: f"line {first_line + row}"
+        return dataset.dataset(datasets), lambda row: f"line {first_line + row}"
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

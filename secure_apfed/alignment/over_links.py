@@ -78,27 +78,28 @@ _SMALL_BYTES = 2**20
 
 
 def count_alignment_heartbeats(maximum_ids: int, members: int) -> int:
-    """Return how many heartbeats a party may send at most for a session's alignment.
+    """Return how many heartbeats (progress reports) a party may send for a session's alignment.
 
-    It reads its IDs up to three times, and for each member blinds its own and the member's; padding
-    of buckets adds a few per cent.
+    The most work has the hub, the party that the intersection is computed at. It reads its IDs up
+    to three times, and for each other party (member) blinds its own IDs and the member's.
 
-    `maximum_ids`: the agreed limit of IDs at each party. `members`: number of parties besides the
-    hub, the party that the intersection is computed at.
+    `maximum_ids`: the agreed limit of IDs at each party. `members`: number of members.
     """
-    # Three readings and two blindings a member, rounded up for the padding.
+    # 3 readings and 2 blindings for each member; rounded up, as padding adds a few per cent.
     return count_allowed_heartbeats((4 + 3 * members) * maximum_ids)
 
 
 class ProgressReporter:
-    """A callback for a protocol's progress: it sends heartbeats, and shows the progress to users.
+    """A callback for a protocol's progress, which informs both the peers and the user.
 
-    The progress of a role restarts at 0 for each part of its work.
+    Peers get heartbeats, which keep them from giving up. The progress of a protocol restarts at 0
+    for each part of its work.
     """
 
     def __init__(self, heartbeats: Heartbeats) -> None:
+        """Start without progress; `heartbeats`: sends the heartbeats."""
         self._heartbeats = heartbeats
-        self._last_done = 0
+        self._last_done = 0  # IDs processed in the present part of the work
 
     def __call__(self, progress: Progress) -> None:
         """Count the IDs processed since the last call, and show the progress of this part."""
@@ -112,7 +113,11 @@ class ProgressReporter:
 
 @contextmanager
 def relay_heartbeats(links: Links) -> Iterator[None]:
-    """Within the `with` block, pass on heartbeats of one peer to all others; run by the hub."""
+    """Pass on each peer's heartbeats (progress reports) to all other peers in the `with` block.
+
+    Run by the hub, the party that the intersection is computed at: while it waits for one peer, the
+    other peers wait for it.
+    """
     links.heartbeats.relays = True
     try:
         yield
@@ -129,19 +134,21 @@ async def align_hub(
     session: str,
     folder: Path | None = None,
 ) -> Rows:
-    """Run the side of the hub, which the intersection is computed at; return its row at each
-    position, (rows,).
+    """Intersect IDs with all other parties, as the hub, at which the intersection is computed.
+
+    Returns, for each of the n common people in a random order that is the same at all parties, the
+    row of the hub's own table, (n,).
 
     Args:
         links: the hub's encrypted links.
-        members: names of all parties but the hub.
-        ids: the hub's IDs, one a row; read several times, so no generator.
+        members: names of all other parties.
+        ids: the hub's IDs, one for each row; read several times, so no generator.
         settings: the agreed settings.
         session: the name of the intersection, used once.
-        folder: stores what is needed to resume after a break; None: a break ends it.
+        folder: stores what is needed to resume after an interruption; None: it cannot be resumed.
 
     Raises:
-        IntersectionTooSmallError: fewer rows are common than the settings demand.
+        IntersectionTooSmallError: fewer people are common than the settings demand.
         RemoteProtocolError: a member does not follow the protocol.
     """
     end = _End(links, links.me, tuple(members), ids, settings, folder)
@@ -151,18 +158,7 @@ async def align_hub(
             name: _parse_opening(_OPENING, await end.receive(name), settings) for name in members
         }
         sizes = {name: opening.size for name, opening in openings.items()}
-        agreed = end.unfinished.agreed
-        start = 0
-        resumable = {opening.resumable for opening in openings.values()}
-        resumes = agreed is not None and resumable == {agreed.identity}
-        if agreed is None or not resumes:
-            nonces = {links.me: fresh_key()}
-            nonces |= {name: opening.nonce for name, opening in openings.items()}
-            count = choose_bucket_count(max(len(ids), *sizes.values()))
-            agreed = Agreed(session, end.terms, count, nonces)
-        else:
-            finished = [opening.finished for opening in openings.values()]
-            start = min(end.unfinished.done_buckets, *finished)
+        agreed, start, resumes = end.propose_agreement(openings, session)
         all_nonces = tuple(agreed.nonces.items())
         reply = _Reply(resumes, start, agreed.session, agreed.buckets, len(ids), all_nonces)
         for name in members:
@@ -181,10 +177,23 @@ async def align_member(
     session: str,
     folder: Path | None = None,
 ) -> Rows:
-    """Run the side of a member, any party but the hub; return its row at each position, (rows,).
+    """Intersect IDs with the hub, the party at which the intersection is computed, as a member.
 
-    `hub`: the hub's name. `members`: names of all parties but the hub, this one included. For the
-    other arguments and errors see `align_hub`.
+    Returns, for each of the n common people in a random order that is the same at all parties, the
+    row of this party's own table, (n,).
+
+    Args:
+        links: this party's encrypted links.
+        hub: the hub's name.
+        ids: this party's IDs, one for each row; read several times, so no generator.
+        settings: the agreed settings.
+        members: names of all parties but the hub, this party included.
+        session: the name of the intersection, used once.
+        folder: stores what is needed to resume after an interruption; None: it cannot be resumed.
+
+    Raises:
+        IntersectionTooSmallError: fewer people are common than the settings demand.
+        RemoteProtocolError: the hub does not follow the protocol.
     """
     end = _End(links, hub, tuple(members), ids, settings, folder)
     end.discard_other_ids()
@@ -196,6 +205,7 @@ async def align_member(
         finished=end.unfinished.done_buckets if stored else 0,
     )
     end.send(hub, opening.pack())
+    # More patience than usual, since the hub itself waits for all other members.
     reply = _parse_opening(_REPLY, await end.receive(hub, patience=4), settings)
     agreed = end.check_reply(reply, opening, session)
     await end.intersect_buckets(agreed, {hub: reply.size}, reply.start, resumes=reply.resumes)
@@ -205,13 +215,13 @@ async def align_member(
 
 
 class _Opening(NamedTuple):
-    """The first message of a member, any party but the hub.
+    """The first message of a member (a party at which the intersection is not computed).
 
     Attributes:
-        nonce: 32 random bytes, its part of the common key.
-        size: the number of its IDs; from a peer it may be anything until it is checked.
-        resumable: identity of the intersection that it can resume; empty: none.
-        finished: how many buckets of that one are finished here.
+        nonce: 32 random bytes, which contribute to the common key of all parties.
+        size: the number of the member's IDs; untrusted, of any type, until it is checked.
+        resumable: identity of the interrupted intersection that the member can resume; b"": none.
+        finished: how many buckets of that intersection the member has finished.
     """
 
     nonce: _Nonce
@@ -220,19 +230,20 @@ class _Opening(NamedTuple):
     finished: _Count
 
     def pack(self) -> bytes:
+        """Encode the message with msgpack."""
         return bytes(msgpack.packb(self))
 
 
 class _Reply(NamedTuple):
-    """The reply of the hub (the party that the intersection is computed at) to all openings.
+    """The reply of the hub (the party that computes the intersection) to all members' openings.
 
     Attributes:
-        resumes: whether all parties continue a stored intersection.
+        resumes: whether all parties continue an interrupted intersection.
         start: the first bucket to run.
         session: the name of the intersection.
         buckets: number of buckets.
-        size: the number of the hub's IDs; from a peer it may be anything until it is checked.
-        nonces: name and random bytes of each party, the hub first.
+        size: the number of the hub's IDs; untrusted, of any type, until it is checked.
+        nonces: name and 32 random bytes of each party, the hub first.
     """
 
     resumes: bool
@@ -243,6 +254,7 @@ class _Reply(NamedTuple):
     nonces: tuple[tuple[str, _Nonce], ...]
 
     def pack(self) -> bytes:
+        """Encode the message with msgpack."""
         return bytes(msgpack.packb(self))
 
 
@@ -254,11 +266,11 @@ _FirstMessage = TypeVar("_FirstMessage", _Opening, _Reply)
 def _parse_opening(
     adapter: TypeAdapter[_FirstMessage], message: Envelope, settings: AlignmentSettings
 ) -> _FirstMessage:
-    """Parse an `_Opening` or a `_Reply`, and check the announced number of IDs.
+    """Parse the first message of a peer, and check the announced number of IDs.
 
-    `adapter`: parser of the expected type.
+    `adapter`: parser of the expected type, an `_Opening` from a member or a `_Reply` from the hub.
 
-    Raises RemoteProtocolError: the message is malformed, or the number above the agreed limit.
+    Raises RemoteProtocolError: the message is malformed, or announces more IDs than was agreed.
     """
     try:
         opening = adapter.validate_python(msgpack.unpackb(message.payload, use_list=False))
@@ -276,11 +288,11 @@ def _parse_opening(
 
 
 class _End:
-    """One party's end of an intersection over links.
+    """One party's end of an intersection over links, which runs bucket by bucket.
 
     Attributes:
-        terms: SHA-256 of the parties and the agreed settings, which a stored intersection must
-            share to be resumed.
+        terms: SHA-256 of the parties and the agreed settings. An interrupted intersection can only
+            be resumed under equal terms.
         unfinished: the record of this intersection, or of the last one if it was interrupted.
     """
 
@@ -295,8 +307,13 @@ class _End:
     ) -> None:
         """Load the record of an interrupted intersection if parties and settings are the same.
 
-        `hub`: name of the hub, the party that the intersection is computed at. `members`: names of
-        all other parties. `folder`: folder of the record; None: it is in memory only.
+        Args:
+            links: this party's encrypted links.
+            hub: name of the hub, the party at which the intersection is computed.
+            members: names of all other parties.
+            ids: this party's IDs.
+            settings: the agreed settings.
+            folder: folder of the record; None: the record is in memory only.
         """
         self._links = links
         self._me = links.me
@@ -310,15 +327,16 @@ class _End:
         self.unfinished = StoredIntersection.from_folder(folder, self.terms)
 
     def send(self, peer: str, body: bytes) -> None:
-        """Send bytes of the alignment to a peer."""
+        """Send an alignment message to a peer."""
         self._links.send(peer, Kind.ALIGNMENT, BEFORE_TRAINING, body)
 
     async def receive(
         self, peer: str, *, patience: int = 2, maximum: int = _MAX_OPENING_BYTES
     ) -> Envelope:
-        """Return the peer's next message of the alignment.
+        """Wait for a peer's next alignment message, and return it.
 
-        `patience`: units of patience. `maximum`: the most bytes of the message.
+        `patience`: how long to wait, in units of patience. `maximum`: the largest number of bytes
+        of the message.
         """
         return await self._links.receive(
             peer, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=patience, maximum=maximum
@@ -339,9 +357,33 @@ class _End:
         if fingerprint != stored.fingerprint:
             stored.delete_files()
 
+    def propose_agreement(
+        self, openings: Mapping[str, _Opening], session: str
+    ) -> tuple["Agreed", int, bool]:
+        """Decide, at the hub, which intersection the parties run, and from which bucket on.
+
+        An interrupted intersection is resumed if all parties can resume it, else a new one starts.
+
+        `openings`: each member's first message, by name. `session`: name of a new intersection.
+
+        Returns what the parties agree on, the first bucket to run, and whether it is resumed.
+        """
+        agreed = self.unfinished.agreed
+        resumable = {opening.resumable for opening in openings.values()}
+        if agreed is not None and resumable == {agreed.identity}:
+            finished = [opening.finished for opening in openings.values()]
+            return agreed, min(self.unfinished.done_buckets, *finished), True
+        nonces = {self._me: fresh_key()}
+        nonces |= {name: opening.nonce for name, opening in openings.items()}
+        sizes = [opening.size for opening in openings.values()]
+        count = choose_bucket_count(max(len(self._ids), *sizes))
+        return Agreed(session, self.terms, count, nonces), 0, False
+
     def check_reply(self, reply: _Reply, opening: _Opening, session: str) -> "Agreed":
-        """Return what a member agrees to by the reply of the hub, which the intersection is
-        computed at.
+        """Check the hub's reply at a member; return what the parties agree on by it.
+
+        The hub is the party that computes the intersection. The number of buckets must fit the
+        announced sizes, and the random bytes must be those of all parties, this one included.
 
         Args:
             reply: the hub's reply.
@@ -363,9 +405,10 @@ class _End:
                 )
             return stored
         minimum = choose_bucket_count(max(opening.size, reply.size))
-        maximum = (
-            minimum if len(self._members) == 1 else choose_bucket_count(self._settings.maximum_ids)
-        )
+        # With one member both sizes are known; another member's set may need more buckets.
+        maximum = minimum
+        if len(self._members) > 1:
+            maximum = choose_bucket_count(self._settings.maximum_ids)
         is_power_of_two = reply.buckets.bit_count() == 1
         if not (is_power_of_two and minimum <= reply.buckets <= maximum) or reply.start != 0:
             raise RemoteProtocolError(
@@ -387,10 +430,10 @@ class _End:
     async def intersect_buckets(
         self, agreed: "Agreed", sizes: Mapping[str, int], start: int, *, resumes: bool
     ) -> None:
-        """Run all buckets from `start` on, and store each result.
+        """Intersect all buckets from `start` on, one after another, and store each result.
 
         Args:
-            agreed: the terms.
+            agreed: what the parties agreed on.
             sizes: announced number of IDs by peer.
             start: the first bucket to run.
             resumes: whether this continues an interrupted intersection.
@@ -421,10 +464,11 @@ class _End:
             own_ids.clear()
 
     def _estimate_heartbeats(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return by peer how many heartbeats its work may take, from the announced sizes.
+        """Return, by peer, how many heartbeats (progress reports) its work may take at most.
 
-        A member (any party but the hub) digests its IDs twice, and in each bucket blinds its own
-        padded list and the hub's. The hub does so for each member.
+        The work follows from the announced sizes. A member (any party but the hub) digests its IDs
+        twice, and in each bucket blinds its own padded list and the hub's. The hub does so for each
+        member.
 
         `buckets`: number of buckets. `sizes`: announced number of IDs by peer.
         """
@@ -448,15 +492,15 @@ class _End:
     async def _intersect_bucket(
         self, own_ids: BucketedIds, agreed: "Agreed", sizes: Mapping[str, int], bucket: int
     ) -> None:
-        """Run the protocol on one bucket, and store its result.
+        """Run the set-intersection protocol on one bucket, and store its result.
 
-        At the hub (which it is computed at) it has a row for each common ID: the hub's row, then
-        the ID's place in the list of each member. At a member it has this party's row at each place
-        of its own list.
+        At the hub, where it is computed, the result has a row for each common ID: the hub's own row
+        number, then the ID's place in each member's list. At a member the result has this party's
+        own row number at each place of its list.
 
         Args:
             own_ids: this party's buckets.
-            agreed: the terms.
+            agreed: what the parties agreed on.
             sizes: announced number of IDs by peer.
             bucket: number of the bucket.
         """
@@ -481,7 +525,7 @@ class _End:
         longest = protocol.compute_longest_message(max(own_ids.capacity, *lists.values()))
 
         async def run_role(role: Conversation) -> None:
-            """Run one role's conversation; a repeated message must equal the former one."""
+            """Run this party's role; messages of an interrupted attempt must come again equally."""
             checked = _RepeatCheckedRole(role, partial(self.unfinished.require_same, bucket))
             await self._links.run_conversation(
                 Kind.ALIGNMENT, checked, self._peers, maximum=longest
@@ -490,9 +534,10 @@ class _End:
         if self._me == self._hub:
             hub = protocol.make_hub(self._me, self._members, entries)
             await run_role(hub)
+            # Places count over all buckets of a member, whose lists are equally long.
             places = [bucket * lists[name] + place for name, place in hub.places.items()]
             result = np.column_stack([row_of_entry[hub.rows], *places])
-            if (result < 0).any():
+            if (result < 0).any():  # the row of padding is -1
                 raise RemoteProtocolError(
                     f"{', '.join(self._members)} and {self._me} share what fills up a bucket, "
                     "which is random; a peer does not follow the protocol"
@@ -504,13 +549,14 @@ class _End:
         self.unfinished.store_result(bucket, result)
 
     def send_common_rows(self, sizes: Mapping[str, int]) -> Rows:
-        """Send each member the places of common IDs in its lists; return the hub's rows of them.
+        """Send each member the places of the n common IDs in its lists; return the hub's n rows.
 
-        All parties get them in the same random order.
+        All parties get the common IDs in the same random order.
 
         `sizes`: announced number of IDs by member.
 
-        Raises IntersectionTooSmallError: fewer common IDs than the agreed minimum.
+        Raises IntersectionTooSmallError: fewer common IDs than the agreed minimum; the members are
+            notified.
         """
         agreed = self.unfinished.agreed
         minimum = self._settings.minimum_rows
@@ -529,14 +575,15 @@ class _End:
         return results[:, 0].copy()
 
     def read_common_rows(self, message: Envelope, hub_size: int) -> Rows:
-        """Return the row of this party, a member, at each place in its list that the hub names,
-        (rows,).
+        """Parse the hub's last message at a member; return this party's rows of the n common IDs.
 
-        `message`: the hub's last message. `hub_size`: announced number of the hub's IDs.
+        The hub names the places of the common IDs in this party's lists.
+
+        `message`: the hub's last message, untrusted. `hub_size`: announced number of the hub's IDs.
 
         Raises:
-            IntersectionTooSmallError: the hub says that too few are common.
-            RemoteProtocolError: places are repeated, of padding, or of a wrong number.
+            IntersectionTooSmallError: the hub reports that too few IDs are common.
+            RemoteProtocolError: places are repeated, are of padding, or are too few or too many.
         """
         agreed = self.unfinished.agreed
         minimum = self._settings.minimum_rows
@@ -552,31 +599,37 @@ class _End:
         places = np.frombuffer(body, integer_type)
         known_places = places[places < len(row_of_place)]
         rows = row_of_place[known_places]
-        distinct = len(np.unique(places))
-        are_known_once = len(known_places) == len(places) == distinct
+        distinct_places = len(np.unique(places))
+        are_known_once = len(known_places) == len(places) == distinct_places
         if not (are_known_once and (rows >= 0).all() and minimum <= len(rows) <= hub_size):
             raise RemoteProtocolError(
                 f"{self._hub} opened {len(places)} places, of which {(rows >= 0).sum()} are of IDs "
-                f"of {self._me} and {distinct} differ; expected {minimum} to "
+                f"of {self._me} and {distinct_places} differ; expected {minimum} to "
                 f"{min(hub_size, len(self._ids))} different ones"
             )
         return rows
 
 
 def _pick_place_type(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
-    """Return the integer type of any place in all lists of a member with `size` IDs."""
-    return np.dtype("<u4" if buckets * compute_capacity(size, buckets) <= 2**32 else "<u8")
+    """Return the smallest integer type that can number all places in a member's padded lists.
+
+    `buckets`: number of buckets, each with a list. `size`: announced number of the member's IDs.
+    """
+    places = buckets * compute_capacity(size, buckets)
+    return np.dtype("<u4" if places <= 2**32 else "<u8")
 
 
 @dataclass
 class _RepeatCheckedRole:
-    """A role whose peers must send the same messages again when a bucket is run again.
+    """A role of a protocol whose peers must repeat their messages when a bucket is run again.
+
+    Another message in its place could reveal more than one run does.
 
     Attributes:
         role: the role.
         require_same: called with the sender, the number of its message, and the message; raises
-            RemoteProtocolError if another one was received before.
-        received: number of messages by sender.
+            RemoteProtocolError if another message was received in its place before.
+        received: number of received messages, by sender.
     """
 
     role: Conversation
@@ -584,26 +637,28 @@ class _RepeatCheckedRole:
     received: Counter[str] = field(default_factory=Counter)
 
     def start(self) -> Iterable[Outgoing]:
+        """Return the role's first messages."""
         return self.role.start()
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Check that a repeated message is the same as before, then pass it to the role."""
+        """Check that a repeated message is the same as before; return the role's reply to it."""
         self.require_same(sender, self.received[sender], body)
         self.received[sender] += 1
         return self.role.receive(sender, body)
 
     @property
     def is_finished(self) -> bool:
+        """True if the role awaits no further message."""
         return self.role.is_finished
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the parties of an intersection agreed on; public among them.
+    """An agreement of the parties of an intersection, which is public among them.
 
     Attributes:
         session: the name of the intersection.
-        terms: SHA-256 of parties and settings; see `_End`.
+        terms: SHA-256 of the parties' names and the agreed settings.
         buckets: number of buckets.
         nonces: 32 random bytes of each party, the hub first.
     """
@@ -615,7 +670,7 @@ class Agreed:
 
     @property
     def _seed(self) -> bytes:
-        """The SHA-256 of session, terms, number of buckets and all parties' random bytes."""
+        """The SHA-256 of all fields; random, since every party contributed random bytes."""
         parts = [self.session.encode(), self.terms, self.buckets.to_bytes(4, "big")]
         for name, nonce in self.nonces.items():
             parts += [name.encode(), nonce]
@@ -624,12 +679,15 @@ class Agreed:
 
     @property
     def identity(self) -> bytes:
-        """The 32 bytes that identify this intersection."""
+        """The 32 bytes that identify this intersection, by which it is found again to resume it."""
         return derive_key(self._seed, b"identity")
 
     @property
     def key(self) -> bytes:
-        """The key of the ID digests; no party knows it before the session."""
+        """The key under which IDs are digested and so distributed to buckets.
+
+        No party knows it before the session, so nobody can choose IDs that fill one bucket.
+        """
         return derive_key(self._seed, b"digests")
 
 
@@ -638,7 +696,7 @@ class StoredIntersection:
     """A party's record of an intersection under way, by which it can be resumed.
 
     Attributes:
-        folder: where it is stored; None: in memory.
+        folder: the folder in which it is stored; None: it is in memory only.
         agreed: what the parties agreed on; None: there is no intersection yet.
         fingerprint: digest of the party's IDs, from `fingerprint_ids`.
         secret: 32 bytes from which the party's keys and orders in all buckets are derived.
@@ -652,9 +710,11 @@ class StoredIntersection:
 
     @classmethod
     def from_folder(cls, folder: Path | None, terms: bytes) -> "StoredIntersection":
-        """Return the record stored in this folder if its `terms` are these, else an empty one.
+        """Return the record stored in a folder if it has these terms, else an empty record.
 
-        Raises CheckpointError: the record is damaged.
+        `terms`: SHA-256 of the parties' names and the agreed settings.
+
+        Raises CheckpointError: the stored record is damaged.
         """
         if folder is None or not (folder / _AGREED).exists():
             return cls(folder)
@@ -667,13 +727,15 @@ class StoredIntersection:
             secret = load_bytes(folder / _SECRET, maximum=_SMALL_BYTES)
             if version != _VERSION or len(secret) != len(fresh_key()):
                 raise ValueError("another version")
-            _ = agreed.identity
+            _ = agreed.identity  # raises an error if a field has a wrong type
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise CheckpointError(
                 f"{path} is no record of an intersection; remove its folder, then all parties "
                 "intersect anew"
             ) from error
-        return cls(folder, agreed, fingerprint, secret) if stored_terms == terms else cls(folder)
+        if stored_terms != terms:
+            return cls(folder)
+        return cls(folder, agreed, fingerprint, secret)
 
     def store_agreement(self, agreed: Agreed) -> None:
         """Delete the former record, and store the new agreement with a fresh secret.
@@ -699,21 +761,20 @@ class StoredIntersection:
 
     @property
     def done_buckets(self) -> int:
-        """The number of finished buckets, counted from the first."""
+        """The number of finished buckets before the first unfinished one."""
         assert self.agreed is not None
-        count = self.agreed.buckets
-        unfinished = (
-            bucket for bucket in range(count) if not self._has_file(f"result-{bucket}.bin")
-        )
-        return next(unfinished, count)
+        for bucket in range(self.agreed.buckets):
+            if not self._has_file(f"result-{bucket}.bin"):
+                return bucket
+        return self.agreed.buckets
 
     def store_result(self, bucket: int, result: Rows) -> None:
-        """Store the result of a bucket, (rows, columns), after its shape."""
+        """Store the result of a bucket, a matrix, as its shape and then its numbers."""
         shape = np.array(result.shape, "<i8").tobytes()
         self._write_file(f"result-{bucket}.bin", shape + result.astype("<i8").tobytes())
 
     def load_results(self) -> Rows:
-        """Return the results of all buckets one below the other, (rows, columns)."""
+        """Return the results of all buckets, matrices with equal columns, one below the other."""
         assert self.agreed is not None
         results = []
         for bucket in range(self.agreed.buckets):
@@ -724,18 +785,18 @@ class StoredIntersection:
         return np.concatenate(results)
 
     def require_same(self, bucket: int, peer: str, number: int, message: bytes) -> None:
-        """Store the digest of a peer's message for this bucket, or compare it with the stored one.
+        """Require that a peer's message is the same as at an earlier attempt at the bucket.
 
-        A second, different message (such as the hash of `ot` under a second key) would reveal more
-        than one run does.
+        A digest of the first message is stored, and later ones are compared with it. A different
+        message, such as hashes of IDs under a second key, would reveal more than one run does.
 
         Args:
             bucket: number of the bucket.
             peer: the sender.
-            number: number of the message among the peer's, from 0.
+            number: number of the message among the peer's messages in the bucket, from 0.
             message: the message's bytes.
 
-        Raises RemoteProtocolError: another message was stored.
+        Raises RemoteProtocolError: the message differs from the first one.
         """
         digest = hashlib.sha256(message).digest()
         name = f"seen-{bucket}-{number}-{peer.encode().hex()}.bin"
@@ -758,16 +819,22 @@ class StoredIntersection:
                 shutil.rmtree(self.folder)
 
     def _has_file(self, name: str) -> bool:
-        """Return whether a file of the unfinished intersection is stored."""
-        return name in self._contents if self.folder is None else (self.folder / name).exists()
+        """Return whether a file of the record is stored, on disk or in memory."""
+        if self.folder is None:
+            return name in self._contents
+        return (self.folder / name).exists()
 
     def _load_file(self, name: str, *, maximum: int = _SMALL_BYTES) -> bytes:
-        """Read a stored file, or its content in memory if there is no folder."""
-        path = self.folder and self.folder / name
-        return self._contents[name] if path is None else load_bytes(path, maximum=maximum)
+        """Return the content of a file of the record, on disk or in memory.
+
+        `maximum`: the largest number of bytes that is read from the disk.
+        """
+        if self.folder is None:
+            return self._contents[name]
+        return load_bytes(self.folder / name, maximum=maximum)
 
     def _write_file(self, name: str, content: bytes) -> None:
-        """Store a file of the unfinished intersection, on disk if there is a folder."""
+        """Store a file of the record, on disk if there is a folder, else in memory."""
         if self.folder is None:
             self._contents[name] = content
         else:

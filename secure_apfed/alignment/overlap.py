@@ -19,14 +19,15 @@ _MAX_READ = 200_000  # IDs whose patterns are compared, evenly spread
 
 
 class CommonPeople(BaseModel):
-    """A party's report on its own people after an alignment.
+    """A party's report on how many of its own people are common after an alignment.
 
     Attributes:
         party: the party whose people they are.
-        own: rows of its table; common: those of them that are aligned.
-        known_to: the parties that know the common people, in words.
-        warning: patterns of IDs that are far rarer among the common people than in the table;
-            empty: there are none.
+        own: number of rows of its table.
+        common: number of these rows whose people are common.
+        known_to: in words, the parties that know the common people, too.
+        warning: a sentence on ID patterns that are far rarer among the common people than in the
+            table, which may have a wrong spelling; empty: there are none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,6 +40,7 @@ class CommonPeople(BaseModel):
 
     @property
     def sentence(self) -> str:
+        """The numbers as a sentence for the party's user."""
         return f"{self.common:,} of your {self.own:,} people are known to {self.known_to}"
 
 
@@ -50,15 +52,15 @@ def describe_common(
     *,
     active: str,
 ) -> CommonPeople:
-    """Return a party's report on its people after an alignment.
+    """Return a party's report on how many of its own people are common after an alignment.
 
     Args:
         party: name of the party.
         ids: IDs of its table, in the table's order.
-        rows: row of its table at each position of the alignment (U,); -1: the party lacks this
-            person.
+        rows: for each of the U aligned people, in their common order, the row of the party's table,
+            (U,); -1: the party does not have the person.
         settings: the agreed settings.
-        active: the party that passives share people with under `mode: pairwise`.
+        active: the active's name; under `mode: pairwise` a passive shares people with it only.
     """
     is_common = np.zeros(len(ids), dtype=bool)
     is_common[rows[rows >= 0]] = True
@@ -77,11 +79,14 @@ def describe_common(
 def _describe_mismatches(
     party: str, ids: Sequence[str], is_common: NDArray[np.bool_], settings: AlignmentSettings
 ) -> str:
-    """Return a warning on ID patterns that rarely match, with a remedy; "" if there are none.
+    """Return a warning on ID patterns that rarely match other parties' IDs, with a remedy.
 
-    `is_common`: whether each own row is common, (N,).
+    A pattern is the shape of an ID, such as letters before digits. Other parties may write such IDs
+    in another way, so that equal people do not match. Returns "" if there are no such patterns.
+
+    `is_common`: whether the person of each of the N own rows is common, (N,).
     """
-    step = max(1, math.ceil(len(ids) / _MAX_READ))
+    step = max(1, math.ceil(len(ids) / _MAX_READ))  # of a large table only some rows are compared
     rules = make_id_rules(settings)
     texts = [rules.normalise_text(text) for text in ids[::step]]
     are_common = is_common[::step].tolist()
@@ -91,9 +96,10 @@ def _describe_mismatches(
     rare = ", ".join(
         f"{pattern} ({common:,} of {total:,})" for pattern, (common, total) in unmatched.items()
     )
-    others_found = [
-        is_found
-        for text, is_found in zip(texts, are_common, strict=True)
+    # Whether each ID of any other pattern is common.
+    others_are_common = [
+        is_matched
+        for text, is_matched in zip(texts, are_common, strict=True)
         if make_pattern(text) not in unmatched
     ]
     proposal = propose_rules(suggest_rules(ids, rules), settings)
@@ -101,13 +107,16 @@ def _describe_mismatches(
     remedy = proposal or f"compare how the parties write them, with `{command}`"
     return (
         f"{party}: IDs written as {rare} are far rarer among the common people than its others "
-        f"({sum(others_found):,} of {len(others_found):,}); if these are spellings of one kind of "
-        f"ID, {remedy}"
+        f"({sum(others_are_common):,} of {len(others_are_common):,}); if these are spellings of "
+        f"one kind of ID, {remedy}"
     )
 
 
 def propose_rules(rules: Sequence[str], settings: AlignmentSettings) -> str:
-    """Return the setting that adds these normalisation rules to the agreed ones; "" for none."""
+    """Return advice to agree on the present normalisation rules and these further ones.
+
+    Returns "" without further rules. `rules`: names of rules.
+    """
     if not rules:
         return ""
     all_rules = [rule for rule in ID_RULES if rule in (*settings.normalisation, *rules)]

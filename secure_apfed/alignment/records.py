@@ -24,17 +24,18 @@ _PATIENCE_S = 30
 class AlignmentHistory:
     """A record of the intersections that a party took part in, which limits their number by peer.
 
-    A peer that puts guessed IDs into its set learns in each run which of up to `maximum_ids`
-    guesses are right (ID stuffing, attack A10), or of somewhat more if it deviates from the
-    protocol (`secure_apfed.alignment.max_guesses`); over many runs it could try out a whole
-    population. With at most R runs a peer tries out at most R times as many. Peers are identified
-    by the names that the links authenticate; a peer with two names gets twice the runs.
+    A peer may put guessed IDs into its set (ID stuffing, attack A10). In each run it then learns
+    which of up to `maximum_ids` guesses are right, or of somewhat more guesses if it deviates from
+    the protocol (`secure_apfed.alignment.max_guesses`). Over many runs it could try out a whole
+    population. With at most R runs a peer tries out at most R times as many IDs as in one run.
+    Peers are identified by the names that the links authenticate; a peer with two names gets twice
+    the runs.
 
     Call `record_run` before each role is started.
 
     Args:
-        path: the file, JSON lines.
-        runs_with_a_peer: R.
+        path: the file, in JSON lines.
+        runs_with_a_peer: the largest number of runs with the same peer, R.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -47,19 +48,25 @@ class AlignmentHistory:
     """
 
     def __init__(self, path: PathLike, *, runs_with_a_peer: int) -> None:
-        """Read the file, to refuse a damaged one at once."""
+        """Open the history; the class describes the arguments.
+
+        Raises:
+            DataError: the limit is below 1.
+            CheckpointError: the file is damaged.
+        """
         if runs_with_a_peer < 1:
             raise DataError(f"runs_with_a_peer is at least 1, got {runs_with_a_peer}")
         self._path = Path(path)
         self._limit = runs_with_a_peer
-        self._load_sessions()
+        self._load_sessions()  # called for its error
 
     @classmethod
     def for_party(
         cls, folder: PathLike, party: str, *, runs_with_a_peer: int
     ) -> "AlignmentHistory":
-        """Return the history of `party` in a folder that several parties may use, as in
-        simulations.
+        """Return the history of a party in a folder, which may have those of other parties, too.
+
+        So it is in simulations, where one process runs all parties.
 
         `runs_with_a_peer`: how many runs with the same peer are allowed.
         """
@@ -73,11 +80,12 @@ class AlignmentHistory:
         """Record a run on the disk before anything is sent.
 
         Args:
-            session: name of the agreed session.
-            peers: the other parties: at the hub (the party that all others align with) the others,
-                at another party the hub.
-            resumes: whether it continues an interrupted run on the same sets, which is recorded
-                already: two attempts with equal messages reveal what one does, and count as one.
+            session: name of the intersection, the same at all parties.
+            peers: the parties that this party intersects its IDs with: all others at the party that
+                computes the intersection, and only that party at each other.
+            resumes: whether this continues an interrupted run on the same sets, which is recorded
+                already. Two attempts with equal messages reveal no more than one, so they count as
+                one.
 
         Raises:
             DataError: the session was used before, or a peer had all its runs; nothing is recorded.
@@ -85,7 +93,7 @@ class AlignmentHistory:
             OSError: the line cannot be written completely; nothing is recorded.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Two processes of this party cannot take the last run.
+        # Locked, so that two processes of this party cannot both use the last allowed run.
         lock = FileLock(self._path.with_name(f"{self._path.name}.lock"))
         try:
             acquired = lock.acquire(timeout=_PATIENCE_S)
@@ -94,24 +102,26 @@ class AlignmentHistory:
                 f"another process has held {lock.lock_file} for {_PATIENCE_S} s; end it"
             ) from None
         with acquired:
-            sessions, runs = self._load_sessions()
-            if resumes and sessions.get(session) == sorted(peers):
+            peers_by_session, runs_by_peer = self._load_sessions()
+            if resumes and peers_by_session.get(session) == sorted(peers):
                 return
-            if session in sessions:
+            if session in peers_by_session:
                 raise DataError(f"session {session!r} was used before; give every run a new name")
             for peer in peers:
-                if runs[peer] >= self._limit:
+                if runs_by_peer[peer] >= self._limit:
                     raise DataError(
-                        f"{peer} aligned {runs[peer]} time(s) with this party already, and the "
-                        f"limit is {self._limit}; a peer that aligns again and again can try out "
-                        "IDs"
+                        f"{peer} aligned {runs_by_peer[peer]} time(s) with this party already, and "
+                        f"the limit is {self._limit}; a peer that aligns again and again can try "
+                        "out IDs"
                     )
             self._append_run({"session": session, "peers": list(peers)})
 
     def _append_run(self, run: Mapping[str, object]) -> None:
-        """Append one run to the file, whole or not at all: half a line would end every later run.
+        """Append one run to the file, as a whole line or not at all.
 
-        Raises OSError: the disk is full; the file is then unchanged.
+        Half a line would make the file unreadable, so that no later run could start.
+
+        `run`: the line's fields. Raises OSError: the disk is full; the file is then unchanged.
         """
         line = f"{json.dumps(run)}\n".encode()
         with self._path.open("ab", buffering=0) as file:
@@ -127,12 +137,12 @@ class AlignmentHistory:
                 raise
 
     def _load_sessions(self) -> tuple[dict[str, list[str]], Counter[str]]:
-        """Return the peers of each session, and in how many sessions each peer took part.
+        """Read the file; return the peers of each session, and the number of sessions of each peer.
 
         Raises CheckpointError: a line is malformed.
         """
-        sessions = dict[str, list[str]]()
-        runs = Counter[str]()
+        peers_by_session = dict[str, list[str]]()
+        runs_by_peer = Counter[str]()
         lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
         for number, line in enumerate(lines, 1):
             try:
@@ -141,15 +151,17 @@ class AlignmentHistory:
                 peers = fields["peers"]
             except (ValueError, TypeError, KeyError) as error:
                 raise self._make_malformed_line_error(number) from error
-            texts = [session, *peers] if isinstance(peers, list) else [None]
-            if not all(isinstance(text, str) for text in texts):
+            is_valid = isinstance(peers, list) and all(
+                isinstance(text, str) for text in (session, *peers)
+            )
+            if not is_valid:
                 raise self._make_malformed_line_error(number)
-            sessions[session] = sorted(peers)
-            runs.update(set(peers))
-        return sessions, runs
+            peers_by_session[session] = sorted(peers)
+            runs_by_peer.update(set(peers))
+        return peers_by_session, runs_by_peer
 
     def _make_malformed_line_error(self, number: int) -> CheckpointError:
-        """Return the error for a malformed line."""
+        """Return the error for a malformed line of the file; `number`: the line's, from 1."""
         return CheckpointError(
             f"{self._path}, line {number}, is no run of an alignment; restore the file from a "
             "backup: without it, peers would start again from none"
@@ -164,11 +176,16 @@ def admit_run(
     session: str,
     resumes: bool = False,
 ) -> None:
-    """Record a run in the history of party `me`, if the settings name one.
+    """Record an intersection in this party's history, if the settings name a folder for it.
 
-    `peers`: the parties that this one aligns with. `session`: name of the agreed session.
-    `resumes`: whether it continues an interrupted run, which is recorded already. Raises the errors
-    of `AlignmentHistory.record_run`.
+    Args:
+        settings: the agreed settings.
+        me: this party.
+        peers: the parties that this party intersects its IDs with.
+        session: name of the intersection, the same at all parties.
+        resumes: whether it continues an interrupted run, which is recorded already.
+
+    Raises DataError, CheckpointError, OSError: see `AlignmentHistory.record_run`.
     """
     folder = settings.history
     runs = settings.runs_with_a_peer

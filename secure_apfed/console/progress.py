@@ -50,11 +50,12 @@ _UNLINKED_PHASES = ("connecting", "ended", "failed")  # phases without links bet
 def show_run(
     name: str, *, quiet: bool, console: Console | None = None
 ) -> Iterator["Callable[[Progress], None]"]:
-    """Show the progress of a run in this process while the block runs.
+    """Show the progress of a run in this process during the `with` block.
 
-    `name`: name of the run. `quiet`: show nothing. `console`: None: standard error.
+    Yields the function that the run calls with each `Progress`.
 
-    Yields the function that `run` calls with each `Progress`.
+    `name`: name of the run. `quiet`: whether nothing is shown. `console`: where it is shown; None:
+    standard error.
     """
     board = Board(name=name)
     with observing_work(board.update_work), show_board(board, as_json=quiet, console=console):
@@ -65,15 +66,18 @@ def show_run(
 def show_work(
     party: str = "", *, as_json: bool, json_events: bool = False, console: Console | None = None
 ) -> Iterator[None]:
-    """Show the progress of long work that the block reports by `report_work`.
+    """Show the progress of long work that the `with` block reports by `report_work`.
 
-    `party`: party that does the work; empty: this process. `as_json`: the command
-    prints JSON only, so nothing is shown unless `json_events`, which prints JSON lines. `console`:
-    where text is printed; None: standard error.
+    Args:
+        party: party that does the work; "": this process.
+        as_json: whether the command prints JSON only; then no text is shown.
+        json_events: whether progress is printed as JSON lines on stdout instead of text.
+        console: where text is printed; None: standard error.
     """
     board = Board()
 
     def update_work(work: Work) -> None:
+        """Show how much of the work is done."""
         board.update_work(work, party)
 
     with (
@@ -85,10 +89,12 @@ def show_work(
 
 @contextmanager
 def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show the progress of downloads on stderr while the block runs.
+    """Show the progress of downloads on stderr during the `with` block.
 
-    `quiet`: show nothing. Yields the function that `fetch_dataset` calls with a file's name, the
-    bytes so far, and all bytes or None.
+    Yields a function to be called with a file's name, its bytes so far, and its total bytes (None:
+    not known).
+
+    `quiet`: whether nothing is shown.
     """
     from rich.progress import DownloadColumn
 
@@ -108,11 +114,13 @@ def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], 
 def show_count(
     name: str, *, quiet: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a count with the time left on stderr: a bar on a terminal, else a line each minute.
+    """Show how many of some items are done, and the time left, on stderr.
 
-    `name`: name of what is counted. `quiet`: show nothing. `clock`: returns seconds.
+    On a terminal it is a bar, else a line each minute. Yields a function to be called with the
+    number of items that are done, and with the number of all.
 
-    Yields a function that takes how many are done, and how many there are.
+    `name`: name of what is counted. `quiet`: whether nothing is shown. `clock`: returns the time in
+    seconds.
     """
     from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
@@ -121,6 +129,7 @@ def show_count(
     printed_at = -math.inf
 
     def format_time_left(done: int, total: int) -> str:
+        """Return the estimated time left in words, after this many items of the total."""
         time_left.note_progress(done)
         return describe_time_left(time_left.estimate_seconds(total))
 
@@ -144,10 +153,11 @@ def show_count(
 
 
 def _make_bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
-    """Return a display of bars on stderr, with these columns after each; rich is imported here.
+    """Return a display of progress bars on stderr, with these columns after each bar.
 
-    `quiet`: show nothing.
+    `quiet`: whether nothing is shown.
     """
+    # Imported late, since commands without a bar should start quickly.
     from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
@@ -160,7 +170,10 @@ def _make_bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
 
 
 def describe_figures(progress: "Progress") -> str:
-    """Return loss, accuracy, epsilon and bytes in one line, as far as they are known."""
+    """Return loss, measure (such as accuracy), epsilon and sent bytes in one line.
+
+    Values that are not known are left out.
+    """
     from secure_apfed.measures.table import MEASURES
 
     measure = MEASURES[progress.measure]
@@ -173,12 +186,15 @@ def describe_figures(progress: "Progress") -> str:
 
 
 def _format_progress(progress: "Progress") -> str:
+    """Return the training's epoch, and its loss, measure, epsilon and bytes, in one line."""
     return f"epoch {progress.epoch}/{progress.epochs}  {describe_figures(progress)}"
 
 
 class Board:
-    """The displayed facts: the parties' states, the progress of the active's training, and other
-    long work.
+    """The facts that a display shows: states of parties, progress of training, and other long work.
+
+    Attributes:
+        progress: the progress of the active's training; None before its first step.
     """
 
     def __init__(
@@ -191,17 +207,18 @@ class Board:
         """Make a board without progress.
 
         Args:
-            source: returns the states of this process's parties; it is called for each display.
+            source: returns the states of the parties in this process; called for each display.
             name: name of the run, shown before its epochs.
-            clock: returns seconds.
+            clock: returns the time in seconds.
         """
         self._source = source
         self._name = name
         self._clock = clock
-        self._reported: dict[str, Status] = {}
+        self._reported: dict[str, Status] = {}  # by party in another process: its last status
         self.progress: Progress | None = None
-        self._training = TimeLeft(clock)
-        self._work: dict[tuple[str, str], tuple[Work, TimeLeft]] = {}
+        self._training_time = TimeLeft(clock)
+        # By party and name of the work: how much is done, and the estimate of the time left.
+        self._works: dict[tuple[str, str], tuple[Work, TimeLeft]] = {}
 
     @property
     def statuses(self) -> "tuple[Status, ...]":
@@ -211,52 +228,55 @@ class Board:
         return tuple(statuses[name] for name in sorted(statuses))
 
     def update_status(self, status: "Status") -> None:
-        """Set the status of a party of another process."""
+        """Set the status of a party that runs in another process."""
         self._reported = {**self._reported, status.party: status}
 
     def update_progress(self, progress: "Progress") -> None:
         """Set the training's progress, from which the time left is estimated."""
         if self.progress is None:  # the time before the first step is not part of any step
-            self._training = TimeLeft(self._clock)
-        self._training.note_progress(progress.step)
+            self._training_time = TimeLeft(self._clock)
+        self._training_time.note_progress(progress.step)
         self.progress = progress
 
     def update_work(self, work: Work, party: str = "") -> None:
         """Set how much of a party's long work is done; finished work is no longer shown.
 
-        `party`: empty: this process.
+        `party`: name of the party; "": this process.
         """
         key = (party, work.name)
-        works = dict(self._work)
+        works = dict(self._works)
         previous = works.pop(key, None)
         if not work.is_over:
-            time_left = TimeLeft(self._clock) if previous is None else previous[1]
+            if previous is None:
+                time_left = TimeLeft(self._clock)
+            else:
+                _, time_left = previous
             time_left.note_progress(work.done)
             works[key] = work, time_left
-        self._work = works  # replaced as a whole, since another thread reads it
+        self._works = works  # replaced as a whole, since another thread reads it
 
     def drop_work(self) -> None:
-        """Drop work that an ended session left unfinished."""
-        self._work = {}
+        """Drop all work in progress, which an ended session has left unfinished."""
+        self._works = {}
 
     @property
     def works(self) -> "tuple[WorkLeft, ...]":
         """All long work in progress, with the estimated time left."""
         return tuple(
             WorkLeft(work=work, party=party, seconds_left=time_left.estimate_seconds(work.total))
-            for (party, _), (work, time_left) in self._work.items()
+            for (party, _), (work, time_left) in self._works.items()
         )
 
     @property
     def training_seconds_left(self) -> float | None:
         """The estimated seconds until all epochs are done; None: too early to estimate."""
-        return (
-            None if self.progress is None else self._training.estimate_seconds(self.progress.steps)
-        )
+        if self.progress is None:
+            return None
+        return self._training_time.estimate_seconds(self.progress.steps)
 
     @property
     def progress_line(self) -> str:
-        """Epoch, metrics and time left, in one line; "" before training."""
+        """The training's epoch, metrics and time left in one line; "" before training."""
         if self.progress is None:
             return ""
         time_left = describe_time_left(self.training_seconds_left)
@@ -266,11 +286,12 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkLeft:
-    """The long work of a party, with the time left.
+    """Long work of a party, and the time left.
 
     Attributes:
-        party: empty: this process.
-        seconds_left: estimated; None: too early to estimate.
+        work: name of the work, and how much of it is done.
+        party: name of the party; "": this process.
+        seconds_left: the estimated time left; None: too early to estimate.
     """
 
     work: Work
@@ -278,12 +299,12 @@ class WorkLeft:
     seconds_left: float | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the work as a JSON event."""
+        """Return the work as the content of a JSON event."""
         return {"party": self.party, **asdict(self.work), "seconds_left": self.seconds_left}
 
     @property
     def line(self) -> str:
-        """The work as a line of text."""
+        """The work in one line: its name, how much is done, the current part, and the time left."""
         work = self.work
         count = "" if work.total == 1 else f"{work.done:,} of {work.total:,}"
         current = f"now {work.part}" if work.part and count else work.part
@@ -300,12 +321,14 @@ def show_board(
     json_events: bool = False,
     console: Console | None = None,
 ) -> Iterator[Board]:
-    """Show a board while the block runs, and once more when it ends.
+    """Show the facts of a board during the `with` block, and once more at its end.
+
+    A terminal shows text that is redrawn; a log gets lines when something has changed.
 
     Args:
-        board: what is shown.
-        as_json: the command prints JSON only, so nothing is shown unless `json_events`.
-        json_events: print JSON lines on stdout instead of text.
+        board: the facts.
+        as_json: whether the command prints JSON only; then no text is shown.
+        json_events: whether facts are printed as JSON lines on stdout instead of text.
         console: where text is printed; None: standard error.
     """
     console = console or Console(stderr=True)
@@ -334,13 +357,14 @@ def show_board(
 
 @contextmanager
 def _tick_periodically(tick: Callable[[], None]) -> Iterator[None]:
-    """Call `tick` every `_TICK_S` seconds from another thread while the block runs, and once more
-    when it ends.
+    """Call `tick` once a second in another thread during the `with` block, and once at its end.
+
+    Errors of output, such as a full disk, are ignored.
     """
     has_ended = threading.Event()
 
     def tick_until_end() -> None:
-        """Call `tick` periodically until the block has ended; ignore errors of the output."""
+        """Call `tick` periodically until the block has ended, and once after that."""
         is_last = False
         while not is_last:
             is_last = has_ended.wait(_TICK_S)
@@ -359,10 +383,11 @@ def _tick_periodically(tick: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
-    """Write a metrics file for Prometheus while the block runs, for the node exporter's textfile
-    collector.
+    """Write a file of metrics for Prometheus once a second during the `with` block.
 
-    `path`: path of the file; None: none is written.
+    The textfile collector of Prometheus' node exporter reads such files.
+
+    `path`: path of the file; None: no file is written.
 
     Raises OSError: the file cannot be written when the block begins. Later errors, such as a full
     disk, do not end the run.
@@ -372,6 +397,7 @@ def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
         return
 
     def write_file() -> None:
+        """Write the present metrics."""
         write_atomically(path, _format_metrics(board).encode())
 
     write_file()
@@ -380,13 +406,17 @@ def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
 
 
 def _format_metrics(board: Board) -> str:
-    """Return the board's metrics in Prometheus' text format, where names of parties need no
-    escaping.
+    """Return the facts of a board as metrics in Prometheus' text format.
+
+    Names of parties have no characters that need escaping there.
     """
     lines_by_metric: dict[str, list[str]] = {}
 
     def add_samples(labels: Mapping[str, str], **values: float | None) -> None:
-        """Add one line for each value, by name of the metric, with these labels; None: no line."""
+        """Add one line for each value that is not None.
+
+        `labels`: the labels of all these lines. `values`: by the metric's name, its value.
+        """
         label_text = ",".join(f'{key}="{label}"' for key, label in labels.items())
         for name, value in values.items():
             if value is not None:
@@ -396,14 +426,15 @@ def _format_metrics(board: Board) -> str:
                 lines.append(f"secure_apfed_{name}{{{label_text}}} {value_text}\n")
 
     for status in board.statuses:
-        party = {"party": status.party}
-        add_samples(party, session=status.session, step=status.step)
-        add_samples({**party, "phase": status.phase}, phase=1)
-        # The epsilon is None if nothing is sent.
-        add_samples({**party, "figure": status.figure}, epsilon=status.epsilon)
+        party_label = {"party": status.party}
+        add_samples(party_label, session=status.session, step=status.step)
+        # The phase is a label, so the metric's value says nothing.
+        add_samples({**party_label, "phase": status.phase}, phase=1)
+        # The epsilon is None, so that it gets no line, if nothing is sent.
+        add_samples({**party_label, "figure": status.figure}, epsilon=status.epsilon)
         for name, peer in status.peers.items():
             add_samples(
-                {**party, "peer": name},
+                {**party_label, "peer": name},
                 sent_bytes_total=peer.sent_bytes,
                 received_bytes_total=peer.received_bytes,
                 peer_last_sign_seconds=peer.sign_s,
@@ -421,18 +452,19 @@ def _format_metrics(board: Board) -> str:
 
 
 class _Events:
-    """A writer of events to stdout, one JSON object a line.
+    """A writer of a board's facts to stdout, as one JSON object in each line.
 
-    These are `{"progress": {...}}`, `{"work": {...}}`, and `{"status": {...}}` of each party whose
-    state changed.
+    The objects are `{"progress": {...}}`, `{"work": {...}}`, and `{"status": {...}}` of each party
+    whose state changed.
     """
 
     def __init__(self, board: Board) -> None:
-        """Start with nothing written."""
+        """Start with nothing written; `board`: the facts."""
         self._board = board
-        self._progress: Progress | None = None
-        self._works: dict[tuple[str, str], Work] = {}
-        self._last: dict[str, tuple[object, float]] = {}
+        self._progress: Progress | None = None  # as it was written last
+        self._works: dict[tuple[str, str], Work] = {}  # by party and name, as written last
+        # By party: the facts of its last event, and when it was written, on the monotonic clock.
+        self._last_events: dict[str, tuple[object, float]] = {}
 
     def tick(self) -> None:
         """Write an event for everything that changed since the last call."""
@@ -451,31 +483,37 @@ class _Events:
             _write_event({"progress": {**asdict(progress), "seconds_left": seconds_left}})
 
     def _write_works(self) -> None:
-        """Write long work that changed, and work that ended as done."""
-        works = {(work.party, work.work.name): work for work in self._board.works}
+        """Write long work that changed; work that is no longer in progress is written as done."""
+        works = {
+            (work_left.party, work_left.work.name): work_left for work_left in self._board.works
+        }
         for key, work_left in works.items():
             if self._works.get(key) != work_left.work:
                 _write_event({"work": work_left.as_json()})
         for key in self._works.keys() - works.keys():
             party, _ = key
-            ended = replace(self._works[key], done=self._works[key].total)
-            _write_event({"work": WorkLeft(work=ended, party=party, seconds_left=0.0).as_json()})
+            finished_work = replace(self._works[key], done=self._works[key].total)
+            finished = WorkLeft(work=finished_work, party=party, seconds_left=0.0)
+            _write_event({"work": finished.as_json()})
         self._works = {key: work_left.work for key, work_left in works.items()}
 
     def _write_status(self, status: "Status") -> None:
-        """Write a party's status if it changed, a peer is silent, or the last event is old."""
+        """Write a party's status if it changed, if a peer is silent, or if the last event is old.
+
+        While a peer is silent, every call writes an event, since the silence grows.
+        """
         counts = status.sent_bytes, status.received_bytes, status.step
         facts = _list_visible_facts(status), _list_broken_links(status), *counts
-        previous_facts, written_at = self._last.get(status.party, (None, 0.0))
+        previous_facts, written_at = self._last_events.get(status.party, (None, 0.0))
         now = time.monotonic()
         is_old = now - written_at >= _MAX_EVENT_GAP_S
         if facts != previous_facts or is_old or status.list_peers("silent"):
-            self._last[status.party] = facts, now
+            self._last_events[status.party] = facts, now
             _write_event({"status": {"at": time.time(), **status.model_dump(mode="python")}})
 
 
 class _Lines:
-    """A printer of lines for a log, where output is no terminal.
+    """A printer of a board's facts as lines, for a log, where the output is no terminal.
 
     A party gets a line when its phase or its peers' states change. Each party, the training and
     each long work also get a line every minute.
@@ -484,17 +522,25 @@ class _Lines:
     def __init__(
         self, board: Board, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start with nothing printed; `clock` returns seconds."""
+        """Start with nothing printed.
+
+        `board`: the facts. `console`: where lines are printed. `clock`: returns the time in
+        seconds.
+        """
         self._board = board
         self._console = console
         self._clock = clock
-        self._last: dict[object, tuple[object, float]] = {}  # facts and time of each key's line
-        self._progress: Progress | None = None
+        # By what a line is about (see `_is_due`): the facts and the time of its last line.
+        self._last_lines: dict[object, tuple[object, float]] = {}
+        self._progress: Progress | None = None  # as it was printed last
         # By party and peer: the time when a link broke that is still broken.
         self._break_times: dict[str, dict[str, float]] = {}
 
     def tick(self) -> None:
-        """Print a line for everything that changed, or whose last line is a minute old."""
+        """Print a line for everything that changed, or whose last line is a minute old.
+
+        Training and long work change all the time, so they get a line each minute only.
+        """
         if self._board.progress is not None and self._is_due("epoch", None):
             self._print_progress()
         works = self._board.works
@@ -508,13 +554,13 @@ class _Lines:
                 self._print_text(_format_status_line(status))
 
     def print_last(self) -> None:
-        """Print the latest progress, unless a line showed it."""
+        """Print the latest progress of the training, unless it was printed before."""
         with contextlib.suppress(OSError, ValueError):
             if self._board.progress != self._progress:
                 self._print_progress()
 
     def _print_breaks(self, status: "Status") -> None:
-        """Print a line for each link of a party that broke since the last call, or was restored."""
+        """Print a line for each link of a party that broke or was restored since the last call."""
         now = self._clock()
         previous_break_times = self._break_times.get(status.party, {})
         break_times = dict[str, float]()
@@ -535,44 +581,48 @@ class _Lines:
         self._break_times[status.party] = break_times
 
     def _is_due(self, key: object, facts: object) -> bool:
-        """Return whether a line is due, and note it as printed: its facts changed, or a minute has
-        passed since the last one.
+        """Return whether a line is due; if so, record it as printed now.
 
-        `key`: what identifies the line: a party, or party and name of a work. `facts`: what it
-        shows.
+        It is due if its facts have changed, or if its last line is a minute old.
+
+        `key`: what the line is about: a party, or a party and the name of its work. `facts`: the
+        facts that the line shows.
         """
         now = self._clock()
-        previous = self._last.get(key)
+        previous = self._last_lines.get(key)
         if previous is not None:
             previous_facts, printed_at = previous
             if facts == previous_facts and now - printed_at < _MAX_LINE_GAP_S:
                 return False
-        self._last[key] = facts, now
+        self._last_lines[key] = facts, now
         return True
 
     def _forget_finished(self, works: "set[tuple[str, str]]") -> None:
-        """Forget lines of finished work, so that it gets a line at once if it restarts.
+        """Forget the lines of finished work, so that it gets a line at once if it restarts.
 
         `works`: party and name of all work in progress.
         """
-        for key in [*self._last]:
+        for key in [*self._last_lines]:
             if isinstance(key, tuple) and key not in works:
-                del self._last[key]
+                del self._last_lines[key]
 
     def _print_progress(self) -> None:
+        """Print a line with the training's progress."""
         self._progress = self._board.progress
         self._print_text(self._board.progress_line)
 
     def _print_text(self, text: str) -> None:
+        """Print a line without wrapping it; control characters are escaped."""
         self._console.print(Text(escape_text(text)), soft_wrap=True)
 
 
 def _write_event(event: Mapping[str, Any]) -> None:
+    """Write one JSON object to stdout as a line."""
     sys.stdout.write(to_json(event) + "\n")
 
 
 def _list_broken_links(status: "Status") -> tuple[str, ...]:
-    """Return the peers to which a party's link is broken."""
+    """Return the names of the peers to which a party's link is broken."""
     return tuple(name for name, peer in status.peers.items() if peer.broken is not None)
 
 
@@ -583,13 +633,16 @@ def _describe_break(broken: "LinkBreak") -> str:
 
 
 def _list_visible_facts(status: "Status") -> tuple[object, ...]:
-    """Return the facts about a party whose change gets a line: phase, missing peers, refusals."""
+    """Return the facts about a party after whose change a log gets a line at once.
+
+    They are its phase, the peers that are missing, silent or gone, and the reasons for missing.
+    """
     peers = tuple(tuple(status.list_peers(state)) for state in ("expected", "silent", "left"))
     return status.phase, peers, tuple(peer.refusal for peer in status.peers.values())
 
 
 def _format_status_line(status: "Status") -> str:
-    """Return one line on a party: phase, troubles of peers, what it waits for, epsilon, bytes."""
+    """Return a party's state in one line: phase, troubles, what it waits for, epsilon and bytes."""
     phase = status.phase if status.step is None else f"{status.phase}, step {status.step}"
     parts = [f"{status.party}: {phase}", *_list_troubles(status)]
     if status.meets:
@@ -600,10 +653,12 @@ def _format_status_line(status: "Status") -> str:
 
 
 def _describe_meeting(status: "Status", meets: "Meeting") -> str:
-    """Return in words which peers a party waits for before a session, for how long already, and how
-    many parties are connected.
+    """Return in words how a party waits for its peers to connect before a session.
 
-    `meets`: times of the waiting, in seconds.
+    It names the missing peers, how long the party has waited and will wait, and how many parties
+    are connected.
+
+    `meets`: these times, in seconds.
     """
     missing = " and ".join(status.list_peers("expected"))
     parties = len(status.peers) + 1
@@ -615,8 +670,9 @@ def _describe_meeting(status: "Status", meets: "Meeting") -> str:
 
 
 def _list_troubles(status: "Status") -> list[str]:
-    """Return in words each trouble with a peer: a broken link, silence, leaving, absence or a
-    refusal.
+    """Return a party's troubles with its peers, each in words.
+
+    A trouble is a broken link, a peer that is silent, has left or has not connected, or a refusal.
     """
     troubles = []
     names_by_refusal = dict[str, list[str]]()
@@ -639,9 +695,7 @@ def _list_troubles(status: "Status") -> list[str]:
 
 
 def _describe_wait(waits: "Waiting") -> str:
-    """Return in words which message a party waits for, for how long already, and for how long at
-    most.
-    """
+    """Return in words which message a party waits for, and for how long: so far, and at most."""
     step = "" if waits.step is None or waits.step < 0 else f" of step {waits.step}"
     kinds = " or ".join(waits.kinds)
     senders = " or ".join(waits.senders)
@@ -668,7 +722,7 @@ def _render_board(board: Board) -> Group:
 
 
 def _render_training(board: Board) -> "Sequence[RenderableType]":
-    """Return a row with a bar of all steps, epoch, metrics and time left; empty before training."""
+    """Return one row with the training's bar, epoch, metrics and time left; () before training."""
     progress = board.progress
     if progress is None:
         return ()

@@ -47,14 +47,14 @@ _BUDGET_CODE = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An error as users get it.
+    """A description of an error for the user of the command line.
 
     Attributes:
         code: exit code of the process.
-        title: title of the panel, for people.
-        kind: name of the class of error, for programs.
+        title: title of the panel in which people see the error.
+        kind: name of the error's class, for programs.
         message: what went wrong, and what to do.
-        cause: the error itself.
+        cause: the error itself, for its traceback; None: there is none, as after an interruption.
     """
 
     code: int
@@ -65,9 +65,9 @@ class Failure:
 
 
 def describe_failure(error: Exception) -> Failure:
-    """Return an error that is meant for users with its exit code, title and message.
+    """Return the exit code, title and message by which users see an error.
 
-    A missing module is taken for a missing extra.
+    A missing module means that an extra of the package is not installed.
     """
     if isinstance(error, ModuleNotFoundError):
         message = f"{error.name} is not installed; run: {install_extra('experiments')}"
@@ -78,7 +78,8 @@ def describe_failure(error: Exception) -> Failure:
     from apfed_protocols.psi.interface import IntersectionTooSmallError
     from secure_apfed.privacy.ledger import BudgetExhaustedError
 
-    table: tuple[tuple[type[Exception], int, str], ...] = (
+    # The first class that fits counts: a subclass stands before its base class.
+    descriptions: tuple[tuple[type[Exception], int, str], ...] = (
         (errors.ConfigError, _USAGE_CODE, "The configuration is wrong"),
         (errors.DataError, _DATA_CODE, "The data do not fit"),
         (errors.ModelError, _DATA_CODE, "The model does not fit"),
@@ -92,15 +93,20 @@ def describe_failure(error: Exception) -> Failure:
         (OSError, _DATA_CODE, "A file or folder cannot be used"),
         (Exception, _DATA_CODE, "This cannot be done"),
     )
-    code, title = next((code, title) for kind, code, title in table if isinstance(error, kind))
+    exit_code, title = next(
+        (exit_code, title)
+        for error_class, exit_code, title in descriptions
+        if isinstance(error, error_class)
+    )
     kind = "DataError" if isinstance(error, TableError) else type(error).__name__
-    return Failure(code=code, title=title, kind=kind, message=str(error), cause=error)
+    return Failure(code=exit_code, title=title, kind=kind, message=str(error), cause=error)
 
 
 def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
-    """Print an error as a panel on stderr, or `as_json` as one object on stdout.
+    """Print an error: as a panel on stderr, or as one JSON object on stdout if `as_json`.
 
-    `debug`: also print the traceback on stderr.
+    Faults of a table come with settings that repair them. `debug`: also print the traceback on
+    stderr.
     """
     if debug and failure.cause is not None:
         sys.stderr.write(_make_printable("".join(traceback.format_exception(failure.cause))))
@@ -127,8 +133,10 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
 
 
 def _list_table_faults(error: Exception | None) -> tuple[list[str], str, tuple[str, str]]:
-    """Return what an error says of tables, empty for other errors: messages of the faults, settings
-    that repair them as YAML, and the arguments of `show_remedy`.
+    """Return the faults of a table that an error reports, and how to repair them.
+
+    Returns the messages of the faults, settings that repair them as YAML, and the two arguments of
+    `show_remedy`. All are empty for an error that is not about a table.
     """
     if not isinstance(error, TableError):
         return [], "", ("", "")
@@ -136,9 +144,9 @@ def _list_table_faults(error: Exception | None) -> tuple[list[str], str, tuple[s
 
 
 def show_remedy(what_to_do: str, text: str, *, stderr: bool = False) -> None:
-    """Print advice, and settings without a border, so that they can be copied.
+    """Print advice on stdout, or on `stderr`, and below it settings that can be copied.
 
-    `what_to_do`: advice. `text`: settings as YAML.
+    `what_to_do`: the advice. `text`: settings as YAML, which are printed without a border.
     """
     console = _make_console(stderr=stderr)
     console.print(Text(_make_printable(f"\n{what_to_do}"), style="bold"))
@@ -151,7 +159,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def show_note(text: str) -> None:
-    """Print a note on stderr."""
+    """Print a note on stderr, in a pale style."""
     _make_console(stderr=True).print(Text(_make_printable(text), style="dim"))
 
 
@@ -161,12 +169,18 @@ def show_line(text: str) -> None:
 
 
 def _make_printable(text: str) -> str:
-    """Return the text with terminal control characters escaped, since a peer may have chosen it."""
+    """Return the text with control characters escaped, except line breaks.
+
+    A peer may have chosen the text, and control characters could change the terminal.
+    """
     return escape_text(_replace_blanks(text), keep="\n")
 
 
 def _replace_blanks(text: str) -> str:
-    """Return the text with ordinary blanks in place of narrow and no-break ones before units."""
+    """Return the text with ordinary spaces in place of narrow and no-break spaces.
+
+    Some stand before units; not every terminal shows them.
+    """
     return text.translate(_NARROW_BLANKS)
 
 
@@ -178,9 +192,9 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning as a note, as the replacement of `warnings.showwarning`.
+    """Print a warning as a note on stderr; installed in place of `warnings.showwarning`.
 
-    Its category and the place in the code are not shown.
+    Only `message` is shown; the other arguments are those that Python passes to such a function.
     """
     show_note(f"note: {message}")
 
@@ -188,15 +202,18 @@ def show_warning(
 def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table on stdout; columns whose cells begin with digits are right-aligned.
 
-    If stdout is not a terminal, lines are not wrapped. `columns`: headers; all empty: no header is
-    shown. `rows`: texts, as many as columns.
+    If stdout is not a terminal, lines are not wrapped.
+
+    `columns`: headers; if all are empty, no header is shown. `rows`: the cells of each row, as many
+    as there are columns.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(columns))
     for index, name in enumerate(columns):
-        has_figures = bool(rows) and all(row[index][:1].isdigit() for row in rows if row[index])
+        cells = [row[index] for row in rows if row[index]]
+        has_numbers = bool(rows) and all(cell[:1].isdigit() for cell in cells)
         table.add_column(
             Text(_make_printable(name)),
-            justify="right" if has_figures else "left",
+            justify="right" if has_numbers else "left",
             header_style="dim",
             overflow="fold",
         )
@@ -218,10 +235,10 @@ def _make_console(*, stderr: bool = False) -> Console:
 
 
 def show_forecast(name: str, forecast: "Forecast", *, links: bool = False) -> None:
-    """Print a forecast on stdout.
+    """Print a forecast of a run's time, traffic, memory and privacy on stdout.
 
-    `name`: name of the run. `links`: show the traffic of each link instead of sums by kind of
-    message.
+    `name`: name of the run. `links`: whether the traffic of each link is shown, instead of totals
+    by kind of message.
     """
     show_rows(f"Forecast of {name}", ("", ""), _list_forecast_rows(forecast))
     if forecast.links and links:
@@ -233,17 +250,21 @@ def show_forecast(name: str, forecast: "Forecast", *, links: bool = False) -> No
 
 
 def _list_forecast_rows(forecast: "Forecast") -> list[tuple[str, str]]:
-    """Return the rows of a forecast's table: data, time, traffic, memory and privacy."""
-    counts_baselines = "baselines" in forecast.seconds
+    """Return the rows of a forecast's table: data, time, traffic, memory and privacy.
+
+    Each row has a title and a text.
+    """
+    # The time of local models ("baselines") is in the forecast only if it was measured.
+    includes_baselines = "baselines" in forecast.seconds
     baselines_hint = "run --no-baselines spares them"
-    if not counts_baselines:
+    if not includes_baselines:
         baselines_hint += ", plan --baselines measures them"
     phases = ", ".join(
         f"{phase} {_format_duration(seconds)}" for phase, seconds in forecast.seconds.items()
     )
-    if counts_baselines:
+    if includes_baselines:
         phases += f" ({baselines_hint})"
-    uncounted_baselines = "" if counts_baselines else f"baselines ({baselines_hint}), "
+    omitted_baselines = "" if includes_baselines else f"baselines ({baselines_hint}), "
     labelled = f"{forecast.labelled_rows:,} of {forecast.teaching_rows:,}"
     rows = [
         ("rows", ", ".join(f"{party} {count:,}" for party, count in forecast.rows.items())),
@@ -254,7 +275,7 @@ def _list_forecast_rows(forecast: "Forecast") -> list[tuple[str, str]]:
             "time on this machine",
             f"about {_format_duration(sum(forecast.seconds.values()))}: {phases}",
         ),
-        ("not counted", f"start, {uncounted_baselines}attacks, report"),
+        ("not counted", f"start, {omitted_baselines}attacks, report"),
     ]
     if forecast.links:
         rows += [
@@ -307,7 +328,7 @@ def _show_message_kinds(forecast: "Forecast") -> None:
 
 
 def _show_intersections(forecast: "Forecast") -> None:
-    """Print the forecast costs of each set intersection, with a mark at the run's."""
+    """Print the forecast costs of each set-intersection protocol, with a mark at the run's own."""
     rows = [
         (
             "*" if cost.chosen else "",
@@ -327,7 +348,10 @@ def _show_intersections(forecast: "Forecast") -> None:
 
 
 def show_departures(departures: Sequence["Departure"]) -> None:
-    """Print the settings that protect less than their defaults, or that there are none."""
+    """Print a table of the settings that protect less than by default, or that there are none.
+
+    `departures`: these settings.
+    """
     title = "\nProtects less than by default"
     if departures:
         columns = ("setting", "is", "default", "protects", "consequence")
@@ -337,7 +361,7 @@ def show_departures(departures: Sequence["Departure"]) -> None:
 
 
 def show_phases(phases: "Phases") -> None:
-    """Print the time and memory of each phase of a run, and the total."""
+    """Print the time and the peak memory of each phase of a run, and of the whole run."""
     rows = [
         (
             name,
@@ -350,7 +374,9 @@ def show_phases(phases: "Phases") -> None:
     seconds = _format_duration(sum(phase.seconds for phase in phases.values()))
     processors = _format_duration(sum(phase.processor_seconds for phase in phases.values()))
     columns = ("phase", "by the clock", "of processors", "peak memory until then")
-    show_rows("Phases", columns, [*rows, ("together", seconds, processors, rows[-1][-1])])
+    last_row = rows[-1]
+    total_row = ("together", seconds, processors, last_row[-1])  # the peak until the end
+    show_rows("Phases", columns, [*rows, total_row])
 
 
 def format_size(count: float) -> str:
