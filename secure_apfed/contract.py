@@ -32,11 +32,14 @@ PartyRole: TypeAlias = Literal["active", "passive", "aggregator", "dealer"]
 
 
 class Participant(Settings):
-    """A party of the contract: its name, role and public keys.
+    """A party of the contract.
 
     Attributes:
-        identity: its long-term Ed25519 public key, hex, which signs the contract.
-        public_key: the X25519 public key of its links in this session, hex.
+        name: the party's name.
+        role: the party's role.
+        identity: its long-term Ed25519 public key, hex, whose private key signs the contract.
+        public_key: its X25519 public key, hex, from which the keys of its links in this session are
+            derived.
     """
 
     name: Annotated[Name, protects("nobody")]
@@ -46,26 +49,26 @@ class Participant(Settings):
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
-        """Check a party's name; aggregator and dealer are named like their role."""
+        """Check a party's name; an aggregator or a dealer may be named like its role."""
         if self.name != self.role:
             check_parties([self.name])
         return self
 
 
 class RepresentationTerms(Settings):
-    """The bounds on a row of representations; the receiver refuses anything else.
+    """The form and bounds of the representations that a party sends; others are refused.
 
     Attributes:
-        shape: of one row.
-        dtype: of its numbers.
-        minimum_norm, maximum_norm: bounds of the row's L2 norm, no unit.
-        minimum_spread: how much the rows of a batch must differ in direction, 0 (any batch) to 1;
-            the passives demand it of the active.
-        rows: number of this party's training rows, where weights are averaged by row counts; else
-            null.
+        shape: shape of the representation of one row.
+        dtype: type of its numbers.
+        minimum_norm, maximum_norm: bounds of the L2 norm of one row's representation.
+        minimum_spread: how much the rows of a batch must differ in direction, from 0 (any batch) to
+            1; the passives demand it of the active.
+        rows: number of this party's training rows, if the method averages weights by row counts;
+            else null.
         features: SHA-256 (hex) of the description of its feature columns (see
-            `secure_apfed.data.PartyTable.layout`), where weights of features are averaged; else
-            null.
+            `secure_apfed.data.PartyTable.layout`), if the method averages weights of features, so
+            that all parties must have the same columns; else null.
     """
 
     shape: Annotated[
@@ -97,7 +100,13 @@ class RepresentationTerms(Settings):
 
 
 class PassiveTerms(Settings):
-    """The task of one passive: its objective (null under TVFL) and the lambda_p that it applies."""
+    """The task of one passive in training.
+
+    Attributes:
+        objective: the passive's own objective; null if the method gives it none, as joint training.
+        weight: lambda_p, the factor by which the passive multiplies its gradients.
+        representation: form and bounds of the representations that the passive receives or sends.
+    """
 
     objective: ObjectiveSettings | None
     weight: Annotated[float, FollowsFrom(("passives.*.weight",))] = Field(ge=0)
@@ -105,11 +114,11 @@ class PassiveTerms(Settings):
 
 
 class AnsweredSteps(Settings):
-    """The steps of a run whose sums count these passives.
+    """A range of steps whose secure sums have contributions of the same passives.
 
     Attributes:
-        first, last: of the steps, both included.
-        passives: in whose circle they were answered, in the contract's order.
+        first, last: the first and the last of these steps, both included.
+        passives: the passives that contributed together, in the contract's order.
     """
 
     first: Annotated[int, protects("nobody")] = Field(ge=0, lt=2**63, strict=True)
@@ -118,20 +127,21 @@ class AnsweredSteps(Settings):
 
     @model_validator(mode="after")
     def _check_step_order(self) -> Self:
-        """Refuse a first step after the last."""
+        """Raise ValueError if the first step is after the last."""
         if self.first > self.last:
             raise ValueError(f"steps go from the first to the last, got {self.first}, {self.last}")
         return self
 
 
 class Resumption(Settings):
-    """The place where a session resumes.
+    """The step from which a session resumes an interrupted run.
 
     Attributes:
-        run: digest of the contract of the run's first session, hex.
-        step: the next one.
-        answered: steps from there on that were answered in an earlier session, rising; they are
-            answered again among the same passives only (`secure_apfed.methods.circles`).
+        run: digest of the contract of the run's first session, hex, which identifies the run.
+        step: the first step of the resumed session.
+        answered: ranges of later steps that passives answered in an earlier session, in rising
+            order. They are answered again by the same passives only: the difference of two sums
+            among other passives would reveal single contributions.
     """
 
     run: Annotated[str, protects("nobody")] = Field(pattern="^[0-9a-f]{64}$")
@@ -196,7 +206,7 @@ class Contract(Settings):
 
     @model_validator(mode="after")
     def _check_parties(self) -> Self:
-        """Refuse names equal up to case, and terms for other passives than take part."""
+        """Raise ValueError if two names are equal up to case, or terms and passives differ."""
         names = [item.name for item in self.participants]
         if len({name.casefold() for name in names}) != len(names):
             raise ValueError(f"participants are all different, got {', '.join(names)}")
@@ -220,32 +230,39 @@ class Contract(Settings):
 
     @property
     def run(self) -> str:
-        """The digest of the contract of the run's first session, hex, which identifies the run."""
+        """The identifier of the run: the digest of its first session's contract, hex."""
         return self.resumes.run if self.resumes else self.digest.hex()
 
     @property
     def is_at_start(self) -> bool:
-        """True if no step was trained before, so that what is revealed once a run
-        is revealed now.
+        """True if no step of the run was trained in an earlier session.
+
+        Values that are revealed once in a run are revealed in such a session.
         """
         return self.resumes is None or self.resumes.step == 0
 
-    def circle_of(self, step: int) -> tuple[str, ...] | None:
-        """Return the passives that answered this step together before; None: it was
-        not answered.
+    def find_circle(self, step: int) -> tuple[str, ...] | None:
+        """Return the passives that answered this step together in an earlier session (its circle).
+
+        Returns None if no earlier session answered the step.
         """
         answered = self.resumes.answered if self.resumes else ()
+        # The last range that begins at or before the step; ranges are in rising order.
         index = bisect_right(answered, step, key=lambda steps: steps.first) - 1
         if index < 0 or step > answered[index].last:
             return None
         return answered[index].passives
 
-    def keep_to_circle(self, step: int, present: Sequence[str]) -> list[str]:
-        """Return which present passives answer this step: all, or those that answered it before.
+    def select_circle(self, step: int, present: Sequence[str]) -> list[str]:
+        """Return which present passives answer this step.
 
-        Raises PartyLeftError: one of the latter is not present.
+        They are all, unless an earlier session answered the step: then exactly the passives that
+        answered it (its circle) answer it again. Two sums among different passives would reveal
+        single contributions by their difference.
+
+        Raises PartyLeftError: a passive of the circle is not present.
         """
-        circle = self.circle_of(step)
+        circle = self.find_circle(step)
         if circle is None:
             return list(present)
         missing = [name for name in circle if name not in present]
@@ -265,7 +282,7 @@ class Contract(Settings):
 
     @property
     def active(self) -> str:
-        """The one active party. Raises RemoteProtocolError: the contract names none, or several."""
+        """The name of the active. Raises RemoteProtocolError: there is none, or several."""
         names = self.list_names("active")
         if len(names) != 1:
             raise RemoteProtocolError(f"a contract names one active party, got {list(names)}")

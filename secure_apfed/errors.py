@@ -83,9 +83,9 @@ class LeftOutWarning(_AdvisingWarning):
 
 
 class NarrowBatchWarning(_AdvisingWarning):
-    """A batch whose representations point in almost one direction, on which passives do not help.
+    """A batch's representations point in almost one direction, so the passives refuse it.
 
-    The active trained on it without them.
+    The active trains on such a batch without them.
     """
 
 

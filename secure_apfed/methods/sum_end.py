@@ -352,7 +352,7 @@ class PassiveSum:
         """Return whether this passive answers a step: not if others answered it in an earlier
         session without this one.
         """
-        circle = self.contract.circle_of(step)
+        circle = self.contract.find_circle(step)
         return circle is None or self.name in circle
 
     def pick_known_rows(self, rows_B: Tensor) -> Tensor:
@@ -465,12 +465,12 @@ class ActiveSum:
         """Return whether this step was answered in an earlier session without a passive that is
         present now.
         """
-        circle = self.contract.circle_of(step)
+        circle = self.contract.find_circle(step)
         return circle is not None and any(name not in circle for name in self.present)
 
     def _keep_to_circle(self, step: int) -> None:
         """Continue a repeated step with the passives that answered it before (its circle)."""
-        self._drop_silent_passives(self.contract.keep_to_circle(step, self.present), step)
+        self._drop_silent_passives(self.contract.select_circle(step, self.present), step)
 
     def _drop_silent_passives(self, present: Sequence[str], step: int) -> None:
         """Continue with these passives only, and record at which step the others fell silent."""
@@ -601,14 +601,14 @@ class Aggregator(HelperRole):
                 if not save_or_end(message.kind, message.step, links, active, save):
                     return
                 continue
-            self.present = self.contract.keep_to_circle(message.step, self.present)
+            self.present = self.contract.select_circle(message.step, self.present)
             if message.sender not in self.present:
                 continue  # it was left out of this step in an earlier session, and is so again
             self.admit_step(message)
             bodies = await self.gather_bodies(links, Kind.CONTRIBUTION, message)
             # Called only for its exception: a passive of the step's circle may have fallen silent
             # meanwhile.
-            self.contract.keep_to_circle(message.step, [*bodies])
+            self.contract.select_circle(message.step, [*bodies])
             combined = await self.combine_bodies(links, message, bodies)
             links.send(active, Kind.SUM, message.step, combined)
 
