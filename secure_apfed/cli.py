@@ -84,7 +84,10 @@ Patience = Annotated[
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    """Declare the options that every command has; `execute` reads them from the command line."""
+    """Declare the options that every command has.
+
+    Typer must know --debug, but `execute` reads it: it also concerns errors outside of commands.
+    """
 
 
 def run(
@@ -130,6 +133,7 @@ def run(
     json_events: JsonEvents = False,
 ) -> None:
     """Run a whole training on this machine: align, train, measure leakage, and write a report."""
+    # The docstring is the command's help, so it does not explain the arguments.
     from secure_apfed.base.files import refuse_replacing_input
     from secure_apfed.config.file import load_config
     from secure_apfed.solo.interface import cache_fits
@@ -143,41 +147,60 @@ def run(
         refuse_replacing_input(folder / "config.yaml", "--output", config_file)
     _check_attacks_and_study(config, folder)
     if contributions:
-        _refuse_contributions(transport, resume=resume, several=seeds is not None)
+        _refuse_contributions(transport, resume=resume, has_several_seeds=seeds is not None)
+    in_memory = transport is TransportName.memory
     if seeds is not None:
-        if transport is not TransportName.memory or resume or json_events or profile:
-            raise typer.BadParameter(
-                "--seeds runs in memory, goes on where it was stopped, and prints with --json "
-                "alone; leave out --transport, --resume, --profile and --json-events"
-            )
+        _refuse_with_seeds(in_memory and not (resume or json_events or profile))
         _run_seeds(config, folder, seeds, jobs, baselines=baselines, as_json=as_json)
         return
-    if profile and transport is not TransportName.memory:
-        raise typer.BadParameter(
-            "--profile measures one run in memory, in the process that plays it"
-        )
-    if json_events and transport is TransportName.memory:
-        raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
-    quiet = as_json or json_events
-    how: dict[str, Any] = {
+    _refuse_output_options(in_memory=in_memory, profile=profile, json_events=json_events)
+    run_options: dict[str, Any] = {
         "resume": resume,
         "transport": transport.value,
         "timeout_s": timeout,
     }
-    if transport is not TransportName.memory:
-        how["baselines"] = baselines  # the active's own process measures them
+    if not in_memory:
+        run_options["baselines"] = baselines  # the active's own process measures local models
     if contributions:
-        how["data"] = _load_several_passives(config)
+        run_options["data"] = _load_several_passives(config)
+    # Within this block equal fits of local models are made once.
     with cache_fits(), profile_phases() as phases:
-        result = _run_training(config, folder, how, as_json=as_json, json_events=json_events)
+        result = _run_training(
+            config, folder, run_options, as_json=as_json, json_events=json_events
+        )
         finished.finish_run(
             config,
             result,
             baselines=baselines,
             contributions=contributions,
-            quiet=quiet,
+            quiet=as_json or json_events,
             phases=phases if profile else None,
         )
+
+
+def _refuse_with_seeds(is_allowed: bool) -> None:
+    """Refuse --seeds together with options that concern a single run or another transport.
+
+    `is_allowed`: whether none of these options is given.
+    """
+    if not is_allowed:
+        raise typer.BadParameter(
+            "--seeds runs in memory, goes on where it was stopped, and prints with --json "
+            "alone; leave out --transport, --resume, --profile and --json-events"
+        )
+
+
+def _refuse_output_options(*, in_memory: bool, profile: bool, json_events: bool) -> None:
+    """Refuse --profile and --json-events with a transport for which they do not work.
+
+    `in_memory`: whether one process simulates all parties.
+    """
+    if profile and not in_memory:
+        raise typer.BadParameter(
+            "--profile measures one run in memory, in the process that plays it"
+        )
+    if json_events and in_memory:
+        raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
 
 
 def _prepare_folders(
@@ -185,15 +208,16 @@ def _prepare_folders(
 ) -> None:
     """Create the parties' folders and files, and print the command that starts each party.
 
-    `timeout`: seconds of patience with a silent peer.
+    `timeout`: seconds for which a peer may be silent. `as_json`: whether one JSON object with the
+    files' paths is printed instead of commands.
     """
     from secure_apfed.organisations.local import make_relay_command, prepare_parties
     from secure_apfed.runs import folder as run_folder
     from secure_apfed.runs.run import LINK_TYPES
 
     with run_folder.RunFolder(folder).open_for_run(config, resume=False):
-        over = LINK_TYPES.get(transport.value, "tcp")
-        files = prepare_parties(config, folder, timeout_s=timeout, link_type=over)
+        link_type = LINK_TYPES.get(transport.value, "tcp")
+        files = prepare_parties(config, folder, timeout_s=timeout, link_type=link_type)
     relay = make_relay_command(files.values())
     if as_json:
         parties = {name: str(file) for name, file in files.items()}
@@ -205,11 +229,16 @@ def _prepare_folders(
         typer.echo(shlex.join(["secure-apfed", "party", "--config", str(file)]))
 
 
-def _refuse_contributions(transport: TransportName, *, resume: bool, several: bool) -> None:
-    """Refuse --contributions unless one whole run in this process can be compared.
+def _refuse_contributions(
+    transport: TransportName, *, resume: bool, has_several_seeds: bool
+) -> None:
+    """Refuse --contributions with options by which passives' contributions cannot be measured.
 
-    `resume`: whether the run continues an earlier one. `several`: whether it runs under several
-    seeds.
+    They are measured by training again without each passive, and compared with one whole run in
+    this process.
+
+    `resume`: whether the run continues an earlier one. `has_several_seeds`: whether it runs under
+    several seeds.
     """
     study = "secure-apfed study who-helped CONFIG"
     if transport is not TransportName.memory:
@@ -222,7 +251,7 @@ def _refuse_contributions(transport: TransportName, *, resume: bool, several: bo
             "--contributions compares a run that was played in one session, and a resumed one "
             f"counts what it sent again; resume it without, then measure with `{study}`"
         )
-    if several:
+    if has_several_seeds:
         raise typer.BadParameter(
             f"--contributions is of one run; for several seeds take `{study} --seeds N`, with "
             "intervals over them"
@@ -230,8 +259,9 @@ def _refuse_contributions(transport: TransportName, *, resume: bool, several: bo
 
 
 def _load_several_passives(config: "Config") -> "VerticalData":
-    """Load the run's tables; refuse, before any training, a run in which no passive can be left
-    out.
+    """Load the run's tables; refuse a run in which no passive can be left out.
+
+    Called before the training, which would be in vain.
     """
     from secure_apfed.data import load_data
     from secure_apfed.runs.worth import check_leaving_out
@@ -244,9 +274,15 @@ def _load_several_passives(config: "Config") -> "VerticalData":
 def _run_seeds(
     config: "Config", folder: Path, seeds: int, jobs: int, *, baselines: bool, as_json: bool
 ) -> None:
-    """Run under several seeds, and print or show the answer of that study.
+    """Run under several seeds, and show means, intervals and whether the passives' help gains.
 
-    `jobs`: how many runs at a time. `baselines`: whether local models are measured.
+    Args:
+        config: the run's settings.
+        folder: the folder for all runs.
+        seeds: how many seeds, from the run's own seed on.
+        jobs: how many runs at a time.
+        baselines: whether local models are measured.
+        as_json: whether one JSON object is printed instead of text.
     """
     from apfed_experiments.several import declare_study
 
@@ -257,13 +293,18 @@ def _run_seeds(
 
 
 def _check_attacks_and_study(config: "Config", folder: Path) -> None:
-    """Refuse a misspelt attack or study before hours of training, not after them."""
+    """Check the settings of attacks and of the trade-off study, which run after the training.
+
+    So an error is raised before hours of training, not after them.
+
+    Raises ConfigError: no attack has such a name, or the study cannot be made.
+    """
     from secure_apfed.errors import ConfigError
 
-    if config.attacks:  # slow to import
-        from apfed_attacks.run import expand_choices
+    if config.attacks:
+        from apfed_attacks.run import expand_choices  # slow to import
 
-        expand_choices(config.attacks)
+        expand_choices(config.attacks)  # called for its error
     if not config.tradeoff:
         return
     try:
@@ -273,32 +314,49 @@ def _check_attacks_and_study(config: "Config", folder: Path) -> None:
             f"tradeoff: {error.name}, which draws it, is not installed; leave it out, or run: "
             f"{install_extra('experiments')}"
         ) from None
-    make_points(make_tradeoff(config), folder)
+    make_points(make_tradeoff(config), folder)  # called for its error
 
 
 def _run_training(
-    config: "Config", folder: Path, how: dict[str, Any], *, as_json: bool, json_events: bool
+    config: "Config",
+    folder: Path,
+    run_options: dict[str, Any],
+    *,
+    as_json: bool,
+    json_events: bool,
 ) -> "RunResult":
-    """Train a run with progress on the terminal; an interruption says how to continue.
+    """Train a run, show its progress, and return its result.
 
-    `json_events`: print progress as JSON lines instead of a board.
+    Args:
+        config: the run's settings.
+        folder: the run's folder.
+        run_options: further arguments of `secure_apfed.run`, such as the transport.
+        as_json: whether the command prints JSON only; then no text is shown.
+        json_events: whether progress is printed as JSON lines instead of text.
+
+    Raises _InterruptedRun: the user stopped the run; the message says how to continue.
     """
     from secure_apfed.runs.run import run
 
     try:
-        if how["transport"] == "memory":
+        if run_options["transport"] == "memory":
             with progress.show_run(config.name, quiet=as_json) as on_progress:
-                return run(config, folder, on_progress=on_progress, **how)
+                return run(config, folder, on_progress=on_progress, **run_options)
         board = progress.Board()
         with progress.show_board(board, as_json=as_json, json_events=json_events):
-            how = {**how, "on_progress": board.update_progress, "on_status": board.update_status}
-            how["on_work"] = lambda party, work: board.update_work(work, party)
-            return run(config, folder, **how)
+            return run(
+                config,
+                folder,
+                on_progress=board.update_progress,
+                on_status=board.update_status,
+                on_work=lambda party, work: board.update_work(work, party),
+                **run_options,
+            )
     except KeyboardInterrupt:
-        # The folder's config is complete, whatever --set changed in the file.
+        # The folder's own config also has the settings that --set changed.
         arguments = ["run", str(folder / "config.yaml"), "--output", str(folder), "--resume"]
-        if how["transport"] != "memory":
-            arguments += ["--transport", how["transport"]]
+        if run_options["transport"] != "memory":
+            arguments += ["--transport", run_options["transport"]]
         command = shlex.join(["secure-apfed", *arguments])
         raise _InterruptedRun(f"Interrupted. Continue with: {command}") from None
 
@@ -417,13 +475,16 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 
 
 def _describe_plugins() -> str | None:
-    """Return the plug-in names that installed packages declare, for a command's help."""
-    if "--help" not in sys.argv:  # reading them takes a while
+    """Return the names of plug-ins that installed packages declare, for the help of a command.
+
+    Returns None if there are none, or if no help is asked for.
+    """
+    if "--help" not in sys.argv:  # reading the declarations takes a while
         return None
     from secure_apfed.settings.plugins import GROUPS, list_declared
 
-    declared = {kind: ", ".join(sorted(list_declared(kind))) for kind in GROUPS}
-    listed = "; ".join(f"{kind} {names}" for kind, names in declared.items() if names)
+    names_by_kind = {kind: ", ".join(sorted(list_declared(kind))) for kind in GROUPS}
+    listed = "; ".join(f"{kind} {names}" for kind, names in names_by_kind.items() if names)
     return f"Names of installed packages: {listed}." if listed else None
 
 
@@ -452,7 +513,7 @@ MOVED_COMMANDS: Mapping[str, str] = {
 
 
 def _refuse_moved_command(arguments: Sequence[str]) -> None:
-    """Raise a usage error that names the new command where an earlier version's is called.
+    """Raise a usage error if a command of an earlier version is called; name the new command.
 
     `arguments`: the words after `secure-apfed`.
     """
@@ -465,18 +526,18 @@ def _refuse_moved_command(arguments: Sequence[str]) -> None:
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Run one command; return its exit code.
+    """Run one command; return its exit code. Errors that are meant for users are printed.
 
     `arguments`: the words after `secure-apfed`.
     """
     debug = "--debug" in arguments
     as_json = not _JSON.isdisjoint(arguments)
-    rest = [argument for argument in arguments if argument != "--debug"]
+    words = [argument for argument in arguments if argument != "--debug"]
     with warnings.catch_warnings():
         warnings.showwarning = terminal.show_warning
         try:
-            _refuse_moved_command(rest)
-            code = app(args=rest, prog_name="secure-apfed", standalone_mode=False)
+            _refuse_moved_command(words)
+            exit_code = app(args=words, prog_name="secure-apfed", standalone_mode=False)
         except _UsageError as error:
             if not error.format_message():  # no command was named, and the help was printed
                 return error.exit_code
@@ -492,26 +553,30 @@ def execute(arguments: Sequence[str]) -> int:
             )
         except ModuleNotFoundError as error:
             if error.name not in terminal.RESEARCH_MODULES:
-                raise
+                raise  # a fault of this program
             failure = terminal.describe_failure(error)
         except (ApfedError, OSError) as error:
             failure = terminal.describe_failure(error)
         else:
-            return code if isinstance(code, int) else 0
+            # A command that ends normally returns None.
+            return exit_code if isinstance(exit_code, int) else 0
         terminal.show_failure(failure, as_json=as_json, debug=debug)
         return failure.code
 
 
 def main() -> None:
-    """Run the installed script, whose process is the program's own."""
-    # Loading torch makes a million objects that live to the end: they are not looked through for
-    # garbage again and again, nor once more when the program ends: a quarter of a short run.
+    """Run the program `secure-apfed` with the command line of this process, and exit.
+
+    It may change settings of the whole process, such as signal handlers.
+    """
+    # Loading torch makes a million objects that live to the end. Searching them for garbage again
+    # and again, and once more at the end, would take a quarter of a short run.
     gc.set_threshold(50_000, 20, 20)
     # A service manager ends a process by SIGTERM: it stops as by Ctrl-C, and prints how to resume.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    code = execute(sys.argv[1:])
-    gc.freeze()
-    sys.exit(code)
+    exit_code = execute(sys.argv[1:])
+    gc.freeze()  # excludes all objects from the search for garbage at the end
+    sys.exit(exit_code)
 
 
 if __name__ == "__main__":
