@@ -87,7 +87,10 @@ class RepresentationTerms(Settings):
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
-        """Refuse rows of too many numbers, and a minimum norm above the maximum."""
+        """Refuse rows of too many numbers, and a minimum norm above the maximum.
+
+        Other parties build networks of the size that this party offers.
+        """
         if math.prod(self.shape) > _MAX_NUMBERS:
             raise ValueError(
                 f"a row has at most {_MAX_NUMBERS} numbers, got the shape {self.shape}"
@@ -161,27 +164,29 @@ class Contract(Settings):
     """The document that all parties sign before a session; it cannot change during it.
 
     Attributes:
-        session: unique; also in every envelope and binding.
-        participants: the fixed set of parties.
-        passives: terms by passive.
+        session: unique name of the session; every message names it, and every contribution to a
+            secure sum is bound to it.
+        participants: all parties.
+        passives: by passive, the terms of its task.
         settings: the settings that all parties must share (`Settings.collect_terms`).
-        secure_sum: public parameters of the sum; empty where there is none.
-        minimum_batch: rows below which a passive refuses a batch.
-        epochs, batch_size: the most requests and rows per request that a passive has to answer.
-        spare_answers: answers about one row in addition to one an epoch, over all sessions of the
-            run.
+        secure_sum: public parameters of the secure sum; empty if the method uses none.
+        minimum_batch: the number of rows below which a passive refuses a batch.
+        epochs, batch_size: they limit the requests that a passive has to answer, and the rows of
+            one request.
+        spare_answers: how often a passive answers about one row in addition to once in each epoch,
+            over all sessions of the run.
         silent_passive: what happens if a passive stops answering within a step. "stop": the run
-            ends for all; "wait": the session ends, and all start another one, where they wait for
-            it; "recover": the session continues without it, as long as the secure sum's threshold
-            of passives is left, and it may come back at a checkpoint.
-        patience_s: seconds, one unit of patience (see `secure_apfed.exchange.Awaited`); null:
+            ends for all. "wait": the session ends, and all start another one, in which they wait
+            for the passive. "recover": the session continues without it, as long as the secure
+            sum's threshold of passives is left; the passive may come back at a checkpoint.
+        patience_s: seconds of one unit of patience (see `secure_apfed.exchange.Awaited`); null:
             each party's own `timeout_s`.
-        restarts: how many new sessions a party starts without its operator, at most, after sessions
-            that ended since a party stopped answering, or so that one may come back.
+        restarts: how many new sessions a party may start without its operator, after a session
+            ended since a party stopped answering, or so that a party may come back.
         resumes: the step from which all continue, each from its own checkpoint; null: from the
             start.
-        predicts: the session predicts with the model of the run whose first contract has this
-            digest, hex; null: it trains.
+        predicts: the run (digest of its first contract, hex) whose model makes joint predictions in
+            this session; null: the session trains.
     """
 
     schema_version: Literal[2] = 2
@@ -219,13 +224,13 @@ class Contract(Settings):
 
     @property
     def document(self) -> bytes:
-        """The canonical JSON form, equal at all parties."""
+        """The contract as canonical JSON: equal contracts have equal bytes at all parties."""
         content = self.model_dump(mode="json")
         return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the document, 32 bytes."""
+        """The SHA-256 of the contract's canonical JSON, 32 bytes; all link keys depend on it."""
         return hashlib.sha256(b"secure-apfed contract v1" + self.document).digest()
 
     @property

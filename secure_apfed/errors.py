@@ -58,8 +58,9 @@ class CheckpointError(ApfedError):
 
 
 class PromiseError(ApfedError):
-    """A user's class violates a property on which a privacy bound relies; names the class, the
-    property and the measured deviation.
+    """A user's class violates a property on which a privacy bound relies.
+
+    The message names the class, the property and the measured deviation.
     """
 
 
@@ -98,7 +99,7 @@ class SuspectColumnWarning(_AdvisingWarning):
 
 
 class UnmatchedIdsWarning(_AdvisingWarning):
-    """The IDs of one pattern hardly ever match: other parties may write them in another way."""
+    """A party's IDs of one pattern hardly ever match; other parties may write them differently."""
 
 
 class UnseenCellsWarning(_AdvisingWarning):

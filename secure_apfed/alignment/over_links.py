@@ -102,7 +102,10 @@ class ProgressReporter:
         self._last_done = 0  # IDs processed in the present part of the work
 
     def __call__(self, progress: Progress) -> None:
-        """Count the IDs processed since the last call, and show the progress of this part."""
+        """Count the IDs processed since the last call, and show the progress of the present part.
+
+        `progress`: name of the part, how many IDs of it are done, and how many there are.
+        """
         has_restarted = progress.done <= self._last_done
         previous = 0 if has_restarted else self._last_done
         self._heartbeats.count_work(progress.done - previous)
@@ -343,7 +346,10 @@ class _End:
         )
 
     def discard_other_ids(self) -> None:
-        """Delete the record of an interrupted intersection if this party's IDs have changed."""
+        """Delete the record of an interrupted intersection if this party's IDs have changed.
+
+        It could only be resumed with the same IDs.
+        """
         stored = self.unfinished
         if stored.agreed is None:
             return
@@ -752,7 +758,10 @@ class StoredIntersection:
         self._write_file(_SECRET, self.secret)
 
     def store_fingerprint(self, fingerprint: bytes) -> None:
-        """Store the fingerprint of the party's IDs; from then on the record can be resumed."""
+        """Store the agreement with the fingerprint of the party's IDs.
+
+        From then on the intersection can be resumed.
+        """
         assert self.agreed is not None
         self.fingerprint = fingerprint
         session, terms, buckets, nonces = astuple(self.agreed)

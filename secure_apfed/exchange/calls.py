@@ -65,7 +65,7 @@ class Calls:
         self._ended = ""  # why all connections have ended; "" while they have not
 
     def make_connectors(self) -> Mapping[str, Callable[[], Connection]]:
-        """Return, by peer, a function that makes a connection to it; see `LinkTransport`."""
+        """Return, by peer, a function that connects to it; `LinkTransport` calls it repeatedly."""
         return {name: partial(self._connect_peer, name) for name in self._me.known}
 
     def _connect_peer(self, peer: str) -> Connection:
@@ -173,6 +173,7 @@ class Calls:
             fresh.close()
 
     def _make_connection(self, peer: str, name: bytes) -> "_CallConnection":
+        """Return a new connection to this peer; `name`: its name, 32 random bytes."""
         return _CallConnection(name, partial(self._carry_frame, peer, name))
 
     def _carry_frame(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
@@ -283,6 +284,7 @@ class _CallConnection(Pipe):
 
     @property
     def is_over(self) -> bool:
+        """True if the connection has ended."""
         return self._ended is not None
 
     def end_after(self, count: int) -> None:

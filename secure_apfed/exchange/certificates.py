@@ -215,7 +215,7 @@ class Credentials:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the party's own certificate, hex."""
+        """The SHA-256 of the party's own certificate, hex."""
         return hash_certificate(x509.load_pem_x509_certificate(self.certificate))
 
 
@@ -377,6 +377,7 @@ def _make_builder(
 
 
 def _encode_pem(certificate: x509.Certificate) -> bytes:
+    """Encode a certificate in PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 

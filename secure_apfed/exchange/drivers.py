@@ -34,7 +34,10 @@ class BrokenLink:
 
 
 class Transport(Protocol):
-    """A carrier of one party's frames to and from its peers, each link in order."""
+    """A carrier of one party's encrypted messages (frames) to and from its peers.
+
+    The messages of each peer arrive in the order of sending.
+    """
 
     def send_frame(self, receiver: str, frame: bytes) -> None:
         """Send an encrypted message to a peer, without waiting for its arrival."""
@@ -179,7 +182,7 @@ class InMemoryNetwork:
         }
 
     def queue_frame(self, sender: str, receiver: str, frame: bytes) -> None:
-        """Put a frame into the receiver's queue, in the order of sending."""
+        """Append a sent frame to the receiver's queue; it is delivered when a script awaits it."""
         self._inboxes[receiver].append((sender, frame))
         self._receivers.append(receiver)
 

@@ -109,9 +109,10 @@ Script: TypeAlias = Coroutine[Awaited, Frame, T]
 
 
 class LinkObserver(Protocol):
-    """An observer of every frame that one party sends or receives; it alters none.
+    """An observer of every frame (encrypted message) that one party sends or receives.
 
-    What it raises stops the role, so an observer can make sure that a frame is noted first.
+    It cannot alter frames. An error that it raises stops the role, so that an audit log can make
+    sure that no frame leaves before it is recorded.
     """
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:

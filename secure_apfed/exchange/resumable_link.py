@@ -204,7 +204,10 @@ class ResumableLink:
 
     @property
     def absence(self) -> str:
-        """The reason why this peer has not connected yet, as passed to `Missed`."""
+        """The reason why this peer has not connected yet; "" if it is unknown.
+
+        It is a `Refusal` if one end refused the other, or else says that the relay is not reached.
+        """
         return Refusal(self.refusal) if self.refusal else self.without_relay
 
     @property

@@ -293,10 +293,13 @@ def refuse_connection(connection: Connection, reason: str) -> None:
 
 
 class _SealedConnection:
-    """A connection whose frames no third party can read, alter, repeat or reorder unnoticed."""
+    """An encrypted and authenticated connection over an unencrypted one.
+
+    No third party can read its frames, or alter, repeat or reorder them unnoticed.
+    """
 
     def __init__(self, connection: Connection, link: SealedLink) -> None:
-        """Take a connection and the keys agreed on it."""
+        """Encrypt the frames on a connection under the keys in `link`, which both ends share."""
         self._connection = connection
         self._link = link
         self._received_frames = 0
@@ -329,9 +332,11 @@ class _SealedConnection:
         return plain_frame
 
     def poll(self, timeout: float, /) -> bool:
+        """Wait at most `timeout` seconds; return whether a frame can be received."""
         return self._connection.poll(timeout)
 
     def close(self) -> None:
+        """Close the connection."""
         self._connection.close()
 
 
@@ -342,8 +347,9 @@ class StrangerQueue:
     """
 
     def __init__(self) -> None:
+        """Make an empty queue."""
         self._lock = threading.Lock()
-        self._strangers: dict[Connection, None] = {}
+        self._strangers: dict[Connection, None] = {}  # a set in the order of arrival
 
     def add(self, stranger: Connection) -> None:
         """Add a connection; if there are too many, close the oldest one."""

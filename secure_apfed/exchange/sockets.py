@@ -109,6 +109,7 @@ class SocketConnection:
 
 
 def _close_wire(wire: socket.socket, readable: selectors.BaseSelector) -> None:
+    """Close a socket, and the selector that waits for its input."""
     readable.close()
     wire.close()
 

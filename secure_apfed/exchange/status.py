@@ -155,7 +155,7 @@ class Status(_Frozen):
 
 
 class Meter(Protocol):
-    """A meter of the privacy cost of what a party sends."""
+    """An object that states the privacy cost of the messages that a party has sent."""
 
     @property
     def charges(self) -> int:

@@ -239,7 +239,7 @@ class _StoredEnvelope(Envelope):
         return stored
 
     def __getattr__(self, name: str) -> bytes:
-        """Read the payload from disk; every other missing attribute is an error."""
+        """Read the payload from disk, as `payload` is no stored attribute; refuse other names."""
         if name != "payload":
             raise AttributeError(name)
         epoch, digest = vars(self)["_place"]

@@ -124,8 +124,8 @@ class _LineCounter:
         """Forget the count, so that the file is read again from its beginning."""
         self._offset = 0  # bytes that were read
         self._lines = 0
-        self._origin = _NO_DIGEST
-        self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        self._origin = _NO_DIGEST  # digest of the first line
+        self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)  # of all lines that were read
 
     def load_count(self) -> Count:
         """Return the file's current count; read only what was appended since the last call."""

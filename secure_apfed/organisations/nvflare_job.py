@@ -185,4 +185,5 @@ def _load_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file, indented for people."""
     path.write_text(json.dumps(content, indent=2), encoding="utf-8")

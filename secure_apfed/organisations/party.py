@@ -285,7 +285,10 @@ class PartyFile(OwnLimits):
 
     @classmethod
     def from_file(cls, path: Path) -> "PartyFile":
-        """Read a party's file; relative paths are resolved from its folder. Raises ConfigError."""
+        """Read a party's settings file; relative paths are resolved from its folder.
+
+        Raises ConfigError: the file is missing or malformed.
+        """
         file = load_settings_text(cls, load_text(path), source=str(path), own=True)
         base = path.parent
         table = None if file.table is None else base / file.table
@@ -472,7 +475,7 @@ class _TcpRoutes:
             ) from error
 
     def load_revocations(self) -> frozenset[str]:
-        """Return the entries of the party's revocation list; none over plain TCP."""
+        """Return the entries of the party's revocation list; plain TCP uses no such list."""
         return frozenset()
 
 

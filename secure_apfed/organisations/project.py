@@ -1014,19 +1014,20 @@ def _plan_engine(sealed: SealedProject, party: str, folder: Path, config: Config
 
 
 def require_agreed_link(file: PartyFile) -> None:
-    """Raise ConfigError if a party's file names another link than its sealed project.
+    """Raise ConfigError if a party's settings file names another link than its project.
 
-    Without a sealed project in the party's folder nothing is checked.
+    The project is the document that all parties signed. Without one in the party's folder nothing
+    is checked.
     """
     path = file.folder / SEALED
     if not path.is_file():
         return
     proposal = SignedFile.from_file(path).open_document(SealedProject, path).proposal_document
-    agreed = _LINKS[proposal.over]
-    if file.link != agreed:
+    agreed_link = _LINKS[proposal.over]
+    if file.link != agreed_link:
         raise ConfigError(
             f"{file.party}: link: {file.link} in {file.folder / PARTY_FILE}, and the sealed "
-            f"project is over {proposal.over}, whose link is {agreed}: put that back, or ask "
+            f"project is over {proposal.over}, whose link is {agreed_link}: put that back, or ask "
             f"{proposal.party} for another proposal"
         )
 

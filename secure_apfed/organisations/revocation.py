@@ -211,7 +211,7 @@ class RevocationWatch:
         self._require_valid_peer(envelope.sender)
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
-        """Do nothing, since the session ends anyway."""
+        """Do nothing: a message that cannot be decrypted ends the session anyway."""
 
     def _require_valid_peer(self, peer: str) -> None:
         """Read the list again if it changed, and check a peer.

@@ -796,7 +796,7 @@ class _JointPrediction:
             self._write_block(block, known_B, torch.empty(0, 0))
 
     def count_predictions(self) -> JointPredictionCounts:
-        """Return how many rows were predicted jointly and locally, and refused."""
+        """Return how many rows were predicted jointly and locally so far, and how many refused."""
         return JointPredictionCounts(
             jointly=self._counts[_JOINTLY],
             alone=self._counts[_ALONE],
