@@ -1,11 +1,11 @@
 """Confidence intervals of measures, by resampling of the test rows.
 
-They cover the variation over draws of test rows; not the spread over seeds, and not the variation
+They cover the variation over draws of test rows. They cover neither the variation over seeds, nor
 over draws of training rows. Measures of many resamples are computed at once, from how often each
 row was drawn: intervals need hundreds of resamples, and scikit-learn measures one at a time. Tests
-check that each equals its measure in the table.
+check that each function here equals its measure in the table.
 
-Letters: B rows, R resamples, K classes, T places between which scores differ.
+Letters: B rows, R resamples, K classes, T distinct scores, each of which is a threshold.
 """
 
 import math
@@ -26,27 +26,26 @@ MIN_ROWS = 20
 """Rows of each class, below which resamples alone vary too little."""
 MIN_POSITIVES = 30
 """Number of rows of a rare class below which its measures carry a warning."""
-# Counts in one block of resamples, so that a block stays in the processor's cache; resamples of a
-# block at least.
-_BLOCK_CELLS = 50_000
-_MIN_BLOCK = 8
-# Counts in one block at most, whatever its minimum: of millions of rows it is a single resample.
-_MAX_BLOCK_CELLS = 4_000_000
-# From so many rows on measures are normal to all digits shown, so a few resamples are enough: they
-# give the standard error (7 % off, itself), and the interval is 1.96 of it to either side.
+# A block is some resamples that are measured together. Its counts (one for each resample and row)
+# should stay in the processor's cache.
+_BLOCK_CELLS = 50_000  # counts of a block
+_MIN_BLOCK = 8  # resamples of a block, even if it has more counts
+_MAX_BLOCK_CELLS = 4_000_000  # counts of a block, even if it has fewer resamples then
+# From this number of rows on, measures are normally distributed to all digits shown. So a few
+# resamples are enough to estimate the standard error (to about 7 %), and the interval is 1.96
+# standard errors to either side.
 _MANY_ROWS = 200_000
 _FEW_RESAMPLES = 100
-# Counts of resamples that are cached at most, in 16 bits each.
-_CACHED_CELLS = 2**24
+_CACHED_CELLS = 2**24  # largest number of counts that are cached, in 16 bits each
 _CONFIDENCE = 0.95
-# A largest difference is biased upwards by sampling: rows against all people, and resamples against
-# the rows. Mirroring the interval at the value removes that bias.
+# KS is a largest difference, and so is biased upwards by sampling: in the rows against all people,
+# and in the resamples against the rows. Mirroring the interval at the value removes that bias.
 _MIRRORED = ("ks",)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measure of test rows, and its 95 % interval over them; NaN ends where there is none."""
+    """A measure of test rows with its 95 % interval over them; the ends are NaN if undefined."""
 
     value: float
     low: float = math.nan
@@ -56,13 +55,20 @@ class Estimate:
 def estimate_measures(
     scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Estimate]:
-    """Return all measures that the rows define, with percentile intervals; KS has the basic one.
-    Of `_MANY_ROWS` and more rows the intervals are normal ones, by fewer resamples.
+    """Return all measures that these rows define, with bootstrap intervals, by name.
 
-    Rows are drawn class by class, so that a rare class is in every resample: intervals are for this
-    share of each class. All measures of one resample use the same rows. If a class has fewer rows
-    than `MIN_ROWS`, intervals are widened to those with one more row of the rarest class, predicted
-    like the worst and like the best of all rows.
+    Intervals are percentiles of resamples; the interval of KS is mirrored at its value. For
+    `_MANY_ROWS` and more rows the intervals are normal ones, from fewer resamples.
+
+    Rows are drawn class by class, so that a rare class is in every resample: intervals hold for
+    these shares of classes. All measures of one resample use the same rows. If a class has fewer
+    rows than `MIN_ROWS`, intervals are widened: they also cover the intervals with one more row of
+    the rarest class, predicted as badly or as well as any row.
+
+    Args:
+        scored: predictions for test rows.
+        resamples: number of resamples, R.
+        seed: seed of the resamples.
     """
     values = measure_all(scored)
     intervals = [
@@ -78,20 +84,21 @@ def estimate_measures(
 
 
 def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
-    """Return how much each row (B,) moves the measure: jackknife values, whose mean is about 0.
+    """Return each row's influence on a measure, (B,): jackknife values, whose mean is about 0.
 
-    A value is (B - 1) times the fall of the measure if the row is left out. For accuracy this is
-    whether the row is predicted correctly, less the accuracy. NaN if the other rows do not define
-    the measure.
+    A row's value is (B - 1) times the fall of the measure if the row is left out. It is NaN if the
+    other rows do not define the measure. An example is accuracy: the value is 1 or 0, as the row is
+    predicted correctly or not, minus the accuracy.
     """
     rows = len(scored.truth)
     measure_resamples = REDRAWN[measure.name]
     block = _choose_block(rows)
+    # The measure of the rows themselves: of one resample that has each row once.
     value = measure_resamples(Resamples(scored, np.ones((1, rows))))
     influences = []
     with np.errstate(divide="ignore", invalid="ignore"):
         for start in range(0, rows, block):
-            # Resample r of the block has every row once but row start + r.
+            # Resample r of the block has every row once, except row start + r.
             counts_RB = np.ones((min(block, rows - start), rows))
             in_block = np.arange(len(counts_RB))
             counts_RB[in_block, start + in_block] = 0
@@ -101,8 +108,9 @@ def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
 
 
 def proportion_interval(successes: int, rows: int) -> tuple[float, float]:
-    """Return the 95 % interval of the share successes / rows (Wilson 1927), valid even for few or
-    no rows.
+    """Return the 95 % interval of the share successes / rows (Wilson 1927).
+
+    It is valid even for few or no rows.
     """
     interval = scipy.stats.binomtest(successes, rows).proportion_ci(_CONFIDENCE, method="wilson")
     return float(interval.low), float(interval.high)
@@ -114,11 +122,14 @@ def gain_between(
     """Return how much better one model is than another on the same rows, with a 95 % interval.
 
     The interval is over rows and paired: both models are measured on the same bootstrap resamples,
-    so that rows which are hard for both cancel. None if they were tested on different rows, or the
-    measure is undefined there.
+    so that rows which are hard for both cancel. None means that the models were tested on different
+    rows, or that the measure is undefined on these rows.
 
-    `model`, `reference`: predictions of the two models for the same rows. `resamples`: R, number of
-    resamples.
+    Args:
+        model, reference: predictions of the two models for the same rows.
+        measure: the measure whose gain is computed.
+        resamples: number of resamples, R.
+        seed: seed of the resamples.
     """
     if not np.array_equal(model.truth, reference.truth):
         return None
@@ -127,7 +138,7 @@ def gain_between(
         return None
     measure_resamples = REDRAWN[measure.name]
     sign = 1 if measure.higher_is_better else -1
-    gains: list[FloatArray] = []  # (R,) of each block
+    gains: list[FloatArray] = []  # for each block, the gain in each resample
     rows = len(model.truth)
     for counts_RB in _iter_draws(model, _choose_resamples(rows, resamples), seed):
         model_R = measure_resamples(Resamples(model, counts_RB))
@@ -141,8 +152,9 @@ def gain_between(
 def _add_rare_row(scored: Scored) -> Iterator[Scored]:
     """Yield the same rows with one more of the rarest class: predicted worst, then predicted best.
 
-    Nothing is yielded unless a class has fewer than `MIN_ROWS` rows: the interval of few rows that
-    are all predicted correctly would otherwise have no width.
+    They serve to widen intervals: few rows that are all predicted correctly would otherwise have an
+    interval without width. Nothing is yielded if each class has `MIN_ROWS` rows or more, or for
+    labels that are numbers.
     """
     if np.issubdtype(scored.truth.dtype, np.floating):
         return
@@ -160,11 +172,15 @@ def _add_rare_row(scored: Scored) -> Iterator[Scored]:
 def _compute_intervals(
     scored: Scored, values: Mapping[str, float], resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Return, for each measure's name, the interval of its value over resamples of these rows; NaN
-    ends for a single row.
+    """Return the interval of each measure over resamples of these rows, by the measure's name.
 
-    `values`: mapping from measure name to its value on the rows themselves. `resamples`: number of
-    resamples.
+    The ends are within the measure's range; they are NaN for a single row.
+
+    Args:
+        scored: predictions for the rows.
+        values: name of a measure -> its value on the rows themselves.
+        resamples: number of resamples.
+        seed: seed of the resamples.
     """
     resampled: dict[str, list[FloatArray]] = {name: [] for name in values}
     rows = len(scored.truth)
@@ -174,14 +190,17 @@ def _compute_intervals(
             arrays.append(REDRAWN[name](block))
     intervals = {}
     for name, value in values.items():
-        ends = _compute_interval(value, resampled[name], rows=rows, mirrored=name in _MIRRORED)
+        low, high = _compute_interval(value, resampled[name], rows=rows, mirrored=name in _MIRRORED)
         measure = MEASURES[name]
-        intervals[name] = (max(ends[0], measure.least), min(ends[1], measure.most))
+        intervals[name] = (max(low, measure.least), min(high, measure.most))
     return intervals
 
 
 def _iter_draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
-    """Yield how often each resample has each row, (R, B), in blocks of resamples."""
+    """Yield how often each resample has each row, (R, B), in blocks of resamples.
+
+    The counts are cached unless there are too many.
+    """
     truth_B = scored.truth
     if resamples * len(truth_B) > _CACHED_CELLS:
         return _draw_counts(truth_B, resamples, seed)
@@ -191,9 +210,10 @@ def _iter_draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArra
 
 @lru_cache(maxsize=1)
 def _cache_draws(truth: bytes, dtype: str, resamples: int, seed: int) -> list[NDArray[np.uint16]]:
-    """Return the blocks of `_draw_counts`, cached: a run's report and summary use the same ones.
+    """Return the blocks of `_draw_counts`, cached: a run's report and summary use the same counts.
 
-    `truth`, `dtype`: the rows' truth as bytes, which can be a cache's key.
+    `truth`, `dtype`: the rows' true values as bytes, since a cache's key must be hashable, and
+    their type.
     """
     draws = _draw_counts(np.frombuffer(truth, dtype), resamples, seed)
     return [counts_RB.astype(np.uint16) for counts_RB in draws]
@@ -204,7 +224,7 @@ def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[F
 
     Rows are drawn with replacement within each class, so that a class keeps its number of rows.
 
-    `truth_B`: class of each row, or numeric targets. `resamples`: number of resamples.
+    `truth_B`: class of each row, or targets that are numbers. `resamples`: number of resamples.
     """
     groups = _group_rows(truth_B)
     rows = len(truth_B)
@@ -221,10 +241,9 @@ def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[F
 
 
 def _choose_resamples(rows: int, resamples: int) -> int:
-    """Return how many resamples of this number of rows to draw: none of a single row, a few of very
-    many.
+    """Return the number of resamples to draw: 0 for a single row, few for very many rows.
 
-    `resamples`: the number that was asked for.
+    `rows`: number of rows. `resamples`: the number that the caller asked for.
     """
     if rows < 2:
         return 0
@@ -232,14 +251,14 @@ def _choose_resamples(rows: int, resamples: int) -> int:
 
 
 def _choose_block(rows: int) -> int:
-    """Return how many resamples of this number of rows are measured at once."""
+    """Return the number of resamples that are measured together; `rows`: number of rows of each."""
     rows = max(rows, 1)
     at_most = max(1, _MAX_BLOCK_CELLS // rows)
     return min(at_most, max(_MIN_BLOCK, _BLOCK_CELLS // rows))
 
 
 def _group_rows(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
-    """Return the rows of each class; for numeric labels all rows as one group."""
+    """Return the positions of each class's rows; if labels are numbers, all rows are one group."""
     if np.issubdtype(truth_B.dtype, np.floating):
         return [np.arange(len(truth_B))]
     return [np.flatnonzero(truth_B == label) for label in np.unique(truth_B)]
@@ -248,12 +267,16 @@ def _group_rows(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
 def _compute_interval(
     value: float, resampled: list[FloatArray], *, rows: int, mirrored: bool
 ) -> tuple[float, float]:
-    """Return the 95 % interval from resampled values (blocks of (R,)): by percentiles or, if
-    `mirrored`, these reflected at the value within 0 to 1; NaN ends without values.
+    """Return the 95 % interval of a measure from its values in resamples.
 
-    Of many rows it is the normal one: the value, and 1.96 standard deviations to either side.
+    The ends are percentiles; for many rows they are 1.96 standard deviations from the value.
+    Without resamples they are NaN.
 
-    `value`: the measure's value on the rows themselves. `rows`: number of rows.
+    Args:
+        value: the measure's value on the rows themselves.
+        resampled: the measure in each resample, in arrays (R,).
+        rows: number of rows.
+        mirrored: whether to reflect the percentiles at the value, within 0 to 1.
     """
     if not resampled:
         return math.nan, math.nan
@@ -271,9 +294,13 @@ def _compute_interval(
 
 @dataclass(frozen=True, eq=False)
 class _Curve:
-    """The numbers of true and false positives (T, R) by threshold, from the strictest on.
+    """The ROC curve of one class in each resample.
 
-    Resamples are the last axis: sums over thresholds then add contiguous rows.
+    Resamples are the last axis, which makes sums over thresholds faster.
+
+    Attributes:
+        true, false: numbers of true and of false positives by threshold, from the strictest
+            threshold on, (T, R).
     """
 
     true: FloatArray
@@ -281,13 +308,17 @@ class _Curve:
 
     @cached_property
     def shares(self) -> tuple[FloatArray, FloatArray]:
-        """The true and false positive rates by threshold, from none on, (T + 1, R) each."""
+        """The true and the false positive rates by threshold, (T + 1, R) each.
+
+        The first threshold is one above all scores.
+        """
         return _compute_shares(self.true), _compute_shares(self.false)
 
 
 def _compute_shares(cumulated_TR: FloatArray) -> FloatArray:
-    """Return cumulated counts (T, R) as shares of the last one, after a row of zeros,
-    (T + 1, R).
+    """Return cumulated counts (T, R) as shares of the last count, after a row of zeros, (T + 1, R).
+
+    `cumulated_TR`: counts that rise with the threshold's number.
     """
     share_TR = np.zeros((1 + len(cumulated_TR), cumulated_TR.shape[1]))
     np.divide(cumulated_TR, cumulated_TR[-1], out=share_TR[1:])
@@ -300,7 +331,7 @@ class Resamples:
 
     Attributes:
         scored: the rows.
-        counts: (R, B), how often each resample has each row.
+        counts: number of times that each resample has each row, (R, B).
     """
 
     scored: Scored
@@ -313,7 +344,10 @@ class Resamples:
 
     @cached_property
     def decisions(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The counts by class, (R, K): rows of it, rows predicted as it, and rows that are both."""
+        """The numbers of rows by class, in three arrays (R, K).
+
+        These are rows of the class, rows predicted as the class, and rows that are both.
+        """
         eye = np.eye(self.scored.classes)
         true_BK = eye[self.scored.truth]
         predicted_BK = eye[self.scored.class_predictions]
@@ -325,33 +359,50 @@ class Resamples:
 
     @cached_property
     def curves(self) -> tuple[_Curve, ...]:
-        """The ROC curves of the second of two classes, or of each of more classes; a class with no
-        row, or all rows, has none.
+        """The ROC curves: of the second of two classes, or of each of more classes.
+
+        A class with no row, or all rows, has no curve.
         """
         return tuple(self._iter_curves())
 
     def _iter_curves(self) -> Iterator[_Curve]:
-        """Yield the ROC curves; rows with equal scores share a threshold."""
+        """Yield the ROC curves in the order of the classes."""
         scores = self.scored.scores
-        truth_B = self.scored.truth
         counts_BR = np.ascontiguousarray(self.counts.T)
         scores_by_class = {1: scores} if scores.ndim == 1 else dict(enumerate(scores.T))
-        for label in scores_by_class if len(scores_by_class) > 2 else (1,):
-            if 0 < (truth_B == label).sum() < len(truth_B):
-                class_scores_B = scores_by_class[label]
-                order_B = np.argsort(-class_scores_B, kind="stable")
-                # The last row of each run of equal scores.
-                ends_T = np.flatnonzero(np.diff(class_scores_B[order_B], append=-np.inf))
-                is_label_B = (truth_B == label)[order_B]
-                ranked_counts_BR = counts_BR[order_B]
-                all_TR = ranked_counts_BR.cumsum(axis=0)[ends_T]
-                true_TR = (ranked_counts_BR * is_label_B[:, None]).cumsum(axis=0)[ends_T]
-                yield _Curve(true_TR, all_TR - true_TR)
+        classes = scores_by_class if len(scores_by_class) > 2 else (1,)
+        for label in classes:
+            is_class_B = self.scored.truth == label
+            if 0 < is_class_B.sum() < len(is_class_B):
+                yield self._build_curve(scores_by_class[label], is_class_B, counts_BR)
+
+    @staticmethod
+    def _build_curve(
+        class_scores_B: FloatArray, is_class_B: NDArray[np.bool_], counts_BR: FloatArray
+    ) -> _Curve:
+        """Return the ROC curve of one class; rows with equal scores share a threshold.
+
+        Args:
+            class_scores_B: each row's score for the class.
+            is_class_B: whether each row is of the class.
+            counts_BR: number of times that each resample has each row.
+        """
+        order_B = np.argsort(-class_scores_B, kind="stable")
+        # Positions, in this order, of the last row of each threshold.
+        ends_T = np.flatnonzero(np.diff(class_scores_B[order_B], append=-np.inf))
+        ranked_counts_BR = counts_BR[order_B]
+        ranked_is_class_B = is_class_B[order_B]
+        positives_TR = ranked_counts_BR.cumsum(axis=0)[ends_T]
+        true_TR = (ranked_counts_BR * ranked_is_class_B[:, None]).cumsum(axis=0)[ends_T]
+        return _Curve(true_TR, positives_TR - true_TR)
 
     @cached_property
     def auc(self) -> FloatArray:
         """The area under the ROC curve of each resample, (R,), mean over classes."""
-        areas = [np.trapezoid(*curve.shares, axis=0) for curve in self.curves]
+        areas = []
+        for curve in self.curves:
+            true_TR, false_TR = curve.shares
+            areas.append(np.trapezoid(true_TR, false_TR, axis=0))
         return np.asarray(np.mean(areas, axis=0))
 
 
@@ -391,7 +442,10 @@ def _compute_balanced_accuracy(resamples: Resamples) -> FloatArray:
 
 
 def _compute_f1(resamples: Resamples) -> FloatArray:
-    """Return F1 of each resample, (R,): of class 1 of two classes, else the mean over classes."""
+    """Return F1 of each resample, (R,): of the second of two classes, else the mean over classes.
+
+    Classes without true and predicted rows take no part in the mean.
+    """
     true_RK, predicted_RK, both_RK = resamples.decisions
     total_RK = true_RK + predicted_RK
     f1_RK = 2 * both_RK / np.maximum(total_RK, 1)
@@ -401,7 +455,7 @@ def _compute_f1(resamples: Resamples) -> FloatArray:
 
 
 def _compute_brier(resamples: Resamples) -> FloatArray:
-    """Return the Brier score of each resample, (R,); halved for two classes, as is usual."""
+    """Return the Brier score of each resample, (R,); for two classes it is halved, as is usual."""
     scored = resamples.scored
     errors_B = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1)
     return resamples.compute_means(errors_B / 2 if scored.classes == 2 else errors_B)
@@ -410,33 +464,39 @@ def _compute_brier(resamples: Resamples) -> FloatArray:
 def _compute_log_loss(resamples: Resamples) -> FloatArray:
     """Return the mean negative log probability of the true class of each resample, (R,)."""
     scored = resamples.scored
-    smallest_share = np.finfo(np.float64).eps
-    shares_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
-    return resamples.compute_means(-np.log(np.clip(shares_B, smallest_share, 1 - smallest_share)))
+    least = np.finfo(np.float64).eps  # scikit-learn's limit, which keeps the logarithm finite
+    probabilities_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
+    return resamples.compute_means(-np.log(np.clip(probabilities_B, least, 1 - least)))
 
 
 def _compute_r2(resamples: Resamples) -> FloatArray:
-    """Return R2 of each resample, (R,); where all its targets are equal, 1 if exact, else 0."""
-    truth_B = resamples.scored.truth - resamples.scored.truth.mean()  # large means lose no digits
-    error_R = resamples.compute_means((resamples.scored.truth - resamples.scored.scores) ** 2)
-    all_R = resamples.compute_means(truth_B**2) - resamples.compute_means(truth_B) ** 2
-    # If all are equal, their variance may still be a rounding error.
-    least_R = np.where(resamples.counts > 0, resamples.scored.truth, math.inf).min(axis=1)
-    differ_R = least_R < np.where(resamples.counts > 0, resamples.scored.truth, -math.inf).max(
-        axis=1
-    )
+    """Return R2 of each resample, (R,).
+
+    If all targets of a resample are equal, R2 is 1 for exact predictions and else 0, as in
+    scikit-learn.
+    """
+    truth_B = resamples.scored.truth
+    centred_B = truth_B - truth_B.mean()  # without a large mean, squares lose no digits
+    error_R = resamples.compute_means((truth_B - resamples.scored.scores) ** 2)
+    variance_R = resamples.compute_means(centred_B**2) - resamples.compute_means(centred_B) ** 2
+    # The variance of equal targets may be a rounding error, so the targets themselves are compared.
+    is_drawn_RB = resamples.counts > 0
+    least_R = np.where(is_drawn_RB, truth_B, math.inf).min(axis=1)
+    most_R = np.where(is_drawn_RB, truth_B, -math.inf).max(axis=1)
+    is_exact_R = (error_R == 0).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # If all rows are equal, it is 1 for exact predictions, else 0, as in scikit-learn.
-        return np.where(differ_R, 1 - error_R / all_R, (error_R == 0).astype(np.float64))
+        return np.where(least_R < most_R, 1 - error_R / variance_R, is_exact_R)
 
 
 def _compute_poisson_deviance(resamples: Resamples) -> FloatArray:
-    """Return the mean Poisson deviance of each resample, (R,); NaN where a prediction is not
-    positive.
+    """Return the mean Poisson deviance of each resample, (R,).
+
+    It is NaN if a prediction is not positive.
     """
     truth_B = resamples.scored.truth
     scores_B = resamples.scored.scores
     with np.errstate(divide="ignore", invalid="ignore"):
+        # y log(y / mu), which is 0 for y = 0.
         logs_B = np.where(truth_B > 0, truth_B * np.log(truth_B / scores_B), 0.0)
         deviance_B = np.where(scores_B > 0, 2 * (logs_B - truth_B + scores_B), math.nan)
         return resamples.compute_means(deviance_B)

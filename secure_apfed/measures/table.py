@@ -1,14 +1,14 @@
-"""Table of the measures of predictions on rows whose truth is known.
+"""Table of the measures of predictions on rows whose true labels are known.
 
-Run by: the active on its own rows, in training, in a report and in `predict`, and by studies;
-nothing of it leaves. A new measure is one line in the table. scikit-learn computes them. With
-several classes a measure of a ranking is the mean over the classes, each against the others (macro
-one-vs-rest), and a class that has no row, or all, takes no part in it. A measure of rows that do
-not define it is NaN: of no row, a ranking of rows of one class, R2 of one row, and all that reads
-scores which are not finite. Intervals over the test rows: `secure_apfed.measures.intervals`. See
-docs/tasks-and-measures.md.
+Run by: the active on its own rows, in training, in a report and in `predict`, and by studies; no
+value is sent. A new measure is one line in the table. Most are computed by scikit-learn. With more
+than two classes, a measure of a ranking is the mean over the classes, each against the others
+(macro one-vs-rest). A class that has no row, or all rows, takes no part in the mean. A measure is
+NaN if the rows do not define it: without rows, for a ranking of rows of one class, for R2 of one
+row, and for scores that are not finite. `secure_apfed.measures.intervals` computes intervals over
+the test rows. See docs/tasks-and-measures.md.
 
-Letters: B rows, K classes.
+Letters: B rows, K classes, T thresholds.
 """
 
 import math
@@ -30,20 +30,21 @@ from secure_apfed.settings import unknown_name
 FloatArray: TypeAlias = NDArray[np.float64]
 _EVALUATION_ROWS = 4096  # rows in one forward pass
 Task: TypeAlias = Literal["classification", "regression", "poisson"]
-_MAX_CANDIDATES = 200  # thresholds that are tried
-_RANGES = 10  # ranges of scores in calibration curves and lift tables
+_MAX_CANDIDATES = 200  # largest number of thresholds that are tried
+_RANGES = 10  # number of ranges of scores in calibration curves and lift tables
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scored:
-    """A set of rows with their truth, and a model's predictions for them.
+    """A model's predictions for some rows, with the rows' true labels.
 
     Attributes:
-        truth: true values (B,): classes 0 to K - 1; floating-point targets in a regression.
-        scores: probabilities of each class, (B, K); predictions (B,) in a regression.
+        truth: true labels (B,): classes 0 to K - 1, or floating-point numbers in a regression.
+        scores: probabilities of each class, (B, K), or predicted numbers (B,) in a regression.
         threshold: probability from which the second of two classes is predicted; None: the
             likeliest class is predicted.
-        are_counts: whether the targets of a regression are counts, which have a deviance, too.
+        are_counts: whether the numbers of a regression are counts, to which the Poisson deviance
+            applies.
     """
 
     truth: NDArray[np.int64] | FloatArray = field(repr=False)
@@ -71,12 +72,14 @@ class Scored:
 
     @classmethod
     def from_probabilities(cls, truth: ArrayLike, probabilities: ArrayLike) -> Self:
-        """Return scored rows from labels (B,) and probabilities (B, K), or (B,) of the second of
-        two classes. Raises DataError: labels and probabilities do not fit together.
+        """Return scored rows from labels (B,) and probabilities (B, K).
+
+        For two classes the probabilities may be only the second class's, (B,).
+
+        Raises DataError: these are no probabilities, or labels do not fit them.
         """
         labels_B = np.asarray(truth, dtype=np.int64)
         scores = np.asarray(probabilities, dtype=np.float64)
-        # One number a row is the probability of the second class.
         scores_BK = np.column_stack([1 - scores, scores]) if scores.ndim == 1 else scores
         if scores_BK.ndim != 2 or scores_BK.shape[1] < 2:
             raise DataError(f"measures: probabilities are (B, K) or (B,), got {scores.shape}")
@@ -94,21 +97,22 @@ class Scored:
 
     @classmethod
     def from_network_outputs(cls, truth: ArrayLike, scores_BK: ArrayLike) -> Self:
-        """Return scored rows from labels (B,) and a network's outputs (B, K), by their softmax.
+        """Return scored rows from labels (B,) and a network's outputs (B, K).
 
-        A diverged training gives outputs that are not finite, whose measures are NaN.
+        The probabilities are the outputs' softmax. After a diverged training they are not finite,
+        and measures of them are NaN.
         """
         probabilities_BK = torch.as_tensor(scores_BK, dtype=torch.float64).softmax(1).numpy()
         return cls(truth=np.asarray(truth, dtype=np.int64), scores=probabilities_BK)
 
     @property
     def classes(self) -> int:
-        """K; 0 of a regression."""
+        """The number of classes, K; 0 for a regression."""
         return self.scores.shape[1] if self.scores.ndim == 2 else 0
 
     @cached_property
     def is_finite(self) -> bool:
-        """True if each score is a finite number; a diverged training gives others."""
+        """Whether all scores are finite numbers; after a diverged training they may not be."""
         return bool(np.isfinite(self.scores).all())
 
     @cached_property
@@ -119,7 +123,10 @@ class Scored:
         return np.asarray(self.scores[:, 1] >= self.threshold, dtype=np.int64)
 
     def replace_threshold(self, threshold: float | None) -> Self:
-        """Return the same rows, decided at this threshold."""
+        """Return the same predictions, with the second of two classes predicted from `threshold`.
+
+        None: the likeliest class is predicted.
+        """
         return replace(self, threshold=threshold)
 
     def select_rows(self, rows: NDArray[np.int64]) -> Self:
@@ -129,19 +136,21 @@ class Scored:
 
 @torch.no_grad()
 def outputs_of(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """Return a model's outputs for `rows` of a table, float64 on the CPU, computed in blocks.
+    """Return a model's outputs for some rows of a table, as float64 on the CPU.
 
-    `predict`: function from indices of rows (B,) to outputs.
+    They are computed in blocks of rows, to save memory.
+
+    `predict`: function from positions of rows (B,) to outputs. `rows`: positions in the table.
     """
-    parts = [predict(rows_B).double().cpu() for rows_B in rows.split(_EVALUATION_ROWS)]
-    return torch.cat(parts)
+    blocks = [predict(rows_B).double().cpu() for rows_B in rows.split(_EVALUATION_ROWS)]
+    return torch.cat(blocks)
 
 
 def score_model(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
-    """Return a model's scores for `rows` of a table, with their labels.
+    """Return a classifier's predictions for some rows of a table, with their labels.
 
-    `predict`: function from indices of rows (B,) to scores (B, K). `labels_N`: labels of the whole
-    table.
+    `predict`: function from positions of rows (B,) to a network's outputs (B, K). `rows`: positions
+    in the table. `labels_N`: labels of all N rows of the table.
     """
     rows_on_device = rows.to(labels_N.device)
     return Scored.from_network_outputs(
@@ -150,10 +159,10 @@ def score_model(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Ten
 
 
 def probabilities_of(scores_BK: FloatArray) -> FloatArray:
-    """Return probabilities (B, K) from scores that may lie outside 0 to 1, as a regression's do.
+    """Return probabilities (B, K) from scores that may lie outside 0 to 1.
 
-    Scores below 0 count as 0, and a row is divided by its sum; a row without a positive score
-    becomes uniform.
+    Models that learn classes by a regression have such scores. Scores below 0 count as 0, and each
+    row is divided by its sum. A row without a positive score becomes uniform.
     """
     positive_BK = scores_BK.clip(min=0.0)
     total_B1 = positive_BK.sum(axis=1, keepdims=True)
@@ -163,18 +172,18 @@ def probabilities_of(scores_BK: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A measure of predictions on rows whose truth is known.
+    """A measure of predictions on rows whose true labels are known.
 
     Attributes:
         name: the measure's key in the table.
         title: the measure's name in reports.
-        function: computes it from scored rows that define it.
+        function: computes the measure from scored rows that define it.
         higher_is_better: whether a higher value is better.
-        share: whether it is a share of rows, displayed in per cent.
-        decides: whether it uses the predicted classes only, no scores.
-        ranks: whether it needs rows of two classes.
+        share: whether the measure is a share of rows, displayed in per cent.
+        decides: whether the measure uses the predicted classes only, and no scores.
+        ranks: whether the measure is about the ranking of rows, and so needs rows of two classes.
         least, most: the smallest and the largest possible value; infinite without a bound.
-        tasks: the tasks to which it applies.
+        tasks: the tasks to which the measure applies.
     """
 
     name: str
@@ -189,9 +198,9 @@ class Measure:
     tasks: tuple[Task, ...] = ("classification",)
 
     def compute_value(self, scored: Scored) -> float:
-        """Return the measure's value; NaN if these rows do not define it.
+        """Return the measure's value on these rows; NaN if they do not define it.
 
-        Raises DataError: the measure does not apply to the rows' task.
+        Raises DataError: the measure does not apply to the task of these predictions.
         """
         task = task_of(scored)
         if task not in self.tasks:
@@ -208,7 +217,7 @@ class Measure:
             return float(self.function(scored))
 
     def explain_nan(self, scored: Scored) -> str:
-        """Return why these rows do not define the measure; empty if they do."""
+        """Return in words why these rows do not define the measure; "" if they do."""
         rows = len(scored.truth)
         if not rows:
             return "no row was tested"
@@ -223,11 +232,11 @@ class Measure:
         return ""
 
     def compute_gain(self, reached: float, reference: float) -> float:
-        """Return by how much a value is better than a reference; below 0 if it is worse."""
+        """Return by how much the value `reached` is better than `reference`; negative if worse."""
         return reached - reference if self.higher_is_better else reference - reached
 
     def rank_value(self, value: float | None) -> float:
-        """Return a number that is highest for the best value; None and NaN come last."""
+        """Return a sort key that is highest for the best value; None and NaN have the lowest."""
         if value is None or math.isnan(value):
             return -math.inf
         return value if self.higher_is_better else -value
@@ -239,17 +248,23 @@ class Measure:
         return f"{100 * value:.1f} %" if self.share else f"{value:.3f}"
 
     def format_gain(self, reached: float, reference: float) -> str:
-        """Return a gain as text: "+1.2 points" for a share, "+0.012" for others."""
+        """Return the gain of `reached` over `reference` as text: "+1.2 points" or "+0.012".
+
+        Points are per cent of a share. If the gain is undefined (NaN), the text says so.
+        """
         gain = self.compute_gain(reached, reference)
         return "no gain can be told" if math.isnan(gain) else self.format_points(gain)
 
     def format_points(self, gain: float) -> str:
-        """Return a difference of two values as text, as `format_gain` does."""
+        """Return a difference of two values as text: "+1.2 points" for a share, else "+0.012"."""
         return f"{100 * gain:+.1f} points" if self.share else f"{gain:+.3f}"
 
 
 def _import_metrics() -> Any:
-    """Import scikit-learn's metrics when needed: settings know measures by name, and start fast."""
+    """Return scikit-learn's module of metrics, which is imported here at first use.
+
+    Settings import this table for the measures' names, and should not load scikit-learn.
+    """
     from sklearn import metrics
 
     return metrics
@@ -257,8 +272,9 @@ def _import_metrics() -> Any:
 
 @lru_cache(maxsize=1)  # three measures read the same curves
 def _compute_rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
-    """Return the false and true positive rates (T,) by threshold, for each class of
-    `_iter_class_scores`.
+    """Return each class's ROC curve: its false and its true positive rates (T,) by threshold.
+
+    The classes are those of `_iter_class_scores`.
     """
     return tuple(
         _import_metrics().roc_curve(is_class_B, class_scores_B)[:2]
@@ -267,18 +283,19 @@ def _compute_rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
 
 
 def _iter_class_scores(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
-    """Yield for each class the mask (B,) of its rows, and the scores (B,) for it.
+    """Yield for each class whether each row is of the class, (B,), and the scores for it, (B,).
 
-    Of two classes this is the second one only. A class with no row, or all rows, is left out.
+    For two classes only the second one is yielded. A class with no row, or all rows, is left out.
     """
-    for label in range(scored.classes) if scored.classes > 2 else (1,):
+    labels = range(scored.classes) if scored.classes > 2 else (1,)
+    for label in labels:
         is_class_B = scored.truth == label
         if 0 < is_class_B.sum() < len(is_class_B):
             yield is_class_B, scored.scores[:, label]
 
 
 def _compute_mean(values: list[float]) -> float:
-    """Return the mean of these values; NaN of none."""
+    """Return the mean of these values; NaN without a value."""
     return float(np.mean(values)) if values else math.nan
 
 
@@ -306,7 +323,7 @@ def _compute_average_precision(scored: Scored) -> float:
 
 
 def _compute_f1(scored: Scored) -> float:
-    """Return F1: of class 1 of two classes, else the mean over classes."""
+    """Return F1: of the second of two classes, else the mean over classes."""
     average = "binary" if scored.classes == 2 else "macro"
     f1 = _import_metrics().f1_score(
         scored.truth, scored.class_predictions, average=average, zero_division=0
@@ -315,7 +332,10 @@ def _compute_f1(scored: Scored) -> float:
 
 
 def _compute_balanced_accuracy(scored: Scored) -> float:
-    """Return the mean recall of the classes with rows; scikit-learn's own warns of the others."""
+    """Return the mean recall of the classes that have rows.
+
+    scikit-learn's `balanced_accuracy_score` gives the same, but warns of classes without rows.
+    """
     present = np.unique(scored.truth)
     recalls = _import_metrics().recall_score(
         scored.truth, scored.class_predictions, labels=present, average="macro", zero_division=0
@@ -324,15 +344,15 @@ def _compute_balanced_accuracy(scored: Scored) -> float:
 
 
 def _compute_accuracy(scored: Scored) -> float:
-    """Return the share of rows whose class is predicted.
+    """Return the share of rows whose class is predicted correctly.
 
-    scikit-learn's `accuracy_score` gives the same, and spends a hundred times as long on checks.
+    scikit-learn's `accuracy_score` gives the same, but takes a hundred times as long for checks.
     """
     return float((scored.truth == scored.class_predictions).mean())
 
 
 def _compute_brier(scored: Scored) -> float:
-    """Return Brier's sum over the classes; half of it for two classes, as is usual."""
+    """Return the mean over rows of Brier's sum over classes; half of it for two classes."""
     total = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1).mean()
     return float(total / 2 if scored.classes == 2 else total)
 
@@ -344,7 +364,7 @@ def _compute_log_loss(scored: Scored) -> float:
     )
 
 
-_NUMBERS: tuple[Task, ...] = ("regression", "poisson")
+_NUMBERS: tuple[Task, ...] = ("regression", "poisson")  # tasks whose labels are numbers
 
 _ALL = (
     Measure(
@@ -428,7 +448,7 @@ MEASURES: Mapping[str, Measure] = MappingProxyType({measure.name: measure for me
 """Measures by name, in display order."""
 
 ACCURACY = MEASURES["accuracy"]
-"""Measure by which runs are judged unless their settings name another."""
+"""The main measure of runs, unless their settings name another."""
 
 
 def task_of(scored: Scored) -> Task:
@@ -444,7 +464,10 @@ def names_of(task: str) -> tuple[str, ...]:
 
 
 def find_measure(name: str) -> Measure:
-    """Return the measure of this name. Raises ValueError: an unknown name; names the nearest."""
+    """Return the measure of this name.
+
+    Raises ValueError: there is no such measure; the error names the most similar one.
+    """
     if name not in MEASURES:
         raise ValueError(unknown_name(name, MEASURES))
     return MEASURES[name]
@@ -457,7 +480,10 @@ def measure_all(scored: Scored) -> dict[str, float]:
 
 
 def explain_undefined_measures(scored: Scored) -> dict[str, str]:
-    """Return, by name, why these rows do not define some measures."""
+    """Return the measures that these rows do not define, with the reason, by name.
+
+    Only measures of the rows' task are considered.
+    """
     reasons = {name: MEASURES[name].explain_nan(scored) for name in names_of(task_of(scored))}
     return {name: reason for name, reason in reasons.items() if reason}
 
@@ -465,15 +491,18 @@ def explain_undefined_measures(scored: Scored) -> dict[str, str]:
 THRESHOLDS: Mapping[str, str] = MappingProxyType(
     {name: measure.title for name, measure in MEASURES.items() if measure.decides}
 )
-"""Measures that a threshold can be chosen by: those of what is decided."""
+"""Name -> title of the measures by which a threshold can be chosen: they read decisions only."""
 
 
 def compute_balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
-    """Return a weight for each class (K,) with which all classes count equally, 1 on average over
-    the labelled rows.
+    """Return a weight for each class, (K,), with which all classes have the same total weight.
 
-    It is rows / (classes with rows x rows of the class), as scikit-learn's "balanced"; 0 for a
-    class without a row. Raises DataError: no row has a label (negative: none).
+    It is rows / (classes with rows * rows of the class), as scikit-learn's "balanced", so that its
+    mean over the labelled rows is 1. A class without a row gets 0.
+
+    `labels_N`: classes of N rows; negative: no label. `classes`: K.
+
+    Raises DataError: no row has a label.
     """
     counts_K = torch.bincount(labels_N[labels_N >= 0].cpu(), minlength=classes).double()
     if not counts_K.sum():
@@ -485,8 +514,13 @@ def compute_balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
 def best_threshold(scored: Scored, measure: str) -> float:
     """Return the threshold of the second of two classes that maximises a measure.
 
-    Candidates lie half-way between neighbouring scores, at even quantiles, at most 200; of equally
-    good ones the nearest to 0.5. Call it on training or validation rows, never on test rows.
+    Candidates are 0.5 and the midpoints between neighbouring scores, or 200 quantiles of them if
+    there are more. Of equally good candidates the nearest to 0.5 is returned. Call this on training
+    or validation rows, never on test rows.
+
+    `measure`: name of a measure that reads decisions only.
+
+    Raises DataError: another measure, or not rows of two classes.
     """
     if measure not in THRESHOLDS:
         raise DataError(
@@ -497,12 +531,16 @@ def best_threshold(scored: Scored, measure: str) -> float:
 
 
 def cheapest_threshold(scored: Scored, cost: float) -> float:
-    """Return the threshold with the least cost, where a missed row of class 1 costs `cost`, and a
-    false positive 1. Candidates and ties are those of `best_threshold`.
+    """Return the threshold of the second of two classes with the least total cost.
+
+    A missed row of the second class (a false negative) costs `cost`, and a false positive costs 1.
+    Candidates and ties are those of `best_threshold`.
+
+    Raises DataError: there are not rows of two classes.
     """
 
     def compute_negative_cost(decided: Scored) -> float:
-        """Return the negative cost of these decisions."""
+        """Return minus the total cost of these decisions, which is to be maximised."""
         false_negatives = (decided.truth == 1) & (decided.class_predictions == 0)
         false_positives = (decided.truth == 0) & (decided.class_predictions == 1)
         return -float(cost * false_negatives.sum() + false_positives.sum())
@@ -511,9 +549,14 @@ def cheapest_threshold(scored: Scored, cost: float) -> float:
 
 
 def _maximise_threshold(scored: Scored, objective: Callable[[Scored], float]) -> float:
-    """Return the candidate threshold with the highest objective; of equal ones the nearest to 0.5.
+    """Return the candidate threshold with the highest objective.
 
-    Raises DataError: labelled rows of two classes are needed.
+    Of equally good candidates the nearest to 0.5 is returned.
+
+    `scored`: predictions for rows of two classes. `objective`: function of the same predictions
+    with a threshold.
+
+    Raises DataError: there are not rows of two classes.
     """
     if scored.classes != 2 or len(np.unique(scored.truth)) < 2:
         raise DataError(
@@ -528,15 +571,15 @@ def _maximise_threshold(scored: Scored, objective: Callable[[Scored], float]) ->
         {0.5, *midpoints.tolist()}, key=lambda threshold: abs(threshold - 0.5)
     )
     values = {candidate: objective(scored.replace_threshold(candidate)) for candidate in candidates}
-    return max(candidates, key=values.__getitem__)
+    return max(candidates, key=lambda candidate: values[candidate])  # the first of equal ones
 
 
 class CalibrationPoint(BaseModel):
-    """The rows of one range of scores.
+    """A point of a calibration curve: the rows of one range of scores.
 
     Attributes:
-        predicted: mean score of the rows.
-        observed: the share of them that is of the class.
+        predicted: mean predicted probability of the rows.
+        observed: share of these rows whose predicted class is the true one.
         rows: number of rows.
     """
 
@@ -548,12 +591,15 @@ class CalibrationPoint(BaseModel):
 
 
 def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[CalibrationPoint, ...]:
-    """Return predicted probability and observed share in ranges of about equally many rows.
+    """Return the mean predicted probability and the observed share in ranges of scores.
 
-    Of two classes they are of the second one; of several of the likeliest class, which is observed
-    if it is the true one. Empty for a diverged training.
+    The ranges have about equally many rows. For two classes, both are of the second class. For
+    more, the probability is the likeliest class's, and the share is how often that is the true
+    class. The result is empty without rows, or if scores are not finite.
 
-    `ranges`: number of ranges. Raises DataError: the scores are no probabilities.
+    `ranges`: number of ranges.
+
+    Raises DataError: the scores are no probabilities.
     """
     from sklearn.calibration import calibration_curve as curve
 
@@ -580,13 +626,15 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
 
 
 class LiftRow(BaseModel):
-    """The rows of one tenth of the scores, the highest first, as in scorecards.
+    """A row of a lift table, as in scorecards: one tenth of the rows by their scores.
+
+    Positives are rows of the second class, negatives rows of the first.
 
     Attributes:
-        rows, positives: number of its rows, and of those of the second class.
+        rows, positives: number of rows in this tenth, and of positives among them.
         rate: positives / rows.
-        captured: share of all positives that are in it and the tenths above.
-        lift: rate in these tenths, divided by the rate of all rows.
+        captured: share of all positives that are in this tenth or in tenths with higher scores.
+        lift: share of positives in these tenths together, divided by their share in all rows.
         ks: `captured` minus the share of all negatives in these tenths.
     """
 
@@ -601,11 +649,14 @@ class LiftRow(BaseModel):
 
 
 def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
-    """Return a row for each tenth of the rows, by falling probability of the second of two classes.
+    """Return the lift table: tenths of the rows, by falling probability of the second class.
 
-    Equal scores are kept together, so few different scores make fewer parts. Empty if one class has
-    no row. `parts`: number of parts, 10 for tenths. Raises DataError: the task does not have two
-    classes.
+    Equal scores are kept together, so few different scores make fewer tenths. The result is empty
+    if a class has no row, or if scores are not finite.
+
+    `scored`: predictions for two classes. `parts`: number of parts, 10 for tenths.
+
+    Raises DataError: there are not two classes.
     """
     if scored.classes != 2:
         raise DataError(f"measures: a lift table is of two classes, got {scored.classes}")
