@@ -1,11 +1,12 @@
 """The forecast of a run: rows, bytes, time and epsilon before anything is sent.
 
-Run by: a person, before parties spend hours or budget. The data are loaded to count rows and
-read shapes. Then a few steps of the whole protocol, with keys, alignment and sums, are rehearsed on
-random numbers of the same shapes, scaled up and discarded. No real value enters, so no budget is
-spent. The cost of each set intersection is measured on a part of the IDs.
+Run by: a person, before parties spend hours or privacy budget. The data are loaded to count rows
+and read shapes. Then a rehearsal measures traffic and time: a few steps of the whole protocol, with
+keys, alignment and sums, on random numbers of the same shapes. Its costs are scaled up to the run.
+No real value enters, so no budget is spent. The cost of each set intersection protocol is measured
+on a part of the IDs.
 
-Letters: N rows.
+Letters: N rows, B rows of a batch, D numbers of a representation.
 """
 
 import math
@@ -65,39 +66,37 @@ from secure_apfed.settings.promises import Promise, promises_of
 from secure_apfed.settings.run import TranscriptSettings
 from secure_apfed.settings.training import BlackBoxSettings, ContrastiveSettings, ModelSettings
 
-# A forecast plays a rehearsal: a few steps of the run with random data, in this process.
-# Values sent for a row, and epsilon, from which on a warning is given.
-_MANY_NUMBERS = 1024
+# Warnings are given above these limits.
+_MANY_NUMBERS = 1024  # numbers that are sent for a row in each step
 _LARGE_EPSILON = 10.0
-_MAX_FORECAST_BYTES = 2**31
-_MAX_PLANNED_ROWS = 10**6  # of declared tables; larger ones are planned by fewer rows
+# Limits on the memory of a forecast, in bytes.
+_MAX_FORECAST_BYTES = 2**31  # of declared tables in a rehearsal
+_MAX_NETWORK_BYTES = 2**31  # of all parties' networks
+_MAX_LABEL_BYTES = 2**30  # of encrypted labels in a rehearsal
+# If all declared tables have more rows, fewer rows are planned, and costs are multiplied.
+_MAX_PLANNED_ROWS = 10**6
 # Messages that do not grow with the number of rows.
 _SETUP_KINDS = (Kind.GREETING, Kind.SESSION, Kind.SIGNATURE, Kind.SUM_SETUP, Kind.READY)
-# Of a mapped table: the process without it, and bytes of a row in memory, measured as the peak at
-# 10 million rows; on disk bytes of a number (in its column, and as a feature), and of an ID (its
-# text, its digest and its position); seconds of reading a cell, measured on the same rows.
-_PROCESS_BYTES = 400 * 2**20
-_MAPPED_ROW_BYTES = 200
-_MAPPED_CELL_BYTES = 12
-_MAPPED_ID_BYTES = 80
-_READ_CELL_S = 8e-7
-# Bytes of an ID in each of two lists; of a column's description; of a value in a rehearsal.
-_ID_BYTES = 150
-_COLUMN_BYTES = 1500
-_NUMBER_BYTES = 4
-# Bytes of a parameter: itself, its gradient, the two moments of Adam, and copies of a step and of
-# the stored weights; 26 were measured.
+# Costs of a memory-mapped table, measured at 10 million rows.
+_PROCESS_BYTES = 400 * 2**20  # memory of the process without the table
+_MAPPED_ROW_BYTES = 200  # memory of a row, at the peak
+_MAPPED_CELL_BYTES = 12  # disk of a number: in its column, and as a feature
+_MAPPED_ID_BYTES = 80  # disk of an ID: its text, its digest and its position
+_READ_CELL_S = 8e-7  # seconds of reading a cell
+# Memory of a rehearsal, in bytes.
+_ID_BYTES = 150  # of an ID, in each of two lists
+_COLUMN_BYTES = 1500  # of a column's description
+_NUMBER_BYTES = 4  # of a value
+# Of a parameter: itself, its gradient, the two moments of Adam, and copies of a step and of the
+# stored weights; 26 were measured.
 _PARAMETER_BYTES = 28
+_PAIR_BYTES = 56  # of two rows of a batch in a contrastive loss, in both views; 48 were measured
 # Copies of a number that is sent: at both ends, masked, and in the record.
 _COPIES_SENT = 4
-# Bytes of two rows of a batch that contrastive objectives compare, in both views; 48 were measured.
-_PAIR_BYTES = 56
-_MAX_NETWORK_BYTES = 2**31
-_MAX_LABEL_BYTES = 2**30  # of encrypted labels in a rehearsal
 # Messages whose payloads a transcript stores.
 _STORED_KINDS = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM, Kind.CONTRIBUTION)
 _DECODED_SUMS = "sums as the active decoded them"
-# What one passive adds to a sum, by what is summed.
+# A fact about a method -> the addend of each passive in its secure sums, for warnings.
 _SUMMED = {
     "gradients are summed": "gradient",
     "representations are summed": "representation",
@@ -106,24 +105,26 @@ _SUMMED = {
     "pseudo-labels are averaged": "passive's pseudo-labels",
     "weights are averaged": "passive's weights",
 }
-STEPS = 5  # of a rehearsal
-_LONGER = 8  # times as many rows, in a second rehearsal of methods with a single request
-_TEST_ROWS = 200  # of a rehearsal
-_MIN_ROWS = 4
+STEPS = 5
+"""Number of steps of a rehearsal."""
+# For methods that send each row only once, a second rehearsal has this many times more rows.
+_LONGER = 8
+_TEST_ROWS = 200  # largest number of test rows of a rehearsal
+_MIN_ROWS = 4  # smallest number of rows of a group in a rehearsal
 _GOLDEN = 0.618  # multiples of it, modulo the classes, give labels without a period
-_SAMPLE = 2000  # IDs of an intersection, in as many pieces as two threads take
-_SMALL_SAMPLES = {"circuit_ot": 200}  # of protocols that take milliseconds for each ID
+_SAMPLE = 2000  # IDs of each party in a measured intersection
+_SMALL_SAMPLES = {"circuit_ot": 200}  # the same for protocols that take milliseconds for each ID
 _DEALER = "dealer"
 _Route: TypeAlias = tuple[str, str]
 """A sender and a receiver."""
 
-# Protocols that send the same as another one, and need an extra package.
+# Protocols that need an extra package -> a protocol with the same messages, measured in its place.
 _SAME_COST = {"circuit_crypten": "circuit"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """The approximate traffic of one kind from one party to another over the whole run."""
+    """The approximate messages and bytes of one kind from one party to another in the whole run."""
 
     sender: str
     receiver: str
@@ -137,8 +138,10 @@ class TableCost:
     """The approximate memory and disk that a party's mapped table takes, in bytes.
 
     Attributes:
-        memory_bytes: upper estimate for its process, mapped pages included.
-        disk_bytes: upper estimate for temporary files and the alignment, beside the table itself.
+        party: the party's name.
+        rows: rows of its table.
+        memory_bytes: upper estimate for the party's process, including pages of the mapped files.
+        disk_bytes: upper estimate for temporary files and the alignment, in addition to the table.
     """
 
     party: str
@@ -152,21 +155,33 @@ class Forecast:
     """The expected costs of a run; bytes and seconds are estimates.
 
     Attributes:
+        rows: party -> rows of its table.
+        aligned_rows: training rows of people that all passives know.
+        train_rows, test_rows: numbers of the active's rows.
         labelled_rows: rows whose labels the active learns from.
         teaching_rows: rows from which it would learn if all had a label.
+        steps: number of training steps.
         numbers_per_row: numbers sent for each row in each step.
+        wire_bytes: bytes on all links.
+        links: messages and bytes by sender, receiver and kind.
         seconds: phase -> time on this machine with all parties in one process; some phases are
             missing.
-        figure, figure_passives: names (in `promises.FIGURES`) of the epsilon that covers what
-            leaves the active, and of the one that covers what passives add noise to.
+        seconds_per_step: time of one training step.
+        figure: kind of the epsilon (key of `promises.FIGURES`) that covers what leaves the active.
         epsilon_x: epsilon of the representations at the end; infinite without a guard (the
-            mechanism that clips and perturbs them), 0 if the active trains alone.
-        epsilon_y, epsilon_model: of one training label and one record; infinite without a
-            guarantee.
+            mechanism that clips them and adds noise), 0 if the active trains alone.
+        epsilon_y, epsilon_model: epsilon of one training label, and of one record; infinite without
+            a guarantee.
+        delta: the probability that epsilon_x does not hold.
+        releases: T, the number of times that one row is to be released.
         promises: the privacy guarantees that follow from these epsilons.
-        releases: T, how often one row is to be released.
-        releases_passives: how often one person at a passive is; None: no noise there.
-        epsilon_passives: the privacy cost of one person at each passive that adds noise.
+        epsilon_passives: passive that adds noise -> the privacy cost of one person there.
+        figure_passives: kind of the epsilon that covers the messages to which passives add noise.
+        delta_passives: delta of this epsilon; None: passives add no noise.
+        releases_passives: the number of times that one person at a passive is to be released; None:
+            passives add no noise.
+        intersections: costs of each set intersection protocol.
+        warnings: sentences for the user.
         tables: costs of memory-mapped tables; empty if all tables are small.
     """
 
@@ -199,7 +214,10 @@ class Forecast:
 
 
 def _find_common_rows(config: Config, data: VerticalData) -> Tensor:
-    """Return the active's rows of people that all passives know; in pairwise mode, any passive."""
+    """Return the active's rows of people that all passives know.
+
+    In pairwise alignment these are the rows of people that at least one passive knows.
+    """
     active_N = _digest_ids(data.active)
     are_known = [np.isin(active_N, _digest_ids(table)) for table in data.passives]
     combine = np.any if config.alignment.mode == "pairwise" else np.all
@@ -207,18 +225,20 @@ def _find_common_rows(config: Config, data: VerticalData) -> Tensor:
 
 
 def _digest_ids(table: PartyTable) -> NDArray[np.int64]:
-    """Return a digest of 64 bits of each ID, (N,), without keeping the IDs of mapped tables."""
+    """Return a hash of 64 bits of each ID, (N,).
+
+    IDs of a table on disk are read one after another, and so are never all in memory.
+    """
     return np.fromiter(map(hash, table.ids), np.int64, count=len(table.ids))
 
 
 def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
-    """Refuse, by arithmetic, declared tables whose rehearsal (a few steps with random data) would
-    not fit into memory.
+    """Raise DataError if a rehearsal of declared tables would not fit into memory.
+
+    Only numbers are computed, so that another party's declaration cannot exhaust this machine. The
+    error names the party that declared most, and what to change.
 
     `shapes`: shapes of the parties' own tables, the active's first.
-
-    Raises DataError: more than `_MAX_FORECAST_BYTES` would be needed; names the party that declared
-    most, and what to change.
     """
     rows = next(iter(shapes.values())).rows
     if config.method.averages:
@@ -229,12 +249,11 @@ def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
             rehearsed_rows *= _LONGER
     row_count = rehearsed_rows + _TEST_ROWS
     width = max(map(_count_widths, _iter_models(config)))
-    sizes = {
-        name: shape.rows * _ID_BYTES
-        + (shape.features + (shape.classes or 0) + width)
-        * (_COLUMN_BYTES + row_count * _NUMBER_BYTES)
-        for name, shape in shapes.items()
-    }
+    bytes_per_column = _COLUMN_BYTES + row_count * _NUMBER_BYTES
+    sizes = {}
+    for name, shape in shapes.items():
+        columns = shape.features + (shape.classes or 0) + width
+        sizes[name] = shape.rows * _ID_BYTES + columns * bytes_per_column
     needed = sum(sizes.values())
     if needed > _MAX_FORECAST_BYTES:
         name = max(sizes, key=sizes.__getitem__)
@@ -257,17 +276,16 @@ def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
 
 
 def _is_contrastive(config: Config, passives: Sequence[str]) -> bool:
-    """Return whether a passive compares every two rows of a batch."""
+    """Return whether a passive has a contrastive loss, which compares every two rows of a batch."""
     if not config.method.sums_gradients:
         return False
     return any(isinstance(find_objective(config, name), ContrastiveSettings) for name in passives)
 
 
 def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, passives: int) -> int:
-    """Return how many of `labelled` rows a rehearsal (a few steps with random data) uses, so that
-    encrypted labels fit into memory.
+    """Return the number of labelled rows of a rehearsal, so that encrypted labels fit into memory.
 
-    `classes`, `passives`: number of classes, and of passives.
+    `labelled`: labelled rows of the run. `classes`, `passives`: number of classes, and of passives.
     """
     bytes_per_label = config.method.count_label_bytes(
         config, labelled=labelled, classes=classes, passives=passives
@@ -278,21 +296,22 @@ def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, pass
 
 
 def _iter_models(settings: Settings) -> Iterator[ModelSettings]:
-    """Yield every network's settings within these settings, at any depth."""
+    """Yield the settings of every network that are nested in these settings, at any depth."""
     if isinstance(settings, ModelSettings):
         yield settings
         return
     for name in type(settings).model_fields:
         value = getattr(settings, name)
-        parts = value.values() if isinstance(value, Mapping) else (value,)
-        for part in parts:
-            if isinstance(part, Settings):
-                yield from _iter_models(part)
+        inner_values = value.values() if isinstance(value, Mapping) else (value,)
+        for inner in inner_values:
+            if isinstance(inner, Settings):
+                yield from _iter_models(inner)
 
 
 def _count_widths(model: ModelSettings) -> int:
-    """Return how many values a network computes for a row, over all layers, with the copies of
-    those that are sent.
+    """Return the number of values that a network computes for a row, over all layers.
+
+    Values that are sent count once for each of their copies.
     """
     uses_random_features = model.network in ("random_features", "cross_view")
     random_features = model.random_features if uses_random_features else 0
@@ -302,11 +321,11 @@ def _count_widths(model: ModelSettings) -> int:
 
 
 def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
-    """Refuse, by arithmetic, networks of all parties that would not fit into memory.
+    """Raise DataError if the networks of all parties would not fit into memory.
 
-    `features`: number of features of each party; 0 if not known yet.
+    Only numbers are computed, before any network is made. The error names the sizes to change.
 
-    Raises DataError: more than `_MAX_NETWORK_BYTES` would be needed; names the sizes to change.
+    `features`: number of features of each party; empty if they are not known yet.
     """
     parameters = config.method.count_further_parameters(max(1, len(features) - 1))
     for model in _iter_models(config):
@@ -314,7 +333,7 @@ def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
         if model.network in ("random_features", "cross_view"):
             first_width = model.random_features
         later_layers = model.min_parameters * max(1, len(features))
-        # An encoder, and a decoder that mirrors it.
+        # Twice: for an encoder, and for a decoder that mirrors it.
         parameters += 2 * (later_layers + first_width * sum(features))
     needed = parameters * _PARAMETER_BYTES
     if needed > _MAX_NETWORK_BYTES:
@@ -327,8 +346,11 @@ def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
 
 
 def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> VerticalData:
-    """Return tables of zeros of these shapes, the active's first, in which all have the same
-    people; under `data.horizontal` all have different ones.
+    """Return tables of zeros with these shapes.
+
+    All parties have the same people, or different people if the partition is horizontal.
+
+    `shapes`: shapes of the parties' tables, the active's first.
     """
     first = next(iter(shapes.values()))
     classes = 2 if first.classes is None else first.classes
@@ -354,7 +376,8 @@ def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertic
         )
 
     active, *passives = (make_table(name, shape) for name, shape in shapes.items())
-    # Test rows are spread over all rows, since the common people come first.
+    # The common people are the first rows. Test rows are spread over all rows, so that some of
+    # both kinds are common.
     tests_so_far = (torch.arange(first.rows) * config.data.test_fraction).floor()
     is_test = tests_so_far.diff(prepend=torch.tensor([0.0])) > 0
     train_rows = is_test.logical_not().nonzero().flatten()
@@ -380,18 +403,20 @@ def forecast(
 ) -> Forecast:
     """Return the forecast of a run; raise the errors that would stop the run itself.
 
-    Args:
-        shapes: shapes of the parties' own tables, the active's first; None: read the tables. Tables
-            of a built-in set are always read.
-        time_baselines: returns the seconds of the local baselines; None: not forecast.
-
     If all tables are declared with more than `_MAX_PLANNED_ROWS` rows, a run of fewer rows is
     planned, and its costs are multiplied.
+
+    Args:
+        config: settings of the run.
+        shapes: declared shapes of the parties' own tables, the active's first; None: the tables are
+            read. Tables of a built-in set are always read.
+        time_baselines: function from the data to the seconds that local baselines take; None: their
+            time is not forecast.
     """
     if shapes is None or config.data.dataset != TABLES:
         return _forecast_tables(config, None, time_baselines=time_baselines)
-    fewest = min(shape.rows for shape in shapes.values())
-    factor = max(1.0, fewest / _MAX_PLANNED_ROWS)
+    fewest_rows = min(shape.rows for shape in shapes.values())
+    factor = max(1.0, fewest_rows / _MAX_PLANNED_ROWS)
     planned = {name: _shrink_shape(shape, factor) for name, shape in shapes.items()}
     forecasted = _forecast_tables(config, planned, time_baselines=time_baselines)
     return forecasted if factor == 1 else _multiply_costs(forecasted, config, shapes, factor)
@@ -409,15 +434,19 @@ def _shrink_shape(shape: TableShape, factor: float) -> TableShape:
 def _multiply_costs(
     planned: Forecast, config: Config, shapes: Mapping[str, TableShape], factor: float
 ) -> Forecast:
-    """Return a forecast of shrunk tables with costs multiplied by this factor; privacy costs are of
-    one row and stay.
+    """Return the forecast of large tables, from a forecast of tables with fewer rows.
 
-    `planned`: the forecast of the shrunk tables. `shapes`: shapes of the real ones, the active's
-    first.
-    `factor`: the number by which costs of training are multiplied.
+    Rows, bytes and times are multiplied. Privacy costs stay: they are of one row.
+
+    Args:
+        planned: the forecast of the tables with fewer rows.
+        config: settings of the run.
+        shapes: shapes of the real tables, the active's first.
+        factor: the number by which rows were divided.
     """
 
     def multiply(count: float) -> int:
+        """Return a count of the real tables."""
         return round(count * factor)
 
     active = next(iter(shapes.values()))
@@ -460,7 +489,10 @@ def _multiply_costs(
 
 
 def _estimate_table(name: str, shape: TableShape) -> TableCost:
-    """Return the memory and disk of a mapped table, from measurements at 10 million rows."""
+    """Return the memory and disk that a memory-mapped table takes.
+
+    `name`: the party. `shape`: shape of its table.
+    """
     cells = shape.rows * shape.features
     return TableCost(
         party=name,
@@ -476,9 +508,14 @@ def _forecast_tables(
     *,
     time_baselines: Callable[[VerticalData], float] | None,
 ) -> Forecast:
-    """Return the forecast for tables that are read, or of zeros if their shapes are declared.
+    """Return the forecast for tables that are read, or for tables of zeros of declared shapes.
 
-    `time_baselines`: returns the seconds of the local baselines; None: not forecast.
+    Args:
+        config: settings of the run.
+        shapes: declared shapes of the parties' own tables, the active's first; None: the tables are
+            read.
+        time_baselines: function from the data to the seconds that local baselines take; None: their
+            time is not forecast.
     """
     start_time = time.perf_counter()
     if shapes is not None and config.data.dataset == TABLES:
@@ -514,25 +551,23 @@ def _forecast_tables(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the forecast itself lists unsafe choices
-        settled = _apply_agreed_numbers(config, data, shapes)
+        agreed_config = _apply_agreed_numbers(config, data, shapes)
         rehearsed_labels = _count_rehearsed_labels(
             config, labelled=labelled_rows, classes=len(data.classes), passives=len(data.passives)
         )
         label_factor = labelled_rows / max(1, rehearsed_labels)
         rehearse = partial(
-            _rehearse, settled, data, batch=batch, aligned=aligned_share, labelled=rehearsed_labels
+            _rehearse,
+            agreed_config,
+            data,
+            batch=batch,
+            aligned=aligned_share,
+            labelled=rehearsed_labels,
         )
         rehearsal = rehearse(rehearsed_steps)
-        step_seconds = rehearsal.step_seconds
-        longer_steps = _LONGER * STEPS
-        if config.method.asks_once and steps > longer_steps:
-            # Part of the time does not depend on the number of rows: a longer rehearsal shows the
-            # part that does.
-            added_seconds = rehearse(longer_steps).step_seconds - step_seconds
-            variable_seconds = max(0.0, added_seconds / (_LONGER - 1))
-            fixed_seconds = step_seconds - variable_seconds
-            step_seconds = variable_seconds + fixed_seconds * STEPS / steps
-        step_seconds *= label_factor
+        step_seconds = label_factor * _forecast_step_seconds(
+            config, rehearsal, rehearse, steps=steps
+        )
         privacy = _compute_privacy(config)
     accounts: dict[str, dict[str, Any]] = {
         name: {
@@ -543,7 +578,7 @@ def _forecast_tables(
         }
         for name, ledger in rehearsal.contributions.items()
     }
-    fixed = _count_fixed_bytes(config, data)
+    fixed_bytes = _count_fixed_bytes(config, data)
     message_factor, byte_factor = scales
     links = tuple(
         _scale_links(
@@ -552,13 +587,22 @@ def _forecast_tables(
             message_factor=message_factor,
             byte_factor=byte_factor,
             label_factor=label_factor,
-            fixed_bytes=fixed,
+            fixed_bytes=fixed_bytes,
         )
     )
     intersections = _measure_intersection_costs(config, data)
     measured_backend = _SAME_COST.get(config.alignment.backend, config.alignment.backend)
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
     test_scale = len(data.test_rows) / len(rehearsal.data.test_rows)
+    evaluating_seconds = evaluations * rehearsal.evaluation_seconds * test_scale
+    seconds: dict[PhaseName, float] = {
+        "read": read_seconds,
+        "align": sum(cost.seconds for cost in intersections if cost.protocol == measured_backend),
+        "train": steps * step_seconds + evaluating_seconds,
+    }
+    if time_baselines is not None:
+        seconds["baselines"] = time_baselines(data)
+    black_boxes = describe_black_boxes(_list_black_boxes(config, data))
     return Forecast(
         rows={table.name: len(table.ids) for table in data.tables},
         aligned_rows=aligned_rows,
@@ -570,14 +614,7 @@ def _forecast_tables(
         numbers_per_row=rehearsal.numbers_per_row,
         wire_bytes=sum(link.wire_bytes for link in links),
         links=links,
-        seconds={
-            "read": read_seconds,
-            "align": sum(
-                cost.seconds for cost in intersections if cost.protocol == measured_backend
-            ),
-            "train": steps * step_seconds + evaluations * rehearsal.evaluation_seconds * test_scale,
-            **({} if time_baselines is None else {"baselines": time_baselines(data)}),
-        },
+        seconds=seconds,
         seconds_per_step=step_seconds,
         figure=config.method.figure,
         epsilon_x=privacy.epsilon_x,
@@ -593,23 +630,50 @@ def _forecast_tables(
         intersections=intersections,
         warnings=(
             *_find_warnings(config, rehearsal, links, privacy.epsilon_x, len(data.passives)),
-            *_describe_openings(settled, data, shapes),
-            *(
-                f"{described}; its time is not rehearsed"
-                for described in describe_black_boxes(_list_black_boxes(config, data))
-            ),
+            *_describe_openings(agreed_config, data, shapes),
+            *(f"{description}; its time is not rehearsed" for description in black_boxes),
         ),
     )
+
+
+def _forecast_step_seconds(
+    config: Config,
+    rehearsal: "_Rehearsal",
+    rehearse: Callable[[int], "_Rehearsal"],
+    *,
+    steps: int,
+) -> float:
+    """Return the seconds of one training step of the run.
+
+    Usually this is the time of a rehearsed step. A method that sends each row only once has costs
+    that do not depend on the number of rows. They are found by a second, longer rehearsal, and
+    divided by the steps of the run.
+
+    Args:
+        config: settings of the run.
+        rehearsal: the rehearsal of `STEPS` steps.
+        rehearse: function that rehearses a number of steps.
+        steps: number of steps of the run.
+    """
+    step_seconds = rehearsal.step_seconds
+    longer_steps = _LONGER * STEPS
+    if not config.method.asks_once or steps <= longer_steps:
+        return step_seconds
+    added_seconds = rehearse(longer_steps).step_seconds - step_seconds
+    variable_seconds = max(0.0, added_seconds / (_LONGER - 1))
+    fixed_seconds = step_seconds - variable_seconds
+    return variable_seconds + fixed_seconds * STEPS / steps
 
 
 def _count_party_columns(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> dict[str, int]:
-    """Return the number of distinct columns of each party whose table enters what the active
-    decrypts.
+    """Return the number of distinct columns of each party whose columns enter decrypted sums.
 
-    In a decomposition these are all parties, else the passives. Of declared tables all columns
-    count as distinct. `shapes`: party -> the declared shape; None: the tables were read.
+    In methods that decompose the joint table these are all parties, else the passives. All columns
+    of a declared table count as distinct.
+
+    `shapes`: party -> the declared shape; None: the tables were read.
     """
     tables = data.tables if config.method.decomposes else data.passives
     if shapes is not None and config.data.dataset == TABLES:
@@ -618,35 +682,40 @@ def _count_party_columns(
 
 
 def _opens_linear_numbers(config: Config, data: VerticalData) -> bool:
-    """Return whether the active decrypts a finite, positive number of linear combinations of
-    columns for each person.
+    """Return whether the active decrypts, for each person, numbers that are linear in columns.
+
+    If there are as many such numbers as columns, they reveal the columns.
     """
-    return 0 < config.method.linear_numbers(config, len(data.classes)) < math.inf
+    numbers = config.method.linear_numbers(config, len(data.classes))
+    return 0 < numbers < math.inf
 
 
 def _apply_agreed_numbers(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Config:
-    """Return the settings with the layer sizes that these passives would agree on.
+    """Return the settings with the layer sizes that the parties would agree on.
 
-    They depend on the number of distinct columns, which is counted in the real tables, since those
-    of a rehearsal are random. `shapes`: party -> the declared shape; None: the tables were read.
+    These depend on the number of distinct columns, which is counted in the real tables: in the
+    random tables of a rehearsal all columns are distinct.
+
+    `shapes`: party -> the declared shape; None: the tables were read.
     """
     if not _opens_linear_numbers(config, data):
         return config
-    settled = METHODS[config.method.name].resolve_settings(
+    agreed_config = METHODS[config.method.name].resolve_settings(
         config, _count_party_columns(config, data, shapes)
     )
-    assert isinstance(settled, Config)
-    return settled
+    assert isinstance(agreed_config, Config)
+    return agreed_config
 
 
 def _describe_openings(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Iterator[str]:
-    """Yield a warning of what the linear combinations that the active decrypts reveal of columns.
+    """Yield a warning if the active decrypts linear combinations of columns of each person.
 
-    `shapes`: party -> the declared shape; None: the tables were read.
+    It says how much they reveal of the columns. `shapes`: party -> the declared shape; None: the
+    tables were read.
     """
     if not _opens_linear_numbers(config, data):
         return
@@ -668,10 +737,13 @@ def _scale_links(
     label_factor: float,
     fixed_bytes: Mapping[_Route, int],
 ) -> Iterator[Link]:
-    """Yield the run's traffic: the rehearsal's, with alignment scaled by IDs and training by
-    factors; other messages before training stay.
+    """Yield the messages and bytes of the run, scaled up from the rehearsal.
+
+    Messages of the alignment grow with the number of IDs. Messages of training grow by the given
+    factors. Other messages before training are the same as in the rehearsal.
 
     Args:
+        rehearsal: the rehearsal.
         data: the real tables.
         message_factor, byte_factor: factors on the number of training messages, and on their bytes.
         label_factor: additional factor on the bytes of encrypted labels.
@@ -681,9 +753,10 @@ def _scale_links(
     rehearsed_rows = len(rehearsal.data.active.ids)
     for flow in rehearsal.setup:
         factor = label_factor if flow.kind == Kind.ENCRYPTED_LABELS else 1.0
-        unscaled = 0
+        unscaled_bytes = 0
         if flow.kind == Kind.ALIGNMENT:
-            unscaled = min(fixed_bytes.get((flow.sender, flow.receiver), 0), flow.wire_bytes)
+            unscaled_bytes = min(fixed_bytes.get((flow.sender, flow.receiver), 0), flow.wire_bytes)
+            # The mean number of IDs of the two parties, except a dealer, over the rehearsed IDs.
             rows = [real_rows[name] for name in (flow.sender, flow.receiver) if name in real_rows]
             factor = sum(rows) / (len(rows) * rehearsed_rows)
         yield Link(
@@ -691,7 +764,7 @@ def _scale_links(
             receiver=flow.receiver,
             kind=flow.kind.value,
             messages=flow.messages,
-            wire_bytes=round(unscaled + (flow.wire_bytes - unscaled) * factor),
+            wire_bytes=round(unscaled_bytes + (flow.wire_bytes - unscaled_bytes) * factor),
         )
     for flow in rehearsal.training:
         factor = byte_factor * label_factor if flow.kind == Kind.ENCRYPTED_LABELS else byte_factor
@@ -705,8 +778,9 @@ def _scale_links(
 
 
 def _compute_privacy(config: Config) -> PrivacySpent:
-    """Return the privacy cost of the whole planned run: of all releases, and of private training
-    and label mechanism.
+    """Return the privacy cost of the whole planned run.
+
+    It covers all releases of representations, private training (DP-SGD), and the label mechanism.
     """
     delta = config.delta
     epochs = config.train.epochs
@@ -715,10 +789,11 @@ def _compute_privacy(config: Config) -> PrivacySpent:
     guard = make_guard(config.guard, delta=delta, releases=most_releases, key=bytes(32))
     releases = plan_releases(config, guard)
     mechanism = guard.mechanism()
-    released = EXACT.get_epsilon(mechanism, releases=releases, delta=delta)
+    epsilon_x = EXACT.get_epsilon(mechanism, releases=releases, delta=delta)
     if "passives take part" in config.method.facts and config.method.figure != "epsilon_x":
-        released = math.inf  # no representation is sent; other messages are not counted here
-    label = model = math.inf
+        epsilon_x = math.inf  # no representation is sent; other messages are not counted here
+    epsilon_y = math.inf
+    epsilon_model = math.inf
     if config.dp_sgd is not None:
         noise = config.dp_sgd.noise_multiplier or calibrate_updates(
             config.dp_sgd.epsilon or math.inf,
@@ -727,14 +802,19 @@ def _compute_privacy(config: Config) -> PrivacySpent:
             releases=releases,
             updates=epochs,
         )
+        # Half the noise multiplier: replacing a record changes an update by up to twice the clip.
         updates_mu = compose_mu(GaussianRelease(noise_multiplier=noise / 2).mu, epochs)
         sent_mu = compose_mu(mechanism.mu, releases) if releases else 0
-        label = gdp_epsilon(updates_mu, delta)
-        model = gdp_epsilon(math.hypot(sent_mu, updates_mu), delta)
+        epsilon_y = gdp_epsilon(updates_mu, delta)
+        epsilon_model = gdp_epsilon(math.hypot(sent_mu, updates_mu), delta)
     if config.labels.epsilon is not None:
-        label = min(label, config.labels.epsilon)
+        epsilon_y = min(epsilon_y, config.labels.epsilon)
     return PrivacySpent(
-        epsilon_x=released, epsilon_y=label, epsilon_model=model, delta=delta, releases=releases
+        epsilon_x=epsilon_x,
+        epsilon_y=epsilon_y,
+        epsilon_model=epsilon_model,
+        delta=delta,
+        releases=releases,
     )
 
 
@@ -743,8 +823,12 @@ def _find_warnings(
 ) -> Iterator[str]:
     """Yield warnings for the user before the run: of weak protection and avoidable traffic.
 
-    `epsilon`: epsilon_x of the plan. `passives`: number of passives. `rehearsal`: traffic and time
-    of a few steps with random data. `links`: the forecast traffic.
+    Args:
+        config: settings of the run.
+        rehearsal: traffic and time of a few steps with random data.
+        links: messages and bytes of the run.
+        epsilon: epsilon_x of the run.
+        passives: number of passives.
     """
     method_facts = config.method.facts
     sends_representations = "representations are sent" in method_facts
@@ -771,36 +855,40 @@ def _find_warnings(
         yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
     if "contributions are summed" in method_facts:
         addend = next(addend for word, addend in _SUMMED.items() if word in method_facts)
-        kind = find_sum_class(config.secure_sum)
-        if kind.unsafe:
-            yield f"the sum is {kind.name}: the aggregator reads every {addend}"
+        sum_class = find_sum_class(config.secure_sum)
+        if sum_class.unsafe:
+            yield f"the sum is {sum_class.name}: the aggregator reads every {addend}"
         if passives == 1:
             yield f"with one passive the sum is its {addend}: the active reads it"
-    yield from _warn_of_memory(config, links)
+    yield from _warn_of_disk(config, links)
 
 
-def _warn_of_memory(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
-    """Yield a warning if the disk is too small for the transcript."""
+def _warn_of_disk(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
+    """Yield a warning if the disk is too small for the transcript, which stores messages.
+
+    `links`: messages and bytes of the run.
+    """
     method_facts = config.method.facts
-    # Bytes of what is stored, by "sender kind" and receiver; representations that go to all
-    # passives are stored once.
-    bytes_once: dict[tuple[str, str], int] = {}
+    # Stored bytes by "sender kind" and receiver. Representations that go to all passives are stored
+    # only once, under the receiver "all".
+    stored_bytes: dict[tuple[str, str], int] = {}
     for link in links:
         if link.kind in _STORED_KINDS:
             is_representations = link.kind == Kind.REPRESENTATIONS
-            shared = is_representations and "the active sends representations" in method_facts
-            receiver = "all" if shared else link.receiver
-            bytes_once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
-            if shared and "gradients are summed" in method_facts:
+            goes_to_all = is_representations and "the active sends representations" in method_facts
+            receiver = "all" if goes_to_all else link.receiver
+            stored_bytes[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
+            if goes_to_all and "gradients are summed" in method_facts:
                 # Decoded sums are stored too, and are as large as the representations.
-                bytes_once[_DECODED_SUMS, receiver] = link.wire_bytes
+                stored_bytes[_DECODED_SUMS, receiver] = link.wire_bytes
     epochs = config.train.epochs
-    contributions = [key for key in bytes_once if key[0].endswith(f" {Kind.CONTRIBUTION}")]
-    contributed = sum(bytes_once.pop(key) for key in contributions)
+    # The transcript stores contributions only up to a limit in each epoch.
+    contributions = [key for key in stored_bytes if key[0].endswith(f" {Kind.CONTRIBUTION}")]
+    contributed = sum(stored_bytes.pop(key) for key in contributions)
     if contributed:
-        bytes_once["contributions", "aggregator"] = min(contributed, epochs * MAX_CONTRIBUTED)
+        stored_bytes["contributions", "aggregator"] = min(contributed, epochs * MAX_CONTRIBUTED)
     stored_epochs = config.effective_transcript.count_epochs(epochs)
-    megabytes = sum(bytes_once.values()) / epochs * stored_epochs / 1e6
+    megabytes = sum(stored_bytes.values()) / epochs * stored_epochs / 1e6
     free = count_free_megabytes(Path())
     if megabytes > free:
         yield (
@@ -812,11 +900,11 @@ def _warn_of_memory(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rehearsal:
-    """The traffic and time of a rehearsal, a few steps of the run with random data.
+    """The traffic and time of a rehearsal: a few steps of the run with random data.
 
     Attributes:
         data: the random tables.
-        setup, training: messages before the first step, and in the steps.
+        setup, training: messages and bytes before the first step, and in the steps.
         step_seconds, evaluation_seconds: time of one step, and of one evaluation.
         numbers_per_row: numbers sent for each row in each step.
         contributions: passive that adds noise under the sum -> its privacy ledger.
@@ -834,9 +922,12 @@ class _Rehearsal:
 def _rehearse(
     config: Config, template: VerticalData, steps: int, *, batch: int, aligned: float, labelled: int
 ) -> _Rehearsal:
-    """Play some steps of the run with random rows, with its names, shapes and classes.
+    """Run some steps of the run on random rows, and return their traffic and time.
+
+    Names, shapes and classes are those of the run.
 
     Args:
+        config: settings of the run.
         template: the real tables, or tables of their shapes.
         steps: number of steps.
         batch: rows of a step.
@@ -848,7 +939,7 @@ def _rehearse(
         "alignment": config.alignment.for_a_trial(),
         "method": config.method.for_rehearsal(steps, config.train.epochs),
     }
-    quiet = config.model_copy(update=changes)
+    rehearsal_config = config.model_copy(update=changes)
     rows = batch * steps
     labelled = min(rows, labelled) if config.method.asks_once else rows
     data = _make_random_data(template, rows, aligned, labelled=labelled)
@@ -857,7 +948,7 @@ def _rehearse(
         name: OwnCode(gradient=_contribute_zeros) for name in _list_black_boxes(config, template)
     }
     with limit_threads_for(config.model, batch, [table.shape for table in data.tables]):
-        start = SimulationInputs(config=quiet, data=data, code=code)
+        start = SimulationInputs(config=rehearsal_config, data=data, code=code)
         session = Simulation(METHODS[config.method.name], start)
         setup = session.transcript.flows
         loop = _RehearsalLoop(session, batch)
@@ -878,7 +969,7 @@ def _rehearse(
 
 
 def _list_black_boxes(config: Config, data: VerticalData) -> list[str]:
-    """Return the passives whose gradients come from a black box: a function of their own."""
+    """Return the names of the passives whose gradients come from a user's black-box function."""
     if not config.method.sums_gradients:
         return []
     names = [table.name for table in data.passives]
@@ -886,18 +977,23 @@ def _list_black_boxes(config: Config, data: VerticalData) -> list[str]:
 
 
 def _contribute_zeros(step: int, rows: NDArray[np.int64], z: NDArray[Any]) -> NDArray[Any]:
-    """Return zeros in place of a black box's gradients (B, D)."""
+    """Return zeros in place of a black box's gradients, in the shape of z, (B, D)."""
     return np.zeros_like(z)
 
 
 class _RehearsalLoop:
-    """The training loop of a rehearsal, one epoch of a few steps, which it times.
+    """The training loop of a rehearsal: one epoch of a few steps, whose times it measures.
 
-    See `secure_apfed.methods.TrainingLoop`. `batch`: rows of a step.
+    It is a `secure_apfed.methods.TrainingLoop`.
+
+    Attributes:
+        next_step: number of the next step.
+        seconds: time of each step so far.
+        evaluation_seconds: time of one evaluation.
     """
 
     def __init__(self, session: Simulation, batch: int) -> None:
-        """Start before the first step."""
+        """Start before the first step; `batch`: rows of a step."""
         self._session = session
         self._batch = batch
         self._start_time = time.perf_counter()
@@ -906,28 +1002,33 @@ class _RehearsalLoop:
         self.evaluation_seconds = 0.0
 
     def iterate_epochs(self) -> Iterator[int]:
+        """Yield the only epoch."""
         yield 0
 
     def is_last(self, epoch: int) -> bool:
+        """Return that the only epoch is the last one."""
         return True
 
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield all rows in batches, and time each step from here."""
+        """Yield the number and the rows of each step; the step's time begins here."""
         for step, rows_B in enumerate(self._session.learner.training_rows.split(self._batch)):
             self._start_time = time.perf_counter()
             yield step, rows_B
 
     def count_step(self, loss: StepLoss | None) -> None:
+        """Store the time of the step that ends here."""
         self.next_step += 1
         self.seconds.append(time.perf_counter() - self._start_time)
 
     async def note_held_out_loss(self) -> None:
-        """Do nothing: the forecast counts validation rows as training rows, and no early stop."""
+        """Do nothing: a rehearsal has neither validation rows nor early stopping."""
 
     @property
     def step_seconds(self) -> float:
-        """The median without the first step, whose caches are cold; of a single step, which does
-        the work of `STEPS`, its share.
+        """The time of one step.
+
+        It is the median of all steps but the first, which is slower. A method that does all work in
+        a single step does the work of `STEPS` steps in it, so its time is divided.
         """
         if len(self.seconds) == 1:
             return self.seconds[0] / STEPS
@@ -935,7 +1036,7 @@ class _RehearsalLoop:
         return later[len(later) // 2]
 
     async def finish_epoch(self, *, last: bool) -> None:
-        """Time one evaluation."""
+        """Measure the time of one evaluation."""
         start_time = time.perf_counter()
         session = self._session
         await session.learner.evaluate(session.links, next_step=self.next_step, is_final=False)
@@ -945,28 +1046,33 @@ class _RehearsalLoop:
 def _make_random_data(
     template: VerticalData, train: int, aligned: float, *, labelled: int
 ) -> VerticalData:
-    """Return random tables shaped like the real ones, with this share of aligned rows.
+    """Return random tables for a rehearsal.
 
-    `train`: number of training rows. `labelled`: number of those with a label. `template`: the real
-    tables, or zeros of their shapes. `aligned`: share of the active's training rows that all
-    parties have.
+    Args:
+        template: the real tables, or tables of their shapes.
+        train: number of training rows.
+        aligned: share of the active's rows that all parties have.
+        labelled: number of training rows with a label.
     """
     rows = train + min(_TEST_ROWS, max(_MIN_ROWS, len(template.test_rows)))
     # Aligned rows are spread evenly, as in the batches of a run.
     aligned_so_far = (torch.arange(rows) * aligned).floor()
-    shared = aligned_so_far.diff(prepend=torch.tensor([-1.0])) > 0
+    is_shared_N = aligned_so_far.diff(prepend=torch.tensor([-1.0])) > 0
     if rows * aligned < 2 * _MIN_ROWS:
-        shared[:_MIN_ROWS] = True  # else there might be one class alone, which would be refused
+        # Otherwise all aligned rows might be of one class, which a run refuses.
+        is_shared_N[:_MIN_ROWS] = True
     is_horizontal = template.horizontal
     generator = torch.Generator().manual_seed(0)
 
     def make_ids(party: str) -> list[str]:
-        """Return a party's IDs: common ones at the shared rows, its own elsewhere."""
+        """Return a party's IDs: the same as all parties' in shared rows, else its own."""
         return [
             f"all {row}" if is_shared and not is_horizontal else f"{party} {row}"
-            for row, is_shared in enumerate(shared.tolist())
+            for row, is_shared in enumerate(is_shared_N.tolist())
         ]
 
+    # Labels go to shared rows first.
+    shared_first = is_shared_N[:train].argsort(descending=True, stable=True)
     return replace(
         template,
         table=_make_random_table(
@@ -978,26 +1084,30 @@ def _make_random_data(
         ),
         train_rows=torch.arange(train),
         test_rows=torch.arange(train, rows),
-        labelled=shared[:train].argsort(descending=True, stable=True)[:labelled].sort().values,
+        labelled=shared_first[:labelled].sort().values,
     )
 
 
 def _make_random_table(
     data: VerticalData, template: PartyTable, ids: Sequence[str], generator: torch.Generator
 ) -> PartyTable:
-    """Return a random table shaped like the real one, with these IDs and labels of all classes.
+    """Return one party's random table, with these IDs and labels of all classes.
 
-    `data`: tables of all parties. `template`: table of this party. `ids`: IDs of the rows.
+    Args:
+        data: the real tables of all parties, or tables of their shapes.
+        template: the table of this party among them.
+        ids: IDs of the rows.
+        generator: draws the features.
     """
-    # Distributed like standardised columns: from all-positive features an encoder may make
-    # representations without variance, which are not sent.
+    # Normal, like standardised columns. From positive features an encoder may make representations
+    # without variance, which are not sent.
     features = torch.randn(len(ids), *template.features.shape[1:], generator=generator)
     for view in template.views.values():
         if view.sequence is not None:
             features[:, view.first] = view.sequence[0]  # all steps are in use
     labels_N = None
     if template.labels is not None:
-        # Not periodic with the aligned rows: every second or tenth person has every class, too.
+        # Labels without a period: aligned rows, such as every tenth row, then have all classes.
         classes = (torch.arange(len(ids)) * _GOLDEN).long() % (len(data.classes) or 2)
         labels_N = classes.to(template.labels.dtype)
     return replace(template, ids=tuple(ids), features=features, labels=labels_N)
@@ -1005,9 +1115,12 @@ def _make_random_table(
 
 @dataclass(frozen=True, kw_only=True)
 class IntersectionCost:
-    """The cost of one protocol; bytes and seconds are estimates for all parties in one process.
+    """The estimated cost of one set intersection protocol, with all parties in one process.
 
     Attributes:
+        protocol: name of the protocol.
+        chosen: whether the run's settings choose it.
+        wire_bytes, seconds: its costs for the real number of IDs.
         takes_dealer: whether it needs a dealer: a party without IDs that does not collude.
         pairwise: whether the active learns its overlap with every single passive.
     """
@@ -1021,7 +1134,11 @@ class IntersectionCost:
 
 
 def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
-    """Run every protocol with one ID and with at most 2,000 a party, and extrapolate linearly."""
+    """Return the cost of every set intersection protocol; empty if the method does not align.
+
+    Each protocol is run with one ID of each party, and with some thousand; costs are extrapolated
+    linearly.
+    """
     if not config.method.aligns:
         return ()
     real_ids = sum(len(table.ids) for table in data.tables)
@@ -1030,18 +1147,18 @@ def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[Int
         if name in _SAME_COST:
             continue
         ids = _sample_ids(config, data, _SMALL_SAMPLES.get(name, _SAMPLE))
-        single = {party: own_ids[:1] for party, own_ids in ids.items()}
+        single_ids = {party: own_ids[:1] for party, own_ids in ids.items()}
         sampled_ids = sum(map(len, ids.values()))
-        parties = len(ids)  # as many IDs as the run with one each has
+        parties = len(ids)  # also the number of IDs in the run with one ID each
         scale = (real_ids - parties) / max(sampled_ids - parties, 1)
-        fixed_bytes, fixed_seconds = _run_intersection(config, data, name, single)
+        fixed_bytes_by_route, fixed_seconds = _run_intersection(config, data, name, single_ids)
         bytes_by_route, seconds = _run_intersection(config, data, name, ids)
-        fixed = fixed_bytes.total()
+        fixed_bytes = fixed_bytes_by_route.total()
         costs.append(
             IntersectionCost(
                 protocol=name,
                 chosen=name == config.alignment.backend,
-                wire_bytes=round(fixed + scale * (bytes_by_route.total() - fixed)),
+                wire_bytes=round(fixed_bytes + scale * (bytes_by_route.total() - fixed_bytes)),
                 seconds=fixed_seconds + scale * max(seconds - fixed_seconds, 0.0),
                 takes_dealer=backend.needs_dealer,
                 pairwise=backend.pairwise,
@@ -1051,18 +1168,19 @@ def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[Int
 
 
 def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, int]:
-    """Return by sender and receiver the alignment's bytes that do not depend on the number of IDs,
-    measured with one ID.
+    """Return the alignment's bytes that do not depend on the number of IDs, by sender and receiver.
+
+    They are measured with one ID of each party.
     """
     if not config.method.aligns:
         return {}
-    single = _sample_ids(config, data, 1)
-    bytes_by_route, _ = _run_intersection(config, data, config.alignment.backend, single)
+    single_ids = _sample_ids(config, data, 1)
+    bytes_by_route, _ = _run_intersection(config, data, config.alignment.backend, single_ids)
     return bytes_by_route
 
 
 def _sample_ids(config: Config, data: VerticalData, count: int) -> dict[str, list[bytes]]:
-    """Return the first `count` IDs of each party, encoded for the intersection."""
+    """Return the first `count` IDs of each party, encoded for the intersection, by party."""
     settings = config.alignment.for_a_trial()
     return {
         table.name: canonical_ids(table.name, table.ids[:count], settings) for table in data.tables
@@ -1072,17 +1190,17 @@ def _sample_ids(config: Config, data: VerticalData, count: int) -> dict[str, lis
 def _run_intersection(
     config: Config, data: VerticalData, name: str, ids: Mapping[str, list[bytes]]
 ) -> tuple[Counter[_Route], float]:
-    """Run one intersection protocol in this process; return the bytes by sender and receiver, and
-    its seconds.
+    """Run one intersection protocol in this process; return its bytes and its seconds.
 
-    `name`: name of the protocol. `ids`: party -> its IDs; the active is the hub, which all others
-    align with.
+    Bytes are by sender and receiver. The active is the hub, with which all other parties align.
+
+    `name`: name of the protocol. `ids`: party -> its IDs.
     """
-    # The size limit fits the sampled IDs; that of the run may be one that a protocol refuses.
+    # The size limit is that of the sample: some protocols refuse the limit of large runs.
     update = {"protocol": name, "maximum_ids": _SAMPLE}
     settings = config.alignment.for_a_trial().model_copy(update=update)
     intersection = make_intersection(settings, session=f"plan {name}", dealer=_DEALER)
-    # The first rows of two tables may have no ID in common.
+    # The first rows of two tables may have no ID in common, which must not be an error here.
     intersection.agreement = replace(intersection.agreement, minimum_rows=0)
     start_time = time.perf_counter()
     hub = data.active.name
@@ -1094,6 +1212,7 @@ def _run_intersection(
     bytes_by_route = Counter[_Route]()
 
     def count_message(sender: str, message: Outgoing) -> None:
+        """Add the bytes of one message."""
         bytes_by_route[sender, message.receiver] += len(message.body)
 
     converse(roles, record=count_message)
