@@ -700,6 +700,7 @@ class Logistic(Labeller):
                 features_UF, labelled_n[~is_held_out_n], labels_n[~is_held_out_n], classes
             )
             votes_UK[held_out] = fold_votes_UK[held_out]
+        # Only the first labelled rows validate votes, as with all labellers.
         votes_UK[labelled_n[MAX_VALIDATION_ROWS:]] = 0.0
         return votes_UK
 
@@ -856,6 +857,7 @@ class PrivateLogistic(Labeller):
         labelled row's own label is used; it moves the weights by no more than their noise covers.
         """
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
+        # Only the first labelled rows validate votes, as with all labellers.
         votes_UK[labelled_n[MAX_VALIDATION_ROWS:]] = 0.0
         return votes_UK
 

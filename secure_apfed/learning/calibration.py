@@ -65,7 +65,11 @@ def fit_slope(scores_n: Floats, labels_n: Integers) -> float:
     rate = float(labels_n.mean())
 
     def compute_loss(theta: Floats) -> float:
-        """Return the negative log posterior of (slope, intercept)."""
+        """Return the negative log posterior of (slope, intercept), up to a constant.
+
+        The likelihood is that of a logistic regression of the labels on the scores; the slope has a
+        normal prior.
+        """
         z_n = theta[0] * scores_n + theta[1]
         misfit = np.logaddexp(0, z_n) - labels_n * z_n
         return float(misfit.sum() + ((theta[0] - _PRIOR_SLOPE) / _PRIOR_DEVIATION) ** 2 / 2)

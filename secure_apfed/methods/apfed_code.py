@@ -148,6 +148,7 @@ class CodeStudent(Student):
         `sum_UD`: the sum of all passives' projections, D numbers for each of U rows. `seed`: random
         seed of folds and models.
         """
+        # On one thread fits do not depend on the number of cores; some are needed repeatedly.
         with one_thread(), cache_fits():
             # The model that a student taught with the sum must beat.
             local = LocalModel.choose_best(self.make_local_task(seed))

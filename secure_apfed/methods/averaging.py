@@ -183,6 +183,7 @@ class AveragingActive(ViewsActive):
         finished_model = self.stages.find_finished_model(step)
         weights_RW = model.weights
         tensors = {"weights": torch.from_numpy(weights_RW)}
+        # After the last round of the GRUs, the passives still need their final average.
         if finished_model is not None:
             tensors["ended"] = torch.from_numpy(finished_model.weights)
         payload = pack_tensors(tensors, {})

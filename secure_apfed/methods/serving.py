@@ -231,8 +231,8 @@ def _parse_positions(encoded: bytes, size: int, *, sender: str) -> NDArray[np.in
     positions = np.frombuffer(encoded[:whole_bytes], _POSITION_DTYPE)
     if whole_bytes < len(encoded) or ((positions < 0) | (positions >= size)).any():
         raise RemoteProtocolError(
-            f"{sender} named people about whom it answers no more, of whom not all are among its "
-            f"{size}"
+            f"{sender} named people about whom it answers no more, but not all of them are among "
+            f"its {size} people"
         )
     return positions
 

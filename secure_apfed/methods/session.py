@@ -443,7 +443,7 @@ async def start_active(
         if method.public_facts.aligns:
             begin_phase("align")
             rows = await align_as_active(party, links, contract.session)
-            begin_phase("agree")
+            begin_phase("agree")  # measured times count the rest of this function there
     # Wait until all parties have aligned their tables; in a resumed run they are aligned already.
     if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)

@@ -851,7 +851,10 @@ class LocalTraining:
     """
 
     def __init__(self, party: PartyContext) -> None:
-        """Copy the active's own networks, which are untrained yet, if it brings some."""
+        """Prepare the training.
+
+        The active's own networks, if it brings some, are copied now, while they are untrained.
+        """
         self._party = replace(party, code=party.code.copy_encoder())
 
     def train_model(self) -> tuple[ActiveNetworks, Scored]:
@@ -861,7 +864,8 @@ class LocalTraining:
         # Without passives there is nothing to learn from rows without a label.
         own_data = replace(data, train_rows=data.labelled_rows, labelled=None)
         party = replace(party, data_or_none=own_data)
-        if data.targets is not None:
+        is_regression = data.targets is not None
+        if is_regression:
             return _train_on_numbers(party)
         student = Student(party, torch.arange(len(data.table.ids)))
         # Rows of zeros suggest nothing: labelled rows keep their own labels.
@@ -969,7 +973,7 @@ class StudentActive(TaughtActive):
         return tensors if self.help is None else {**tensors, "help": self.help.to_tensor()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        """Restore the student, and whether the other parties' answers have arrived."""
+        """Restore the student, the measured gain from votes, and whether answers have arrived."""
         super().load_tensors(tensors, next_step=next_step)
         self._is_taught = bool(tensors["taught"])
         if "help" in tensors:

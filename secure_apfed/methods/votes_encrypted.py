@@ -103,8 +103,9 @@ class EncryptedVotesSettings(VoteSettings):
     def _check_candidates_of_epsilon(self) -> Self:
         """Refuse an epsilon without `candidates`.
 
-        Without the passives' audit, a cheating active can encrypt other values than labels, and so
-        read single votes in spite of the noise.
+        They are encrypted requests, all but one of which the passives check. Without this audit, a
+        cheating active can encrypt other values than labels, and so read single votes in spite of
+        the noise.
         """
         if self.epsilon is not None and self.candidates is None:
             raise ValueError(

@@ -240,7 +240,7 @@ class Clustering(Objective):
         check_layer_size(math.prod(features), clusters)
         self.readout = nn.Linear(math.prod(representation), clusters)
         self.register_buffer("centres_KF", torch.zeros(clusters, math.prod(features)))
-        self.register_buffer("spread", torch.ones(()))
+        self.register_buffer("spread", torch.ones(()))  # mean squared distance to the centres
         self.register_buffer("sizes_K", torch.ones(clusters))
 
     def fit(self, features_N: Tensor) -> None:

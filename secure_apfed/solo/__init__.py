@@ -279,7 +279,7 @@ class MeanOfModels(Baseline):
     """A baseline that averages the probabilities of local models, of all or of the best."""
 
     def __init__(self, name: str, title: str, *, maximum: int | None = None) -> None:
-        """Set the names, and how many models are averaged; None: all.
+        """Set the names, and how many models are averaged.
 
         Args:
             name: the baseline's key.
@@ -288,6 +288,7 @@ class MeanOfModels(Baseline):
         """
         self.name = name
         self.title = title
+        # Only a choice of the best models needs a measure to rank them.
         self.reads_measure = maximum is not None
         self._maximum = maximum
 

@@ -293,6 +293,7 @@ class GradientBoosting(Baseline):
                 np.log(probabilities_BK[every_row, true_class] + LEAST).sum()
                 for probabilities_BK in model.staged_predict_proba(scaled_nF[fold])
             ]
+        # Too few labels give no fold, and so no loss.
         was_validated = loss_R.any()
         rounds = int(loss_R.argmin()) + 1 if was_validated else _BOOSTING_ROUNDS
         model = self._fit_booster(task, scaled_nF, labels_n, rounds)

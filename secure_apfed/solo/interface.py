@@ -127,6 +127,8 @@ class SoloTask:
             model, train: settings for the baseline that trains the run's own network; None: the
                 defaults.
             measure: the measure that ranks models on held-out labels.
+
+        Raises DataError: the features have a single axis.
         """
         rows = np.asarray(features, dtype=np.float64)
         if rows.ndim < 2:
