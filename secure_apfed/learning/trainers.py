@@ -504,8 +504,10 @@ class HeadTrainer(LabelTrainer):
         )
 
     def check_head(self, read_BD: Tensor) -> None:
-        """Raise PromiseError if, in evaluation mode, a row of the head's input changes another
-        row's output; see `check_row_wise`.
+        """Refuse a head in which a row of the input changes another row's output.
+
+        `read_BD`: B rows of the head's input, D numbers each. The head is tested in evaluation
+        mode. Raises PromiseError: names the head, and the change.
         """
         check_row_wise(self.head, read_BD, training=False, owner=self._owner)
 

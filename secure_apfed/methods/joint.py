@@ -80,7 +80,10 @@ class SplitNnSettings(JointSettings):
 
 
 def _draw_uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
-    """Return uniform noise shaped like `like_BD`, between the smallest and largest of `own_BD`."""
+    """Return uniform noise shaped like `like_BD`, between the smallest and largest of `own_BD`.
+
+    Both are representations of B rows, D numbers each.
+    """
     low = own_BD.min()
     high = own_BD.max()
     return low + (high - low) * torch.rand_like(like_BD)
@@ -97,8 +100,11 @@ FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class JointScores:
-    """The joint model's scores of rows, (B, K), and the representations that its head read, one
-    (B, D) a party.
+    """The joint model's scores of B rows, and what its head read of them.
+
+    Attributes:
+        scores: K numbers for each row.
+        representations: for each party D numbers for each row.
     """
 
     scores: Tensor
@@ -112,7 +118,7 @@ class JointParts:
     Attributes:
         party: the active's inputs.
         contract: the session's contract.
-        aligned: the row of its table at each alignment position, (N,).
+        aligned: the row of its table at each of the N alignment positions.
         trainer: the active's encoder and head.
         guarantee: the privacy guarantee of what passives send, in a sentence for the report.
     """
@@ -125,12 +131,15 @@ class JointParts:
 
 
 class TvflActive(ActiveRole):
-    """The active of split learning: encodes its own view, requests the passives' representations,
-    and trains the head on all of them.
+    """The active of split learning: it encodes its own columns, requests the passives'
+    representations, and trains the head on all of them.
     """
 
     def __init__(self, parts: JointParts) -> None:
-        """Make the active's role in joint training."""
+        """Make the active's role in joint training.
+
+        `parts`: the active's inputs, networks and contract.
+        """
         super().__init__()
         party = parts.party
         trainer = parts.trainer
@@ -154,10 +163,10 @@ class TvflActive(ActiveRole):
             trainer.weigh_classes(learnt_rows, len(party.data.classes))
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
-        """Request representations, train the head on them, and return gradients (3M envelopes).
+        """Request representations, train the head on them, and send gradients back.
 
-        `rows_B`: alignment positions (indices into the common list of people), (B,). Returns the
-        task loss.
+        That takes three envelopes for each passive. `rows_B`: B alignment positions (indices into
+        the common list of people). Returns the task loss.
         """
         answers = await self.request_representations(links, step, rows_B, is_training=True)
         parts = self.parse_answers(rows_B, answers)
@@ -178,10 +187,10 @@ class TvflActive(ActiveRole):
     async def request_representations(
         self, links: Links, step: int, rows_B: Tensor, *, is_training: bool
     ) -> list[Envelope]:
-        """Request the representations of these alignment positions from all passives, and return
-        their messages.
+        """Request representations from all passives, and return their messages.
 
-        `is_training`: whether the active will send gradients on them.
+        `rows_B`: the requested alignment positions. `is_training`: whether the active will send
+        gradients on the representations.
         """
         request = self.pack_request(rows_B, is_training=is_training)
         for name in self.contract.passives:
@@ -192,11 +201,11 @@ class TvflActive(ActiveRole):
         ]
 
     def parse_answers(self, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, Tensor]:
-        """Return the passives' representations of the requested positions, (B, D) each, by passive.
+        """Return each passive's representations of the B requested positions, D numbers each.
 
         `answers`: one message with representations from each passive. Raises RemoteProtocolError: a
-        passive is missing or answered twice, for other rows, with another shape, or norms out of
-        bounds.
+        passive is missing or answered twice, or its message is about other rows, has another shape,
+        or norms out of bounds.
         """
         senders = [envelope.sender for envelope in answers]
         if sorted(senders) != sorted(self.contract.passives):
@@ -222,11 +231,11 @@ class TvflActive(ActiveRole):
     def train_on_parts(
         self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[float | Tensor, dict[str, bytes]]:
-        """Take one step on the task loss; return the loss, and the packed gradient for each
-        passive, after the configured defences.
+        """Take one step on the task loss; return the loss, and each passive's packed gradient.
 
-        `rows_B`: alignment positions (indices into the common list of people), (B,). `parts`:
-        mapping from passive name to its representations of these rows.
+        The gradients are changed by the configured defences first. `rows_B`: B alignment positions
+        (indices into the common list of people). `parts`: mapping from passive name to its
+        representations of these rows.
         """
         own_B = self.own_rows(rows_B)
         loss, gradients = self.trainer.train_on_parts(step, own_B, parts)
@@ -256,10 +265,11 @@ class TvflActive(ActiveRole):
         return defended_BD.reshape(gradient_B.shape)
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> Scores:
-        """Return the test scores with each replacement of passives' representations (`FILLS`).
+        """Return the test scores for each way to replace the passives' representations.
 
-        At the end also return the scores of joint prediction and of a local model. Joint prediction
-        requests representations of test rows, which the passives' ledgers count.
+        The ways are the keys of `FILLS`: by zeros, the active's mean, or noise. At the end also
+        return the scores of joint prediction and of a local model. Joint prediction requests
+        representations of test rows, which the passives' ledgers count.
 
         `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
         """
@@ -289,7 +299,7 @@ class TvflActive(ActiveRole):
         }
 
         def predict_rows(rows_B: Tensor) -> Tensor:
-            """Return scores (B, K) of these rows, with filled representations."""
+            """Return K scores of each of these B rows, with replaced representations."""
             with trainer.compute.prepare_forward(self._seed, "fill", name):
                 own_BD = trainer.encoder(trainer.features_N[rows_B])
                 parts = {
@@ -306,6 +316,7 @@ class TvflActive(ActiveRole):
         `next_step`: step numbers from it on are unused.
         """
         labels_N = self.trainer.labels_N.cpu()
+        # Both lists begin with an empty tensor, since there may be no batch to concatenate.
         labels = [labels_N[:0]]
         scores = [torch.empty(0, self._party.outputs)]
         for index, rows_B in enumerate(self.split_into_batches(self._aligned_test_rows)):
@@ -343,8 +354,10 @@ class TvflActive(ActiveRole):
     async def predict_batches(
         self, links: Links, steps: StepCounter, batches: Sequence[Tensor]
     ) -> JointScores:
-        """Request the joint prediction of one or more batches of alignment positions, each a step
-        in `steps`; return it for all positions, in their order.
+        """Request the joint prediction of one or more batches of alignment positions.
+
+        Each batch counts as a step in `steps`. Returns the prediction for all positions, in their
+        order.
         """
         joint = []
         with self.trainer.evaluation_mode():
@@ -358,8 +371,9 @@ class TvflActive(ActiveRole):
         )
 
     async def predict_jointly(self, links: Links, step: int, rows_B: Tensor) -> JointScores:
-        """Request representations of these alignment positions, and return the joint prediction;
-        nobody trains.
+        """Request representations, and return the joint prediction; nobody trains.
+
+        `rows_B`: the alignment positions to predict.
         """
         answers = await self.request_representations(links, step, rows_B, is_training=False)
         return self._compute_joint(rows_B, lambda: self.parse_answers(rows_B, answers))
@@ -367,7 +381,7 @@ class TvflActive(ActiveRole):
     def _compute_joint(
         self, rows_B: Tensor, read_parts: Callable[[], Mapping[str, Tensor]]
     ) -> JointScores:
-        """Return the joint model's scores of these alignment positions, and what its head read.
+        """Return the joint model's scores of B alignment positions, and what its head read.
 
         `read_parts`: returns the representations of the other parties, by name; it is called after
         the active has encoded its own rows.
@@ -406,8 +420,9 @@ class EncodingPassive(HelperRole):
     asks: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)
 
     def __init__(self, name: str, contract: Contract, trainer: EncoderTrainer) -> None:
-        """Make a passive's role; `trainer`: the passive's encoder and its features, in alignment
-        order.
+        """Make a passive's role.
+
+        `trainer`: the passive's encoder and its features, in alignment order.
         """
         self.name = name
         self.contract = contract
@@ -417,6 +432,7 @@ class EncodingPassive(HelperRole):
         self._awaited_gradient: tuple[int, Tensor] | None = None
 
     def get_sent_network(self) -> nn.Module | None:
+        """Return the passive's encoder, whose output leaves the party."""
         return self.trainer.encoder
 
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
@@ -428,7 +444,7 @@ class EncodingPassive(HelperRole):
         await self.answer_message(links, message)
 
     def parse_request(self, message: Envelope) -> tuple[Tensor, bool]:
-        """Return the requested alignment positions (B,), and whether the request is for training.
+        """Return the B requested alignment positions, and whether the request is for training.
 
         Raises RemoteProtocolError: the request breaks a rule.
         """
@@ -443,11 +459,12 @@ class EncodingPassive(HelperRole):
         return tensors["rows"], meta.get("learn") is True
 
     def encode_rows(self, step: int, rows_B: Tensor, *, is_training: bool) -> Tensor:
-        """Return the representations of these alignment positions, (B, *shape).
+        """Return the representations of B alignment positions, (B, *shape).
 
-        A gradient on earlier representations is not accepted any more. `is_training`: whether a
-        gradient on these is to be expected. Raises PromiseError: one row of the first batch changes
-        another's representation, where a privacy bound assumes that it does not.
+        A gradient on earlier representations is not accepted any more. In the first batch the
+        encoder is tested, where a privacy bound needs it. `is_training`: whether a gradient on
+        these representations is to be expected. Raises PromiseError: one row changes another's
+        representation, and the bound assumes that it does not.
         """
         self._awaited_gradient = None  # stays so if sending fails
         if is_training in self.unchecked_modes and len(rows_B) > 1:
@@ -456,7 +473,10 @@ class EncodingPassive(HelperRole):
         return self.trainer.encode_rows(step, rows_B, is_training=is_training)
 
     def expect_gradient(self, step: int, z_BD: Tensor, *, is_training: bool) -> None:
-        """Store the sent representations if a gradient on them will arrive (`is_training`)."""
+        """Store the sent representations if a gradient on them will arrive (`is_training`).
+
+        `z_BD`: the representations of B rows, still in the autograd graph.
+        """
         self._awaited_gradient = (step, z_BD) if is_training else None
 
     def apply_gradient(self, message: Envelope) -> None:
@@ -486,8 +506,10 @@ class TvflPassive(EncodingPassive):
     def __init__(
         self, party: PartyContext, contract: Contract, trainer: EncoderTrainer, releases: Releases
     ) -> None:
-        """Make a passive's role, which may answer once more for each row than training needs: for
-        the joint prediction at the end.
+        """Make a passive's role.
+
+        It may answer once more for each row than training needs: for the joint prediction at the
+        end.
 
         `trainer`: the passive's encoder and its features. `releases`: the passive's guard, which
         clips and perturbs representations, with the privacy ledger. If the guard adds noise, the
@@ -523,8 +545,9 @@ class TvflPassive(EncodingPassive):
             links.send(message.sender, Kind.REPRESENTATIONS, message.step, payload)
 
     def represent(self, message: Envelope) -> bytes:
-        """Return the guarded representations of the requested rows as bytes; the answer is counted
-        for each row, and its privacy cost recorded in the ledger.
+        """Return the guarded representations of the requested rows as bytes.
+
+        The answer is counted for each row, and its privacy cost is recorded in the ledger.
 
         Raises RemoteProtocolError: the request breaks a rule; BudgetExhaustedError: sending would
         exceed the privacy budget; nothing is sent.
@@ -547,6 +570,7 @@ class TvflPassive(EncodingPassive):
         return released.payload
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """Restore the state; steps before `next_step` are not answered again."""
         super().load_tensors(tensors, next_step=next_step)
         self._gate.last = next_step - 1
 
@@ -569,6 +593,7 @@ class Tvfl(Method):
         return config.model
 
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
+        """Return the settings of this passive's encoder: its own, or that of `pick_model`."""
         return config.settings_of(passive).model or self.pick_model(config)
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
@@ -595,7 +620,7 @@ class Tvfl(Method):
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role, with the guarantee for the releases of all passives together.
 
-        `rows`: the row of its table at each alignment position, (N,).
+        `rows`: the row of its table at each of the N alignment positions.
         """
         trainer = self.make_head_trainer(party, contract)
         return self.active_class(
@@ -609,8 +634,9 @@ class Tvfl(Method):
         )
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role; `rows`: row of the passive's table at each alignment position,
-        (N,).
+        """Return a passive's role.
+
+        `rows`: the row of its table at each of the N alignment positions.
         """
         trainer = self._make_encoder_trainer(party, rows)
         return TvflPassive(party, contract, trainer, party.open_releases(len(rows)))
@@ -649,8 +675,9 @@ class Tvfl(Method):
     def _make_trainer(
         self, trainer_class: type[HeadTrainer], party: PartyContext, sizes: Mapping[str, int]
     ) -> HeadTrainer:
-        """Return the active's untrained networks, seeded, with their optimiser, as a
-        `trainer_class`.
+        """Return the active's untrained networks with their optimiser, as a `trainer_class`.
+
+        Their weights follow from the party's seed.
 
         `sizes`: mapping from the name of each input that the head gets from other parties to the
         number of values by which it widens the head's input.
@@ -676,7 +703,7 @@ class Tvfl(Method):
     def _make_encoder_trainer(self, party: PartyContext, rows: Tensor) -> EncoderTrainer:
         """Return the trainer of this passive's encoder, with features in alignment order.
 
-        `rows`: the row of its table at each alignment position, (N,).
+        `rows`: the row of its table at each of the N alignment positions.
         """
         encoder, _ = self._build_encoder(party)
         return EncoderTrainer(

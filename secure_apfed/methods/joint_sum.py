@@ -59,8 +59,9 @@ class SummedJointSettings(MethodSettings):
 
     @property
     def rests_on_encoders(self) -> bool:
-        """True if an epsilon other than that of the sums assumes that, in prediction, rows change
-        each other's representations at no passive.
+        """True if passives' encoders must be tested: a row may not change another row's output.
+
+        An epsilon other than the sums' own assumes this for prediction.
         """
         return False
 
@@ -112,7 +113,10 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
     headline = "split_nn_sum"
 
     def __init__(self, parts: SummedParts) -> None:
-        """Make the active's role in joint training with a secure sum."""
+        """Make the active's role in joint training with a secure sum.
+
+        `parts`: the active's inputs, networks and contract, and the sum.
+        """
         super().__init__(parts)
         self.read_from(parts.agreed.make_active_end())
 
@@ -299,5 +303,6 @@ class SummedSplitNn(SumMethod, Tvfl):
         trainer = self._make_encoder_trainer(party, rows)
         role = SummedPassive(sum_end, trainer, clip=agreed.clip)
         if SummedJointSettings.from_run_settings(party.config).rests_on_encoders:
-            role.unchecked_modes.add(False)  # prediction is still to be tested
+            # The encoder is still to be tested for prediction (`is_training` is False).
+            role.unchecked_modes.add(False)
         return role

@@ -92,11 +92,11 @@ class TeacherActive(TaughtActive, SummedSplitNnActive):
         self._check_due = settings.epsilon is not None
 
     async def finish_training(self, links: Links, steps: StepCounter) -> None:
-        """Request the sums of rows to label, label them with the joint model, and train the
-        student.
+        """Label rows with the joint model, and train the student on these labels.
 
-        A labeller other than the joint model's head also needs the sums of labelled rows. Every
-        request counts as a step in `steps`.
+        The passives' sums of these rows are requested first.
+        A labeller other than the joint model's head also learns from labelled rows, so it needs
+        their sums, too. Every request counts as a step in `steps`.
         """
         settings = self._settings
         has_label_U = torch.zeros(len(self.student.positions_U), dtype=torch.bool)
@@ -121,9 +121,10 @@ class TeacherActive(TaughtActive, SummedSplitNnActive):
     def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
         """Refuse a head in which one person's sum changes another person's label.
 
-        Only with an epsilon, which covers one person's label, and only at the first batch.
-        `rows_B`: alignment positions, (B,). `others_BD`: the sum of the passives' representations
-        of these rows. Raises PromiseError: names the head, and the change.
+        It is tested only with an epsilon, which covers one person's label, and only at the first
+        batch. `rows_B`: B alignment positions. `others_BD`: the sum of the passives'
+        representations of these rows, D numbers each. Raises PromiseError: names the head, and the
+        change.
         """
         if self._check_due and len(rows_B) > 1:
             self.trainer.check_head(others_BD)
@@ -132,11 +133,11 @@ class TeacherActive(TaughtActive, SummedSplitNnActive):
     def _label_rows(
         self, index_V: NDArray[np.int64], scores_VK: Tensor, parts: Sequence[Tensor]
     ) -> Floats:
-        """Return the teacher's labels of some training rows: class probabilities (V, K), or one
-        class each if the settings say "hard".
+        """Return the teacher's labels of V training rows: probabilities of K classes for each.
 
-        `index_V`: indices of these rows among the student's. `scores_VK`: the joint model's scores.
-        `parts`: what its head read, (V, D) for each party.
+        If the settings say "hard", a label names one class instead. `index_V`: indices of these
+        rows among the student's. `scores_VK`: the joint model's scores. `parts`: what its head
+        read: for each party, D numbers for each row.
         """
         if self._voter is None:
             labels_VK = scores_VK.double().softmax(1).cpu().numpy()
@@ -150,11 +151,11 @@ class TeacherActive(TaughtActive, SummedSplitNnActive):
         )
 
     def randomise_labels(self, labels_UK: Floats, epsilon: float) -> Floats:
-        """Return class probabilities (U, K) from the teacher's labels after randomised response and
-        from a prior by the active's own features.
+        """Return K class probabilities for each of U rows, from randomised labels and a prior.
 
-        `labels_UK`: the teacher's labels. `epsilon`: privacy cost of the randomised response to
-        each label, at delta 0.
+        The randomised labels are the teacher's after randomised response; the prior is a labeller
+        on the active's own features. `labels_UK`: the teacher's labels. `epsilon`: privacy cost of
+        the randomised response to each label, at delta 0.
         """
         response = VoteResponse(epsilon=epsilon, classes=self.student.classes)
         answers_U = response.randomise_votes(
@@ -206,6 +207,7 @@ class TeacherSettings(SummedJointSettings, FormSettings):
     @field_validator("labels")
     @classmethod
     def _is_known(cls, name: str) -> str:
+        """Refuse the name of an unknown labeller, or of one that adds noise."""
         return take_labeller_without_noise(name, also=(HEAD,))
 
     @model_validator(mode="after")
@@ -221,20 +223,22 @@ class TeacherSettings(SummedJointSettings, FormSettings):
 
     @property
     def joint_model(self) -> ModelSettings:
+        """The networks of the active, and of passives that have none of their own."""
         return self.model
 
     @property
     def rests_on_encoders(self) -> bool:
-        """With an epsilon, which is of one person's label."""
+        """True with an epsilon: it covers one person's label, so rows must not affect others."""
         return self.epsilon is not None
 
     @property
     def labellers(self) -> tuple[str, ...]:
+        """The labellers that the method uses, as keys of `LABELLERS`; empty: the head labels."""
         return () if self.labels == HEAD else (self.labels,)
 
     @property
     def asks_again(self) -> bool:
-        """A teacher other than the head reads labelled rows once more, after training."""
+        """True if labelled rows are requested once more after training, for a labeller."""
         return self.labels != HEAD
 
 
@@ -247,8 +251,9 @@ class JointTeacher(SummedSplitNn):
 
 
 def _describe_response(party: PartyContext) -> str:
-    """Return the guarantee of randomised response between teacher and student, in words; "" without
-    an epsilon.
+    """Return in words the guarantee of randomised response between teacher and student.
+
+    It is empty without an epsilon.
     """
     epsilon = TeacherSettings.from_run_settings(party.config).epsilon
     if epsilon is None:

@@ -846,8 +846,9 @@ class StudentModel(Protocol):
 
 
 class LocalTraining:
-    """The training of a model on the active's own features and labels, for when the passives are
-    gone.
+    """The training of a model on the active's own features and labels.
+
+    It predicts when the passives are gone.
     """
 
     def __init__(self, party: PartyContext) -> None:
@@ -875,8 +876,9 @@ class LocalTraining:
 
 
 def _train_on_numbers(party: PartyContext) -> tuple[ActiveNetworks, Scored]:
-    """Train networks on a party's own features and numeric labels; return them with their scores of
-    the test rows.
+    """Train networks on a party's own features and numeric labels.
+
+    Returns them with their scores of the test rows.
     """
     config = party.config
     table = party.data.table

@@ -46,8 +46,7 @@ Floats = NDArray[np.float64]
 
 
 class VoteSettings(MethodSettings):
-    """The settings of votes: how parties vote on the labels of the active's rows, and how the
-    active reads the votes.
+    """The settings of votes: how passives vote on labels, and how the active reads the votes.
 
     Attributes:
         labeller: a key of `LABELLERS`: how every passive predicts labels from its own features.
@@ -79,10 +78,9 @@ class VoteSettings(MethodSettings):
     predicts_alone = True
 
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
-        """Return the settings for a rehearsal (a short run on random numbers, for planning): no
-        baseline is fitted as prior.
+        """Return the settings for a rehearsal (a short run on random numbers, for planning).
 
-        `steps` and `epochs` are not used.
+        There no baseline is fitted as prior. `steps`, `epochs`: not used.
         """
         return self.model_copy(update={"prior": "labeller", "help": "judged"})
 
@@ -111,14 +109,16 @@ class VoteSettings(MethodSettings):
 
     @property
     def labellers(self) -> tuple[str, ...]:
+        """The labellers that the method uses, as keys of `LABELLERS`."""
         return (self.labeller,)
 
     @property
     def vote_epsilon(self) -> float | None:
+        """The privacy cost of the vote on one person for one passive; None: no noise."""
         return self.epsilon
 
     def linear_numbers(self, config: object, classes: int) -> float:
-        """Return how many numbers of a vote are linear in the features: K or 0.
+        """Return how many numbers of a vote are linear in the features: all K of the classes, or 0.
 
         Only a labeller whose vote is the output of a linear model has any. `config`: not used.
         `classes`: K.
@@ -136,8 +136,9 @@ class VoteSettings(MethodSettings):
 
 
 class NoisedVoteSettings(VoteSettings):
-    """The settings of votes that each name one class, and that noise protects one by one; see
-    `VoteSettings`.
+    """The settings of votes that each name one class, where noise protects every single vote.
+
+    See `VoteSettings`.
     """
 
     takes_pairwise = True
@@ -154,6 +155,7 @@ class NoisedVoteSettings(VoteSettings):
 
     @property
     def answers(self) -> Literal["soft", "hard"]:
+        """The form of a vote: it names one class."""
         return "hard"
 
 
@@ -169,17 +171,19 @@ class VotesSettings(FormSettings, VoteSettings):
 
     @property
     def answers(self) -> Literal["soft", "hard"]:
+        """The form of a vote, as configured: shares of the classes, or one class."""
         return self.form
 
 
 class VotesActive(StudentActive):
-    """The active of voting methods: requests votes on its student's rows, and trains the student on
-    the labels that they imply.
+    """The active of voting methods: it requests votes on rows of its table, and trains its final
+    model (the student) on the labels that the votes imply.
 
     Attributes:
         ballot: the active's request for votes.
-        classes: K.
-        votes: the estimated sum of the passives' votes, (U, K); None before they are received.
+        classes: K, the number of classes.
+        votes: the estimated sum of the passives' votes: K numbers for each of the U rows; None
+            before they are received.
     """
 
     student: Student
@@ -187,10 +191,10 @@ class VotesActive(StudentActive):
     def __init__(
         self, party: PartyContext, contract: Contract, rows: Tensor, opening: Opening | None
     ) -> None:
-        """Build student and ballot, and state the guarantee that noise on the votes gives.
+        """Build the student and the request for votes; state the guarantee of the votes' noise.
 
-        `rows`: the row of its table at each alignment position, (N,). `opening`: the mechanism by
-        which votes are revealed to the active; None: they have no noise.
+        `rows`: the row of its table at each of the N alignment positions. `opening`: the privacy
+        mechanism by which votes are revealed to the active; None: they have no noise.
         """
         student = Student(party, rows)
         config = party.config
@@ -214,7 +218,10 @@ class VotesActive(StudentActive):
 
     @abstractmethod
     async def gather_votes(self, links: Links) -> Floats:
-        """Request the votes; return an unbiased estimate of their sum, (U, K)."""
+        """Request the votes; return an unbiased estimate of their sum.
+
+        It has K numbers, one a class, for each of the U rows to vote on.
+        """
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
         """Gather the votes and train the student on them.
@@ -226,10 +233,10 @@ class VotesActive(StudentActive):
             steps.count_step(0.0)
 
     def learn_from_votes(self, votes_UK: Floats) -> None:
-        """Train the student on the sum of votes (U, K), if validation on labelled rows enables
-        them.
+        """Train the student on the sum of votes, if labelled rows show that they help.
 
-        See `Student.learn_from_votes`. Warns NoHelpWarning: validation disabled them.
+        `votes_UK`: K numbers for each of the U rows. See `Student.learn_from_votes`. Warns
+        NoHelpWarning: labelled rows do not show it.
         """
         self.votes = votes_UK
         self.help = self.student.learn_from_votes(
@@ -239,8 +246,8 @@ class VotesActive(StudentActive):
     def finish_locally(self) -> None:
         """Average the student with local models, if validation says so.
 
-        This concerns students trained by gradient descent; others are averaged when they are
-        fitted.
+        Only a student that is trained by gradient descent is averaged here; one that is fitted in
+        closed form was averaged when it was fitted.
         """
         is_averaged = self.help is not None and self.help.averaged
         if is_averaged and not self.student.has_direct_fit:
@@ -248,7 +255,7 @@ class VotesActive(StudentActive):
 
     @property
     def last_sum(self) -> Tensor | None:
-        """The estimated sum of the votes, (U, K); None before."""
+        """The estimated sum of the votes: K numbers for each of U rows; None before."""
         return None if self.votes is None else torch.from_numpy(self.votes)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -269,12 +276,12 @@ class VotesActive(StudentActive):
 
 
 class VotesPassive(HelperRole):
-    """A passive of voting methods: votes once a session on the requested rows that it knows.
+    """A passive of voting methods: it votes once a session, on the requested rows that it knows.
 
     Attributes:
-        classes: K, as agreed.
-        voter: its labeller, by which it votes.
-        is_known_N: whether it knows the person at each alignment position, (N,), bool.
+        classes: K, the number of classes, as agreed.
+        voter: its labeller (the rule by which it votes), with the tests that an epsilon requires.
+        is_known_N: whether it knows the person at each of the N alignment positions, bool.
     """
 
     asks = (Kind.LABELS,)
@@ -282,7 +289,7 @@ class VotesPassive(HelperRole):
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Make the labeller, and put the features in alignment order.
 
-        `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
+        `rows`: the row of its table at each of the N alignment positions; -1: it does not know the
         person there.
         """
         self.name = party.name
@@ -310,16 +317,19 @@ class VotesPassive(HelperRole):
         return self._gate.admit_ballot(message)
 
     def cast_votes(self, ballot: Ballot) -> Floats:
-        """Return the votes on the ballot's rows, (U, K): a row of class scores each; zeros for
-        people it does not know or cannot label.
+        """Return the votes on the ballot's U rows: K class scores for each.
 
-        Raises PromiseError: the labeller breaks a property that an epsilon rests on.
+        A vote is zero for people whom the passive does not know or cannot label. `ballot`: the
+        active's request: the rows, and the labels of n of them. Raises PromiseError: the labeller
+        lacks a property that its class declares, and an epsilon relies on that property.
         """
         is_known_U = self.is_known_N[ballot.rows].numpy()
         labelled_n = ballot.labelled.numpy()
         is_known_n = is_known_U[labelled_n]
         votes_UK = np.zeros((len(is_known_U), self.classes))
+        # Without a labelled person that it knows, it cannot label anybody.
         if is_known_n.any():
+            # The labeller sees the known rows only, so the labelled rows get new indices.
             index_among_known_U = np.cumsum(is_known_U) - 1
             votes_UK[is_known_U] = self.voter.cast_votes(
                 self.pick_features(ballot)[is_known_U],
@@ -331,9 +341,9 @@ class VotesPassive(HelperRole):
         return votes_UK
 
     def pick_features(self, ballot: Ballot) -> Floats:
-        """Return the features of the requested rows, (U, F), float64.
+        """Return F features for each of the U requested rows, float64.
 
-        Rows of people whom it does not know have arbitrary values.
+        Rows of people whom the passive does not know have arbitrary values.
         """
         features_UF: Floats = self._features_NF[ballot.rows.numpy()]
         return features_UF
@@ -343,8 +353,9 @@ class VotesMethod(Method):
     """The common part of all methods in which passives vote; see `Method`."""
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
-        """Return the bounds on a row of votes, which state the number of classes (or of ranges of
-        a number); None at a passive.
+        """Return the bounds on a row of votes; None at a passive.
+
+        They state the number of classes; where the label is a number, its ranges are the classes.
         """
         if party.name != party.active:
             return None
@@ -368,7 +379,7 @@ class VotesMethod(Method):
         )
 
     def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
-        """Return the public parameters of the sum of votes; empty if there is none.
+        """Return the public parameters of the secure sum of votes; by default there is no sum.
 
         `session`: name of this session, the same at all parties. `classes`: K.
         """
@@ -376,7 +387,7 @@ class VotesMethod(Method):
 
 
 def _vote_row_terms(classes: int) -> RepresentationTerms:
-    """Return the bounds on one row of votes: this number of classes, norm at most 1."""
+    """Return the bounds on one row of votes: a score for each class, norm at most 1."""
     return RepresentationTerms(
         shape=(classes,), dtype="float32", minimum_norm=0.0, maximum_norm=1.0
     )
@@ -388,14 +399,19 @@ class SummedVotesActive(VotesActive, SumLearner):
     def __init__(
         self, party: PartyContext, contract: Contract, rows: Tensor, session_sum: SessionSum
     ) -> None:
-        """Make the active's role; `rows`: the row of its table at each alignment position, (N,),
-        `session_sum`: the secure sum of the votes.
+        """Make the active's role.
+
+        `rows`: the row of its table at each of the N alignment positions. `session_sum`: the secure
+        sum of the votes.
         """
         super().__init__(party, contract, rows, session_sum.release)
         self.read_from(session_sum.make_active_end())
 
     async def gather_votes(self, links: Links) -> Floats:
-        """Request votes; return their sum (U, K), received and decoded block by block."""
+        """Request votes; return their sum, received and decoded block by block.
+
+        It has K numbers, one a class, for each of the ballot's U rows.
+        """
         ballot = self.ballot
         self.sum.send_request(links, Kind.LABELS, ballot.step, ballot.payload)
         sum_UK = np.zeros((len(ballot.rows), self.classes))
@@ -412,10 +428,10 @@ class SummedVotesPassive(VotesPassive, SumHelper):
     def __init__(
         self, party: PartyContext, contract: Contract, rows: Tensor, session_sum: SessionSum
     ) -> None:
-        """Make the passive's role; `session_sum`: the secure sum of the votes.
+        """Make the passive's role.
 
-        `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
-        person there.
+        `rows`: the row of its table at each of the N alignment positions; -1: it does not know the
+        person there. `session_sum`: the secure sum of the votes.
         """
         VotesPassive.__init__(self, party, contract, rows)
         sum_end = session_sum.make_passive_end(
@@ -424,10 +440,10 @@ class SummedVotesPassive(VotesPassive, SumHelper):
         SumHelper.__init__(self, sum_end)
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Vote on the ballot's rows, and add the votes to the secure sum block by block.
+        """Vote on the requested rows, and add the votes to the secure sum block by block.
 
-        It stops at a block that others answered in an earlier session without it. Raises
-        RemoteProtocolError: the request breaks a rule.
+        It stops at a block that others answered in an earlier session without it: the difference of
+        the two sums would be its votes. Raises RemoteProtocolError: the request breaks a rule.
         """
         ballot = self.admit_ballot(message)
         votes_UK = self.cast_votes(ballot)
@@ -438,7 +454,9 @@ class SummedVotesPassive(VotesPassive, SumHelper):
             await self.sum.send_answer(links, admitted, votes_UK[block])
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        super().load_tensors(tensors, next_step=0)  # its steps are the blocks of a session's ballot
+        """Restore the state; `next_step`, which counts the run's steps, is not used."""
+        # Here a step is a block of the session's request, so every session begins at 0.
+        super().load_tensors(tensors, next_step=0)
 
 
 class SummedVotes(SumMethod, VotesMethod):
@@ -447,10 +465,23 @@ class SummedVotes(SumMethod, VotesMethod):
     settings = VotesSettings
 
     def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
+        """Return the public parameters of the secure sum of votes.
+
+        `session`: name of this session, the same at all parties. `classes`: K.
+        """
         return party.describe_sum(session, (classes,))
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role, which decodes the secure sum of the votes.
+
+        `rows`: the row of its table at each of the N alignment positions.
+        """
         return SummedVotesActive(party, contract, rows, SessionSum.from_contract(party, contract))
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        """Return a passive's role, which adds its votes to the secure sum.
+
+        `rows`: the row of its table at each of the N alignment positions; -1: it does not know the
+        person there.
+        """
         return SummedVotesPassive(party, contract, rows, SessionSum.from_contract(party, contract))
