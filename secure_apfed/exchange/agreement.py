@@ -54,7 +54,7 @@ class Greeting:
         """Encode the greeting as a msgpack list of its fields; an empty `answered` is left out."""
         offer = None if self.offer is None else self.offer.model_dump(mode="json")
         resumes = None if self.resumes is None else self.resumes.model_dump(mode="json")
-        fields = [self.identity, self.run_key, offer, resumes, list(self.holds)]
+        fields: list[object] = [self.identity, self.run_key, offer, resumes, list(self.holds)]
         if self.answered:
             fields.append([[steps.first, steps.last, steps.passives] for steps in self.answered])
         packed: bytes = msgpack.packb(fields)

@@ -115,7 +115,7 @@ def test_lambda_times_the_rate_is_the_papers() -> None:
 @pytest.mark.parametrize("full", [False, True])
 def test_all_methods_have_one_grid_and_one_choice(full: bool) -> None:
     size = TABLES["apfed-trained"].size(full)
-    best = [line for line in size.lines if line.chooses]
+    best = [line for line in size.rows if line.chooses]
     batches = set()
     for line in best:
         jobs = [point.job for point in line.chooses if point.job]
