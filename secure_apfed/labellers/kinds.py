@@ -82,8 +82,9 @@ class Labeller(ABC):
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return the votes on all U rows, (U, K), each row with L1 norm at most 1; a row of zeros
-        is no vote.
+        """Return the votes on all U rows: K class scores each, with L1 norm at most 1.
+
+        A row of zeros is no vote.
 
         Args:
             features_UF: the party's finite features, one flattened row a person, at any scale
@@ -937,7 +938,7 @@ def minimise_loss(
     shape = (x_nF.shape[1], classes)
 
     def compute_value_and_gradient(flat: Floats) -> tuple[float, Floats]:
-        """Return J and its gradient at these flattened weights."""
+        """Return J (mean cross-entropy plus L2 penalty) and its gradient at flattened weights."""
         theta_FK = flat.reshape(shape)
         logits_nK = x_nF @ theta_FK
         loss = -float((target_nK * scipy.special.log_softmax(logits_nK, axis=1)).sum()) / len(x_nF)

@@ -287,6 +287,7 @@ async def _intersect_as_active(
     `session`: the name of this intersection.
     """
     settings = party.config.alignment
+    # An intersection in buckets of IDs can be interrupted and resumed.
     if _uses_buckets(settings):
         rows = await align_hub(
             links,

@@ -635,31 +635,44 @@ def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
     count = _NEIGHBOURS
     alpha = _ALPHA
     if len(task.labels) < ENOUGH_LABELS:
-
-        def rate_predictions(scores_nK: FloatArray) -> tuple[int, float]:
-            """Return how many labels the others predict correctly, and the labels' log-likelihood.
-
-            The likelihood decides ties; it prefers a small alpha, since a large one makes scores
-            uniform.
-            """
-            is_reached_n = scores_nK.any(axis=1)
-            right = int((scores_nK.argmax(axis=1) == task.labels)[is_reached_n].sum())
-            mixed_nK = (1 - _UNIFORM_SHARE) * scores_nK + _UNIFORM_SHARE / task.classes
-            return right, float(np.log(mixed_nK[known_nK > 0]).sum())
-
-        # For each number of neighbours (C) and each alpha (A): how much a labelled row's label
-        # contributes to another labelled row.
-        reach_CAnn = _take_reach(task, largest_task, nearest_NC)
-        ratings = {
-            (neighbours, weight): rate_predictions(divide_by_norm(reach_nn.T @ known_nK))
-            for neighbours, reach_Ann in zip(_NEIGHBOUR_COUNTS, reach_CAnn, strict=True)
-            for weight, reach_nn in zip(_ALPHAS, reach_Ann, strict=True)
-        }
-        # The default comes first, so that it wins ties.
-        count, alpha = max([(count, alpha), *ratings], key=ratings.__getitem__)
+        count, alpha = _choose_spreading(task, largest_task, nearest_NC)
     placed_NK = scatter_columns(len(features_NF), task.labelled, known_nK)
     graph_NN = build_graph(nearest_NC[:, :count])
     return divide_by_norm(LabelSpreading(alpha=alpha).propagate_columns(graph_NN, placed_NK))
+
+
+def _choose_spreading(
+    task: SoloTask, largest_task: SoloTask, nearest_NC: IntArray
+) -> tuple[int, float]:
+    """Return the number of neighbours and the alpha that best predict each label from the others.
+
+    `largest_task`: see `_spread_labels`. `nearest_NC`: the nearest rows of each of N rows.
+    """
+    known_nK = task.indicators
+
+    def rate_predictions(scores_nK: FloatArray) -> tuple[int, float]:
+        """Return how many labels are predicted correctly, and the log-likelihood of all labels.
+
+        Each of the n labels is predicted from the other ones: K class scores, or 0 if no other
+        label reaches its row. The likelihood decides ties; it prefers a small alpha, since a large
+        one makes scores uniform.
+        """
+        is_reached_n = scores_nK.any(axis=1)
+        right = int((scores_nK.argmax(axis=1) == task.labels)[is_reached_n].sum())
+        # A uniform share keeps the logarithm finite.
+        mixed_nK = (1 - _UNIFORM_SHARE) * scores_nK + _UNIFORM_SHARE / task.classes
+        return right, float(np.log(mixed_nK[known_nK > 0]).sum())
+
+    # For each number of neighbours (C) and each alpha (A): how much a labelled row's label
+    # contributes to another labelled row.
+    reach_CAnn = _take_reach(task, largest_task, nearest_NC)
+    ratings = {}
+    for neighbours, reach_Ann in zip(_NEIGHBOUR_COUNTS, reach_CAnn, strict=True):
+        for weight, reach_nn in zip(_ALPHAS, reach_Ann, strict=True):
+            scores_nK = divide_by_norm(reach_nn.T @ known_nK)
+            ratings[neighbours, weight] = rate_predictions(scores_nK)
+    # The default comes first, so that it wins ties.
+    return max([(_NEIGHBOURS, _ALPHA), *ratings], key=ratings.__getitem__)
 
 
 def _take_reach(task: SoloTask, largest_task: SoloTask, nearest_NC: IntArray) -> FloatArray:
