@@ -507,7 +507,7 @@ def fit_columns(
 ) -> ColumnEncoding:
     """Return the encoding of all columns of `frame`, with statistics of all its rows.
 
-    The standard deviation is that of a population (divided by N).
+    The standard deviation is a population's (the sum of squares is divided by N).
 
     Args:
         frame: the columns, (N, number of columns).
@@ -811,7 +811,7 @@ class ImageEncoding(Settings):
 
     @model_validator(mode="after")
     def _strip_is_inside(self) -> Self:
-        """Refuse too large images, and a strip outside the image.
+        """Raise ValueError for too large images, or a strip of pixel rows outside the image.
 
         The encoding may come from a peer's model card, so sizes are checked before memory is
         allocated.
@@ -836,7 +836,7 @@ class ImageEncoding(Settings):
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """The shape of the image strip, in which each feature has its position."""
+        """The shape of the strip of pixel rows, in which each feature has its position."""
         return self.shape
 
     def feature_name(self, index: int) -> str:
@@ -875,7 +875,9 @@ class ImageEncoding(Settings):
         return raw
 
     def _cut_strip(self, values: NDArray[np.generic], source: str) -> NDArray[np.generic]:
-        """Return the strips (N, C, S, W) of whole images or of strips.
+        """Return this party's strips, (N, C, S, W), from whole images or from strips.
+
+        A strip is the pixel rows `first_row` to `end_row` of an image.
 
         `values`: N images or strips; a strip has S in place of H rows. Each is (C, H, W), (H, W)
         for one channel, or flat.

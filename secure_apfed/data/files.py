@@ -639,7 +639,7 @@ def parse_cifar(
 
     Args:
         content: the file's bytes.
-        label_bytes: number of label bytes before the pixels, of which the last one is used.
+        label_bytes: number of label bytes before the pixels; the last one is used.
         classes: number of classes; a label is below it.
         source: name of the file, for errors.
 

@@ -62,8 +62,8 @@ def load_blocks(
     Args:
         path: CSV, Parquet, .npy or IDX.
         encoding: the model's encoding, which reads the rows.
-        id_columns: columns of the IDs, of which several are joined; without them, and for arrays,
-            IDs are row numbers from 0.
+        id_columns: columns of the IDs; several are joined to one ID. Without such columns, and for
+            arrays, IDs are row numbers from 0.
         rows: number of rows of a block.
         counts: empty and ignored cells are added to it; None: not counted.
 

@@ -86,9 +86,11 @@ class LazyRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of all rows, (N, *shape of a row), as of a tensor."""
         return (len(self._rows), *self._row_shape)
 
     def is_floating_point(self) -> bool:
+        """Return that rows are floating-point numbers, as a tensor's method of this name does."""
         return True
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> "LazyRows":
@@ -213,6 +215,7 @@ class MappedRows(LazyRows):
         super().__init__(array, party=party, rows=rows, workers=1, convert=_copy_row)
 
     def dim(self) -> int:
+        """Return the number of axes, as a tensor's method of this name does."""
         return len(self.shape)
 
     def load_column(self, column: int) -> Tensor:

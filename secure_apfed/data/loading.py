@@ -209,8 +209,8 @@ def cut_strips(
 ) -> list[ImageEncoding]:
     """Return the encodings of m horizontal strips of images, the active's strip first.
 
-    This is partition m-i of APFed's experiments: strips of floor(height / m) rows; remaining rows
-    at the bottom are dropped.
+    This is partition m-i of APFed's experiments: each party gets one strip, which is floor(height /
+    m) rows of pixels. Remaining rows at the bottom are dropped.
 
     Args:
         image: channels, height, width.

@@ -402,6 +402,7 @@ class ColumnFiles:
 
     @property
     def columns(self) -> "pd.Index[str]":
+        """The names of the columns, as of a pandas frame."""
         return pd.Index(list(self._names))
 
     @property
@@ -412,10 +413,12 @@ class ColumnFiles:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """The numbers of rows and columns, as of a pandas frame."""
         return len(self), len(self._names)
 
     @property
     def iloc(self) -> "_RowPicker":
+        """An object that selects rows by positions, as of a pandas frame."""
         return _RowPicker(self)
 
     def items(self) -> Iterator[tuple[str, "pd.Series"]]:
@@ -534,7 +537,7 @@ class ColumnFiles:
             yield frame
 
     def _load_unstorable_columns(self, names: Sequence[str]) -> "dict[str, pd.Series]":
-        """Return those of these columns that cannot be stored, of the selected rows.
+        """Return the columns, among these, that cannot be stored; of each the selected rows.
 
         All others of these columns are in the store afterwards.
         """

@@ -93,6 +93,7 @@ class PartyTable:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of one row's features."""
         return tuple(self.features.shape[1:])
 
     @property
@@ -151,6 +152,7 @@ class OwnData:
 
     @property
     def views(self) -> Mapping[str, View]:
+        """The views of the party's table: name -> range of features."""
         return self.table.views
 
 
@@ -171,10 +173,12 @@ class VerticalData(OwnData):
 
     @property
     def active(self) -> PartyTable:
+        """The active's table."""
         return self.table
 
     @property
     def tables(self) -> tuple[PartyTable, ...]:
+        """All parties' tables, the active's first."""
         return (self.table, *self.passives)
 
     def select_party(self, name: str) -> OwnData | None:

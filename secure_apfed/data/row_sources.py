@@ -147,8 +147,7 @@ class ImageFiles:
 def load_array(path: Path, *, party: str) -> Any:
     """Return the array of rows in a file, (N, *shape).
 
-    Raises DataError: an unreadable file (`load_arrays`); or several arrays, none of which is named
-    rows.
+    Raises DataError: the file is unreadable, or has several arrays and none is named "rows".
     """
     return _pick_rows(load_arrays(path, party=party), path, party=party)
 

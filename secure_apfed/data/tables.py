@@ -986,7 +986,7 @@ def _make_numeric_texts_error(
 
 
 def _mention_columns(columns: Sequence[str]) -> str:
-    """Return the part of an error that names further columns; "" for none."""
+    """Return the words of an error that name further faulty columns; "" without further columns."""
     return f" (so are cells of {', '.join(columns)})" if columns else ""
 
 

@@ -89,6 +89,7 @@ def name_arguments(arguments: Mapping[KeyPath, str]) -> Iterator[None]:
     """
 
     def translate(text: str) -> str:
+        """Return a text in which settings are named as arguments."""
         return translate_settings(text, arguments)
 
     try:
@@ -142,6 +143,7 @@ def _replace_key(arguments: Mapping[KeyPath, str]) -> Callable[[re.Match[str]], 
     """
 
     def replace(match: re.Match[str]) -> str:
+        """Return the argument in place of a setting's path."""
         keys = match[2].lstrip(".").split(".")
         path: KeyPath = (match[1], *keys)
         has_value = match["value"] is not None

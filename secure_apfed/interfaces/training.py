@@ -81,6 +81,7 @@ def _explain_calls(
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **settings: Arguments.kwargs) -> TrainingResult:
+        """Call the function, unless passives are given by position and by name."""
         if len(args) > 1 and "passives" in settings:
             raise ConfigError(
                 "passives: the list of parties is given, and passives=... beside it; what a "

@@ -156,7 +156,7 @@ class Forecast:
 
     Attributes:
         rows: party -> rows of its table.
-        aligned_rows: training rows of people that all passives know.
+        aligned_rows: rows of the active's table that are aligned with the passives'.
         train_rows, test_rows: numbers of the active's rows.
         labelled_rows: rows whose labels the active learns from.
         teaching_rows: rows from which it would learn if all had a label.
@@ -518,57 +518,18 @@ def _forecast_tables(
             time is not forecast.
     """
     start_time = time.perf_counter()
-    if shapes is not None and config.data.dataset == TABLES:
-        _require_memory(config, shapes)
-        _require_bounded_networks(config, [shape.features for shape in shapes.values()])
-        data = _make_empty_data(config, shapes)
-    else:
-        _require_bounded_networks(config, [])
-        data = load_data(config.data, seed=config.seed)
+    data = _load_planned_data(config, shapes)
     read_seconds = time.perf_counter() - start_time
     data.compare_ids(make_id_rules(config.alignment).normalise_text)
-    method = METHODS[config.method.name]
-    own_data = data.select_party(data.active.name)
-    assert own_data is not None  # a simulation has all parties' tables
-    common = _find_common_rows(config, data)
-    require_labels(method, config, own_data, common)
-    labelled_rows = len(method.find_learnt_labels(config, own_data, common))
-    teaching_rows = len(method.find_learnt_labels(config, replace(own_data, labelled=None), common))
-    train_rows, aligned_share, aligned_rows = find_training_rows(config, own_data, common)
-    if len(train_rows) < 2:
-        raise ConfigError("there is no row to train on: the intersection holds no training row")
-    noise = config.method.find_noise(config)
-    releases = derive_limits(config).releases
-    batch = count_rehearsed_rows(config, len(train_rows), aligned_share=aligned_share, steps=STEPS)
-    stages = make_label_mechanism(config.labels, classes=len(data.classes)).stages
-    steps = count_batches(config, len(train_rows), stages=stages)
-    rehearsed_steps = STEPS
-    if not (config.method.asks_once or config.method.averages):
-        # All steps are alike, so no more are rehearsed than the run has.
-        rehearsed_steps = min(STEPS, max(2, steps))
-    scales = estimate_growth(
-        config, steps=steps / rehearsed_steps, rows=len(train_rows) / (batch * rehearsed_steps)
-    )
+    plan = _plan_training(config, data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the forecast itself lists unsafe choices
         agreed_config = _apply_agreed_numbers(config, data, shapes)
-        rehearsed_labels = _count_rehearsed_labels(
-            config, labelled=labelled_rows, classes=len(data.classes), passives=len(data.passives)
-        )
-        label_factor = labelled_rows / max(1, rehearsed_labels)
-        rehearse = partial(
-            _rehearse,
-            agreed_config,
-            data,
-            batch=batch,
-            aligned=aligned_share,
-            labelled=rehearsed_labels,
-        )
-        rehearsal = rehearse(rehearsed_steps)
-        step_seconds = label_factor * _forecast_step_seconds(
-            config, rehearsal, rehearse, steps=steps
-        )
+        scaled = _rehearse_training(config, agreed_config, data, plan)
         privacy = _compute_privacy(config)
+    rehearsal = scaled.rehearsal
+    noise = config.method.find_noise(config)
+    releases = derive_limits(config).releases
     accounts: dict[str, dict[str, Any]] = {
         name: {
             "figure": config.method.passives_figure,
@@ -578,44 +539,33 @@ def _forecast_tables(
         }
         for name, ledger in rehearsal.contributions.items()
     }
-    fixed_bytes = _count_fixed_bytes(config, data)
-    message_factor, byte_factor = scales
-    links = tuple(
-        _scale_links(
-            rehearsal,
-            data,
-            message_factor=message_factor,
-            byte_factor=byte_factor,
-            label_factor=label_factor,
-            fixed_bytes=fixed_bytes,
-        )
-    )
+    links = tuple(_scale_links(scaled, data, fixed_bytes=_count_fixed_bytes(config, data)))
     intersections = _measure_intersection_costs(config, data)
     measured_backend = _SAME_COST.get(config.alignment.backend, config.alignment.backend)
-    evaluations = -(-config.train.epochs // config.train.evaluate_every)
+    evaluations = math.ceil(config.train.epochs / config.train.evaluate_every)
     test_scale = len(data.test_rows) / len(rehearsal.data.test_rows)
     evaluating_seconds = evaluations * rehearsal.evaluation_seconds * test_scale
     seconds: dict[PhaseName, float] = {
         "read": read_seconds,
         "align": sum(cost.seconds for cost in intersections if cost.protocol == measured_backend),
-        "train": steps * step_seconds + evaluating_seconds,
+        "train": plan.steps * scaled.step_seconds + evaluating_seconds,
     }
     if time_baselines is not None:
         seconds["baselines"] = time_baselines(data)
     black_boxes = describe_black_boxes(_list_black_boxes(config, data))
     return Forecast(
         rows={table.name: len(table.ids) for table in data.tables},
-        aligned_rows=aligned_rows,
-        train_rows=len(train_rows),
-        labelled_rows=labelled_rows,
-        teaching_rows=teaching_rows,
+        aligned_rows=plan.aligned_rows,
+        train_rows=plan.train_rows,
+        labelled_rows=plan.labelled_rows,
+        teaching_rows=plan.teaching_rows,
         test_rows=len(data.test_rows),
-        steps=steps,
+        steps=plan.steps,
         numbers_per_row=rehearsal.numbers_per_row,
         wire_bytes=sum(link.wire_bytes for link in links),
         links=links,
         seconds=seconds,
-        seconds_per_step=step_seconds,
+        seconds_per_step=scaled.step_seconds,
         figure=config.method.figure,
         epsilon_x=privacy.epsilon_x,
         epsilon_y=privacy.epsilon_y,
@@ -633,6 +583,130 @@ def _forecast_tables(
             *_describe_openings(agreed_config, data, shapes),
             *(f"{description}; its time is not rehearsed" for description in black_boxes),
         ),
+    )
+
+
+def _load_planned_data(config: Config, shapes: Mapping[str, TableShape] | None) -> VerticalData:
+    """Return the tables of a forecast: read, or of zeros if the shapes of own tables are declared.
+
+    Raises DataError: tables or networks would not fit into memory.
+    """
+    if shapes is not None and config.data.dataset == TABLES:
+        _require_memory(config, shapes)
+        _require_bounded_networks(config, [shape.features for shape in shapes.values()])
+        return _make_empty_data(config, shapes)
+    _require_bounded_networks(config, [])
+    return load_data(config.data, seed=config.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainingPlan:
+    """The numbers of rows and steps of a run.
+
+    Attributes:
+        train_rows: rows that are trained on.
+        aligned_rows: rows of the active's table that are aligned with the passives'.
+        aligned_share: share of the training rows that are aligned.
+        labelled_rows: rows whose labels the active learns from.
+        teaching_rows: rows from which it would learn if all had a label.
+        steps: number of training steps.
+    """
+
+    train_rows: int
+    aligned_rows: int
+    aligned_share: float
+    labelled_rows: int
+    teaching_rows: int
+    steps: int
+
+
+def _plan_training(config: Config, data: VerticalData) -> _TrainingPlan:
+    """Return the numbers of rows and steps of a run.
+
+    Raises ConfigError: there are no rows or labels to train on.
+    """
+    method = METHODS[config.method.name]
+    own_data = data.select_party(data.active.name)
+    assert own_data is not None  # a simulation has all parties' tables
+    common = _find_common_rows(config, data)
+    require_labels(method, config, own_data, common)
+    labelled_rows = len(method.find_learnt_labels(config, own_data, common))
+    teaching_rows = len(method.find_learnt_labels(config, replace(own_data, labelled=None), common))
+    train_rows, aligned_share, aligned_rows = find_training_rows(config, own_data, common)
+    if len(train_rows) < 2:
+        raise ConfigError("there is no row to train on: the intersection holds no training row")
+    stages = make_label_mechanism(config.labels, classes=len(data.classes)).stages
+    return _TrainingPlan(
+        train_rows=len(train_rows),
+        aligned_rows=aligned_rows,
+        aligned_share=aligned_share,
+        labelled_rows=labelled_rows,
+        teaching_rows=teaching_rows,
+        steps=count_batches(config, len(train_rows), stages=stages),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ScaledRehearsal:
+    """A rehearsal, with the factors by which the run is larger.
+
+    Attributes:
+        rehearsal: the traffic and time of a few steps.
+        step_seconds: time of one training step of the run.
+        message_factor, byte_factor: factors on the number of training messages, and on their bytes.
+        label_factor: further factor on the bytes of encrypted labels.
+    """
+
+    rehearsal: "_Rehearsal"
+    step_seconds: float
+    message_factor: float
+    byte_factor: float
+    label_factor: float
+
+
+def _rehearse_training(
+    config: Config, agreed_config: Config, data: VerticalData, plan: _TrainingPlan
+) -> _ScaledRehearsal:
+    """Rehearse a few steps of the run, and return them with the factors by which the run is larger.
+
+    Args:
+        config: settings of the run.
+        agreed_config: the same with the layer sizes that the parties would agree on.
+        data: the real tables, or tables of their shapes.
+        plan: numbers of rows and steps of the run.
+    """
+    batch = count_rehearsed_rows(
+        config, plan.train_rows, aligned_share=plan.aligned_share, steps=STEPS
+    )
+    rehearsed_steps = STEPS
+    if not (config.method.asks_once or config.method.averages):
+        # All steps are alike, so no more are rehearsed than the run has.
+        rehearsed_steps = min(STEPS, max(2, plan.steps))
+    message_factor, byte_factor = estimate_growth(
+        config,
+        steps=plan.steps / rehearsed_steps,
+        rows=plan.train_rows / (batch * rehearsed_steps),
+    )
+    rehearsed_labels = _count_rehearsed_labels(
+        config, labelled=plan.labelled_rows, classes=len(data.classes), passives=len(data.passives)
+    )
+    label_factor = plan.labelled_rows / max(1, rehearsed_labels)
+    rehearse = partial(
+        _rehearse,
+        agreed_config,
+        data,
+        batch=batch,
+        aligned=plan.aligned_share,
+        labelled=rehearsed_labels,
+    )
+    rehearsal = rehearse(rehearsed_steps)
+    step_seconds = _forecast_step_seconds(config, rehearsal, rehearse, steps=plan.steps)
+    return _ScaledRehearsal(
+        rehearsal=rehearsal,
+        step_seconds=label_factor * step_seconds,
+        message_factor=message_factor,
+        byte_factor=byte_factor,
+        label_factor=label_factor,
     )
 
 
@@ -729,30 +803,23 @@ def _describe_openings(
 
 
 def _scale_links(
-    rehearsal: "_Rehearsal",
-    data: VerticalData,
-    *,
-    message_factor: float,
-    byte_factor: float,
-    label_factor: float,
-    fixed_bytes: Mapping[_Route, int],
+    scaled: _ScaledRehearsal, data: VerticalData, *, fixed_bytes: Mapping[_Route, int]
 ) -> Iterator[Link]:
     """Yield the messages and bytes of the run, scaled up from the rehearsal.
 
-    Messages of the alignment grow with the number of IDs. Messages of training grow by the given
-    factors. Other messages before training are the same as in the rehearsal.
+    Messages of the alignment grow with the number of IDs. Messages of training grow by the factors
+    of `scaled`. Other messages before training are the same as in the rehearsal.
 
     Args:
-        rehearsal: the rehearsal.
-        data: the real tables.
-        message_factor, byte_factor: factors on the number of training messages, and on their bytes.
-        label_factor: additional factor on the bytes of encrypted labels.
+        scaled: the rehearsal, with the factors by which the run is larger.
+        data: the real tables, or tables of their shapes.
         fixed_bytes: bytes of the alignment that do not depend on the number of IDs.
     """
+    rehearsal = scaled.rehearsal
     real_rows = {table.name: len(table.ids) for table in data.tables}
     rehearsed_rows = len(rehearsal.data.active.ids)
     for flow in rehearsal.setup:
-        factor = label_factor if flow.kind == Kind.ENCRYPTED_LABELS else 1.0
+        factor = scaled.label_factor if flow.kind == Kind.ENCRYPTED_LABELS else 1.0
         unscaled_bytes = 0
         if flow.kind == Kind.ALIGNMENT:
             unscaled_bytes = min(fixed_bytes.get((flow.sender, flow.receiver), 0), flow.wire_bytes)
@@ -767,12 +834,14 @@ def _scale_links(
             wire_bytes=round(unscaled_bytes + (flow.wire_bytes - unscaled_bytes) * factor),
         )
     for flow in rehearsal.training:
-        factor = byte_factor * label_factor if flow.kind == Kind.ENCRYPTED_LABELS else byte_factor
+        factor = scaled.byte_factor
+        if flow.kind == Kind.ENCRYPTED_LABELS:
+            factor *= scaled.label_factor
         yield Link(
             sender=flow.sender,
             receiver=flow.receiver,
             kind=flow.kind.value,
-            messages=round(flow.messages * message_factor),
+            messages=round(flow.messages * scaled.message_factor),
             wire_bytes=round(flow.wire_bytes * factor),
         )
 

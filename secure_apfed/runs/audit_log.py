@@ -464,7 +464,7 @@ class AuditLog:
         self._write_frame(Frame, frame, event="sent", peer=envelope.receiver, **fields)
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
-        """Log a frame that was received and opened."""
+        """Log a frame that was received and decrypted."""
         fields = _describe_envelope(envelope)
         self._write_frame(Frame, frame, event="received", peer=envelope.sender, **fields)
 

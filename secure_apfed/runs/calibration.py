@@ -198,6 +198,7 @@ def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor)
     dtype = next(network.parameters()).dtype
 
     def score_features(features_B: torch.Tensor) -> torch.Tensor:
+        """Return the network's scores (B, 2), computed in the precision of its parameters."""
         scores_BK: torch.Tensor = network(features_B.to(dtype))
         return scores_BK
 

@@ -282,6 +282,7 @@ def _score_training_rows(
     dtype = next((parameter.dtype for parameter in network.parameters()), torch.float32)
 
     def score_features(features_B: Tensor) -> Tensor:
+        """Return the network's scores (B, K), computed in the precision of its parameters."""
         scores_BK: Tensor = network(features_B.to(dtype))
         return scores_BK
 
@@ -656,6 +657,7 @@ class EpochLosses:
         return self._sum / self._count if self._count else 0.0
 
     def _add_number(self, loss: float) -> None:
+        """Add a loss that is a plain number to the sum."""
         self._sum += loss
         self._count += 1
 

@@ -42,7 +42,7 @@ class LongWork(BaseModel):
 
     Attributes:
         party: name of the party that computes; empty: the process that writes.
-        name: what is computed.
+        name: name of the computation.
         part: the part of it that is being computed now; may be empty.
         done, total: number of finished parts, and of all parts.
         seconds_left: forecast from the pace so far; null: too early to say.

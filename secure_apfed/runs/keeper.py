@@ -193,7 +193,7 @@ class PartyCheckpointStore:
     def register_ledger(self, name: str, ledger: PrivacyLedger) -> None:
         """Include a ledger in the privacy cost that the party reports.
 
-        `name`: what the ledger is for.
+        `name`: name of the ledger, which says what it counts.
         """
         self.meter.add_ledger(name, ledger)
 

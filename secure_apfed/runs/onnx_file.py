@@ -223,6 +223,7 @@ def _build_non_nfc_pattern() -> str:
     composing.update(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))  # Hangul
 
     def may_change(character: str) -> bool:
+        """Return whether NFC replaces a character, or may compose it with the one before."""
         return character in composing or not unicodedata.is_normalized("NFC", character)
 
     return f"(?s).*{_make_character_class(may_change)}.*"

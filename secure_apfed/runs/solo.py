@@ -341,6 +341,7 @@ def _open_csv_writer(path: Path) -> Iterator[_Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
 
         def write_frame(frame: pd.DataFrame) -> None:
+            """Append a frame; the header comes before the first row of the file."""
             file.write(to_csv(frame, header=not file.tell()))
 
         yield write_frame
@@ -352,6 +353,7 @@ def _open_json_writer(path: Path) -> Iterator[_Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
 
         def write_frame(frame: pd.DataFrame) -> None:
+            """Append a frame's rows to the list."""
             # Not written by pandas, which rounds numbers. Infinity and NaN become null.
             finite = frame.replace([math.inf, -math.inf], math.nan).astype(object)
             rows = finite.where(finite.notna(), None).to_dict("records")
@@ -373,6 +375,7 @@ def _open_parquet_writer(path: Path) -> Iterator[_Write]:
         writer: Any = None
 
         def write_frame(frame: pd.DataFrame) -> None:
+            """Append a frame; the first one decides the columns of the file."""
             nonlocal writer
             table = pa.Table.from_pandas(frame, preserve_index=False)
             if writer is None:  # the columns are known only now

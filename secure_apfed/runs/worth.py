@@ -241,7 +241,7 @@ def measure_worth(
 def _measure_without(
     config: Config, data: VerticalData, passive: str, result: RunResult, variant: str
 ) -> PassiveWorth:
-    """Train without one passive, and compare the model with that of the run with all passives.
+    """Train without one passive, and compare the model with the model that all passives helped.
 
     Args:
         config: settings of the run with all passives.
