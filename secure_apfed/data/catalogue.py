@@ -488,8 +488,9 @@ def check_data(settings: DataSettings) -> None:
 
     Raises ConfigError: the first fault that is found.
     """
-    for problem in _list_problems(settings):
-        raise ConfigError(problem)
+    first_problem = next(_list_problems(settings), None)
+    if first_problem is not None:
+        raise ConfigError(first_problem)
 
 
 def _list_given_keys(settings: DataSettings, *keys: str) -> str:

@@ -842,7 +842,7 @@ class ImageEncoding(Settings):
     def feature_name(self, index: int) -> str:
         """Return in words the position of a pixel in the whole image, for errors.
 
-        `index`: position of the pixel in the flat strip.
+        `index`: position of the pixel among the flattened features.
         """
         channel, row, column = np.unravel_index(index, self.shape)
         return f"channel {channel}, row {row + self.first_row}, column {column}"

@@ -441,14 +441,20 @@ def _load_sklearn_set(name: str) -> Any:
 
 
 def load_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
-    """Read the digits of scikit-learn: 1797 images (N, height 8, width 8), values 0 to 16."""
+    """Read the digits of scikit-learn: 1797 images of 8 x 8 pixels with values 0 to 16.
+
+    `dataset` and `folder` are unused: scikit-learn has the only file.
+    """
     bunch = _load_sklearn_set("digits")
     pixels_NHW = bunch.images.astype(np.uint8)
     return ImagePool(pixels_NHW[:, None], bunch.target.to_numpy(np.int64, copy=True), maximum=16)
 
 
 def load_sklearn_table(dataset: DataSet, folder: Path | None) -> TablePool:
-    """Read the table that scikit-learn has under the name of the data set."""
+    """Read the table that scikit-learn has under the name of the data set.
+
+    `folder` is unused: the file is scikit-learn's.
+    """
     bunch = _load_sklearn_set(dataset.name)
     kind = np.float64 if dataset.numeric_labels else np.int64
     return TablePool(bunch.data.copy(), bunch.target.to_numpy(kind, copy=True))

@@ -12,7 +12,7 @@ Letters: N rows, F features.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,11 +72,17 @@ def load_blocks(
     source = path.name
     first = 0  # number of the block's first row in the file
     id_columns = [column_name(name) for name in id_columns]
-    tables = stream_blocks(path, source=source, rows=rows) if is_table(path) else None
-    for raw in tables or (_load_array(path),):
-        absent = [name for name in id_columns if tables and name not in raw]
-        if absent:
-            raise DataError(f"{source}: the ID columns {', '.join(absent)} are missing; add them")
+    blocks: Iterable[RawFeatures]
+    blocks = (
+        stream_blocks(path, source=source, rows=rows) if is_table(path) else [_load_array(path)]
+    )
+    for raw in blocks:
+        if isinstance(raw, pd.DataFrame):
+            absent = [name for name in id_columns if name not in raw]
+            if absent:
+                raise DataError(
+                    f"{source}: the ID columns {', '.join(absent)} are missing; add them"
+                )
         if not len(raw):
             # A table without rows yields one empty block.
             break

@@ -61,7 +61,11 @@ _ENCODING = "reading, features"  # what progress calls the encoding of rows
 
 
 def is_mapped(settings: DataSettings, name: str) -> bool:
-    """Return whether the table of the party `name` is read by columns and blocks."""
+    """Return whether the table of the party `name` is read from disk column by column.
+
+    Otherwise it is loaded as a whole. The setting `memory_map` decides; "auto" means that files of
+    `LARGE_FILE` bytes or more are read from disk.
+    """
     party_settings = (settings.parties or {})[name]
     if settings.memory_map != "auto" or party_settings.file is None:
         return settings.memory_map == "always"
@@ -321,7 +325,7 @@ class _StoredColumns:
         self._places[name] = places
 
     def load_block(self, name: str, block: int) -> pyarrow.Table:
-        """Read the block of a column with this number."""
+        """Read one block of a column; `block`: number of the block, from 0."""
         offset, size = self._places[name][block]
         content = os.pread(self._file.fileno(), size, offset)
         return ipc.open_stream(content).read_all()

@@ -287,6 +287,7 @@ def _iter_class_scores(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], Floa
 
     For two classes only the second one is yielded. A class with no row, or all rows, is left out.
     """
+    # Of two classes, the scores of the first follow from the scores of the second.
     labels = range(scored.classes) if scored.classes > 2 else (1,)
     for label in labels:
         is_class_B = scored.truth == label
@@ -665,14 +666,14 @@ def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
     if not scored.is_finite or true_B.all() or not true_B.any():
         return ()
     edges = np.unique(np.quantile(scores_B, np.linspace(0, 1, parts + 1)[1:-1]))
-    # Part 0 has the highest scores.
-    part_B = len(edges) - np.searchsorted(edges, scores_B, side="right")
-    rows_T = np.bincount(part_B, minlength=len(edges) + 1)
-    positives_T = np.bincount(part_B, true_B, len(edges) + 1)
+    # Each row's tenth, from 0 for the highest scores on.
+    tenth_B = len(edges) - np.searchsorted(edges, scores_B, side="right")
+    rows_by_tenth = np.bincount(tenth_B, minlength=len(edges) + 1)
+    positives_by_tenth = np.bincount(tenth_B, true_B, len(edges) + 1)
     lift_rows = list[LiftRow]()
     rows_so_far = 0
     positives_so_far = 0
-    for rows, positives in zip(rows_T.tolist(), map(int, positives_T), strict=True):
+    for rows, positives in zip(rows_by_tenth.tolist(), map(int, positives_by_tenth), strict=True):
         if not rows:
             continue
         rows_so_far += rows

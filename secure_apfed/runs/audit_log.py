@@ -492,7 +492,10 @@ class AuditLog:
         )
 
     def note_restart(self, restart: Restarted) -> None:
-        """Log that the operator let a counter continue from another count than the log's."""
+        """Log that the operator restarted a counter: one of the party's files that count releases.
+
+        `restart`: the line, with the count in the log and the count from which it continues.
+        """
         self._write_line(restart)
 
     def note_end(self, end: Ended) -> None:
@@ -500,7 +503,7 @@ class AuditLog:
         self._write_line(end)
 
     def sync(self) -> None:
-        """Log changed counters, and wait until all lines are on the disk.
+        """Log changed counters (the party's files that count), and wait until the disk has all.
 
         Raises CheckpointError: the file was removed, or another process wrote to it.
         """
@@ -529,7 +532,7 @@ class AuditLog:
             os.close(self._file)
 
     def _note_counters(self, *, saved: bool) -> None:
-        """Write a line for each counter that changed since its last line.
+        """Write a line for each counter (a file that counts, such as a ledger) that has changed.
 
         `saved`: whether a checkpoint follows. Some counters are reported only then.
         """

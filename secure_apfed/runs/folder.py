@@ -100,6 +100,7 @@ class Ending(BaseModel):
 def load_ending(folder: Path) -> Ending | None:
     """Return the record of the end of the project in a party's folder; None: it has not ended."""
     path = folder / PROJECT_ENDED
+    # A link counts, too: `load_json` refuses it, so that it cannot make an ended project look open.
     return load_json(path, Ending) if os.path.lexists(path) else None
 
 

@@ -164,7 +164,7 @@ def _pick_worst_ledger(ledgers: Iterable[PrivacyLedger]) -> PrivacyLedger | None
 def _list_release_ledgers(session: Session) -> list[PrivacyLedger]:
     """Return the ledgers in this process that count releases of representations.
 
-    Ledgers of private updates and of contributions to sums are left out.
+    Ledgers of private updates (DP-SGD) and of contributions to secure sums are left out.
     """
     updates = session.learner.training.updates if session.learner.training else None
     other_ledgers = (updates, *session.contribution_ledgers.values())

@@ -113,9 +113,10 @@ class TrainingLabels:
         self._stage += 1
 
     def _write_ahead(self, log: Path, answers: Tensor) -> None:
-        """Log the keyed digest of the next stage's answers, before anything is trained on them.
+        """Log the keyed digest of the next stage's randomised labels, before training uses them.
 
-        If the stage is logged already, its digest must be the same.
+        If the stage is logged already, its digest must be the same: labels that are randomised
+        twice would cost privacy twice.
 
         Raises CheckpointError: the log has other answers for this stage.
         """
@@ -154,9 +155,9 @@ class TrainingLabels:
         return torch.cat(scores).double().softmax(1).cpu()
 
     def build_data(self) -> OwnData:
-        """Return the active's data with answers in place of the true training labels.
+        """Return the active's data with randomised labels in place of the true training labels.
 
-        Rows of stages that are not answered yet are no training rows.
+        Rows whose labels are not randomised yet (rows of later stages) are no training rows.
         """
         data = self.data
         table = self.data.table
@@ -180,14 +181,16 @@ class TrainingLabels:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the answers so far, for the active's checkpoint; -1: not answered yet.
+        """Return the answers (randomised labels) so far, for the active's checkpoint; -1: none yet.
 
         The mechanism `none` has nothing to store: its answers are the true labels.
         """
         return {} if self.mechanism.unsafe else {"answers": self._answers}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the answers that `tensors` returned, so that no label is randomised again.
+        """Restore the answers (randomised labels) that `tensors` returned, from a checkpoint.
+
+        No label is randomised again.
 
         Raises CheckpointError: the answers do not fill the first stage or the first few stages, or
             are no classes.
