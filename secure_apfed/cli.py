@@ -302,7 +302,7 @@ def _check_attacks_and_study(config: "Config", folder: Path) -> None:
     from secure_apfed.errors import ConfigError
 
     if config.attacks:
-        from apfed_attacks.run import expand_choices  # slow to import
+        from apfed_attacks.table import expand_choices  # slow to import
 
         expand_choices(config.attacks)  # called for its error
     if not config.tradeoff:
@@ -441,20 +441,38 @@ def fetch_data(
         terminal.show_note(f"{name} ships with a library; there is nothing to fetch")
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    load: Annotated[
+        bool,
+        typer.Option(
+            "--load",
+            help="Also import packages that take seconds, such as opacus and CrypTen, for errors "
+            "that only an import shows.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Check the installation: what is missing, and how to install it."""
     from secure_apfed.commands.doctor import examine_machine, is_healthy
 
-    findings = examine_machine()
+    findings = examine_machine(load=load)
     if as_json:
         terminal.print_json(
-            {"healthy": is_healthy(findings), "findings": list(map(asdict, findings))}
+            {
+                "healthy": is_healthy(findings),
+                "load": load,
+                "findings": list(map(asdict, findings)),
+            }
         )
     else:
         rows = [
             (finding.state, finding.name, finding.value, finding.remedy) for finding in findings
         ]
         terminal.show_rows("This machine", ("", "what", "found", "to get it"), rows)
+        if not load:
+            terminal.show_note(
+                "note: packages that take seconds to import were looked up only; see --load"
+            )
     if not is_healthy(findings):
         raise typer.Exit(1)
 

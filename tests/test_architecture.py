@@ -173,8 +173,9 @@ def test_the_linter_refuses_what_protocols_must_not_do(module: str, lines: tuple
 LOADED = {
     "from secure_apfed import attacks, errors, exchange, privacy, psi, sums": 10,
     "from secure_apfed.sums import CkksSum": 30,
-    "from secure_apfed import Config": 60,
-    "from secure_apfed import load_model": 100,
+    "from secure_apfed import Config": 25,
+    "from secure_apfed import load_model": 75,
+    "from apfed_attacks import evaluate": 105,
 }
 """What a part costs a reader: modules of ours that it loads, at most."""
 
@@ -231,6 +232,13 @@ def test_the_reader_of_a_model_loads_nothing_that_trains(loaded: dict[str, set[s
     assert "secure_apfed.runs.solo" in found
     assert len(loaded["from secure_apfed import run"]) > max(LOADED.values()), "they are counted"
     assert not [name for name in found if name.startswith(trains)]
+
+
+def test_the_evaluation_of_arrays_loads_nothing_of_runs(loaded: dict[str, set[str]]) -> None:
+    of_runs = ("secure_apfed.methods", "secure_apfed.runs", "apfed_attacks.recorded")
+    found = loaded["from apfed_attacks import evaluate"]
+    assert "apfed_attacks.foreign" in found
+    assert not [name for name in found if name.startswith(of_runs)]
 
 
 def test_the_house_has_few_floors(tree: Tree) -> None:

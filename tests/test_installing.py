@@ -247,7 +247,7 @@ def test_the_docker_file_is_followed_line_by_line(clean: Path, tmp_path: Path) -
         )
         assert done.returncode == 0, done.stderr[-3000:]
     said = subprocess.run(
-        [str(clean / "bin/secure-apfed"), "doctor"],
+        [str(clean / "bin/secure-apfed"), "doctor", "--load"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

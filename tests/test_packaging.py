@@ -272,7 +272,7 @@ def test_the_wheels_run_the_readme_in_a_clean_environment(
     version = _run(fresh, "-c", "import secure_apfed as s; print(s.__version__)", cwd=tmp_path)
     assert version.strip() == PROJECT["version"]
     command = str(tmp_path / "venv" / "bin" / "secure-apfed")
-    assert "This machine" in _run(command, "doctor", cwd=tmp_path)
+    assert "This machine" in _run(command, "doctor", "--load", cwd=tmp_path)
 
 
 def _resolve(folder: Path, python: str, *requirements: str) -> subprocess.CompletedProcess[str]:

@@ -15,11 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.special import softmax
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from apfed_attacks.interface import Attack, FloatArray, Prediction
@@ -200,7 +199,7 @@ def correct_priors(
         within_F = np.maximum((released_NF**2).mean(axis=0) - between_F, _MIN_VARIANCE)
         # Gaussian log-likelihoods up to a term that is the same for all classes.
         likelihood_NK = (released_NF / within_F) @ mean_KF.T - 0.5 * (mean_KF**2 / within_F).sum(1)
-        posterior_NK = softmax(log_prior_NK + trust * likelihood_NK, axis=1)
+        posterior_NK = scipy.special.softmax(log_prior_NK + trust * likelihood_NK, axis=1)
     return posterior_NK
 
 
@@ -209,6 +208,8 @@ def fit_model(model: Any, rows_nF: FloatArray, targets: NDArray[Any] | None) -> 
 
     `targets`: targets of the rows; None: the model needs none, as for clustering.
     """
+    from sklearn.exceptions import ConvergenceWarning
+
     with warnings.catch_warnings():
         # An adversary has a limited number of iterations, so its fit may end early.
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -14,18 +14,16 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.stats import t as student
 from torch import Tensor
 
-from apfed_attacks.headlines import NOT_ATTACKED
-from apfed_attacks.interface import Attack, AttackResult, Target
+from apfed_attacks.decoys import compute_guesses
+from apfed_attacks.interface import NOT_ATTACKED, Attack, AttackResult, Target
 from apfed_attacks.pace import OnProgress, OutOfTime, Pace, watch_in_terminal
-from apfed_attacks.recorded import class_priors
-from apfed_attacks.run import compute_guesses, full_suite, prepare_attack
 from apfed_attacks.scoring import DECOY, Truth, score_guess
-from apfed_attacks.table import ATTACKS
+from apfed_attacks.table import ATTACKS, full_suite, prepare_attack
 from apfed_attacks.view import AdversaryView, AttackError, Exchange, Knowledge, KnownRows
 from apfed_protocols.labels import column_names, order_by_position
 from secure_apfed.base.seeds import isolate_torch_modes, shuffle_rows
@@ -104,7 +102,7 @@ class Finding:
         by 1 / sqrt(scored rows) above the null's mean, since a null may hardly vary.
         """
         spread = float(np.std(self.null, ddof=1)) * math.sqrt(1 + 1 / len(self.null))
-        quantile = float(student.isf(_SIGNIFICANCE_LEVEL, len(self.null) - 1))
+        quantile = float(scipy.stats.t.isf(_SIGNIFICANCE_LEVEL, len(self.null) - 1))
         smallest = math.sqrt(1 / self.result.counts["scored"])
         return self.advantage > max(quantile * spread, smallest)
 
@@ -579,7 +577,7 @@ def _add_known_rows(
     return replace(
         knowledge,
         labels=KnownRows(labelled, truth.labels[labelled]),
-        priors=class_priors(truth) if rows_by_class and attack.priors else None,
+        priors=truth.compute_class_priors() if rows_by_class and attack.priors else None,
         shadow=KnownRows() if features is None else KnownRows(shadow, features[shadow]),
     )
 

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from apfed_attacks.interface import AttackResult, Target
+from apfed_attacks.interface import NOT_ATTACKED, AttackResult, Target
 from secure_apfed.exchange.secure_sums import explain_unreadable, find_sum_class
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
-    "NOT_ATTACKED",
     "Direction",
     "Headline",
     "headlines_by_direction",
@@ -26,7 +25,6 @@ __all__ = [
 
 State: TypeAlias = Literal["found", "nothing found", "not attacked", "not applicable"]
 
-NOT_ATTACKED: Literal["not attacked"] = "not attacked"
 _REASONS_SHOWN = 3
 _VICTIM_BY_READER = {"active": "passives", "passive": "active"}
 """Victims as titles name them, by the role of the reader; any other role reads `others`."""

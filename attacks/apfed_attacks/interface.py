@@ -20,6 +20,7 @@ from apfed_attacks.view import AdversaryView, AttackError, Behaviour, Role
 from secure_apfed.settings import Settings
 
 __all__ = [
+    "NOT_ATTACKED",
     "Attack",
     "AttackResult",
     "FloatArray",
@@ -31,6 +32,9 @@ __all__ = [
 
 Target: TypeAlias = Literal["labels", "features", "membership"]
 FloatArray: TypeAlias = NDArray[np.float64]
+
+NOT_ATTACKED: Literal["not attacked"] = "not attacked"
+"""The state of a direction in which no attack ran: nothing is known of a leak."""
 
 # Options whose effect a result's `knowledge` states.
 _COUNTED = ("labels_per_class", "shadow_rows")

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from apfed_attacks.foreign import evaluate
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.run import ALL, expand_choices
-from apfed_attacks.table import ATTACKS, find_attack
+from apfed_attacks.table import ALL, ATTACKS, expand_choices, find_attack
 from apfed_attacks.view import AttackError, Role
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import UNLABELLED

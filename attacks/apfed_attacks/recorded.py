@@ -67,18 +67,6 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
     )
 
 
-def class_priors(truth: Truth) -> tuple[float, ...]:
-    """Return the share of each class among the labelled training rows; nothing where labels are
-    numbers.
-    """
-    if not truth.classes:
-        return ()
-    if not len(truth.positions_with_labels):
-        raise AttackError("no aligned training row has a label, so that classes have no shares")
-    counts_K = torch.bincount(truth.labels[truth.positions_with_labels], minlength=truth.classes)
-    return tuple((counts_K / counts_K.sum()).tolist())
-
-
 def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
     """Choose `per_class` aligned training rows of each class whose labels become known.
 

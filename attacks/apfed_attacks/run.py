@@ -4,96 +4,33 @@ Run by: the experimenter, who holds the recording of all parties.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from traceback import extract_tb
 from typing import Any
 
-import numpy as np
 import torch
-from pydantic import ValidationError
-from sklearn import config_context
-from threadpoolctl import ThreadpoolController
-from torch import Tensor
 
-from apfed_attacks import ATTACKS, recorded
-from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction
+from apfed_attacks import recorded
+from apfed_attacks.decoys import compute_guesses
+from apfed_attacks.interface import Attack, AttackResult, Guess
 from apfed_attacks.live.strategy import AnsweringAttack
 from apfed_attacks.people.membership import AveragedMembership
 from apfed_attacks.scoring import Truth, check_guess, make_inapplicable_result, score_guess
-from apfed_attacks.table import find_attack
-from apfed_attacks.view import (
-    AdversaryView,
-    AttackError,
-    GuessError,
-    Knowledge,
-    PlayedAttack,
-    list_seen_positions,
-)
-from secure_apfed.base.seeds import derive_seed, isolate_torch_modes, shuffle_rows
+from apfed_attacks.table import expand_choices, prepare_attack
+from apfed_attacks.view import AdversaryView, AttackError, GuessError, Knowledge, PlayedAttack
+from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.base.working import report_work
 from secure_apfed.config import AttackChoice
-from secure_apfed.config.file import describe_errors
-from secure_apfed.errors import ApfedError, ConfigError, ModelError
+from secure_apfed.errors import ApfedError, ModelError
 from secure_apfed.learning.descent import find_device
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.networks.models import limit_threads_for
 from secure_apfed.runs.outcome import Recording
 
-__all__ = [
-    "ALL",
-    "Trial",
-    "add_decoys",
-    "compute_guesses",
-    "exchange_releases",
-    "expand_choices",
-    "full_suite",
-    "name_failures",
-    "prepare_attack",
-    "run_attacks",
-]
-
-ALL = "all"
-"""The name that stands for every attack, as in `attacks: all`."""
-
-
-def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...]:
-    """Return the named attacks, each with every set of options that its class proposes."""
-    return tuple(
-        AttackChoice(name=name, options=dict(options))
-        for name in names
-        for options in type(prepare_attack(AttackChoice(name=name))).suite
-    )
-
-
-def expand_choices(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
-    """Return the choices, checked as by `prepare_attack`, with the full suite in place of "all"."""
-    expanded: list[AttackChoice] = []
-    for choice in choices:
-        if choice.name == ALL and choice.options:
-            raise ConfigError(
-                f"attacks: {ALL} mounts each attack with its usual options and takes none, got "
-                f"{', '.join(choice.options)}; name the attack that they are of beside it"
-            )
-        expanded += full_suite() if choice.name == ALL else [choice]
-    for choice in expanded:
-        prepare_attack(choice)
-    return tuple(expanded)
-
-
-def prepare_attack(choice: AttackChoice) -> Attack:
-    """Return the attack of a config's entry. ConfigError: an option is unknown or out of range."""
-    kind = find_attack(choice.name)
-    try:
-        return kind.model_validate(choice.options)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, path))} {problem}"
-            for path, problem in describe_errors(kind, error, choice.options)
-        )
-        raise ConfigError(f"attacks: {choice.name}: options: {problems}") from error
+__all__ = ["Trial", "name_failures", "run_attacks"]
 
 
 @isolate_torch_modes()
@@ -154,10 +91,6 @@ def _iter_pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[st
                 # Parties of one role exchange nothing with each other.
                 if victim not in role_parties:
                     yield parties, victim
-
-
-# Libraries with threads of their own. Looked up once, since that reads the list of all loaded ones.
-_find_libraries = cache(ThreadpoolController)
 
 
 @dataclass(frozen=True)
@@ -281,7 +214,7 @@ class Trial:
         truth = recorded.truth_of(recording, victim)
         facts: dict[str, Any] = {
             "labels": recorded.reveal_labels(recording, attack.labels_per_class, seed),
-            "priors": recorded.class_priors(truth) if attack.priors else None,
+            "priors": truth.compute_class_priors() if attack.priors else None,
             "shadow": recorded.reveal_features(recording, victim, attack.shadow_rows, seed),
             "encoder": recorded.reveal_encoder(recording, victim) if attack.white_box else None,
             "order": recorded.reveal_order(recording) if attack.told_order else {},
@@ -315,118 +248,3 @@ def name_failures(attack: Attack) -> Iterator[None]:
             f"attacks: {kind.__module__}:{kind.__name__} failed{place}: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-def compute_guesses(
-    attack: Attack,
-    view: AdversaryView,
-    seed: int,
-    exchanges: int = 1,
-    on_pass: Callable[[], None] = lambda: None,
-    check: Callable[[Guess], None] = lambda guess: None,
-) -> list[Guess]:
-    """Return what the attack guesses, once with the decoys of each exchange of releases.
-
-    `exchanges`: number of exchanges, and so of guesses. `on_pass`: called after each run of the
-    attack; an error that it raises ends them. `check`: called with the first guess; it raises an
-    error for one that cannot be scored.
-    """
-    # Small fits get slower with more threads, and their sums would differ.
-    with _find_libraries().limit(limits=1), config_context(skip_parameter_validation=True):
-        guesses = [attack.run(view, seed)] * exchanges
-        check(guesses[0])
-        on_pass()
-        if not attack.is_exchangeable:
-            return guesses
-        for number, guess in enumerate(guesses):
-            exchange_seed = derive_seed(seed, "exchange", number) if number else seed
-            decoy_view = exchange_releases(view, exchange_seed)
-            if decoy_view is None:
-                continue
-            try:
-                decoy = attack.run(decoy_view, seed)
-            except AttackError:
-                continue  # the guess is kept without decoys
-            guesses[number] = add_decoys(guess, decoy)
-            on_pass()
-        return guesses
-
-
-def exchange_releases(view: AdversaryView, seed: int) -> AdversaryView | None:
-    """Return `view` with every release attributed to another row; None if it shows no two rows.
-
-    Columns of noise beside the own features make a probe better or worse by chance, and of many
-    such variants the best looks good. A decoy has the same luck and knows nothing of any row. Where
-    releases are independent of all that the adversary has, an attack and its decoys are
-    exchangeable, so the expected advantage is exactly 0, whatever the attack (a permutation test;
-    Good, 2005, Permutation, Parametric, and Bootstrap Tests of Hypotheses, Section 1.2). Baselines
-    that compute functions of what the adversary has are left to the attack.
-
-    The order is the same in all epochs. Rows are exchanged within a group of which equally much was
-    seen: people whom a malicious adversary asked about; rows that trained, which got gradients or
-    pseudo-labels, or of which a sum was revealed; and the others, which are test rows. Within each,
-    people whom the victim holds and those whom it does not are groups of their own. So a decoy
-    guesses the same rows.
-
-    `seed`: seed of the random exchange.
-    """
-    observed, answered = list_seen_positions(view)
-    asked = observed[:0]
-    if view.deviation is not None:
-        asked = view.deviation.notes.get("people", asked)
-    groups = {
-        "asked": asked.unique(),
-        "answered": answered[~torch.isin(answered, asked)],
-        "others": observed[~torch.isin(observed, torch.cat([asked, answered]))],
-    }
-    all_positions = torch.cat(list(groups.values()))
-    if len(all_positions) < 2:
-        return None
-    stands_for = torch.arange(int(all_positions.max()) + 1)
-    for name, group in groups.items():
-        is_held_N = view.has_rows(view.knowledge.victim, group)
-        for part, rows in ((name, group[is_held_N]), (f"{name}, not held", group[~is_held_N])):
-            order = shuffle_rows(rows, seed, "attacks", "decoy", part)
-            stands_for[order] = order.roll(1)  # of two rows or more, none keeps its own release
-    return replace(view, stands_for=stands_for)
-
-
-def add_decoys(guess: Guess, decoy: Guess) -> Guess:
-    """Return `guess` with what the attack guessed from exchanged releases as its decoys.
-
-    Those rows are kept that both guess; epochs may lack some.
-
-    `decoy`: the guess of the same attack from a view whose releases were exchanged.
-
-    Raises:
-        AttackError: exchanging the releases changed nothing, so that the decoys would hide all that
-            the attack found.
-    """
-    has_same_rows = torch.equal(guess.positions, decoy.positions)
-    if has_same_rows and all(
-        np.array_equal(prediction.values, decoy.attacks[name].values, equal_nan=True)
-        for name, prediction in guess.attacks.items()
-        if name in decoy.attacks
-    ):
-        raise AttackError(
-            "exchanging releases between rows changes nothing: either all rows' are the same, or "
-            "the attack reads them other than by apfed_attacks.view"
-        )
-    if has_same_rows:
-        return replace(guess, decoys=decoy.attacks)
-    is_common_N = torch.isin(guess.positions, decoy.positions)
-    positions = guess.positions[is_common_N]
-    order = decoy.positions.argsort()
-    decoy_order = order[torch.searchsorted(decoy.positions[order], positions)]
-    return Guess(
-        positions=positions,
-        attacks=_select_rows(guess.attacks, is_common_N),
-        baselines=_select_rows(guess.baselines, is_common_N),
-        references=_select_rows(guess.references, is_common_N),
-        decoys=_select_rows(decoy.attacks, decoy_order),
-    )
-
-
-def _select_rows(predictions: Mapping[str, Prediction], rows: Tensor) -> dict[str, Prediction]:
-    """Return the predictions for `rows`: indices, or true for each row that stays."""
-    return {name: prediction.select_rows(rows.numpy()) for name, prediction in predictions.items()}

@@ -12,12 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.special import softmax
-from scipy.stats import rankdata
-from sklearn.metrics import confusion_matrix, recall_score, roc_auc_score, roc_curve
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,7 +40,7 @@ def _compute_macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
     is_defined_K = (positives_K > 0) & (negatives_K > 0)
     if not is_defined_K.any():
         return None
-    rank_sum_K = np.where(is_class_NK, rankdata(scores_NK, axis=0), 0).sum(axis=0)
+    rank_sum_K = np.where(is_class_NK, scipy.stats.rankdata(scores_NK, axis=0), 0).sum(axis=0)
     # Pairs (positive, negative) in which the positive row has the higher score.
     wins_K = rank_sum_K - positives_K * (positives_K + 1) / 2
     pairs_K = positives_K * negatives_K
@@ -60,12 +57,14 @@ def _match_class_scores(prediction: Prediction, labels_N: Array) -> Array:
 
     `prediction`: scores by class or by cluster.
     """
+    from sklearn.metrics import confusion_matrix
+
     scores_NK = prediction.values
     if not prediction.clusters:
         return scores_NK
     classes = range(scores_NK.shape[1])
     confusion_KK = confusion_matrix(labels_N, scores_NK.argmax(axis=1), labels=list(classes))
-    _, cluster_of_class = linear_sum_assignment(-confusion_KK)
+    _, cluster_of_class = scipy.optimize.linear_sum_assignment(-confusion_KK)
     return scores_NK[:, cluster_of_class]
 
 
@@ -116,6 +115,8 @@ def _compute_roc_corners(scores_n: Array, members_n2: Array) -> list[tuple[float
 
     `members_n2`: whether each candidate trained the model, and whether it was aligned.
     """
+    from sklearn.metrics import roc_curve
+
     false_positive_rates, true_positive_rates, _ = roc_curve(members_n2[:, 0], scores_n)
     return list(zip(false_positive_rates.tolist(), true_positive_rates.tolist(), strict=True))
 
@@ -126,10 +127,12 @@ def _measure_label_risk(scores_NK: Array, labels_N: Array) -> dict[str, float]:
     The adversary can choose these rows itself: where the softmax of its best score is furthest
     above that of the second.
     """
+    from sklearn.metrics import recall_score
+
     guessed_N = scores_NK.argmax(axis=1)
     present = np.unique(labels_N)
     recalls = recall_score(labels_N, guessed_N, labels=present, average=None, zero_division=0)
-    ascending_NK = np.sort(softmax(np.nan_to_num(scores_NK), axis=1), axis=1)
+    ascending_NK = np.sort(scipy.special.softmax(np.nan_to_num(scores_NK), axis=1), axis=1)
     margin_N = ascending_NK[:, -1] - ascending_NK[:, -2]
     surest = np.argsort(-margin_N, kind="stable")[: math.ceil(len(labels_N) / 10)]
     precision = float((guessed_N == labels_N)[surest].mean())
@@ -161,6 +164,8 @@ def _measure_membership_risk(scores_n: Array, members_n2: Array) -> dict[str, fl
 
     `members_n2`: whether each candidate trained the model, and whether it was aligned.
     """
+    from sklearn.metrics import roc_auc_score
+
     trained_n, aligned_n = members_n2.T
     groups = {"aligned": trained_n & aligned_n, "unaligned": trained_n & ~aligned_n}
     risks = {}
@@ -215,6 +220,8 @@ def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
     `members_n2`: whether each candidate trained the model, and whether it was aligned. `scores_n`:
     higher where a candidate more likely trained the model.
     """
+    from sklearn.metrics import roc_auc_score
+
     corners = _compute_roc_corners(scores_n, members_n2)
 
     def find_true_positive_rate(max_false_positive_rate: float) -> float:
@@ -255,6 +262,20 @@ class Truth:
         are scored on them.
         """
         return self.trained[self.labels[self.trained] != UNLABELLED]
+
+    def compute_class_priors(self) -> tuple[float, ...]:
+        """Return the share of each class among the labelled training rows; nothing where labels are
+        numbers.
+
+        Raises AttackError: no training row has a label.
+        """
+        if not self.classes:
+            return ()
+        labels = self.labels[self.positions_with_labels]
+        if not len(labels):
+            raise AttackError("no aligned training row has a label, so that classes have no shares")
+        counts_K = torch.bincount(labels, minlength=self.classes)
+        return tuple((counts_K / counts_K.sum()).tolist())
 
     @classmethod
     def for_members(cls, members: Tensor, *, classes: int) -> "Truth":

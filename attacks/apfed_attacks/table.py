@@ -2,10 +2,14 @@
 
 `find_attack` finds those of others, too: named as package.module:Name, or by a package that is
 installed and declares them under the entry point `secure_apfed.attacks`. A run's folder or a file
-that others share names none: `secure_apfed.settings.plugins`.
+that others share names none: `secure_apfed.settings.plugins`. A choice names an attack with options
+(`prepare_attack`) or stands for all of them (`expand_choices`).
 """
 
+from collections.abc import Iterable
 from typing import Any
+
+from pydantic import ValidationError
 
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.contrastive_inversion import ContrastiveInversion
@@ -26,12 +30,20 @@ from apfed_attacks.labels.semi_supervised import SemiSupervised
 from apfed_attacks.labels.sent import PseudoLabels, ShownLabels
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.people.membership import AveragedMembership, Membership
+from secure_apfed.config import AttackChoice
+from secure_apfed.config.file import describe_errors
+from secure_apfed.errors import ConfigError
 from secure_apfed.settings.plugins import (
     PluginTable,
     find_code_name,
     require_class,
     require_owner,
 )
+
+__all__ = ["ALL", "ATTACKS", "expand_choices", "find_attack", "full_suite", "prepare_attack"]
+
+ALL = "all"
+"""The name that stands for every attack, as in `attacks: all`."""
 
 _ENTRIES: tuple[type[Attack], ...] = (
     # Labels: from releases, gradients, requests for votes, own representations, pseudo-labels.
@@ -98,3 +110,40 @@ def find_attack(name: str) -> type[Attack]:
     if name not in ATTACKS and code is not None:
         require_owner(code, key="attacks", noted=True)
     return ATTACKS[ATTACKS.take_name(name, key="attacks")]
+
+
+def full_suite(names: Iterable[str] = ATTACKS.ours) -> tuple[AttackChoice, ...]:
+    """Return the named attacks, each with every set of options that its class proposes."""
+    return tuple(
+        AttackChoice(name=name, options=dict(options))
+        for name in names
+        for options in type(prepare_attack(AttackChoice(name=name))).suite
+    )
+
+
+def expand_choices(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
+    """Return the choices, checked as by `prepare_attack`, with the full suite in place of "all"."""
+    expanded: list[AttackChoice] = []
+    for choice in choices:
+        if choice.name == ALL and choice.options:
+            raise ConfigError(
+                f"attacks: {ALL} mounts each attack with its usual options and takes none, got "
+                f"{', '.join(choice.options)}; name the attack that they are of beside it"
+            )
+        expanded += full_suite() if choice.name == ALL else [choice]
+    for choice in expanded:
+        prepare_attack(choice)
+    return tuple(expanded)
+
+
+def prepare_attack(choice: AttackChoice) -> Attack:
+    """Return the attack of a config's entry. ConfigError: an option is unknown or out of range."""
+    kind = find_attack(choice.name)
+    try:
+        return kind.model_validate(choice.options)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, path))} {problem}"
+            for path, problem in describe_errors(kind, error, choice.options)
+        )
+        raise ConfigError(f"attacks: {choice.name}: options: {problems}") from error

@@ -7,14 +7,16 @@ which a phase of a second or more grew from the case of a tenth of the rows; `fo
 `plan` says of the phases that it forecasts, by what they took; `floor_seconds` what pandas takes to
 read the same files. One run each.
 
-`STARTUP`, cases `help`, `plan`, `predict` (of four rows) and `run` (APFed-C, without baselines) on
-178 rows of three CSV files: seconds of the whole process; the peer is one that only imports torch.
+`STARTUP`, cases `help`, `doctor`, `plan`, `predict` (of four rows) and `run` (APFed-C, without
+baselines) on 178 rows of three CSV files, and `evaluate`, which only imports that function:
+processor seconds of the whole process; the peer is one that only imports torch.
 
 `IDS`, cases `encode/ROWS`: texts as bytes that are checked to differ; the peer checks nothing.
 """
 
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -49,8 +51,9 @@ _PARTIES = ("active", "bank", "shop")
 _COLUMNS = 20
 _TIMEOUT_S = 3600
 _SHORTEST_PHASE_S = 1.0
-_COMMANDS = ("help", "plan", "predict", "run")
+_STARTS = ("help", "doctor", "evaluate", "plan", "predict", "run")
 _START_ROWS = 178
+_IMPORT_EVALUATE = "from apfed_attacks import evaluate"
 _PHASES: tuple[PhaseName, ...] = ("start", "read", "align", "train", "baselines", "report")
 _UNENCRYPTED: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "masks": "pairwise"},
@@ -218,8 +221,14 @@ def _run_python(*arguments: str, folder: Path) -> str:
     return process.stdout
 
 
+def _read_children_clock() -> float:
+    """Return the processor seconds of all processes that this one started and that ended."""
+    used = os.times()
+    return used.children_user + used.children_system
+
+
 def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """Yield the row of each wanted command: seconds of its process.
+    """Yield the row of each wanted case: processor seconds of its process.
 
     They are compared with a process that only imports torch. `repetitions`: how often each case is
     measured.
@@ -232,6 +241,7 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
         pd.read_csv(folder / "active.csv").head(4).to_csv(folder / "four.csv", index=False)
         calls: dict[str, tuple[str, ...]] = {
             "help": ("--help",),
+            "doctor": ("doctor",),
             "plan": ("plan", "run.yaml"),
             "predict": ("predict", "--model", "model", "--data", "four.csv"),
             "run": ("run", "run.yaml", "--no-baselines", "--output"),
@@ -242,9 +252,11 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
             new_folder = (f"out-{time.monotonic_ns()}",) if case == "run" else ()
             return _run_command(*calls[case], *new_folder, folder=folder)
 
-        requested = {case: partial(run_case, case) for case in calls if case in wanted}
+        cases = {case: partial(run_case, case) for case in calls}
+        cases["evaluate"] = partial(_run_python, "-c", _IMPORT_EVALUATE, folder=folder)
+        requested = {case: cases[case] for case in _STARTS if case in wanted}
         peer = {"import torch": partial(_run_python, "-c", "import torch", folder=folder)}
-        seconds = interleave(peer | requested, repetitions=repetitions)
+        seconds = interleave(peer | requested, repetitions=repetitions, clock=_read_children_clock)
         import_seconds = seconds["import torch"]
         for case in requested:
             yield make_row(
@@ -257,7 +269,7 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
 
 
 STARTUP = Bench(
-    groups=lambda quick: [Group(_COMMANDS, partial(_measure_starts, 1 if quick else 5))],
+    groups=lambda quick: [Group(_STARTS, partial(_measure_starts, 1 if quick else 5))],
     fields=("peer_seconds",),
 )
 

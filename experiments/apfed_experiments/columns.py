@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from apfed_attacks.headlines import NOT_ATTACKED, list_directions
+from apfed_attacks.headlines import list_directions
+from apfed_attacks.interface import NOT_ATTACKED
 from apfed_experiments.summary import Gain, Interval, Row, adjust_p_values
 from secure_apfed.base.files import to_csv, write_atomically
 from secure_apfed.settings.promises import epsilon_words

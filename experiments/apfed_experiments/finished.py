@@ -143,7 +143,8 @@ def mount_attacks(
     chosen = tuple(config.attacks if choices is None else choices)
     results: tuple[AttackResult, ...] = ()
     if chosen:  # the import is slow, and not needed without attacks
-        from apfed_attacks.run import expand_choices, run_attacks
+        from apfed_attacks.run import run_attacks
+        from apfed_attacks.table import expand_choices
 
         chosen = expand_choices(chosen)
         seed = config.seed if seed is None else seed

@@ -22,7 +22,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from apfed_attacks.headlines import NOT_ATTACKED
+from apfed_attacks.interface import NOT_ATTACKED
 from apfed_experiments.columns import (
     ACCURACY_SHARE,
     EPSILON,

@@ -14,7 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from apfed_attacks.headlines import NOT_ATTACKED, Headline, select_best_by_kind
+from apfed_attacks.headlines import Headline, select_best_by_kind
+from apfed_attacks.interface import NOT_ATTACKED
 from apfed_experiments.finished import FinishedRun, load_finished_run
 from apfed_experiments.solo import (
     OTHER_ROWS,

@@ -16,7 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from apfed_attacks.headlines import NOT_ATTACKED, Direction
+from apfed_attacks.headlines import Direction
+from apfed_attacks.interface import NOT_ATTACKED
 from apfed_experiments.columns import (
     ACCURACY_SHARE,
     EPSILON,

@@ -22,8 +22,8 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from pydantic import Field, field_validator, model_validator
 
-from apfed_attacks.headlines import NOT_ATTACKED
-from apfed_attacks.run import expand_choices
+from apfed_attacks.interface import NOT_ATTACKED
+from apfed_attacks.table import expand_choices
 from apfed_experiments.columns import (
     P_HOLM,
     Column,

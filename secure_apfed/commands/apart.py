@@ -89,7 +89,7 @@ def party(
     own report, and attacks what it sent if its `attacks` setting says so. The active also evaluates
     the model and prints the result, as `run` does.
     """
-    from apfed_attacks.run import expand_choices
+    from apfed_attacks.table import expand_choices
     from secure_apfed.config.file import load_config
     from secure_apfed.exchange import StatusTracker
     from secure_apfed.learning.own_code import refuse_code

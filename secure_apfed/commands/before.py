@@ -168,7 +168,8 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
         determine_role,
         load_party_data,
     )
-    from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
+    from secure_apfed.organisations.project import SealedProject, SignedFile
+    from secure_apfed.runs.folder import SEALED
     from secure_apfed.settings.data import TableShape
 
     file = PartyFile.from_file(path)

@@ -122,8 +122,8 @@ class Checks:
         from secure_apfed.base.faults import FaultList
         from secure_apfed.config.file import load_config
         from secure_apfed.organisations.party import PartyFile, determine_role
-        from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
-        from secure_apfed.runs.folder import PartyFolder
+        from secure_apfed.organisations.project import SealedProject, SignedFile
+        from secure_apfed.runs.folder import SEALED, PartyFolder
 
         self.path = path
         self.is_quiet = is_quiet
@@ -237,11 +237,8 @@ class Checks:
     def _check_contract(self) -> Iterator[Finding]:
         """Check that the contract this party would sign agrees with the sealed project."""
         from secure_apfed.exchange.agreement import find_differences
-        from secure_apfed.organisations.project import (
-            SEALED,
-            list_shared_settings,
-            require_agreed_link,
-        )
+        from secure_apfed.organisations.project import list_shared_settings, require_agreed_link
+        from secure_apfed.runs.folder import SEALED
 
         file = self.file
         require_agreed_link(file)
@@ -435,8 +432,8 @@ class Checks:
 
     def _compare_certificates(self) -> Iterator[Finding]:
         """Yield a note if the project was sealed again but this party uses old certificates."""
-        from secure_apfed.organisations.project import SEALED
         from secure_apfed.organisations.revocation import find_newest_pem
+        from secure_apfed.runs.folder import SEALED
 
         tls = self.file.tls
         sealed = self.sealed

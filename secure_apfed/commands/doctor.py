@@ -4,6 +4,7 @@ ones.
 
 import importlib
 import importlib.metadata
+import importlib.util
 import io
 import os
 import platform
@@ -52,6 +53,20 @@ _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
     "tensorboard": ("tensorboard", "curves while training", "tensorboard"),
 }
 
+# Packages of hundreds of modules, which together take twice as long to import as torch.
+_SLOW = frozenset(
+    {
+        "dp-accounting",
+        "matplotlib",
+        "opacus",
+        "pandas",
+        "pyarrow",
+        "scikit-learn",
+        "sqlalchemy",
+        "tensorboard",
+    }
+)
+
 # Run in a process of its own, since CrypTen changes torch.
 _CRYPTEN_SCRIPT = "from apfed_protocols.crypten import load_crypten; load_crypten()"
 _CRYPTEN_TIMEOUT_S = 60
@@ -62,11 +77,15 @@ def is_healthy(findings: tuple[Finding, ...]) -> bool:
     return all(finding.state != "missing" for finding in findings)
 
 
-def examine_machine() -> tuple[Finding, ...]:
-    """Return the findings about system, packages, GPU, data and plug-ins."""
+def examine_machine(*, load: bool = False) -> tuple[Finding, ...]:
+    """Return the findings about system, packages, GPU, data and plug-ins.
+
+    `load`: import slow packages, too, for errors that only an import shows; else they are looked
+    up.
+    """
     return (
         *_check_system(),
-        *_check_packages(),
+        *_check_packages(load=load),
         *_check_accelerator(),
         *_check_data(),
         *_list_plugins(),
@@ -84,31 +103,41 @@ def _check_system() -> Iterator[Finding]:
     yield Finding("system", "machine", "ok", machine)
 
 
-def _check_packages() -> Iterator[Finding]:
-    """Yield whether each required and optional package can be imported."""
+def _check_packages(*, load: bool) -> Iterator[Finding]:
+    """Yield whether each required and optional package is there and, where that is quick or `load`
+    asks for it, can be imported.
+    """
     for name, (module, purpose) in _REQUIRED.items():
-        yield _check_package(name, module, purpose, install_requirement(name), "missing")
+        is_loaded = load or name not in _SLOW
+        remedy = install_requirement(name)
+        yield _check_package(name, module, purpose, remedy, "missing", load=is_loaded)
     for name, (module, purpose, extra) in _OPTIONAL.items():
-        yield _check_package(name, module, purpose, install_extra(extra), "optional")
-    yield _check_crypten()
+        is_loaded = load or name not in _SLOW
+        remedy = install_extra(extra)
+        yield _check_package(name, module, purpose, remedy, "optional", load=is_loaded)
+    yield _check_crypten(load=load)
 
 
-def _check_package(name: str, module: str, purpose: str, remedy: str, absent: State) -> Finding:
-    """Import a package and return a finding: its version, or why it cannot be used, with a remedy.
+def _check_package(
+    name: str, module: str, purpose: str, remedy: str, absent: State, *, load: bool
+) -> Finding:
+    """Import or look up a package and return a finding: its version, or why it cannot be used, with
+    a remedy.
 
     Args:
         name: name of the distribution, as package managers know it.
-        module: name of the module that is imported.
+        module: name of its module.
         purpose: what the package is needed for.
         remedy: command that installs it.
-        absent: state of the finding if it cannot be imported.
+        absent: state of the finding if it cannot be used.
+        load: import the module; else only look it up.
     """
-    quiet = io.StringIO()
     try:
-        with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet):
-            warnings.simplefilter("ignore")
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(f"No module named {module!r}")
+        if load:
             # Imported for its errors only: a package that is installed may still fail to load.
-            importlib.import_module(module)
+            _import_quietly(module)
         return Finding("packages", name, "ok", importlib.metadata.version(name))
     except (ImportError, OSError, AttributeError) as error:
         # OSError: a shared library does not load; AttributeError: two packages do not fit.
@@ -116,10 +145,20 @@ def _check_package(name: str, module: str, purpose: str, remedy: str, absent: St
         return Finding("packages", name, absent, f"for {purpose}: {reason}", remedy)
 
 
-def _check_crypten() -> Finding:
-    """Import CrypTen in a process of its own, and return a finding on whether it works."""
+def _import_quietly(module: str) -> None:
+    """Import a module without its warnings and what it prints."""
+    quiet = io.StringIO()
+    with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet):
+        warnings.simplefilter("ignore")
+        importlib.import_module(module)
+
+
+def _check_crypten(*, load: bool) -> Finding:
+    """Return a finding on CrypTen, which is imported in a process of its own if `load` says so."""
     try:
         version = importlib.metadata.version("crypten")
+        if not load:
+            return Finding("packages", "crypten", "ok", version)
         subprocess.run(  # noqa: S603 - a fixed program, no input
             [sys.executable, "-c", _CRYPTEN_SCRIPT],
             check=True,

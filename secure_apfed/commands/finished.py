@@ -581,7 +581,7 @@ def _choose_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[Atta
     Raises ConfigError: a name or an option is unknown or malformed.
     """
     from apfed_attacks import ATTACKS
-    from apfed_attacks.run import ALL, full_suite, prepare_attack
+    from apfed_attacks.table import ALL, full_suite, prepare_attack
     from secure_apfed.config import AttackChoice
     from secure_apfed.errors import ConfigError
 

@@ -244,7 +244,8 @@ def seal_answers(
     as_json: AsJson = False,
 ) -> None:
     """Collect all parties' replies into the sealed project, which goes to all parties."""
-    from secure_apfed.organisations.project import SEALED, seal_project
+    from secure_apfed.organisations.project import seal_project
+    from secure_apfed.runs.folder import SEALED
 
     sealed = seal_project(answers, folder, days=days)
     next_step = f"Send {folder / SEALED} to all others; each joins it."

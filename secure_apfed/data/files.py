@@ -29,16 +29,18 @@ from functools import cache
 from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from secure_apfed.base.files import write_atomically
 from secure_apfed.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FOLDERS_VARIABLE = "SECURE_APFED_DATA"
 Progress = Callable[[str, int, int | None], None]
@@ -357,7 +359,7 @@ class TablePool:
         categorical: names of the columns that are one-hot encoded.
     """
 
-    frame: pd.DataFrame
+    frame: "pd.DataFrame"
     labels: NDArray[Any]
     categorical: tuple[str, ...] = ()
 
@@ -523,6 +525,8 @@ def load_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
 
     `folder`: where the files lie; None: as configured in the environment.
     """
+    import pandas as pd
+
     frames: list[pd.DataFrame] = []
     labels: list[NDArray[np.int64]] = []
     for file in dataset.files:
@@ -585,8 +589,10 @@ def _describe_how_to_get(dataset: DataSet) -> str:
     return f"run `secure-apfed data fetch {dataset.name}`" if dataset.downloads else dataset.how
 
 
-def _load_csv(dataset: DataSet, file: DataFile, folder: Path | None) -> pd.DataFrame:
+def _load_csv(dataset: DataSet, file: DataFile, folder: Path | None) -> "pd.DataFrame":
     """Return the table in one CSV file of a data set, whose size and digest are checked."""
+    import pandas as pd  # only readers of tables need it, and listing the sets is quick without
+
     return pd.read_csv(io.BytesIO(load_dataset_file(dataset, file, folder)))
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from secure_apfed.base.seeds import derive_seed
@@ -48,6 +47,8 @@ def synthetic_sessions(rows: int, *, seed: int) -> TablePool:
     label 1 and -s for label 0, where s is the view's class separation. The three values of s make
     the accuracies of single views roughly those of FedMV's Table 1.
     """
+    import pandas as pd
+
     generator = np.random.default_rng(derive_seed(seed, "synthetic sessions"))
     # Scores are 0 to 25; those above 7 make the label 1.
     is_positive_N = generator.permutation(np.arange(rows) % 2)

@@ -220,7 +220,7 @@ def train(
     )
     run_folder = None if folder is None else Path(folder)
     if config.attacks:
-        from apfed_attacks.run import expand_choices
+        from apfed_attacks.table import expand_choices
 
         expand_choices(config.attacks)  # a wrong name is refused before the training
     common = count_common(data, config) if passives else None

@@ -62,13 +62,12 @@ from secure_apfed.organisations.party import (
     describe_table,
 )
 from secure_apfed.organisations.revocation import RENEWED, REVOKED, find_newest_pem
-from secure_apfed.runs.folder import PartyFolder, require_open_project
+from secure_apfed.runs.folder import SEALED, PartyFolder, require_open_project
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
 
 ANSWER = ANSWERED
 PROPOSAL = "proposal.json"
-SEALED = "sealed.json"
 RUN = "run.yaml"
 AUTHORITY_KEY = "authority-key.pem"
 """Name of the file in the organiser's folder with the key that signs project certificates."""

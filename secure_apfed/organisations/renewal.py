@@ -23,7 +23,6 @@ from secure_apfed.exchange.certificates import Authority, Credentials, make_requ
 from secure_apfed.organisations.party import PartyFile
 from secure_apfed.organisations.project import (
     AUTHORITY_KEY,
-    SEALED,
     Document,
     Hex32,
     Pem,
@@ -31,7 +30,7 @@ from secure_apfed.organisations.project import (
     SignedFile,
 )
 from secure_apfed.organisations.revocation import RENEWED
-from secure_apfed.runs.folder import PartyFolder, require_open_project
+from secure_apfed.runs.folder import SEALED, PartyFolder, require_open_project
 
 __all__ = [
     "REQUESTED",

@@ -8,6 +8,7 @@ show them during the run and afterwards.
 from pathlib import Path
 
 from secure_apfed.base.peer_text import quote_text
+from secure_apfed.runs.folder import SEALED
 from secure_apfed.settings.protection import find_departures
 from secure_apfed.settings.run import RunSettings
 
@@ -34,12 +35,12 @@ def describe_shared_organisations(folder: Path) -> tuple[str, ...]:
 
     Raises DataError, RemoteProtocolError: the sealed project cannot be read.
     """
-    # Imported here, since this module would otherwise be in a cycle of imports.
-    from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
-
     path = folder / SEALED
     if not path.is_file():
         return ()
+    # Imported here, since this module would otherwise be in a cycle of imports.
+    from secure_apfed.organisations.project import SealedProject, SignedFile
+
     project = SignedFile.from_file(path).open_document(SealedProject, path)
     return tuple(
         f"one organisation, {quote_text(organisation)}, runs {' and '.join(conflict.parties)}: "

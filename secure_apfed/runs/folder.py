@@ -68,6 +68,8 @@ _TEMPORARY_NAME = re.compile(
 )
 
 
+SEALED = "sealed.json"
+"""Name of the file in a party's folder with the project that all parties signed."""
 PROJECT_ENDED = "project-ended.json"
 """Name of the file in a party's folder that records its project's end and the deleted files."""
 

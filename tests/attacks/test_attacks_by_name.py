@@ -7,8 +7,8 @@ import pytest
 
 from apfed_attacks import ATTACKS
 from apfed_attacks.interface import Attack
-from apfed_attacks.run import prepare_attack, run_attacks
-from apfed_attacks.table import find_attack
+from apfed_attacks.run import run_attacks
+from apfed_attacks.table import find_attack, prepare_attack
 from apfed_experiments.finished import mount_attacks
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError, ModelError, PromiseError

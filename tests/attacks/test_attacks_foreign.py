@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from apfed_attacks import ATTACKS, AttackError, Recorder, evaluate, foreign, pace
+from apfed_attacks.decoys import compute_guesses
 from apfed_attacks.pace import EvaluationProgress
-from apfed_attacks.run import compute_guesses
 from apfed_attacks.view import AdversaryView, Exchange, Knowledge, KnownRows, Opened, PlayedAttack
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice

@@ -20,8 +20,9 @@ from apfed_attacks.interface import AttackResult, Guess, Prediction, select_head
 from apfed_attacks.labels.completion import name_clusters
 from apfed_attacks.labels.representations import ModelCompletion
 from apfed_attacks.recorded import reveal_labels, truth_of, view_of
-from apfed_attacks.run import expand_choices, full_suite, prepare_attack, run_attacks
+from apfed_attacks.run import run_attacks
 from apfed_attacks.scoring import DECOY, SCALES, compute_r2, score_guess
+from apfed_attacks.table import expand_choices, full_suite, prepare_attack
 from apfed_attacks.view import AttackError, Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
@@ -32,6 +33,7 @@ from tests.secure_apfed.small_runs import rename_method
 
 COMPLETION = AttackChoice(name="model_completion")
 EXPERIMENTER_ONLY = (
+    "apfed_attacks.decoys",
     "apfed_attacks.recorded",
     "apfed_attacks.scoring",
     "apfed_attacks.run",

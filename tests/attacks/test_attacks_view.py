@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from apfed_attacks import ATTACKS
 from apfed_attacks.columns import own_columns
+from apfed_attacks.decoys import add_decoys, exchange_releases
 from apfed_attacks.features.hijack import ReversedHijack
 from apfed_attacks.interface import AttackResult, Guess, Prediction
 from apfed_attacks.live.runs import LiveRun, play_answers
 from apfed_attacks.live.strategy import people_to_ask
 from apfed_attacks.recorded import (
-    class_priors,
     reveal_encoder,
     reveal_features,
     reveal_labels,
@@ -26,7 +26,7 @@ from apfed_attacks.recorded import (
     truth_of,
     view_of,
 )
-from apfed_attacks.run import Trial, add_decoys, exchange_releases
+from apfed_attacks.run import Trial
 from apfed_attacks.scoring import DECOY
 from apfed_attacks.view import (
     AdversaryView,
@@ -216,7 +216,7 @@ def test_labels_of_training_rows_are_revealed_by_class_and_seed(recording: Any) 
     assert not torch.equal(few.positions, others.positions)
     with pytest.raises(AttackError, match="leave none to score; lower labels_per_class"):
         reveal_labels(recording, 100, 0)
-    shares = class_priors(truth)
+    shares = truth.compute_class_priors()
     labels = truth.labels[truth.trained]
     assert shares == pytest.approx([float((labels == k).float().mean()) for k in range(3)])
 

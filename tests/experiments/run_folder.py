@@ -13,7 +13,7 @@ import pandas as pd
 from apfed_attacks import ATTACKS
 from apfed_attacks.headlines import list_directions
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.run import expand_choices
+from apfed_attacks.table import expand_choices
 from apfed_experiments.finished import FinishedRun
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text

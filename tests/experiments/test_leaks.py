@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from apfed_attacks.live.runs import ALL_RULES
-from apfed_attacks.run import prepare_attack
+from apfed_attacks.table import prepare_attack
 from apfed_experiments import leaks as parts
 from apfed_experiments.leaks import PARTS, declare_study, live
 from apfed_experiments.leaks.recorded import CASES, list_paper_rows, make_paper_config

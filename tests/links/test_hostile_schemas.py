@@ -139,7 +139,7 @@ def test_a_sealed_project_s_text_is_obeyed_by_nobody(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    content = json.loads((project_files.home("bank") / project.SEALED).read_text())["document"]
+    content = json.loads((project_files.home("bank") / "sealed.json").read_text())["document"]
     path = tuple(field.split("."))
     plant(content, path, TEXTS[text])
     signer = fresh_identity()

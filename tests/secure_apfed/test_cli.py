@@ -270,7 +270,8 @@ def test_a_plan_forecasts_the_run(config_file: Path, finished: Path, capsys: Cap
 def test_doctor_names_what_is_lacking(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"torch": ("torch", "networks"), "nowhere": ("nowhere_at_all", "tests")}
     monkeypatch.setattr("secure_apfed.commands.doctor._REQUIRED", missing)
-    answer = run_as_json(capsys, "doctor", code=1)
+    answer = run_as_json(capsys, "doctor", "--load", code=1)
+    assert answer["load"]
     assert not answer["healthy"]
     found = {one["name"]: Finding(**one) for one in answer["findings"]}
     assert found["torch"].state == "ok"
@@ -306,7 +307,15 @@ _STEPPED = (
             {"sklearn", "matplotlib", "opacus", "scipy.special", "scipy.linalg"},
         ),
         ("apfed_attacks", {"torchmetrics", "matplotlib"}),
+        (
+            "apfed_attacks.foreign",
+            {"scipy.stats", "sklearn", "pandas", "secure_apfed.methods", "secure_apfed.runs"},
+        ),
         ("secure_apfed.cli", {"numpy", "pydantic", "torch"}),
+        (
+            "secure_apfed.commands.doctor as d; d.examine_machine()",
+            {"opacus", "scipy.stats", "sklearn", "pandas", "matplotlib"},
+        ),
         (_STEPPED, {"torch._dynamo"}),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from apfed_attacks.run import expand_choices
+from apfed_attacks.table import expand_choices
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text, load_settings_text
 from secure_apfed.config.plain_yaml import format_yaml

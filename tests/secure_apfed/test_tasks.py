@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from safetensors.torch import load
 from sklearn.metrics import r2_score
 
-from apfed_attacks.run import full_suite, run_attacks
+from apfed_attacks.run import run_attacks
+from apfed_attacks.table import full_suite
 from apfed_experiments.report import write_report
 from apfed_experiments.solo import (
     REGRESSORS,

@@ -20,6 +20,7 @@ Letters: B batch, N rows, P outsiders, D numbers of a representation, F features
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -39,8 +40,10 @@ from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack, notes_of
 from apfed_attacks.view import AdversaryView, AttackError, Knowledge, collect_releases
 from secure_apfed.base.seeds import derive_seed, seed_draws
-from secure_apfed.contract import RepresentationTerms
 from secure_apfed.networks.models import Shape
+
+if TYPE_CHECKING:
+    from secure_apfed.contract import RepresentationTerms
 
 _SOFTPLUS_SHIFT = 2.0  # moves simulated numbers away from 0, where gradients vanish
 _BETAS = 0.5, 0.999  # of Adam: with two opposed learners little momentum is better
@@ -91,7 +94,7 @@ class HijackAttack(AnsweringAttack):
         return reason
 
     def start_answering(
-        self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
+        self, terms: "RepresentationTerms", knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> "Hijack":
         """Return the adversary that forges each step's gradient; it trains on the outsiders'
         features.

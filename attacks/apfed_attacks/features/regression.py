@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from sklearn.linear_model import RidgeCV
-from sklearn.neural_network import MLPRegressor
 from torch import Tensor
 
 from apfed_attacks.columns import (
@@ -50,22 +48,38 @@ _HELD_OUT_EVERY = 5
 _CROSS_VALIDATED = 10
 """About so many known rows are left out in turn, where a fit has no closed form for that."""
 _BATCH = 200
-# (hidden width, most iterations, seed, rows) -> an unfitted scikit-learn regressor of many outputs.
-# Where one batch holds all rows their order changes nothing, and shuffling takes half of the time.
-REGRESSORS: Mapping[str, Callable[[int, int, int, int], Any]] = {
-    "ridge": lambda *_: RidgeCV(_ALPHAS),
-    "least squares": lambda *_: LeastSquares(),
-    "mlp": lambda width, iterations, seed, rows: MLPRegressor(
+
+
+def _make_ridge() -> Any:
+    """Return an unfitted ridge regression, which chooses its strength from `_ALPHAS`."""
+    from sklearn.linear_model import RidgeCV
+
+    return RidgeCV(_ALPHAS)
+
+
+def _make_network(width: int, iterations: int, seed: int, rows: int) -> Any:
+    """Return an unfitted regressor with one hidden layer of this width, for so many rows."""
+    from sklearn.neural_network import MLPRegressor
+
+    return MLPRegressor(
         hidden_layer_sizes=(width,),
         alpha=1.0,
         learning_rate_init=2e-3,
         max_iter=iterations,
         random_state=seed,
         batch_size=min(_BATCH, rows),
+        # Where one batch holds all rows their order changes nothing, and shuffling takes half of
+        # the time.
         shuffle=rows > _BATCH,
-    ),
-}
+    )
 
+
+# (hidden width, most iterations, seed, rows) -> an unfitted regressor of many outputs.
+REGRESSORS: Mapping[str, Callable[[int, int, int, int], Any]] = {
+    "ridge": lambda *_: _make_ridge(),
+    "least squares": lambda *_: LeastSquares(),
+    "mlp": _make_network,
+}
 
 _NETWORK = "mlp"
 
@@ -363,7 +377,7 @@ def predict_by_ridge(
     known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray
 ) -> Prediction:
     """Fit ridge regression (C columns) on P known rows; predict the targets of N others, (N, F)."""
-    predicted_NF = RidgeCV(_ALPHAS).fit(known_PC, wanted_PF).predict(columns_NC)
+    predicted_NF = _make_ridge().fit(known_PC, wanted_PF).predict(columns_NC)
     return Prediction(predicted_NF.reshape(len(columns_NC), -1))
 
 

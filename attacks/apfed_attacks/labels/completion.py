@@ -15,13 +15,10 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.optimize import linear_sum_assignment
-from sklearn.cluster import KMeans
-from sklearn.linear_model import LogisticRegression
-from sklearn.neural_network import MLPClassifier
 from torch import Tensor, nn
 
 from apfed_attacks.columns import (
@@ -39,19 +36,36 @@ from apfed_attacks.view import AdversaryView, AttackError, draw_weights_anew
 from secure_apfed.base.seeds import seed_draws
 
 IntArray: TypeAlias = NDArray[np.int64]
-# (largest number of iterations, seed) -> an unfitted scikit-learn classifier.
-PROBES: Mapping[str, Callable[[int, int], Any]] = {
-    "logistic": lambda iterations, _: LogisticRegression(max_iter=iterations),
-    "mlp": lambda iterations, seed: MLPClassifier(
+_STARTS = 4  # of k-means
+_ROWS_AT_ONCE = 1_000  # of a forward pass
+
+
+def _make_logistic_probe(iterations: int, seed: int) -> Any:
+    """Return an unfitted logistic regression, whose optimiser draws nothing by the seed."""
+    from sklearn.linear_model import LogisticRegression
+
+    del seed
+    return LogisticRegression(max_iter=iterations)
+
+
+def _make_network_probe(iterations: int, seed: int) -> Any:
+    """Return an unfitted network with one hidden layer."""
+    from sklearn.neural_network import MLPClassifier
+
+    return MLPClassifier(
         hidden_layer_sizes=(64,),
         solver="lbfgs",
         alpha=0.1,
         max_iter=iterations,
         random_state=seed,
-    ),
+    )
+
+
+# (largest number of iterations, seed) -> an unfitted scikit-learn classifier.
+PROBES: Mapping[str, Callable[[int, int], Any]] = {
+    "logistic": _make_logistic_probe,
+    "mlp": _make_network_probe,
 }
-_STARTS = 4  # of k-means
-_ROWS_AT_ONCE = 1_000  # of a forward pass
 
 
 class LabelProbe(ColumnAttack):
@@ -138,6 +152,8 @@ def guess_labels(
         label is known, by k-means with one cluster for each class.
         """
         if unknown_N.all():
+            from sklearn.cluster import KMeans
+
             means = KMeans(
                 view.knowledge.classes,
                 n_init=_STARTS,
@@ -218,7 +234,7 @@ def name_clusters(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict
         clusters = scores_NK.shape[1]
         sizes_K = np.bincount(scores_NK.argmax(axis=1), minlength=clusters) / len(scores_NK)
         distances_KK = np.abs(np.array(priors)[:, None] - sizes_K[None, :])
-        _, cluster_of_class = linear_sum_assignment(distances_KK)
+        _, cluster_of_class = scipy.optimize.linear_sum_assignment(distances_KK)
         predictions["clusters named by priors"] = Prediction(scores_NK[:, cluster_of_class])
     return predictions
 

@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
+import scipy
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.stats import norm
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
@@ -78,7 +78,9 @@ def likelihood_ratio(
         square_SN = np.where(selected_SN, np.square(shadow_SN - mean_N), 0)
         axis = 0 if own_variances else None
         deviation = np.sqrt(square_SN.sum(axis=axis) / selected_SN.sum(axis=axis))
-        return np.asarray(norm.logpdf(phi_N, mean_N, np.maximum(deviation, _MIN_DEVIATION)))
+        return np.asarray(
+            scipy.stats.norm.logpdf(phi_N, mean_N, np.maximum(deviation, _MIN_DEVIATION))
+        )
 
     return compute_log_likelihood(inside_SN) - compute_log_likelihood(~inside_SN)
 
