@@ -1205,8 +1205,8 @@ class IntersectionCost:
 def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
     """Return the cost of every set intersection protocol; empty if the method does not align.
 
-    Each protocol is run with one ID of each party, and with some thousand; costs are extrapolated
-    linearly.
+    Each protocol is run with some thousand IDs of each party. Where a table has more, it is run
+    with one ID, too, and costs are extrapolated linearly.
     """
     if not config.method.aligns:
         return ()
@@ -1216,19 +1216,23 @@ def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[Int
         if name in _SAME_COST:
             continue
         ids = _sample_ids(config, data, _SMALL_SAMPLES.get(name, _SAMPLE))
-        single_ids = {party: own_ids[:1] for party, own_ids in ids.items()}
         sampled_ids = sum(map(len, ids.values()))
-        parties = len(ids)  # also the number of IDs in the run with one ID each
-        scale = (real_ids - parties) / max(sampled_ids - parties, 1)
-        fixed_bytes_by_route, fixed_seconds = _run_intersection(config, data, name, single_ids)
         bytes_by_route, seconds = _run_intersection(config, data, name, ids)
-        fixed_bytes = fixed_bytes_by_route.total()
+        wire_bytes = bytes_by_route.total()
+        if sampled_ids < real_ids:
+            single_ids = {party: own_ids[:1] for party, own_ids in ids.items()}
+            parties = len(ids)  # also the number of IDs in the run with one ID each
+            scale = (real_ids - parties) / max(sampled_ids - parties, 1)
+            fixed_bytes_by_route, fixed_seconds = _run_intersection(config, data, name, single_ids)
+            fixed_bytes = fixed_bytes_by_route.total()
+            wire_bytes = round(fixed_bytes + scale * (wire_bytes - fixed_bytes))
+            seconds = fixed_seconds + scale * max(seconds - fixed_seconds, 0.0)
         costs.append(
             IntersectionCost(
                 protocol=name,
                 chosen=name == config.alignment.backend,
-                wire_bytes=round(fixed_bytes + scale * (bytes_by_route.total() - fixed_bytes)),
-                seconds=fixed_seconds + scale * max(seconds - fixed_seconds, 0.0),
+                wire_bytes=wire_bytes,
+                seconds=seconds,
                 takes_dealer=backend.needs_dealer,
                 pairwise=backend.pairwise,
             )
