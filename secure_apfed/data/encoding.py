@@ -124,6 +124,7 @@ class NumericColumn(Settings):
     """A numeric column, encoded as (value - mean) / scale, where scale is the standard deviation.
 
     Attributes:
+        name: name of the column.
         mean, scale: of the fitted rows; dates are numbers of days since 1970-01-01, and durations
             are numbers of days.
         kind: how cells are read; a number is never taken as a date or duration.
@@ -187,6 +188,7 @@ class CategoricalColumn(Settings):
     """A column in one-hot encoding; an unknown or empty cell becomes zeros in all its features.
 
     Attributes:
+        name: name of the column.
         categories: the texts that have a feature each, in order.
         words: texts such as "NA" that usually mark an empty cell, but were filled cells of this
             column.

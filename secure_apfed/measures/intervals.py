@@ -45,7 +45,12 @@ _MIRRORED = ("ks",)
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measure of test rows with its 95 % interval over them; the ends are NaN if undefined."""
+    """A measure of test rows with its 95 % interval over these rows.
+
+    Attributes:
+        value: the measure.
+        low, high: ends of the interval; NaN: undefined.
+    """
 
     value: float
     low: float = math.nan
@@ -346,7 +351,7 @@ class Resamples:
     def decisions(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The numbers of rows by class, in three arrays (R, K).
 
-        These are rows of the class, rows predicted as the class, and rows that are both.
+        These are rows of the class, rows predicted as the class, and rows that are both (correct).
         """
         eye = np.eye(self.scored.classes)
         true_BK = eye[self.scored.truth]
@@ -416,13 +421,16 @@ def _compute_ks(resamples: Resamples) -> FloatArray:
 
 
 def _compute_average_precision(resamples: Resamples) -> FloatArray:
-    """Return the average precision of each resample, (R,), mean over classes."""
+    """Return the average precision of each resample, (R,), mean over classes.
+
+    It is the sum of the precisions at all thresholds, weighted by the increase of recall.
+    """
     precisions = []
     for curve in resamples.curves:
         predicted_TR = curve.true + curve.false
         precision_TR = curve.true / np.maximum(predicted_TR, 1)
-        true_share_TR, _ = curve.shares
-        precisions.append((np.diff(true_share_TR, axis=0) * precision_TR).sum(axis=0))
+        recall_TR, _ = curve.shares
+        precisions.append((np.diff(recall_TR, axis=0) * precision_TR).sum(axis=0))
     return np.asarray(np.mean(precisions, axis=0))
 
 
@@ -434,11 +442,16 @@ def _compute_accuracy(resamples: Resamples) -> FloatArray:
 
 
 def _compute_balanced_accuracy(resamples: Resamples) -> FloatArray:
-    """Return the mean recall over classes of each resample, (R,)."""
-    true_RK, _, both_RK = resamples.decisions
-    present_K = true_RK[0] > 0
-    recalls: FloatArray = (both_RK[:, present_K] / true_RK[:, present_K]).mean(axis=1)
-    return recalls
+    """Return the mean recall over classes of each resample, (R,).
+
+    A class's recall is its correctly predicted rows, divided by its rows.
+    """
+    true_RK, _, correct_RK = resamples.decisions
+    # Rows are drawn class by class, so all resamples have rows of the same classes.
+    is_present_K = true_RK[0] > 0
+    recalls_RK = correct_RK[:, is_present_K] / true_RK[:, is_present_K]
+    mean_recalls_R: FloatArray = recalls_RK.mean(axis=1)
+    return mean_recalls_R
 
 
 def _compute_f1(resamples: Resamples) -> FloatArray:
@@ -446,9 +459,9 @@ def _compute_f1(resamples: Resamples) -> FloatArray:
 
     Classes without true and predicted rows take no part in the mean.
     """
-    true_RK, predicted_RK, both_RK = resamples.decisions
+    true_RK, predicted_RK, correct_RK = resamples.decisions
     total_RK = true_RK + predicted_RK
-    f1_RK = 2 * both_RK / np.maximum(total_RK, 1)
+    f1_RK = 2 * correct_RK / np.maximum(total_RK, 1)
     if resamples.scored.classes == 2:
         return f1_RK[:, 1]
     return np.average(f1_RK, axis=1, weights=total_RK > 0)

@@ -294,7 +294,7 @@ class _Chain:
         self.lines += 1
 
     def iter_bodies(self, file: BufferedReader) -> Iterator[bytes]:
-        """Read a log and verify its chain; yield of each line the part after its chain hash.
+        """Read a log and verify its hash chain; yield the part of each line after its chain hash.
 
         An incomplete line at the end is not yielded, but stored as `torn`.
 
@@ -565,7 +565,10 @@ class AuditLog:
         return "inf" if epsilon == float("inf") else epsilon
 
     def _write_line(self, written: Line) -> None:
-        """Append a line to the file, whole or not at all, and advance the chain."""
+        """Append a line to the file, whole or not at all, and advance the hash chain.
+
+        Raises OSError: the line cannot be written.
+        """
         line = self._chain.encode_line(written)
         try:
             if os.write(self._file, line) != len(line):

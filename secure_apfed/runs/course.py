@@ -467,7 +467,16 @@ class RunWriter:
         guarantee: str,
         loop: "TrainingLoop",
     ) -> dict[str, Any]:
-        """Return the fields of result.json; for the arguments see `write_results`."""
+        """Return the fields of result.json.
+
+        Args:
+            session: the last session of the run.
+            data: the active's data, with the labels it trained on.
+            evaluation: evaluation of the finished model.
+            privacy: the active's privacy cost.
+            guarantee: the guarantee of the session, in words.
+            loop: the finished training loop, for its counts of time, sessions and steps.
+        """
         learner = session.learner
         aligned = session.alignment.get(session.active)
         return {
@@ -505,7 +514,10 @@ class RunWriter:
     def _save_test_scores(
         self, session: Session, data: OwnData, evaluation: ModelEvaluation
     ) -> None:
-        """Write the test predictions, with the test rows that the method's model can predict."""
+        """Write the test predictions, and which test rows the method's model can predict.
+
+        `data`: the active's data. `evaluation`: evaluation of the finished model.
+        """
         aligned = session.alignment.get(session.active)
         if aligned is None:
             aligned = torch.empty(0, dtype=torch.int64)

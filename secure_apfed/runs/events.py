@@ -73,7 +73,10 @@ class Failure(BaseModel):
 
 
 class Result(BaseModel):
-    """The last line at the active of a finished run: some of the fields of `run --json`."""
+    """The last line of the active when a run has finished: some of the fields of `run --json`.
+
+    They have the same meaning as in `secure_apfed.runs.outcome.Outcome`.
+    """
 
     model_config = ConfigDict(extra="allow")
 

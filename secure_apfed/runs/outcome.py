@@ -134,7 +134,17 @@ class Contributions(Written):
 
 
 class Promised(Written):
-    """A privacy guarantee, for programs; see `secure_apfed.settings.promises.Promise`."""
+    """A privacy guarantee, as stored for programs (`secure_apfed.settings.promises.Promise`).
+
+    Attributes:
+        state: "bounded" by a finite epsilon, "no guarantee", or "nothing is sent".
+        figure: the kind of epsilon.
+        epsilon: its value; None: no guarantee, or nothing is sent.
+        delta: the probability that it does not hold.
+        releases: the most releases of one row that it covers; None: none are counted.
+        party: the party whose rows it protects; "": the party that spent most.
+        why: the reason why there is no guarantee, or why nothing is sent.
+    """
 
     state: State
     figure: Figure
@@ -159,7 +169,12 @@ class Calibration(Written):
 
 
 class MeasureInterval(Written):
-    """A measure of test rows with its 95 % interval over them; an end is None if undefined."""
+    """A measure of test rows with its 95 % interval over these rows.
+
+    Attributes:
+        value: the measure.
+        low, high: ends of the interval; None: undefined.
+    """
 
     value: float
     low: float | None = None

@@ -194,7 +194,7 @@ def _payload_size(frame: Frame, sender: str, receiver: str, session: str) -> int
 
 
 class _Flow(BaseModel):
-    """A `Flow` as stored in a file."""
+    """A `Flow` as stored in a file: messages and bytes of one kind from one party to another."""
 
     model_config = ConfigDict(extra="ignore")
 
