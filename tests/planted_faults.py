@@ -140,8 +140,8 @@ clip_that_rounds_beyond: test_privacy_guards.py
 +return onto_ball(wide_BD, bound)
 same_noise_for_other_rows: test_privacy_guards.py
     Equal numbers of other people at one step get the same noise.
--context = self._bind_context(step, positions, hashlib
-+context = self._bind_context(step, hashlib
+-context = self._bind_context(step, positions, content)
++context = self._bind_context(step, content)
 --- secure_apfed/privacy/dp_sgd.py
 one_ledger_of_two: test_privacy_dp_sgd.py
     Updates of private training are played beyond the budget of the whole.

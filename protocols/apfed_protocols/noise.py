@@ -127,7 +127,7 @@ class _RandomBits:
         def draw_bits(number: int) -> Integers:
             """Return `number` uniform integers of `width` bits."""
             words = self.draw_words(number)
-            integers: Integers = (words >> np.uint64(64 - width)).astype(np.int64)
+            integers: Integers = (words >> np.uint64(64 - width)).view(np.int64)
             return integers
 
         values = draw_bits(count)
@@ -163,7 +163,7 @@ class _Bins:
         """Return the bin of each of n words, the first 64 bits of a uniform number, and the indices
         of the words that do not decide it.
         """
-        cell_n = (words_n >> np.uint64(_WORD_BITS - _CELL_BITS)).astype(np.int64)
+        cell_n = (words_n >> np.uint64(_WORD_BITS - _CELL_BITS)).view(np.int64)
         bin_n = self.bin_by_cell[cell_n]
         in_split_cell = np.flatnonzero(self.is_split[cell_n])
         lowest = np.searchsorted(self.thresholds, words_n[in_split_cell], side="left")
@@ -309,15 +309,15 @@ def _draw_in_bins(bits: _RandomBits, deviation: int, count: int) -> Integers:
         bin_n[place] = _find_bin(bits, deviation, int(words_n[place]))
     low_n = bin_n << bins.width_bits
     place_words_n = bits.draw_words(proposals)
-    offset_n = (place_words_n & np.uint64((1 << bins.width_bits) - 1)).astype(np.int64)
+    offset_n = (place_words_n & np.uint64((1 << bins.width_bits) - 1)).view(np.int64)
     is_negative_n = place_words_n >= np.uint64(1 << (_WORD_BITS - 1))
     magnitude_n = low_n + offset_n
     is_accepted_n = _toss_exp_fraction(bits, offset_n * (low_n + magnitude_n), 2 * deviation**2)
     is_accepted_n &= magnitude_n <= largest_noise(deviation)
     # Zero would be drawn twice as often as it should, as +0 and -0.
     is_accepted_n &= ~(is_negative_n & (magnitude_n == 0))
-    np.negative(magnitude_n, out=magnitude_n, where=is_negative_n)
-    accepted: Integers = magnitude_n[is_accepted_n]
+    value_n = np.where(is_negative_n, -magnitude_n, magnitude_n)
+    accepted: Integers = value_n[is_accepted_n]
     return accepted
 
 

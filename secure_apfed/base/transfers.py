@@ -35,7 +35,7 @@ def fetch_tensors(*values: Tensor) -> tuple[Tensor, ...]:
     Tensors on the CPU are not copied.
     """
     copies = tuple(tensor.detach().to(HOST, non_blocking=True) for tensor in values)
-    for device in {tensor.device for tensor in values if tensor.device.type == "cuda"}:
+    for device in {tensor.device for tensor in values if tensor.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
     return copies
 

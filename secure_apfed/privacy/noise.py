@@ -40,6 +40,8 @@ Shapes: B rows of a batch, D numbers of a representation, P parameters.
 """
 
 import hashlib
+import math
+from functools import lru_cache
 from operator import index
 
 import numpy as np
@@ -72,11 +74,11 @@ def onto_ball(wide_BD: torch.Tensor, bound: float) -> torch.Tensor:
     largest_B1 = wide_BD.detach().abs().amax(dim=-1, keepdim=True)
     scale_B1 = torch.where(largest_B1 > 0, largest_B1, 1.0)
     scaled_BD = wide_BD / scale_B1
-    norm_B1 = torch.linalg.vector_norm(scaled_BD.detach(), dim=-1, keepdim=True)
+    norm_B1 = torch.linalg.vector_norm(scaled_BD, dim=-1, keepdim=True)
     over_B1 = norm_B1 > bound / scale_B1
-    # Rows that stay get a norm of no consequence, since the gradient of a norm at 0 is NaN.
-    unit_BD = torch.where(over_B1, scaled_BD, 1.0)
-    onto_BD = unit_BD * (bound / torch.linalg.vector_norm(unit_BD, dim=-1, keepdim=True))
+    # Rows that stay get a norm of no consequence, since the gradient of bound / norm at 0 is NaN.
+    divisor_B1 = torch.where(over_B1, norm_B1, 1.0)
+    onto_BD = scaled_BD * (bound / divisor_B1)
     return torch.where(over_B1, onto_BD, wide_BD)
 
 
@@ -134,10 +136,10 @@ def clip_and_fetch(h_BD: torch.Tensor, bound: float) -> tuple[torch.Tensor, torc
 
 def require_finite_rows(h_BD: torch.Tensor) -> None:
     """Raise ModelError if a row holds NaN or an infinity; name the first one."""
-    finite_BD = h_BD.isfinite()
-    if not bool(finite_BD.all()):
+    finite_BD = np.isfinite(h_BD.numpy(force=True))
+    if not finite_BD.all():
         raise ModelError(
-            f"row {int((~finite_BD).nonzero()[0, 0])} of the representations is not finite, so "
+            f"row {int(np.argwhere(~finite_BD)[0, 0])} of the representations is not finite, so "
             "nothing was released; the encoder has diverged: lower its learning rate or check the "
             "features"
         )
@@ -194,8 +196,11 @@ class NoiseSource:
             rows: int64 table positions of the values' rows.
         """
         positions = rows.cpu().numpy().astype("<i8").tobytes()
-        context = self._bind_context(step, positions, hashlib.blake2b(values.tobytes()).digest())
-        noisy = values + sigma * draw_standard_normals(self._key, *context, shape=values.shape)
+        content = hashlib.blake2b(np.ascontiguousarray(values).data).digest()
+        context = self._bind_context(step, positions, content)
+        noisy = draw_standard_normals(self._key, *context, shape=values.shape)
+        noisy *= sigma
+        noisy += values
         return round_to_grid(noisy, sigma) if self.secret else noisy
 
     def draw_normals(self, values_BD: Tensor, *, use: str, step: int) -> Tensor:
@@ -234,14 +239,19 @@ def draw_standard_normals(
     The context names this use; another one gives independent noise.
     """
     sizes = np.array(shape, dtype="<u8").tobytes()
-    count = int(np.prod(shape))
-    words = np.frombuffer(keystream(key, _PURPOSE, sizes, *context, length=8 * count), dtype="<u8")
+    length = 8 * math.prod(shape)
+    words = np.frombuffer(keystream(key, _PURPOSE, sizes, *context, length=length), dtype="<u8")
     # (k + 1) / 2^64 with k of 63 bits lies in (0, 1/2]: the lower tail's probability.
-    tails = ((words >> np.uint64(1)).astype(np.float64) + 1) * 2.0**-64
+    tails = (words >> np.uint64(1)).astype(np.float64)
+    tails += 1
+    tails *= 2.0**-64
     signs = 1 - 2 * (words & np.uint64(1)).astype(np.float64)
-    return np.asarray(signs * scipy.special.ndtri(tails), dtype=np.float64).reshape(shape)
+    normals: NDArray[np.float64] = scipy.special.ndtri(tails)
+    normals *= signs
+    return normals.reshape(shape)
 
 
+@lru_cache(maxsize=64)
 def compute_grid_width(sigma: float) -> float:
     """Return the width of the noisy numbers' grid, the power of two in (sigma / 16, sigma / 8]."""
     exponent = int(np.floor(np.log2(sigma))) - 3
@@ -257,4 +267,6 @@ def round_to_grid(noisy: NDArray[np.float64], sigma: float) -> NDArray[np.float6
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         steps = noisy / width
         is_roundable = np.abs(steps) < _LARGEST_EXACT
-        return np.asarray(np.where(is_roundable, np.rint(steps) * width, noisy))
+        rounded = np.rint(steps, out=steps)
+        rounded *= width
+        return np.asarray(np.where(is_roundable, rounded, noisy))
