@@ -136,6 +136,12 @@ class Envelope:
         packed: bytes = msgpack.packb((*fields, self.sender, self.receiver, int(self.sequence)))
         return packed
 
+    def with_payload(self, payload: bytes) -> "Envelope":
+        """Return an envelope with this payload and the other fields, which were checked before."""
+        envelope = object.__new__(type(self))
+        vars(envelope).update(vars(self), payload=payload)
+        return envelope
+
     @classmethod
     def parse_header(cls, header: bytes) -> "Envelope":
         """Parse a received header; return its envelope, with an empty payload.

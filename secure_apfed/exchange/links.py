@@ -14,7 +14,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 from apfed_protocols.conversation import Conversation, Outgoing
@@ -381,7 +381,7 @@ class Links:
         if kind not in IN_PARTS:
             return envelope
         payload = assembler.add_part(envelope.payload, kind, maximum=maximum)
-        return None if payload is None else replace(envelope, payload=payload)
+        return None if payload is None else envelope.with_payload(payload)
 
     async def run_conversation(
         self, kind: Kind, role: Conversation, peers: Sequence[str], *, maximum: int = MAX_BYTES
@@ -485,7 +485,7 @@ class Links:
             for observer in self._observers:
                 observer.observe_refusal(sender, frame)
             raise
-        envelope = replace(claimed, payload=body)
+        envelope = claimed.with_payload(body)
         _log_envelope("receives", envelope, len(frame))
         for observer in self._observers:
             observer.observe_incoming(envelope, frame)

@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ class _Epoch:
                 return
             self.contributed += len(envelope.payload)
         digest = self.store_payload(envelope.payload)
-        self.envelopes.append((replace(envelope, payload=b""), digest))
+        self.envelopes.append((envelope.with_payload(b""), digest))
 
     def store_payload(self, payload: bytes) -> bytes:
         """Append a payload to the file unless it is there; return its digest.

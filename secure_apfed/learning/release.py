@@ -22,7 +22,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
@@ -84,14 +83,18 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
     `z_BD`: B rows of representations from a peer. `terms`: the contract's bounds on them.
     `sender`: the peer's name, for the error.
     """
-    norm_B = torch.linalg.vector_norm(z_BD.flatten(1).double(), dim=1)
+    if not len(z_BD):
+        return
+    # NaN in any row makes both NaN, which is within no bounds.
+    wide_BD = z_BD.detach().flatten(1).double()
+    smallest, largest = torch.linalg.vector_norm(wide_BD, dim=1).aminmax()
     low = terms.minimum_norm
     high = terms.maximum_norm * (1 + _NORM_SLACK)
-    if not bool(((norm_B >= low) & (norm_B <= high)).all()):
+    if not (low <= float(smallest) and float(largest) <= high):
         raise RemoteProtocolError(
             f"{sender} sent representations whose norm is not within "
             f"{terms.minimum_norm:g} to {terms.maximum_norm:g}, as the contract says "
-            f"(smallest {float(norm_B.min()):g}, largest {float(norm_B.max()):g}); if its training "
+            f"(smallest {float(smallest):g}, largest {float(largest):g}); if its training "
             "diverges, lower train.learning_rate, or the rate of its own optimizer"
         )
 
@@ -107,13 +110,17 @@ def lengthen_rows(z_BD: Tensor, minimum: float) -> Tensor:
         return z_BD
     flat_BD = z_BD.detach().flatten(1)
     norm_B1 = torch.linalg.vector_norm(flat_BD.double(), dim=1, keepdim=True)
+    is_short_B1 = norm_B1 < minimum
+    # Not checked on a GPU, since reading the result would wait for it.
+    if not is_short_B1.is_cuda and not bool(is_short_B1.any()):
+        return z_BD
     first_D = torch.zeros_like(flat_BD[:1])
     first_D[:, :1] = 1
     unit_BD = torch.where(norm_B1 > 0, flat_BD / norm_B1.clamp(min=_TINY).to(flat_BD), first_D)
     # Slightly longer, since in float32 a row of exactly the bound could be measured as shorter.
     longer_BD = (unit_BD * (minimum * (1 + _NORM_SLACK))).reshape(z_BD.shape)
     broadcast_shape = [1] * (z_BD.dim() - 1)
-    is_short_B = (norm_B1 < minimum).reshape(-1, *broadcast_shape)
+    is_short_B = is_short_B1.reshape(-1, *broadcast_shape)
     # The detached difference moves the value, and leaves the gradient of z alone.
     return torch.where(is_short_B, z_BD + (longer_BD - z_BD.detach()), z_BD)
 
@@ -193,9 +200,8 @@ def measure_spread(z_BD: Tensor) -> Tensor:
     norm_B1 = torch.linalg.vector_norm(wide_BD, dim=1, keepdim=True)
     tiny = torch.finfo(torch.float64).tiny
     unit_BD = (wide_BD / norm_B1.clamp(min=tiny)).to(flat_BD.dtype)
-    zero_B = norm_B1.flatten() == 0
     # Not checked on a GPU, since reading the result would wait for it.
-    may_have_zeros = zero_B.is_cuda or bool(zero_B.any())
+    may_have_zeros = norm_B1.is_cuda or not bool(norm_B1.all())
     rows = len(flat_BD)
     total = wide_BD.new_zeros(())
     nearest = []
@@ -207,6 +213,7 @@ def measure_spread(z_BD: Tensor) -> Tensor:
         # sin^2 = 1 - cos^2, in place
         sine_OB = (unit_BD[start:end] @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
         if may_have_zeros:
+            zero_B = norm_B1.flatten() == 0
             sine_OB.masked_fill_(zero_B[start:end, None] | zero_B, 0)
         # Pairs of a row with itself: they add nothing to the mean, and are never the nearest.
         self_pairs_O = sine_OB.diagonal(start)  # a view, so filling it changes `sine_OB`
@@ -396,7 +403,6 @@ class ContributionNoise:
         return self._noise.draw_integers(shape, self._deviation, step=step, digest=digest)
 
 
-@cache
 def make_representation_specs(terms: RepresentationTerms) -> Mapping[str, TensorSpec]:
     """Return the types and shapes of the tensors in a message of representations.
 

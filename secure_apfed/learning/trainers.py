@@ -429,7 +429,7 @@ class PassiveTrainer(Trainer):
         if self._check_due and len(rows_B) > 1:
             self.check_rows(rows_B, sent_B)
             self._check_due = False
-        z_B = self.compute.move_batch(sent_B).requires_grad_()
+        z_B = self.compute.move_batch(sent_B).detach().requires_grad_()
         self.zero_grad()
         self.note_rows(step, rows_B)
         features_B = self.compute.take_rows(self.features_N, rows_B)

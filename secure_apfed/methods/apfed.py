@@ -226,9 +226,7 @@ class ApfedPassive(SumHelper):
         self.terms = terms.representation
         self.weight = terms.weight
         self._position_count = len(trainer.features_N)
-        self._is_known_N = (
-            torch.ones(self._position_count, dtype=torch.bool) if is_known_N is None else is_known_N
-        )
+        self._is_known_N = is_known_N
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Check the received batch, take one step on the own objective, and add the gradient to
@@ -273,14 +271,14 @@ class ApfedPassive(SumHelper):
         `rows_B`: alignment positions (indices into the common list of people), (B,). `z_BD`: the
         received representations of these rows.
         """
-        is_known_B = self._is_known_N[rows_B]
+        is_known_B = None if self._is_known_N is None else self._is_known_N[rows_B]
+        if is_known_B is None or bool(is_known_B.all()):
+            gradient_BD = self.trainer.train_on_rows(step, rows_B, z_BD, weight=self.weight)
+            return gradient_BD.to(z_BD)
         known_count = int(is_known_B.sum())
         known_z_BD = z_BD[is_known_B]
         gradient_BD = torch.zeros_like(z_BD)
-        has_unknown_people = known_count < len(rows_B)
-        if has_unknown_people and (
-            known_count < self.contract.minimum_batch or is_narrow(known_z_BD, self.terms)
-        ):
+        if known_count < self.contract.minimum_batch or is_narrow(known_z_BD, self.terms):
             return gradient_BD
         known_gradient_BD = self.trainer.train_on_rows(
             step, rows_B[is_known_B], known_z_BD, weight=self.weight
@@ -342,7 +340,7 @@ class Apfed(SumMethod, SingleView):
         `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
         person there.
         """
-        is_known_N = rows >= 0
+        is_known_N = None if bool((rows >= 0).all()) else rows >= 0
         terms = contract.passives[party.name]
         sum_end = SessionSum.from_contract(party, contract).make_passive_end(
             people=len(rows),

@@ -769,7 +769,7 @@ def compute_answer_digest(session: bytes, payload: bytes, values: NDArray[np.gen
     """
     content = hashlib.blake2b(session)
     content.update(payload)
-    content.update(values.tobytes())
+    content.update(np.ascontiguousarray(values).data)
     return content.digest()
 
 
