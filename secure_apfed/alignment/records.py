@@ -176,7 +176,9 @@ def admit_run(
     session: str,
     resumes: bool = False,
 ) -> None:
-    """Record an intersection in this party's history, if the settings name a folder for it.
+    """Record an intersection in this party's history, or refuse it if a peer had all its runs.
+
+    Without a history in the settings nothing is recorded or refused.
 
     Args:
         settings: the agreed settings.

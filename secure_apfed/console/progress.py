@@ -541,11 +541,11 @@ class _Lines:
 
         Training and long work change all the time, so they get a line each minute only.
         """
-        if self._board.progress is not None and self._is_due("epoch", None):
+        if self._board.progress is not None and self._is_due("epoch", facts=None):
             self._print_progress()
         works = self._board.works
         for work_left in works:
-            if self._is_due((work_left.party, work_left.work.name), None):
+            if self._is_due((work_left.party, work_left.work.name), facts=None):
                 self._print_text(work_left.line)
         self._forget_finished({(work_left.party, work_left.work.name) for work_left in works})
         for status in self._board.statuses:
@@ -586,7 +586,7 @@ class _Lines:
         It is due if its facts have changed, or if its last line is a minute old.
 
         `key`: what the line is about: a party, or a party and the name of its work. `facts`: the
-        facts that the line shows.
+        facts that the line shows; None: it is due by time alone.
         """
         now = self._clock()
         previous = self._last_lines.get(key)

@@ -366,6 +366,7 @@ class Links:
                 f"{quote_reason(envelope.payload, _REASON_LETTERS)}",
                 left=(sender,),
             )
+        # A message in parts has begun, and an envelope of another kind came before it was complete.
         if assembler.kind not in ("", kind):
             raise RemoteProtocolError(
                 f"{sender} sent {kind} to {self.me} in the middle of a message of "

@@ -513,7 +513,7 @@ class ResumableLink:
         self._inbox_bytes += len(part) + _PART_COST
         if self._inbox_bytes > _MAX_UNREAD:
             raise RemoteProtocolError(f"{self._peer} sent more than it may before it is confirmed")
-        message = self._assembler.add_part(part, "frames")
+        message = self._assembler.add_part(part, kind="frames")
         if message is not None:
             self._inbox.append((message, time.monotonic(), self._incomplete_bytes))
             self._incomplete_bytes = 0
@@ -755,7 +755,7 @@ class LinkTransport:
             self._event.set()  # a script that waits for this peer gets the reason
 
     def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
-        """Wait for a frame; return its sender and the oldest frame of any awaited sender.
+        """Wait until an awaited peer has sent a frame; return the peer and the oldest such frame.
 
         Raises PartyLeftError: too few awaited peers are left, or none sent a frame within
             `timeout_s` seconds.

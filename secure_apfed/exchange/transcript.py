@@ -122,11 +122,11 @@ class _Epoch:
         """
         self.path = folder.path / PAYLOADS.replace("*", str(int(number)))
         self._folder = folder
-        self.places: dict[bytes, list[int]] = {}
-        self.envelopes: list[tuple[Envelope, bytes]] = []
-        self.sums: dict[int, bytes] = {}
-        self.contributed = 0
-        self.synced = True
+        self.places: dict[bytes, list[int]] = {}  # by a payload's digest: its bytes in the file
+        self.envelopes: list[tuple[Envelope, bytes]] = []  # each with its payload's digest
+        self.sums: dict[int, bytes] = {}  # by step: digest of the decoded sum
+        self.contributed = 0  # stored bytes of contributions
+        self.synced = True  # whether all payloads are surely on the disk
 
     def keep_envelope(self, envelope: Envelope) -> None:
         """Store a message.
@@ -176,7 +176,8 @@ class _Epoch:
             sums: by step, the digest of the decoded sum.
 
         Raises:
-            KeyError, TypeError, ValueError: malformed; such as a digest that has no place.
+            KeyError, TypeError, ValueError: the state is malformed, such as by a digest that has no
+                place.
             CheckpointError: the last payload is missing or was altered.
         """
         self.places = {digest: [int(start), int(end)] for digest, (start, end) in places.items()}

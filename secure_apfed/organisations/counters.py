@@ -407,6 +407,7 @@ def _load_record(folder: Path, party: str) -> _Record:
     the log is part of the result, and not raised.
     """
     path = folder / FILE_NAME
+    # The witness is the content of `counters.json`.
     witness, witness_fault = _load_witness(folder, party)
     counters = witness.counters if witness else {}
     counts_of_witness = {name: Count(**count.model_dump()) for name, count in counters.items()}

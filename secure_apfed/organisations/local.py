@@ -195,6 +195,7 @@ def make_relay_command(files: Iterable[Path]) -> tuple[str, ...]:
     address = PartyFile.from_file(first_file).relay
     if address is None:
         return ()
+    # The file is RUN/parties/PARTY/party.yaml, and the relay's folder RUN/relay.
     folder = first_file.parent.parent.parent / RELAY
     words = ["relay", "--listen", address]
     for file in (_CA, _CERTIFICATE, _KEY):
@@ -648,22 +649,24 @@ def _find_failure(processes: Sequence[_Process]) -> Exception | None:
     originators = [
         process for process in failed if process.reported_error.get("kind") not in _FOLLOWING_ERRORS
     ]
-    first = next((process for process in originators if process.reported_error), None)
-    # First the cause, then parties that failed without a report, then those that only followed.
+    # The first party that reported an error which no other party caused.
+    origin = next((process for process in originators if process.reported_error), None)
+    # The text begins with this party; then come parties that failed without a report, other
+    # reports, and last the parties that only heard of a failure and stopped.
     followers = [
         process
         for process in failed
         if process.reported_error.get("kind") == RunStoppedError.__name__
     ]
     causes = [process for process in failed if process not in followers] or followers
-    causes.sort(key=lambda process: (process is not first, bool(process.reported_error)))
+    causes.sort(key=lambda process: (process is not origin, bool(process.reported_error)))
     lines = [f"{process.name}: {_describe_failure(process)}" for process in causes]
     if causes is not followers and followers:
         lines.append(
             f"{' and '.join(process.name for process in followers)} heard of it, and stopped"
         )
     error_classes = {error_class.__name__: error_class for error_class in _ERRORS}
-    kind = first.reported_error.get("kind", "") if first else ""
+    kind = origin.reported_error.get("kind", "") if origin else ""
     return error_classes.get(kind, PartyLeftError)("\n".join(lines))
 
 
