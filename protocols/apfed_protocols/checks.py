@@ -33,8 +33,8 @@ def require_name(noun: str, name: object) -> None:
 
 
 def require_names(noun: str, session: object, parties: Sequence[object]) -> None:
-    """Raise LocalProtocolError unless the names of session and parties are valid, and those of the
-    parties different.
+    """Raise LocalProtocolError unless the names of the session and of all parties are valid, and
+    the parties' names are different.
 
     `noun`: the protocol, for the error.
     """
@@ -71,9 +71,10 @@ def require_ranges(holder: object, ranges: Mapping[str, tuple[int, int]]) -> Non
 
 
 def require_people(people: bytes, noun: str) -> bytes:
-    """Return `people` if it is a digest of 32 bytes, not all zero; else raise LocalProtocolError.
+    """Return `people` unchanged if it is a digest of 32 bytes, not all zero: zeros stand for "no
+    digest". Raises LocalProtocolError: it is something else.
 
-    `noun`: what the digest is of, for the error.
+    `noun`: what was digested, for the error.
     """
     if type(people) is not bytes or len(people) != _PEOPLE_BYTES or not any(people):
         raise LocalProtocolError(f"people is a digest of {_PEOPLE_BYTES} bytes of the {noun}")
@@ -103,14 +104,15 @@ def is_whole(value: object) -> bool:
 
 
 def take_numpy_integers(holder: Any) -> None:
-    """Replace NumPy integers in the fields of a frozen dataclass, and in tuples there, by Python
-    integers, in place.
+    """Replace NumPy integers in the fields of a frozen dataclass, and in tuples in its fields, by
+    Python integers, in place.
 
     Called first in `__post_init__`, since digests, wire formats and checks of types expect Python
     integers.
     """
     for field in fields(holder):
         value = getattr(holder, field.name)
+        # A frozen dataclass is changed by `object.__setattr__`.
         if isinstance(value, np.integer):
             object.__setattr__(holder, field.name, int(value))
         elif isinstance(value, tuple) and any(isinstance(item, np.integer) for item in value):

@@ -53,8 +53,8 @@ class Conversation(Protocol):
 def converse(
     roles: Mapping[str, Conversation], *, record: Callable[[str, Outgoing], None] | None = None
 ) -> int:
-    """Run all roles of a protocol in this process, delivering messages first in, first out; return
-    how many bytes they sent. On return every role is finished.
+    """Run all roles of a protocol in this process, and deliver their messages in the order in which
+    they were sent. Return how many bytes the roles sent; every role is finished then.
 
     Args:
         roles: the role of each party, by its name, none of them started.
@@ -65,11 +65,11 @@ def converse(
             before all roles are finished.
         RemoteProtocolError: whatever a role raises on a bad message.
     """
-    queue = [(name, out) for name, role in roles.items() for out in role.start()]
-    sent = 0
-    while queue:
-        sender, out = queue.pop(0)
-        sent += len(out.body)
+    undelivered = [(name, out) for name, role in roles.items() for out in role.start()]
+    sent_bytes = 0
+    while undelivered:
+        sender, out = undelivered.pop(0)
+        sent_bytes += len(out.body)
         _LOGGER.debug("%s sends %d bytes to %s", sender, len(out.body), out.receiver)
         if record is not None:
             record(sender, out)
@@ -79,13 +79,13 @@ def converse(
                 f"the parties are {', '.join(sorted(roles))}"
             )
         answers = roles[out.receiver].receive(sender, out.body)
-        queue.extend((out.receiver, answer) for answer in answers)
-    waiting = sorted(name for name, role in roles.items() if not role.is_finished)
-    if waiting:
+        undelivered.extend((out.receiver, answer) for answer in answers)
+    unfinished = sorted(name for name, role in roles.items() if not role.is_finished)
+    if unfinished:
         raise LocalProtocolError(
-            f"the conversation fell silent while {', '.join(waiting)} still expected messages"
+            f"the conversation fell silent while {', '.join(unfinished)} still expected messages"
         )
-    return sent
+    return sent_bytes
 
 
 def take_part(
@@ -97,9 +97,9 @@ def take_part(
 ) -> None:
     """Run one role until it is finished, over the caller's links to the other parties.
 
-    The links must authenticate and encrypt, and keep the order of what one party sends.
-    Messages are sent from a thread, so that two parties that both send first do not wait
-    for one another for ever.
+    The links must authenticate and encrypt, and keep the order of one party's messages. Messages
+    are sent from a thread: otherwise two parties that both send first could wait for one another
+    for ever.
 
     Args:
         role: this party's part in the protocol, not started.
@@ -125,9 +125,10 @@ def take_part(
             for out in role.receive(peer, body):
                 outbox.put(out)
     except (OSError, EOFError) as error:
-        failures.append(error)  # after a failure of the sending thread, which explains it
+        # If the sending thread failed before, its failure is the first one, and the cause.
+        failures.append(error)
     finally:
-        outbox.put(None)
+        outbox.put(None)  # ends the sending thread
     if not failures:
         sender.join(patience_s)
     if sender.is_alive():
@@ -141,8 +142,8 @@ def _send_outbox(
     send: Callable[[str, bytes], None],
     failures: list[BaseException],
 ) -> None:
-    """Send the messages of a queue until None comes; append an exception of `send` to
-    `failures`.
+    """Send the messages that `outbox` receives, in a thread of its own, until None ends it. If
+    `send` raises, append the exception to `failures`, where the main thread finds it.
     """
     try:
         while (out := outbox.get()) is not None:

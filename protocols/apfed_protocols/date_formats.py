@@ -15,16 +15,19 @@ _DIGITS = {"%d": "(?P<d>[0-9]{1,2})", "%m": "(?P<m>[0-9]{1,2})", "%Y": "(?P<Y>[0
 
 
 def check_date_format(form: str) -> str:
-    """Return a date format if it can be read in one way only.
+    """Return the date format `form`, such as "%d.%m.%Y", unchanged, if dates in it can be read in
+    one way only.
 
     Raises:
         ValueError: the format is ambiguous, or lacks day, month or year.
     """
-    parts = _FIELD.findall(form)
+    date_fields = _FIELD.findall(form)
     # The split alternates between texts and fields; the texts between fields are at 2 and 4.
     separators = [text for text in _FIELD.split(form)[2:-1:2] if text]
-    is_plain = not re.search(r"[%\d]", _FIELD.sub("", form))
-    if sorted(parts) != ["%Y", "%d", "%m"] or len(separators) != 2 or not is_plain:
+    text_around = _FIELD.sub("", form)
+    has_digits_or_percent = bool(re.search(r"[%\d]", text_around))
+    has_all_fields = sorted(date_fields) == ["%Y", "%d", "%m"]
+    if not has_all_fields or len(separators) != 2 or has_digits_or_percent:
         raise ValueError(
             f"date_formats: {form!r} must have %d, %m and %Y once, and between them something "
             "that is no digit, as in %d.%m.%Y"
@@ -35,8 +38,8 @@ def check_date_format(form: str) -> str:
 
 
 def parse_date(text: str, formats: Sequence[str]) -> date | None:
-    """Return the date that a text stands for by the first format that matches it; None if none
-    does.
+    """Return the date that a text stands for by the first format that matches it and gives a date
+    of the calendar; None if no format does.
 
     Examples:
         >>> parse_date("31.1.2026", ["%d.%m.%Y"])

@@ -30,17 +30,19 @@ Tree = TypeVar("Tree")
 
 
 def records_gradients(tree: Any) -> bool:
-    """Return whether torch records gradients here, and a tensor of the tree (an array, or nested
-    dicts, lists and tuples of arrays) requires one.
+    """Return whether torch records gradients now, and a tensor of the tree requires a gradient.
+
+    `tree`: an array, or nested dicts, lists and tuples of arrays.
     """
     return any(_requires_gradient(leaf) for _, leaf in _list_leaves(tree))
 
 
 def refuse_gradients(tree: Any, who: str) -> None:
-    """Raise LocalProtocolError if a tensor of a contribution that leaves this process requires a
-    gradient; under `torch.no_grad()` none does.
+    """Raise LocalProtocolError if a tensor of a contribution requires a gradient: the contribution
+    leaves this process, so no gradient would come back. Under `torch.no_grad()` no tensor does.
 
-    `tree`: an array, or nested dicts, lists and tuples of arrays. `who`: the party, for errors.
+    `tree`: the contribution, an array, or nested dicts, lists and tuples of arrays. `who`: the
+    party, for errors.
     """
     require_numbers(tree, who)
     for path, leaf in _list_leaves(tree):
@@ -55,8 +57,8 @@ def refuse_gradients(tree: Any, who: str) -> None:
 
 
 def require_numbers(tree: Any, who: str) -> None:
-    """Raise LocalProtocolError if a tensor has no numbers of its own to add: on the meta device,
-    under `torch.func` or `torch.vmap`, or in forward-mode differentiation.
+    """Raise LocalProtocolError if a tensor of the tree has no numbers of its own to add, since it
+    is on the meta device, under `torch.func` or `torch.vmap`, or in forward-mode differentiation.
 
     `tree`: an array, or nested dicts, lists and tuples of arrays. `who`: the party, for errors.
     """
@@ -83,11 +85,11 @@ def require_addable_gradients(values: Mapping[str, Any]) -> None:
     """Raise LocalProtocolError if the sum could not carry the gradient that a contributor's tensor
     requires.
 
-    The sum has the types of the first contributor's values: where another's tensor requires a
-    gradient, the first's must be a tensor of floats.
+    The sum has the types of the first contributor's values. So if another contributor's tensor
+    requires a gradient, the first contributor must have a tensor of floats in its place.
 
-    `values`: an array, or a tree (nested dicts, lists and tuples) of arrays, by contributor; all of
-    one structure.
+    `values`: an array, or nested dicts, lists and tuples of arrays, by contributor; all have one
+    structure.
     """
     torch = sys.modules["torch"]
     first, *others = values
@@ -110,7 +112,8 @@ def attach_gradients(
     total: Tree, values: Mapping[str, Any], flat: Mapping[str, Flattened], clip: float | None
 ) -> Tree:
     """Return the sum, connected in autograd's graph to the contributors' tensors that require a
-    gradient; its numbers do not change.
+    gradient, as if the clipped values had been added by torch. The numbers of the sum do not
+    change.
 
     Args:
         total: the sum, in the structure of the first contributor's values.
@@ -123,7 +126,8 @@ def attach_gradients(
         leaves = [leaf for _, leaf in _list_leaves(tree)]
         if any(_requires_gradient(leaf) for leaf in leaves):
             for index, clipped in _clip_leaves(leaves, flat[name], clip):
-                zeros = clipped - clipped.detach()  # zeros that have the gradient of the addend
+                # Zeros in value, but with the gradient of the clipped addend.
+                zeros = clipped - clipped.detach()
                 sums[index] = sums[index] + zeros.to(sums[index])
     rebuilt: Tree = rebuild_tree(total, iter(sums))
     return rebuilt
@@ -132,11 +136,12 @@ def attach_gradients(
 def _clip_leaves(
     leaves: Sequence[Any], flat: Flattened, clip: float | None
 ) -> Iterator[tuple[int, Any]]:
-    """Yield (index, tensor) for each leaf that requires a gradient: its values as they were added,
-    after clipping, connected to the leaf in autograd's graph.
+    """Yield (index, tensor) for each of a contributor's leaves that requires a gradient: the index
+    in `leaves`, and the values of the leaf as they were added, after clipping, connected to the
+    leaf in autograd's graph.
 
     Args:
-        leaves: one contributor's arrays, in the order of `flatten_tree`.
+        leaves: one contributor's arrays and numbers, in the order of `flatten_tree`.
         flat: these arrays as one matrix, (rows, columns).
         clip: C, the L2 bound of one row; None: rows are not clipped.
     """
@@ -145,25 +150,26 @@ def _clip_leaves(
     device = leaves[indices[0]].device
     rows = torch.from_numpy(flat.matrix).to(device, torch.float64)
     is_long = rows.norm(dim=1) > (torch.inf if clip is None else clip)
-    if not is_long.any():
-        yield from ((index, leaves[index]) for index in indices)
+    if not is_long.any():  # then the values were added unchanged
+        for index in indices:
+            yield index, leaves[index]
         return
-    # The matrix again, in the order of `flatten_tree`, with the tensors that are in the graph.
+    # The same matrix again, in the order of `flatten_tree`, but of tensors that are in the graph.
     numbers = rows.reshape(-1)
     start = 0
-    parts = []
+    flat_leaves = []
     for leaf in leaves:
         size = leaf.numel() if isinstance(leaf, torch.Tensor) else _count_numbers(leaf)
         is_connected = _requires_gradient(leaf)
-        part = leaf.reshape(-1) if is_connected else numbers[start : start + size]
-        parts.append(part.to(device, torch.float64))
+        flat_leaf = leaf.reshape(-1) if is_connected else numbers[start : start + size]
+        flat_leaves.append(flat_leaf.to(device, torch.float64))
         start += size
-    matrix = torch.cat(parts).reshape(rows.shape)
-    long_norm = matrix[is_long].norm(dim=1, keepdim=True)
-    clipped = matrix.index_put((is_long,), matrix[is_long] * (clip / long_norm))
-    split = clipped.reshape(-1).split([len(part) for part in parts])
+    matrix = torch.cat(flat_leaves).reshape(rows.shape)
+    long_norms = matrix[is_long].norm(dim=1, keepdim=True)
+    clipped = matrix.index_put((is_long,), matrix[is_long] * (clip / long_norms))
+    clipped_leaves = clipped.reshape(-1).split([len(flat_leaf) for flat_leaf in flat_leaves])
     for index in indices:
-        yield index, split[index].reshape(leaves[index].shape)
+        yield index, clipped_leaves[index].reshape(leaves[index].shape)
 
 
 def _count_numbers(leaf: Any) -> int:
@@ -198,8 +204,8 @@ def _list_leaves(tree: Any, path: str = "", depth: int = 0) -> Iterator[Leaf]:
     Args:
         tree: the tree, or a part of one.
         path: keys and indices that lead to the part, as "['w'][0]"; "": the whole tree.
-        depth: the number of levels above it. Below `_MAX_DEPTH` nothing is listed, since
-            `flatten_tree` refuses such a tree.
+        depth: the number of levels above the part. Parts deeper than `_MAX_DEPTH` are not listed,
+            since `flatten_tree` refuses such a tree.
     """
     if depth > _MAX_DEPTH:
         return

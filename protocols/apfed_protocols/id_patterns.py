@@ -59,10 +59,11 @@ def make_pattern(text: str) -> str:
 
 
 def count_patterns(texts: Sequence[str]) -> dict[str, int]:
-    """Return how many IDs have each pattern, the most frequent first.
+    """Return how many IDs have each pattern, the most frequent first. A pattern shows kinds of
+    characters, such as "A-9" for "DE-1234567".
 
-    At most 20,000 IDs, spread evenly over all, are counted. With more than `MAX_PATTERNS` patterns
-    each run of letters and digits counts as "#".
+    At most 20,000 IDs, spread evenly over all, are counted. If there are more than `MAX_PATTERNS`
+    patterns, letters and digits are not told apart: each run of them counts as "#".
 
     `texts`: the IDs as they stand in the party's table.
     """
@@ -82,19 +83,17 @@ def describe_patterns(counts: Mapping[str, int]) -> str:
     `counts`: number of IDs by pattern, from `count_patterns`.
     """
     total = sum(counts.values())
-    parts = [
-        f"{pattern} {_format_percent(count, total)}"
-        for pattern, count in [*counts.items()][:MAX_PATTERNS]
-    ]
-    others = len(counts) - len(parts)
-    return ", ".join(parts) + (f" and {others} more" if others else "")
+    first_items = list(counts.items())[:MAX_PATTERNS]
+    shares = [f"{pattern} {_format_percent(count, total)}" for pattern, count in first_items]
+    others = len(counts) - len(shares)
+    return ", ".join(shares) + (f" and {others} more" if others else "")
 
 
 def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ...]:
-    """Return the names of the normalisation rules that would reduce the patterns of these IDs to
-    the fewest; empty if no rule helps.
+    """Return the names of the normalisation rules under which these IDs have the fewest patterns
+    (ways of writing); empty if no rule reduces them.
 
-    Rules that would make one ID of two are not suggested.
+    Rules that would make one ID of two different IDs are not suggested.
 
     Args:
         texts: IDs as they stand in the party's table.
@@ -104,103 +103,108 @@ def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ..
     best: tuple[str, ...] = ()
     # If all numbers have one length, zeros pad them consistently and need no rule.
     is_padded = len({len(text) for text in sample if text.isdecimal()}) <= 1
-    fewest = len(count_patterns([*map(rules.normalise_text, sample)]))
-    distinct = len({*map(rules.normalise_text, sample)})
-    for chosen in _list_rule_sets(rules):
-        if is_padded and "whole_numbers" in chosen:
+    normalised = [rules.normalise_text(text) for text in sample]
+    fewest_patterns = len(count_patterns(normalised))
+    distinct_ids = len(set(normalised))
+    for rule_names in _list_rule_sets(rules):
+        if is_padded and "whole_numbers" in rule_names:
             continue
-        added: dict[str, Any] = dict.fromkeys(chosen, True)
-        united = [*map(replace(rules, **added).normalise_text, sample)]
-        if len({*united}) < distinct:
+        added: dict[str, Any] = dict.fromkeys(rule_names, True)
+        more_rules = replace(rules, **added)
+        united = [more_rules.normalise_text(text) for text in sample]
+        if len(set(united)) < distinct_ids:
             continue  # two different IDs would become one
-        count = len(count_patterns(united))
-        if count < fewest:
-            best = chosen
-            fewest = count
+        patterns = len(count_patterns(united))
+        if patterns < fewest_patterns:
+            best = rule_names
+            fewest_patterns = patterns
     return best
 
 
 def suggest_rules_for_patterns(
     own: Iterable[str], theirs: Iterable[str], rules: IdNormalisation
 ) -> tuple[str, ...]:
-    """Return the names of the fewest normalisation rules under which the patterns of two parties
+    """Return the names of the fewest normalisation rules under which the ID patterns of two parties
     become the same; empty if no rules do that.
 
     Args:
-        own, theirs: patterns that are frequent at each of them.
+        own, theirs: the frequent patterns of either party, such as "A-9".
         rules: the normalisation that the parties agreed on already.
     """
-    own_set = {*own}
-    their_set = {*theirs}
-    for chosen in _list_rule_sets(rules):
-        if _apply_rules(own_set, chosen) == _apply_rules(their_set, chosen):
-            return chosen
+    own_patterns = set(own)
+    their_patterns = set(theirs)
+    for rule_names in _list_rule_sets(rules):
+        if _apply_rules(own_patterns, rule_names) == _apply_rules(their_patterns, rule_names):
+            return rule_names
     return ()
 
 
 def differ_by_zeros(own: Iterable[str], theirs: Iterable[str], rules: IdNormalisation) -> bool:
-    """Return whether the patterns of two parties differ and no normalisation rule makes them the
-    same, but would if numbers had no leading zeros.
+    """Return whether leading zeros are what keeps the ID patterns of two parties apart: they
+    differ, and no normalisation rules make them the same; without leading zeros they would be the
+    same, or some rules would make them so.
 
     Args:
-        own, theirs: patterns that are frequent at each of them.
+        own, theirs: the frequent patterns of either party; "09" stands for a number with leading
+            zeros.
         rules: the normalisation that the parties agreed on already.
     """
-    own_set = {*own}
-    their_set = {*theirs}
-    if own_set == their_set or suggest_rules_for_patterns(own_set, their_set, rules):
+    own_patterns = set(own)
+    their_patterns = set(theirs)
+    if own_patterns == their_patterns:
         return False
-    own_without_zeros = {pattern.replace("09", "9") for pattern in own_set}
-    their_without_zeros = {pattern.replace("09", "9") for pattern in their_set}
+    if suggest_rules_for_patterns(own_patterns, their_patterns, rules):
+        return False
+    own_without_zeros = {pattern.replace("09", "9") for pattern in own_patterns}
+    their_without_zeros = {pattern.replace("09", "9") for pattern in their_patterns}
     if own_without_zeros == their_without_zeros:
         return True
     return bool(suggest_rules_for_patterns(own_without_zeros, their_without_zeros, rules))
 
 
 def share_no_id(own: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
-    """Return whether almost no ID can be common to two parties, since the patterns of their IDs
-    differ.
-
-    The same ID has the same pattern at both parties, so IDs of different patterns differ.
+    """Return whether almost no ID can be common to two parties, since their IDs have different
+    patterns: an ID has the same pattern at both parties.
 
     Args:
-        own, theirs: share of each party's IDs that have a pattern, in whole per cent, by pattern;
-            rare ones may be missing.
+        own, theirs: share of the party's IDs that have a pattern, in whole per cent, by pattern;
+            rare patterns may be missing.
     """
     if any("#" in pattern for pattern in (*own, *theirs)):
         return False  # "#" does not tell letters from digits
-    is_known = min(sum(own.values()), sum(theirs.values())) >= _NEARLY_ALL
-    return is_known and not own.keys() & theirs.keys()
+    known_percent = min(sum(own.values()), sum(theirs.values()))
+    return known_percent >= _NEARLY_ALL and own.keys().isdisjoint(theirs.keys())
 
 
 def find_unmatched_patterns(
     texts: Sequence[str], is_common: Sequence[bool]
 ) -> dict[str, tuple[int, int]]:
-    """Return the patterns of a party's IDs that are found at the other parties far more rarely than
-    another pattern is.
+    """Return the patterns whose IDs are found at the other parties far more rarely than IDs of
+    another pattern: a sign that the others write them in another way.
 
     Args:
         texts: the party's IDs.
-        is_common: whether each was found at the other parties.
+        is_common: whether each ID was found at the other parties.
 
     Returns:
-        (common IDs, all IDs) of each such pattern: at least 30 IDs have it, and the share of common
-        IDs among them is below a quarter of that of the pattern with the largest share. Empty with
-        more than `MAX_PATTERNS` patterns.
+        (common IDs, all IDs) by pattern. At least 30 IDs have such a pattern, and the share of
+        common IDs among them is below a quarter of the largest share of any pattern. Empty if there
+        are more than `MAX_PATTERNS` patterns.
     """
     patterns = [make_pattern(text) for text in texts]
-    total = Counter(patterns)
-    if len(total) > MAX_PATTERNS:
+    all_counts = Counter(patterns)
+    if len(all_counts) > MAX_PATTERNS:
         return {}
-    common = Counter(
+    common_counts = Counter(
         pattern for pattern, is_match in zip(patterns, is_common, strict=True) if is_match
     )
-    frequent = {pattern for pattern, count in total.items() if count >= _MIN_IDS}
-    largest_share = max((common[pattern] / total[pattern] for pattern in frequent), default=0.0)
+    frequent = sorted(pattern for pattern, count in all_counts.items() if count >= _MIN_IDS)
+    shares = [common_counts[pattern] / all_counts[pattern] for pattern in frequent]
+    largest_share = max(shares, default=0.0)
     return {
-        pattern: (common[pattern], total[pattern])
-        for pattern in sorted(frequent)
-        if common[pattern] < _MUCH_RARER * largest_share * total[pattern]
+        pattern: (common_counts[pattern], all_counts[pattern])
+        for pattern in frequent
+        if common_counts[pattern] < _MUCH_RARER * largest_share * all_counts[pattern]
     }
 
 
@@ -252,22 +256,22 @@ def _list_rule_sets(rules: IdNormalisation) -> list[tuple[str, ...]]:
     return [chosen for size in range(1, len(unused) + 1) for chosen in combinations(unused, size)]
 
 
-def _apply_rules(patterns: set[str], chosen: tuple[str, ...]) -> set[str]:
-    """Return the patterns that IDs of these patterns have after normalisation, as far as patterns
+def _apply_rules(patterns: set[str], rule_names: tuple[str, ...]) -> set[str]:
+    """Return the patterns that IDs with these patterns have after normalisation, as far as patterns
     determine that.
 
-    `chosen`: names of normalisation rules, of `_RULES`.
+    `rule_names`: names of normalisation rules: "whole_numbers", "case_fold", "drop_punctuation".
     """
-    normalised = set[str]()
+    normalised_patterns = set[str]()
     for pattern in patterns:
-        text = pattern
         # Marks: A capitals, a small letters, 9 digits, 09 leading zeros (`LEGEND`).
-        if "whole_numbers" in chosen and _WHOLE_NUMBER.fullmatch(text):
-            text = "9"
-        if "case_fold" in chosen:
-            text = text.replace("Aa", "a").replace("A", "a")
-        if "drop_punctuation" in chosen:
-            marks = "".join(_RUN.findall(text))
-            text = "".join(mark for mark in ("A", "a", "0", "9", "#") if mark in marks)
-        normalised.add(text)
-    return normalised
+        if "whole_numbers" in rule_names and _WHOLE_NUMBER.fullmatch(pattern):
+            pattern = "9"
+        if "case_fold" in rule_names:
+            pattern = pattern.replace("Aa", "a").replace("A", "a")
+        if "drop_punctuation" in rule_names:
+            # One run remains, with each mark once, in the order in which `_mark_run` writes them.
+            marks = "".join(_RUN.findall(pattern))
+            pattern = "".join(mark for mark in ("A", "a", "0", "9", "#") if mark in marks)
+        normalised_patterns.add(pattern)
+    return normalised_patterns

@@ -83,7 +83,7 @@ _MAX_DIGITS = 4000  # Python refuses to read longer numbers, unless it is told o
 _HUGE = 10**_MAX_DIGITS
 _DOUBLE_BITS = 53
 _QUICK_BITS = 64
-_ROWS_OF_A_PIECE = 2**16
+_ROWS_OF_A_CHUNK = 2**16
 _ROWS_SHOWN = 5
 _COLUMN = "its ID column"
 # What datetime, pandas, pyarrow and polars raise for a year outside their range.
@@ -168,18 +168,20 @@ def _format_integer(value: Any, _float_bits: int) -> str:
 
 
 def _format_float(value: Any, float_bits: int) -> str:
-    """Write a float that is a whole number as an integer; refuse what is missing, infinite,
-    fractional, or too large to be exact.
+    """Return the text of a float ID: a whole number as an integer, e.g. "7" for 7.0.
 
-    `float_bits`: significand bits of the column's floats: integers below 2^float_bits are exact.
+    `float_bits`: significand bits of the column's floats; integers below 2^float_bits are exact.
+
+    Raises _RefusedError with a key of `REFUSALS`: the value is missing (NaN), infinite, fractional,
+    or too large to be exact.
     """
-    if value != value:
+    if value != value:  # only NaN
         raise _RefusedError("nobody")
     if value in (np.inf, -np.inf):
         raise _RefusedError("infinite")
     if value != int(value):
         raise _RefusedError("fraction")
-    if isinstance(value, np.floating):
+    if isinstance(value, np.floating):  # its own type may be narrower
         float_bits = min(float_bits, np.finfo(value.dtype).nmant + 1)
     if abs(value) >= 2**float_bits:
         raise _RefusedError("rounded")
@@ -187,7 +189,9 @@ def _format_float(value: Any, float_bits: int) -> str:
 
 
 def _format_decimal(value: Any, _float_bits: int) -> str:
-    """Write a `Decimal` that is a whole number as an integer; refuse all others."""
+    """Return the text of a `Decimal` that is a whole number, as an integer. Raises _RefusedError
+    with a key of `REFUSALS`: it is something else, or too long.
+    """
     if value.is_nan():
         raise _RefusedError("nobody")
     if value.is_infinite():
@@ -218,8 +222,9 @@ def _format_date(value: Any, _float_bits: int) -> str:
 
 
 def _format_datetime(value: Any, _float_bits: int) -> str:
-    """Write a datetime as 2026-01-31 12:00:00, converted to UTC if it has a time zone; refuse one
-    that in UTC lies outside the years 1 to 9999.
+    """Return the text of a datetime, such as "2026-01-31 12:00:00"; one with a time zone is
+    converted to UTC. Raises _RefusedError with a key of `REFUSALS`: in UTC it lies outside the
+    years 1 to 9999.
     """
     try:
         if value.utcoffset() is not None:
@@ -230,12 +235,14 @@ def _format_datetime(value: Any, _float_bits: int) -> str:
 
 
 def _format_numpy_moment(value: Any, _float_bits: int) -> str:
-    """Write a `numpy.datetime64`: the date alone where its unit is a day or longer, else date and
-    time, with 6 or 9 decimals of a second where it has a fraction; refuse NaT.
+    """Return the text of a `numpy.datetime64`: the date alone if its unit is a day or longer, else
+    date and time, as Python's datetimes are written. A fraction of a second has 6 decimals, or 9 if
+    it needs them. Raises _RefusedError with a key of `REFUSALS`: the value is NaT.
     """
     if np.isnat(value):
         raise _RefusedError("nobody")
-    if np.datetime_data(value.dtype)[0] in ("Y", "M", "W", "D"):
+    unit = np.datetime_data(value.dtype)[0]
+    if unit in ("Y", "M", "W", "D"):
         return str(np.datetime_as_string(value, unit="D"))
     whole_second = value.astype("M8[s]")
     nanoseconds = int((value - whole_second) / np.timedelta64(1, "ns"))
@@ -323,10 +330,12 @@ _FORMATTERS = {value_type: kind.text for kind in KINDS for value_type in kind.ty
 
 
 def _format_other(value: Any, float_bits: int) -> str:
-    """Write a value of a type that `KINDS` does not list: a scalar of pyarrow, or anything that is
-    an integer by `__index__`; refuse all else.
+    """Return the text of an ID of a type that `KINDS` does not list: a scalar of pyarrow, or
+    anything that is an integer by `__index__`.
 
     `float_bits`: significand bits of the column's floats; a pyarrow scalar has its own.
+
+    Raises _RefusedError with a key of `REFUSALS`: the value is something else.
     """
     if hasattr(value, "as_py"):  # a scalar of pyarrow
         float_bits = _count_float_bits(value.type)
@@ -353,8 +362,8 @@ def _find_formatter(value_type: type) -> Callable[[Any, int], str]:
 
 
 class IdReader:
-    """A reader that converts one column of IDs to texts, piece by piece, and collects the rows
-    that it refuses for one error at the end.
+    """A reader that converts one column of IDs to texts, chunk by chunk, and collects the rows that
+    it refuses for one error at the end.
 
     Args:
         whose: party and column, for errors.
@@ -375,41 +384,50 @@ class IdReader:
         rows: bool = False,
         key: str = "",
     ) -> None:
-        """Make a reader of the column that errors call `whose`, which has read no row yet. `place`:
-        returns in words where a row is; `strip`: drop blanks; `part`: one of several columns;
-        `rows`: tuples are rows of several columns; `key`: the settings key that names the column.
+        """Make a reader that has read no row yet.
+
+        Args:
+            whose: party and column, for errors.
+            place: returns in words where to find the row of a number, for errors; None: "row N".
+            strip: whether to drop blanks at both ends of a text, as tables do.
+            part: whether the column is one of several whose texts are joined by `JOINT`.
+            rows: whether a tuple or list is a row of several columns rather than one cell.
+            key: the settings key that names the column of IDs, for advice in errors.
         """
         self._subject = whose
         self._place = place
         self._strip = strip
-        self._part = part
-        self._rows = rows
+        self._is_one_of_several = part
+        self._tuples_are_rows = rows
         self._key = f" ({key})" if key else ""
         self._rows_read = 0
-        self._refused: dict[str, list[int]] = {}
-        self._types = set[str]()
+        # The numbers of the refused rows by reason, a key of `REFUSALS`; and the types of their
+        # values.
+        self._refused_rows: dict[str, list[int]] = {}
+        self._refused_types = set[str]()
 
     def convert_column(self, column: Iterable[object]) -> list[str]:
-        """Return one text for each row, "" for a refused one; usable only if `all_taken`.
+        """Return one text for each row, "" for a refused row; the texts may be used only if no row
+        was refused (`all_taken`).
 
         Raises DataError: `column` is of a type that holds no column of IDs.
         """
-        return [text for piece in self.convert_pieces(column) for text in piece]
+        return [text for chunk in self.convert_pieces(column) for text in chunk]
 
     def convert_pieces(self, column: Iterable[object]) -> Iterator[list[str]]:
-        """Yield the texts of a column, at most `_ROWS_OF_A_PIECE` rows at a time."""
+        """Yield the texts of a column, at most `_ROWS_OF_A_CHUNK` rows at a time."""
         values, float_bits = _list_values(column, self._subject)
-        for start in range(0, len(values), _ROWS_OF_A_PIECE):
-            yield self._convert_piece(values[start : start + _ROWS_OF_A_PIECE], float_bits)
+        for start in range(0, len(values), _ROWS_OF_A_CHUNK):
+            yield self._convert_chunk(values[start : start + _ROWS_OF_A_CHUNK], float_bits)
 
-    def _convert_piece(self, values: list[Any], float_bits: int) -> list[str]:
+    def _convert_chunk(self, values: list[Any], float_bits: int) -> list[str]:
         """Return the text of each of the next rows of the column, "" for a refused row.
 
-        Columns of plain text or small integers alone are converted as a whole, which is quick; all
-        others cell by cell, which records refusals.
+        Rows of plain text or small integers alone are converted as a whole, which is quick. All
+        other rows are converted cell by cell, which records refusals.
 
         Args:
-            values: one value a row: a cell, or a tuple of cells where rows have several columns.
+            values: one value for each row: a cell, or a tuple of cells if it has several columns.
             float_bits: significand bits of the column's floats.
         """
         first_row = self._rows_read
@@ -417,7 +435,7 @@ class IdReader:
         if self._have_several_columns(values):
             texts = self._convert_uniform_rows(values)
         else:
-            texts = self._convert_uniform(values, part=self._part)
+            texts = self._convert_uniform_cells(values, part=self._is_one_of_several)
         if texts is not None:
             return texts
         return [
@@ -426,35 +444,38 @@ class IdReader:
 
     def _have_several_columns(self, values: list[Any]) -> bool:
         """Return whether every value is a row of the same number of columns, two or more."""
-        if not self._rows or not {*map(type, values)} <= {tuple, list}:
+        types = set(map(type, values))
+        if not self._tuples_are_rows or not types <= {tuple, list}:
             return False
-        return len({*map(len, values)}) == 1 and len(values[0]) > 1
+        different_lengths = set(map(len, values))
+        return len(different_lengths) == 1 and len(values[0]) > 1
 
     def _convert_uniform_rows(self, rows: list[Any]) -> list[str] | None:
-        """Return the joined texts of rows of several columns; None unless every column can be
-        converted by `_convert_uniform`.
+        """Return the texts of rows of several columns, the texts of a row joined by `JOINT`; None
+        unless the cells of every column can be converted by `_convert_uniform_cells`.
         """
         columns = list[list[str]]()
         for cells in zip(*rows, strict=True):
-            texts = self._convert_uniform(list(cells), part=True)
+            texts = self._convert_uniform_cells(list(cells), part=True)
             if texts is None:
                 return None
             columns.append(texts)
-        return list(map(JOINT.join, zip(*columns, strict=True)))
+        return [JOINT.join(row_texts) for row_texts in zip(*columns, strict=True)]
 
-    def _convert_uniform(self, values: list[Any], *, part: bool) -> list[str] | None:
-        """Return the texts of cells that are all non-empty text or all integers of at most 64 bits;
-        None for other cells, and for text that must be refused.
+    def _convert_uniform_cells(self, values: list[Any], *, part: bool) -> list[str] | None:
+        """Return the texts of cells that are all non-empty text or all integers of at most 64 bits,
+        in one quick pass. Return None for other cells, and if a text must be refused; the caller
+        then converts cell by cell.
 
-        `part`: whether the column is one of several whose texts are joined.
+        `part`: whether the column is one of several whose texts are joined by `JOINT`.
         """
-        types = {*map(type, values)}
+        types = set(map(type, values))
         if types == {str} and _is_valid("".join(values)):
             if part and any(JOINT in text for text in values):
                 return None
             stripped = list(map(str.strip, values))
             if not _NOBODY.isdisjoint(stripped):
-                return None
+                return None  # a text that stands for an empty cell
             return stripped if self._strip else values
         if types == {int} and max(map(int.bit_length, values)) <= _QUICK_BITS:
             return list(map(str, values))
@@ -463,19 +484,20 @@ class IdReader:
     @property
     def all_taken(self) -> bool:
         """Return whether no row was refused so far."""
-        return not self._refused
+        return not self._refused_rows
 
     def require_no_refusals(self) -> None:
-        """Raise DataError if rows were refused, with one sentence for each reason that names the
-        first rows and what to do.
+        """Raise DataError if rows were refused. The error has one sentence for each reason, which
+        names the first rows and what to do.
         """
-        if not self._refused:
+        if not self._refused_rows:
             return
         sentences = []
-        for reason in sorted(self._refused, key=list(REFUSALS).index):
+        for reason in sorted(self._refused_rows, key=list(REFUSALS).index):
             problem, remedy = REFUSALS[reason]
-            problem += f" ({', '.join(sorted(self._types))})" if reason == "type" else ""
-            rows = self._refused[reason]
+            if reason == "type":
+                problem += f" ({', '.join(sorted(self._refused_types))})"
+            rows = self._refused_rows[reason]
             remedy = remedy.format(key=self._key)
             sentences.append(
                 f"{problem} in {len(rows)} rows, first in {self._describe_places(rows)}; {remedy}"
@@ -490,33 +512,37 @@ class IdReader:
         return f"row{'s' if len(first_rows) > 1 else ''} {', '.join(map(str, first_rows))} (from 0)"
 
     def _convert_row(self, value: Any, float_bits: int, row: int) -> str:
-        """Return the text of one row, the texts of its columns joined; for a row that is refused
-        record its number and the reason, and return "".
+        """Return the text of one row, the texts of its columns joined by `JOINT`. If the row is
+        refused, store its number by reason, and return "".
 
         Args:
-            value: a cell, or a tuple or list of cells where rows have several columns.
+            value: a cell, or a tuple or list of cells if rows have several columns.
             float_bits: significand bits of the column's floats.
             row: number of the row in the column, from 0, for errors.
         """
+        is_row_of_cells = self._tuples_are_rows and isinstance(value, tuple | list) and bool(value)
         try:
-            if not (self._rows and isinstance(value, tuple | list) and value):
-                return self._convert_cell(value, float_bits, part=self._part)
-            several = len(value) > 1
-            texts = [self._convert_cell(cell, float_bits, part=several) for cell in value]
+            if not is_row_of_cells:
+                return self._convert_cell(value, float_bits, part=self._is_one_of_several)
+            has_several = len(value) > 1
+            texts = [self._convert_cell(cell, float_bits, part=has_several) for cell in value]
             return JOINT.join(texts)
-        except _RefusedError as refused:
-            self._refused.setdefault(str(refused), []).append(row)
-            self._types.add(type(value).__name__)
+        except _RefusedError as refusal:
+            reason = str(refusal)
+            self._refused_rows.setdefault(reason, []).append(row)
+            self._refused_types.add(type(value).__name__)
             return ""
 
     def _convert_cell(self, value: Any, float_bits: int, *, part: bool) -> str:
-        """Return the text of one cell; raise `_RefusedError` if it is empty, no valid Unicode, or
-        contains the separator of columns.
+        """Return the text of one cell.
 
         Args:
             value: the cell.
             float_bits: significand bits of the column's floats.
             part: whether the column is one of several whose texts are joined by `JOINT`.
+
+        Raises _RefusedError with a key of `REFUSALS`: the cell is no ID, is empty, is not valid
+        Unicode, or has the separator `JOINT` in it.
         """
         text = _find_formatter(value.__class__)(value, float_bits)
         stripped = text.strip()
@@ -552,7 +578,7 @@ def id_texts(
         rows: whether a tuple or list is a row of several columns rather than one cell.
         key: the settings key that names the column of IDs, for advice in errors.
 
-    Raises DataError: some rows hold no ID; or `column` is of a type that holds no column of IDs.
+    Raises DataError: some rows have no ID; or `column` is of a type that holds no column of IDs.
     """
     reader = IdReader(
         f"{party}: {subject}", place=place, strip=strip, part=part, rows=rows, key=key
@@ -562,50 +588,57 @@ def id_texts(
     return texts
 
 
-def _iter_text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
-    """Yield one text a row, the columns of a row joined, at most `_ROWS_OF_A_PIECE` rows at a time.
+def _iter_text_chunks(party: str, ids: Any) -> Iterator[list[str]]:
+    """Yield the texts of a party's IDs, one for each row, in chunks of at most `_ROWS_OF_A_CHUNK`
+    rows; the texts of a row's columns are joined by `JOINT`.
 
-    A frame of pandas, polars or pyarrow comes as one piece.
+    A frame of pandas, polars or pyarrow is one chunk.
 
     Args:
-        party: name of the party whose IDs they are, for errors.
-        ids: an `IdColumn`.
+        party: name of the party, for errors.
+        ids: an `IdColumn`: any iterable, a frame, or a stream that is read in pieces.
 
-    Raises DataError: some rows hold no ID; raised after the last piece.
+    Raises DataError: some rows have no ID; it is raised after the last chunk, so that it can name
+    all of them.
     """
     refuse_ambiguous_index(ids, f"{party}: {_COLUMN}", error=DataError)
     columns = _split_columns(ids)
     if columns is not None:
-        texts_by_column = (
-            id_texts(cells, party=party, subject=f"column {name!r}", part=len(columns) > 1)
+        has_several = len(columns) > 1
+        texts_by_column = [
+            id_texts(cells, party=party, subject=f"column {name!r}", part=has_several)
             for name, cells in columns
-        )
-        yield list(map(JOINT.join, zip(*texts_by_column, strict=True)))
+        ]
+        yield [JOINT.join(row_texts) for row_texts in zip(*texts_by_column, strict=True)]
         return
     reader = IdReader(f"{party}: {_COLUMN}", rows=True)
-    for column in ids.pieces() if hasattr(ids, "pieces") else (ids,):
-        for texts in reader.convert_pieces(column):
+    pieces = ids.pieces() if hasattr(ids, "pieces") else (ids,)
+    for piece in pieces:
+        for texts in reader.convert_pieces(piece):
+            # After the first refusal, rows are only read to collect further refusals.
             if reader.all_taken:
                 yield texts
     reader.require_no_refusals()
 
 
 def require_one_column_order(ids_by_party: Mapping[str, Any]) -> None:
-    """Raise DataError if two parties' frames of IDs have the same columns in different orders.
+    """Raise DataError if two parties' frames of IDs have the same columns in different orders: IDs
+    are compared column by column, so that nobody would be found.
 
     `ids_by_party`: IDs of any kind; only those with named columns are compared.
     """
-    names_by_party = {
-        party: names
-        for party, ids in ids_by_party.items()
-        if (names := column_names(ids)) is not None
-    }
+    names_by_party: dict[str, tuple[str, ...]] = {}
+    for party, ids in ids_by_party.items():
+        names = column_names(ids)
+        if names is not None:
+            names_by_party[party] = names
     for party, names in names_by_party.items():
-        for other, others in names_by_party.items():
-            if names != others and sorted(names) == sorted(others):
+        for other, other_names in names_by_party.items():
+            if names != other_names and sorted(names) == sorted(other_names):
                 raise DataError(
                     f"{party}: the columns of its IDs are {', '.join(names)}, and those of {other} "
-                    f"{', '.join(others)}; IDs are compared column by column: give all in one order"
+                    f"{', '.join(other_names)}; IDs are compared column by column: give all in one "
+                    "order"
                 )
 
 
@@ -621,9 +654,10 @@ def _split_columns(ids: Any) -> list[tuple[str, Any]] | None:
 
 
 def _list_values(ids: Any, subject: str) -> tuple[list[Any], int]:
-    """Return the cells of a column as a list, and the significand bits of its floats.
+    """Return the cells of a column as a list, and the significand bits of its floats, which say up
+    to which size integers in them are exact.
 
-    A MultiIndex or structured array gives one tuple a row.
+    A MultiIndex or structured array gives one tuple for each row.
 
     `subject`: what errors call the column.
 
@@ -631,9 +665,11 @@ def _list_values(ids: Any, subject: str) -> tuple[list[Any], int]:
     """
     if isinstance(ids, list):
         return ids, _DOUBLE_BITS
-    if (columns := _split_levels(ids)) is not None:
-        cells = [_narrow_floats(*_list_values(column, subject)) for column in columns]
-        return list(zip(*cells, strict=True)), _DOUBLE_BITS
+    columns = _split_levels(ids)
+    if columns is not None:
+        # The columns may have floats of different types, so each cell gets its own type back.
+        cells_by_column = [_narrow_floats(*_list_values(column, subject)) for column in columns]
+        return list(zip(*cells_by_column, strict=True)), _DOUBLE_BITS
     float_bits = _count_float_bits(_find_element_type(ids))
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "mM" and ids.ndim == 1:
         return list(ids), float_bits  # `tolist` would turn moments of nanoseconds into integers
@@ -678,8 +714,9 @@ _FLOAT_BITS = (
 
 
 def _count_float_bits(element_type: object) -> int:
-    """Return the significand bits of an element type's floats, for a categorical type those of its
-    categories; 53 (double precision) for every type that `_FLOAT_BITS` does not name.
+    """Return the significand bits of an element type's floats: integers below 2^bits are exact in
+    it. They are 53 (double precision) for every type that `_FLOAT_BITS` does not name; a
+    categorical type has those of its categories.
     """
     categories = getattr(element_type, "categories", None)
     type_name = str(getattr(categories, "dtype", element_type)).lower()
@@ -694,15 +731,17 @@ def _split_levels(ids: Any) -> list[Any] | None:
     if hasattr(ids, "get_level_values"):  # an index of pandas
         levels = [ids.get_level_values(level) for level in range(ids.nlevels)]
         return levels if len(levels) > 1 else None
-    names = getattr(getattr(ids, "dtype", None), "names", None)  # a structured array
+    dtype = getattr(ids, "dtype", None)
+    names = getattr(dtype, "names", None)  # of the fields of a structured array
     return [ids[name] for name in names] if names else None
 
 
 def _narrow_floats(values: list[Any], float_bits: int) -> list[Any]:
-    """Return the cells with Python floats turned back into the NumPy type that their column had, so
-    that `_format_float` notices numbers that this type cannot hold exactly.
+    """Return the cells with Python floats turned back into the NumPy type that their column had
+    before `tolist`, so that `_format_float` notices numbers that this type cannot hold exactly.
 
-    `float_bits`: significand bits of the column's floats.
+    `float_bits`: significand bits of the column's floats; other types than float16 and float32 are
+    left as they are.
     """
     float_type = {11: np.float16, 24: np.float32}.get(float_bits)
     if float_type is None:
@@ -763,25 +802,27 @@ _ADVICE_OTHERWISE = (
 
 
 def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
-    """Raise DataError for a party none of whose IDs has a form (see `FORMS`) in common with the IDs
-    of the first party, so that none could match.
+    """Raise DataError if no ID of some party can match an ID of the first party, since none has the
+    same form: e.g. one party has whole numbers, the other UUIDs (`FORMS` lists all forms).
 
-    `texts`: normalised IDs by party, all or a sample; read only until a common form is found.
+    `texts`: normalised IDs by party, all or a sample; they are read only until a common form is
+    found.
     """
     (first, first_texts), *others = texts.items()
     for party, party_texts in others:
-        # The next party needs the texts of the first one again; `tee` keeps the few that were read.
-        first_texts, compared_texts = tee(first_texts)
-        first_forms, party_forms = _collect_forms(compared_texts, party_texts)
+        # The next party needs the texts of the first party again; `tee` keeps the few that were
+        # read.
+        first_texts, texts_to_compare = tee(first_texts)
+        first_forms, party_forms = _collect_forms(texts_to_compare, party_texts)
         if first_forms and party_forms and first_forms.isdisjoint(party_forms):
-            _refuse_to_compare(first, first_forms, party, party_forms)
+            raise _make_form_error(first, first_forms, party, party_forms)
 
 
 def _collect_forms(
     first_texts: Iterable[str], party_texts: Iterable[str]
 ) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
-    """Return the forms of two parties' IDs, reading both in parallel until they have a form in
-    common or both end.
+    """Return the forms of two parties' IDs (such as whole numbers; `FORMS`), reading both in
+    parallel until they have a form in common or both end.
     """
     first_forms = set[tuple[str, ...]]()
     party_forms = set[tuple[str, ...]]()
@@ -797,18 +838,19 @@ def _collect_forms(
 
 def _classify_parts(text: str) -> tuple[str, ...]:
     """Return the form of each column of an ID: the name of the first pattern of `FORMS` that
-    matches.
+    matches (the last pattern matches every text).
     """
     return tuple(
-        next(name for name, form in FORMS.items() if form.fullmatch(part))
-        for part in text.split(JOINT)
+        next(name for name, form in FORMS.items() if form.fullmatch(column_text))
+        for column_text in text.split(JOINT)
     )
 
 
-def _refuse_to_compare(
+def _make_form_error(
     first: str, first_forms: set[tuple[str, ...]], party: str, party_forms: set[tuple[str, ...]]
-) -> None:
-    """Raise DataError for two parties whose IDs have no form in common, with the advice that fits.
+) -> DataError:
+    """Return the error for two parties whose IDs have no form in common, with the advice that fits
+    these forms.
 
     Args:
         first, party: the names of the two parties.
@@ -817,9 +859,11 @@ def _refuse_to_compare(
     names = {name for form in first_forms | party_forms for name in form}
     advices = [advice for forms, advice in _ADVICE_BY_FORMS if names <= forms]
     remedy = advices[0] if advices else _ADVICE_OTHERWISE
-    if {len(form) for form in first_forms}.isdisjoint(len(form) for form in party_forms):
+    first_column_counts = {len(form) for form in first_forms}
+    party_column_counts = {len(form) for form in party_forms}
+    if first_column_counts.isdisjoint(party_column_counts):
         remedy = "name the same columns of IDs at both"
-    raise DataError(
+    return DataError(
         f"{party}: its IDs are {_describe_forms(party_forms)}, and those of {first} "
         f"{_describe_forms(first_forms)}, so that "
         f"no two can match; {remedy}"
@@ -878,13 +922,17 @@ class IdNormalisation:
     drop_punctuation: bool = False
 
     def __post_init__(self) -> None:
-        """Raise LocalProtocolError for a rule that is no bool, or an ambiguous date format."""
+        """Validate all rules, and turn the date formats into a tuple. Raises LocalProtocolError: a
+        rule is no bool, or a date format is ambiguous.
+        """
         for rule in ("unicode_nfc", "case_fold", "strip", "whole_numbers", "drop_punctuation"):
-            if type(value := getattr(self, rule)) is not bool:
+            value = getattr(self, rule)
+            if type(value) is not bool:
                 raise LocalProtocolError(f"{rule}: expected True or False, got {value!r}")
         formats: object = self.date_formats
         if isinstance(formats, str):
             raise LocalProtocolError(f"date_formats takes several, as ({formats!r},)")
+        # The class is frozen, so the field is set by `object.__setattr__`.
         object.__setattr__(self, "date_formats", tuple(self.date_formats))
         for form in self.date_formats:
             try:
@@ -905,11 +953,10 @@ class IdNormalisation:
         return f"ids v1 {rules}"
 
     def normalise_batch(self, texts: list[str]) -> list[str] | None:
-        """Return what `normalise_text` returns for each text, computed in one quick pass; None if
-        that cannot be done.
+        """Return the normalised text of each ID, as `normalise_text` does, in one quick pass.
 
-        It cannot where a text is not ASCII or has several columns, and where rules for numbers,
-        dates or punctuation apply.
+        Return None if that is impossible: a text is not ASCII or has several columns, or rules for
+        numbers, dates or punctuation apply. The caller then normalises text by text.
         """
         all_characters = "".join(texts)
         has_slow_rules = self.whole_numbers or self.date_formats or self.drop_punctuation
@@ -919,20 +966,25 @@ class IdNormalisation:
         return list(map(str.strip, texts)) if self.strip else texts
 
     def normalise_text(self, text: str) -> str:
-        """Return the text of an ID after all rules, each of its columns by itself."""
+        """Return the text of an ID after all rules, which apply to each of its columns by itself.
+
+        `text`: the texts of the columns, joined by `JOINT`.
+        """
         if self.case_fold:
-            # Unicode 3.13, D145: case folding is defined on decomposed letters (NFD).
-            text = (unicodedata.normalize("NFD", text) if self.unicode_nfc else text).casefold()
+            if self.unicode_nfc:
+                # Unicode 3.13, D145: case folding is defined on decomposed letters (NFD).
+                text = unicodedata.normalize("NFD", text)
+            text = text.casefold()
         if self.unicode_nfc:
             text = unicodedata.normalize("NFC", text)
-        parts = text.split(JOINT)
+        columns = text.split(JOINT)
         if self.strip:
-            parts = [part.strip() for part in parts]
+            columns = [column.strip() for column in columns]
         if self.whole_numbers or self.date_formats:
-            parts = list(map(self._normalise_value, parts))
+            columns = [self._normalise_value(column) for column in columns]
         if self.drop_punctuation:
-            parts = [part.translate(_LETTERS_AND_DIGITS) for part in parts]
-        return JOINT.join(parts)
+            columns = [column.translate(_LETTERS_AND_DIGITS) for column in columns]
+        return JOINT.join(columns)
 
     def _normalise_value(self, text: str) -> str:
         """Return the agreed form of a number or a date; return other texts unchanged."""
@@ -962,8 +1014,8 @@ def encode_ids(
 ) -> list[bytes]:
     """Return the IDs of `party` as bytes, one a row.
 
-    An ID is the number of its columns and the length and bytes of each, so that
-    ("ab", "c") and ("a", "bc") differ.
+    An encoded ID has the number of its columns, and then the length and bytes of each column, so
+    that ("ab", "c") and ("a", "bc") differ.
 
     Args:
         party: name of the party whose IDs they are, for errors.
@@ -976,29 +1028,33 @@ def encode_ids(
         DataError: IDs are missing, empty, repeated (also if only after normalisation), too
             many or of another type; names the party's rows, never an ID.
     """
-    pieces = encode_pieces(party, ids, normalisation)
-    canonical = list(chain.from_iterable(pieces))
+    chunks = encode_pieces(party, ids, normalisation)
+    encoded = list(chain.from_iterable(chunks))
     try:
-        check_ids(party, canonical, maximum_ids)
+        check_ids(party, encoded, maximum_ids)
     except LocalProtocolError as error:
         raise DataError(f"{error} (after normalisation: {normalisation})") from error
-    return canonical
+    return encoded
 
 
 def encode_pieces(
     party: str, ids: IdColumn, normalisation: IdNormalisation
 ) -> Iterator[list[bytes]]:
-    """Yield the IDs of `party` as bytes, as `encode_ids` does, some thousand rows at a time.
+    """Yield the IDs of `party` as bytes, as `encode_ids` returns them, in chunks of some thousand
+    rows.
+
+    `ids`: IDs of the kinds of `KINDS`, one for each row, or rows of several columns.
+    `normalisation`: the rules that all parties agreed on.
 
     Raises DataError: IDs are missing, empty or of another type. Repeated IDs, and too many of them,
-    are not noticed.
+    are not noticed here.
     """
     first_row = 0
-    for texts in _iter_text_pieces(party, ids):
+    for texts in _iter_text_chunks(party, ids):
         ascii_texts = normalisation.normalise_batch(texts)
-        if ascii_texts is not None:  # a text has as many bytes as characters
-            headers = {size: _encode_header(size) for size in {*map(len, ascii_texts)}}
-            yield [headers[len(text)] + text.encode() for text in ascii_texts]
+        if ascii_texts is not None:  # the quick way; a text has as many bytes as characters
+            header_by_size = {size: _encode_header(size) for size in set(map(len, ascii_texts))}
+            yield [header_by_size[len(text)] + text.encode() for text in ascii_texts]
         else:
             normalised = [normalisation.normalise_text(text) for text in texts]
             if normalisation.drop_punctuation:
@@ -1008,18 +1064,19 @@ def encode_pieces(
 
 
 def _refuse_empty(party: str, texts: Sequence[str], first_row: int) -> None:
-    """Raise DataError, which names rows, if `drop_punctuation` left nothing of a column of an ID.
+    """Raise DataError, which names rows, if the rule `drop_punctuation`, which drops all characters
+    but letters and digits, left a column of an ID empty.
 
     Args:
         party: name of the party, for the error.
         texts: normalised IDs, the columns of each joined by `JOINT`.
-        first_row: number of the row of the first of them.
+        first_row: number of the row that the first text belongs to.
     """
-    empty = [row for row, text in enumerate(texts, first_row) if not all(text.split(JOINT))]
-    if empty:
+    empty_rows = [row for row, text in enumerate(texts, first_row) if not all(text.split(JOINT))]
+    if empty_rows:
         raise DataError(
-            f"{party} has {len(empty)} ID(s) without a letter or digit, in row(s) "
-            f"{_format_first_rows(empty)}, "
+            f"{party} has {len(empty_rows)} ID(s) without a letter or digit, in row(s) "
+            f"{_format_first_rows(empty_rows)}, "
             "of which drop_punctuation leaves nothing; leave these rows out, or give each its ID"
         )
 
@@ -1030,46 +1087,49 @@ def _encode_header(size: int) -> bytes:
 
 
 def _frame_id(party: str, row: int, text: str) -> bytes:
-    """Return the bytes of one ID: number of columns (2 bytes), then length (4) and bytes of each.
+    """Encode one ID: the number of its columns (2 bytes), then the length (4 bytes) and the bytes
+    of each column.
 
     Args:
-        party, row: where the ID stands, for the error.
+        party, row: where the ID is, for the error.
         text: the normalised texts of its columns, joined by `JOINT`.
 
     Raises DataError: the ID has more than `_MAX_COLUMNS` columns.
     """
-    parts = text.encode().split(JOINT.encode())
-    if len(parts) == 1:
-        return _encode_header(len(parts[0])) + parts[0]
-    if len(parts) > _MAX_COLUMNS:
+    columns = text.encode().split(JOINT.encode())
+    if len(columns) == 1:
+        return _encode_header(len(columns[0])) + columns[0]
+    if len(columns) > _MAX_COLUMNS:
         raise DataError(
-            f"{party}, row {row}: an ID of {len(parts)} columns, at most {_MAX_COLUMNS} are "
+            f"{party}, row {row}: an ID of {len(columns)} columns, at most {_MAX_COLUMNS} are "
             "taken; give one ID a row"
         )
-    framed = [len(parts).to_bytes(2, "big")]
-    for part in parts:
-        framed += (len(part).to_bytes(4, "big"), part)
+    framed = [len(columns).to_bytes(2, "big")]
+    for column in columns:
+        framed += (len(column).to_bytes(4, "big"), column)
     return b"".join(framed)
 
 
 def decode_id(identity: bytes) -> str:
-    """Return the text of an encoded ID, its columns joined; the inverse of `encode_ids`.
+    """Return the text of an encoded ID, the texts of its columns joined by `JOINT`; this undoes
+    `encode_ids`.
 
     `identity`: an ID as `encode_ids` returned it: number of columns (2 bytes), then length (4
     bytes) and bytes of each.
     """
-    parts = []
+    columns = []
     start = 2  # behind the number of columns
     while start < len(identity):
-        end = start + 4 + int.from_bytes(identity[start : start + 4], "big")
-        parts.append(identity[start + 4 : end].decode())
-        start = end
-    return JOINT.join(parts)
+        text_start = start + 4
+        text_end = text_start + int.from_bytes(identity[start:text_start], "big")
+        columns.append(identity[text_start:text_end].decode())
+        start = text_end
+    return JOINT.join(columns)
 
 
 def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
-    """Raise LocalProtocolError, which names rows but never an ID, if encoded IDs are too many, not
-    bytes, empty or repeated: an intersection would be wrong.
+    """Raise LocalProtocolError if a party's encoded IDs are too many, not bytes, empty or repeated,
+    since an intersection would be wrong. The error names rows but never an ID.
 
     Args:
         me: the party whose IDs they are, for errors.
@@ -1082,34 +1142,39 @@ def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
         )
     values: Sequence[object] = ids
     rows_of_other_types = list[int]()
-    if not set(map(type, values)) <= {
-        bytes
-    }:  # the quick check; rows are looked up only if it fails
+    types = set(map(type, values))
+    if not types <= {bytes}:  # the quick check; rows are looked up only if it fails
         rows_of_other_types = [
             row for row, identity in enumerate(values) if not isinstance(identity, bytes)
         ]
     if rows_of_other_types:
-        types = sorted({type(ids[row]).__name__ for row in rows_of_other_types})
+        names = sorted({type(ids[row]).__name__ for row in rows_of_other_types})
         raise LocalProtocolError(
-            f"{me} has {len(rows_of_other_types)} ID(s) that are {' or '.join(types)}, not bytes, "
+            f"{me} has {len(rows_of_other_types)} ID(s) that are {' or '.join(names)}, not bytes, "
             f"in row(s) {_format_first_rows(rows_of_other_types)}; all parties encode them in the "
             "same way"
         )
     if not all(ids):
-        empty = [row for row, identity in enumerate(ids) if not identity]
+        empty_rows = [row for row, identity in enumerate(ids) if not identity]
         raise LocalProtocolError(
-            f"{me} has {len(empty)} empty ID(s), in row(s) {_format_first_rows(empty)}; remove "
-            "these rows"
+            f"{me} has {len(empty_rows)} empty ID(s), in row(s) {_format_first_rows(empty_rows)}; "
+            "remove these rows"
         )
-    if len(set(ids)) == len(ids):
-        return
-    first_row: dict[bytes, int] = {}
+    if len(set(ids)) != len(ids):
+        raise _make_repeat_error(me, ids)
+
+
+def _make_repeat_error(me: str, ids: Sequence[bytes]) -> LocalProtocolError:
+    """Return the error for IDs some of which are repeated; it names the first repeated rows, each
+    with the row where the ID occurs first.
+    """
+    first_row_by_id: dict[bytes, int] = {}
     repeats = [
-        row for row, identity in enumerate(ids) if first_row.setdefault(identity, row) != row
+        row for row, identity in enumerate(ids) if first_row_by_id.setdefault(identity, row) != row
     ]
-    pairs = ", ".join(f"{row} (as {first_row[ids[row]]})" for row in repeats[:_ROWS_SHOWN])
+    pairs = ", ".join(f"{row} (as {first_row_by_id[ids[row]]})" for row in repeats[:_ROWS_SHOWN])
     ellipsis = ", ..." if len(repeats) > _ROWS_SHOWN else ""
-    raise LocalProtocolError(
+    return LocalProtocolError(
         f"{me} has {len(repeats)} repeated ID(s), in row(s) {pairs}{ellipsis}; keep one row for "
         "each ID"
     )

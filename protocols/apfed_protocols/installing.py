@@ -24,8 +24,9 @@ INSTALL_CRYPTEN = f"{_PIP} --no-deps crypten==0.4.1"
 
 
 def install_checkout(*extras: str, editable: bool = False) -> str:
-    """Return the command that installs both distributions, with these extras, run in the root of a
-    checkout; with `editable` so that changes of the sources take effect.
+    """Return the shell command that installs both distributions of this project, with these extras
+    of `secure-apfed`. It is to be run in the root of a checkout. With `editable`, later changes of
+    the sources take effect without another installation.
     """
     checkout = f".[{','.join(extras)}]" if extras else "."
     flag = "--editable " if editable else ""
@@ -33,8 +34,9 @@ def install_checkout(*extras: str, editable: bool = False) -> str:
 
 
 def install_extra(extra: str, distribution: str = "secure-apfed") -> str:
-    """Return the command that installs the packages of one extra of an installed distribution; for
-    one that runs from its sources, the one that sets up a checkout.
+    """Return the shell command that installs the packages of one extra of an installed
+    distribution. If the distribution runs from its sources, return the command that sets up a
+    checkout.
 
     Examples:
         >>> install_extra("svd", "apfed-protocols")
@@ -45,8 +47,9 @@ def install_extra(extra: str, distribution: str = "secure-apfed") -> str:
 
 
 def install_requirement(package: str, distribution: str = "secure-apfed") -> str:
-    """Return the command that installs one requirement of an installed distribution, in the version
-    that it requires; for one that runs from its sources, the one that sets up a checkout.
+    """Return the shell command that installs one required package of an installed distribution, in
+    the version that the distribution requires. If the distribution runs from its sources, return
+    the command that sets up a checkout.
     """
     for line in (*_list_requirements(distribution), *_list_requirements(OURS[0])):
         requirement = line.split(";")[0].strip()
@@ -56,8 +59,8 @@ def install_requirement(package: str, distribution: str = "secure-apfed") -> str
 
 
 def _list_packages(extra: str, distribution: str) -> list[str]:
-    """Return the requirements of one extra of a distribution. Extras of this project's own
-    distributions among them are replaced by their requirements.
+    """Return the packages, with versions, that one extra of a distribution requires. If it requires
+    an extra of this project's own distributions, that extra's packages are listed in its place.
     """
     packages: list[str] = []
     for line in _list_requirements(distribution):
@@ -65,13 +68,13 @@ def _list_packages(extra: str, distribution: str) -> list[str]:
         if extra not in _EXTRA.findall(marker):
             continue
         if _normalise_name(requirement) in OURS:
-            inner = requirement.partition("[")[2].partition("]")[0].split(",")
-            packages += [
-                package for name in inner for package in _list_packages(name.strip(), distribution)
-            ]
+            # The extras in brackets, as in "secure-apfed[svd,plots]".
+            inner_extras = requirement.partition("[")[2].partition("]")[0].split(",")
+            for inner_extra in inner_extras:
+                packages += _list_packages(inner_extra.strip(), distribution)
         else:
             packages.append(requirement.strip())
-    return list(dict.fromkeys(packages))
+    return list(dict.fromkeys(packages))  # each once, in order
 
 
 def _list_requirements(distribution: str) -> list[str]:

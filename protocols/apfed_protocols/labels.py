@@ -56,12 +56,13 @@ class Labels:
 
 
 def find_labels(values: Any, subject: str) -> Labels | None:
-    """Return the labels of a pandas frame or series; None if the values have none.
-
-    Raises LocalProtocolError: a label occurs twice, or the values are a frame of another library
-    with names of columns or coordinates.
+    """Return the row and column labels of a pandas frame or series; None if the values have no
+    labels.
 
     `subject`: what errors call the values.
+
+    Raises LocalProtocolError: a label occurs twice, or the values are a frame of another library
+    with column names or coordinates, which are not compared here.
     """
     if isinstance(values, np.ndarray | Mapping | Sequence):
         return None
@@ -81,9 +82,9 @@ def find_labels(values: Any, subject: str) -> Labels | None:
 def order_by_position(
     values: Any, subject: str, *, error: type[Exception] = LocalProtocolError
 ) -> Any:
-    """Return `values` with its rows in the order of their positions: a frame with row labels 0 to n
-    - 1 is sorted by them; values without labels are returned unchanged. The order of columns does
-    not change.
+    """Return `values` with its rows in the order of their positions. A frame whose row labels are 0
+    to n - 1 in any order is sorted by them; values without labels are returned unchanged. The order
+    of columns does not change.
 
     Args:
         values: an array, frame or series.
@@ -91,7 +92,7 @@ def order_by_position(
         error: the class of the error.
 
     Raises:
-        error: row labels are no positions, so that it is unknown which row is which.
+        error: row labels are not positions, so that it is unknown which row is which.
     """
     try:
         index = _find_row_index(values, subject)
@@ -105,7 +106,8 @@ def order_by_position(
             f"{subject}: its rows have labels ({_format_names(names)}), and rows go by position "
             "here; put them into the order of the other arrays and give .to_numpy()"
         )
-    return values if (order == np.arange(len(order))).all() else values.iloc[order]
+    is_sorted = bool((order == np.arange(len(order))).all())
+    return values if is_sorted else values.iloc[order]
 
 
 def refuse_ambiguous_index(
@@ -166,8 +168,8 @@ def _find_row_index(values: Any, subject: str) -> Any:
 
 
 def _refuse_names(values: Any, subject: str) -> None:
-    """Raise LocalProtocolError for frames with column names of another library than pandas, and for
-    arrays with coordinates.
+    """Raise LocalProtocolError if the values have names that are not compared here: arrays with
+    coordinates (xarray), and frames with column names of another library than pandas.
 
     `subject`: what errors call the values.
     """
@@ -189,13 +191,17 @@ def _refuse_names(values: Any, subject: str) -> None:
 def _sort_axis(
     axis: Any, subject: str, noun: str
 ) -> tuple[NDArray[np.intp], tuple[str, ...] | None]:
-    """Return the positions of one axis's labels in canonical order, and the labels in that order as
-    texts; None in their place if they are the positions 0 to n - 1.
+    """Sort the labels of one axis of a frame into canonical order, which is the same at all
+    parties.
 
     Args:
         axis: an index of pandas.
         subject: what errors call the values.
         noun: "row" or "column".
+
+    Returns:
+        The position of each label in the axis, in canonical order; and the labels as texts in that
+        order, or None if they are the positions 0 to n - 1.
 
     Raises LocalProtocolError: a label occurs twice.
     """
@@ -205,20 +211,20 @@ def _sort_axis(
     if all(type(label) is int for label in labels) and sorted(labels) == list(range(len(labels))):
         return np.argsort(np.array(labels, np.intp)), None
     names = [repr(label) for label in labels]
-    order = sorted(range(len(names)), key=names.__getitem__)
-    ordered = [names[position] for position in order]
-    repeated = next((name for name, following in pairwise(ordered) if name == following), None)
-    if repeated is not None:
+    order = sorted(range(len(names)), key=lambda position: names[position])
+    sorted_names = [names[position] for position in order]
+    repeated_names = [name for name, next_name in pairwise(sorted_names) if name == next_name]
+    if repeated_names:
         raise LocalProtocolError(
-            f"{subject}: {noun} label {repeated:.80} occurs more than once, so that it is open "
-            "which numbers belong together; give each a label of its own, or .to_numpy()"
+            f"{subject}: {noun} label {repeated_names[0]:.80} occurs more than once, so that it is "
+            "open which numbers belong together; give each a label of its own, or .to_numpy()"
         )
-    return np.array(order, np.intp), tuple(ordered)
+    return np.array(order, np.intp), tuple(sorted_names)
 
 
 def _convert_label(label: Any) -> Any:
-    """Return a label as a Python object, whole floats as integers, so that equal labels of two
-    libraries have the same text.
+    """Return a label as a plain Python object, a whole float as an integer, so that equal labels of
+    two libraries have the same text.
     """
     if isinstance(label, tuple):
         return tuple(map(_convert_label, label))

@@ -22,20 +22,21 @@ def give_names(
     moved: Mapping[str, Collection[str]] | None = None,
     distribution: str = "",
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions `__getattr__` and `__dir__` of a package that loads its names lazily.
+    """Return the functions `__getattr__` and `__dir__` of a package that loads its names lazily,
+    each when it is first used.
 
     Args:
         package: the package's name.
         names: public names of the package, its `__all__`.
-        homes: names that are loaded from a module, by module.
+        homes: the names that each module defines, by module.
         modules: submodules of the package that are public names, too.
-        moved: names that used to be the package's and are now those of a module, by module. Each
-            warns once in a process, with a `DeprecationWarning` that names the new place.
-        distribution: the distribution whose version is `__version__`; empty: there is none.
+        moved: former names of the package that a module defines now, by module. Each name warns
+            once in a process, with a `DeprecationWarning` that says where it is now.
+        distribution: the distribution whose version is `__version__`; empty: there is no version.
     """
     module_by_name = {name: module for module, group in homes.items() for name in group}
     new_module_by_name = {name: module for module, group in (moved or {}).items() for name in group}
-    warned: set[str] = set()
+    warned_names: set[str] = set()
 
     def load_name(name: str) -> Any:
         """Return the object with this public name, importing its module on first use; a name that
@@ -45,8 +46,8 @@ def give_names(
             return version(distribution)
         if name in modules:
             return import_module(f"{package}.{name}")
-        if name in new_module_by_name and name not in warned:
-            warned.add(name)
+        if name in new_module_by_name and name not in warned_names:
+            warned_names.add(name)
             warnings.warn(
                 f"{package}.{name} is now {new_module_by_name[name]}.{name}; import it from "
                 "there, since the next minor version gives it there alone",
@@ -62,8 +63,8 @@ def give_names(
 
 
 def make_former_name(former: str, name: str) -> property:
-    """Return a property, to be called `former`, that returns the attribute `name` with a
-    `DeprecationWarning`, for an attribute that was renamed.
+    """Return a property for an attribute that was renamed from `former` to `name`: it is to be
+    called `former`, warns (DeprecationWarning), and returns the attribute `name`.
     """
 
     def read_attribute(owner: Any) -> Any:

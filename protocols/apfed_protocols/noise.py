@@ -72,13 +72,14 @@ def largest_noise(deviation: int) -> int:
 def discrete_gaussian(
     key: bytes, *context: bytes, deviation: int, shape: tuple[int, ...]
 ) -> Integers:
-    """Return independent values of N_Z(0, deviation^2), each at most `largest_noise` in magnitude.
+    """Return independent values of the discrete Gaussian N_Z(0, deviation^2), each at most
+    `largest_noise` in magnitude.
 
-    They are a function of the arguments alone; another context gives independent values.
+    The values depend on the arguments alone; another context gives independent values.
 
     Args:
         key: 32 secret bytes.
-        context: names this use, e.g. by session and step.
+        context: labels of this use, e.g. session and step.
         deviation: s, the standard deviation, an integer from 1 to `MAX_DEVIATION`.
         shape: shape of the result.
 
@@ -93,13 +94,15 @@ def discrete_gaussian(
     deviation = int(deviation)
     count = math.prod(shape)
     bits = _RandomBits(derive_key(key, _PURPOSE, *context))
-    draw = _draw_in_bins if deviation >= MIN_BINNED_DEVIATION else _draw_by_laplace
-    parts = [np.zeros(0, dtype=np.int64)]
+    draw_values = _draw_in_bins if deviation >= MIN_BINNED_DEVIATION else _draw_by_laplace
+    batches = [np.zeros(0, dtype=np.int64)]
     missing = count
     while missing > 0:
-        parts.append(draw(bits, deviation, missing)[:missing])
-        missing -= len(parts[-1])
-    return np.concatenate(parts).reshape(shape)
+        # By rejection, so that a batch may have too few values, or some too many.
+        batch = draw_values(bits, deviation, missing)[:missing]
+        batches.append(batch)
+        missing -= len(batch)
+    return np.concatenate(batches).reshape(shape)
 
 
 class _RandomBits:
@@ -124,16 +127,16 @@ class _RandomBits:
         if width == 0:
             return np.zeros(count, dtype=np.int64)
 
-        def draw_bits(number: int) -> Integers:
+        def draw_candidates(number: int) -> Integers:
             """Return `number` uniform integers of `width` bits."""
             words = self.draw_words(number)
             integers: Integers = (words >> np.uint64(64 - width)).view(np.int64)
             return integers
 
-        values = draw_bits(count)
+        values = draw_candidates(count)
         rejected = np.flatnonzero(values >= bound)
         while len(rejected):
-            values[rejected] = draw_bits(len(rejected))
+            values[rejected] = draw_candidates(len(rejected))
             rejected = np.flatnonzero(values >= bound)
         return values
 
@@ -160,11 +163,16 @@ class _Bins:
     is_split: Flags
 
     def find_bins(self, words_n: NDArray[np.uint64]) -> tuple[Integers, Integers]:
-        """Return the bin of each of n words, the first 64 bits of a uniform number, and the indices
-        of the words that do not decide it.
+        """Find the bin of magnitudes in which each of n uniform numbers lies, from its first 64
+        bits, a word.
+
+        Returns:
+            The bin of each number, (n,); and the indices of the words that do not decide their bin,
+            since they equal a threshold.
         """
         cell_n = (words_n >> np.uint64(_WORD_BITS - _CELL_BITS)).view(np.int64)
         bin_n = self.bin_by_cell[cell_n]
+        # Most cells lie in one bin; only for words in the others the thresholds are searched.
         in_split_cell = np.flatnonzero(self.is_split[cell_n])
         lowest = np.searchsorted(self.thresholds, words_n[in_split_cell], side="left")
         highest = np.searchsorted(self.thresholds, words_n[in_split_cell], side="right")
@@ -174,9 +182,9 @@ class _Bins:
 
 @lru_cache(maxsize=64)
 def _make_bins(deviation: int) -> _Bins:
-    """Return the table by which random words select bins of magnitudes of the discrete Gaussian
-    with the standard deviation s = `deviation`. A cell is all words that begin with the same 12
-    bits.
+    """Return the table by which random words of 64 bits select bins of magnitudes, in proportion to
+    the discrete Gaussian with the standard deviation s = `deviation`. A cell of the table is all
+    words that begin with the same 12 bits.
     """
     thresholds = np.array(_compute_thresholds(deviation, _WORD_BITS), dtype=np.uint64)
     cells = np.arange(2**_CELL_BITS, dtype=np.uint64) << np.uint64(_WORD_BITS - _CELL_BITS)
@@ -202,12 +210,13 @@ def _choose_width_bits(deviation: int) -> int:
 
 @lru_cache(maxsize=64)
 def _compute_thresholds(deviation: int, precision: int) -> tuple[int, ...]:
-    """Return floor(2^precision C_j) for j from 1 to J - 1, exactly, for J bins of magnitudes of
-    width w.
+    """Return the thresholds between J bins of magnitudes of width w, exactly: floor(2^precision
+    C_j) for j from 1 to J - 1.
 
-    C_j is the sum of the first j weights over that of all J, and bin j weighs
-    exp(-(j w)^2 / 2 s^2). Each weight is enclosed between two integers; if these do not determine
-    all floors, everything is computed again with twice the spare digits.
+    Bin j has the weight exp(-(j w)^2 / 2 s^2), and C_j is the sum of the first j weights divided by
+    the sum of all J weights: a uniform number in [C_j, C_j+1) selects bin j. Each sum is enclosed
+    between two integers. If these do not determine all floors, everything is computed again with
+    twice the spare digits.
 
     Args:
         deviation: s, the standard deviation, 1 to `MAX_DEVIATION`.
@@ -216,18 +225,20 @@ def _compute_thresholds(deviation: int, precision: int) -> tuple[int, ...]:
     spare_digits = 64
     while True:
         lower_sums, upper_sums = _enclose_sums(deviation, precision + spare_digits)
-        lowest = [(part << precision) // upper_sums[-1] for part in lower_sums[:-1]]
-        highest = [(part << precision) // lower_sums[-1] for part in upper_sums[:-1]]
+        lowest = [(partial_sum << precision) // upper_sums[-1] for partial_sum in lower_sums[:-1]]
+        highest = [(partial_sum << precision) // lower_sums[-1] for partial_sum in upper_sums[:-1]]
         if lowest == highest:
             return tuple(lowest)
         spare_digits *= 2
 
 
 def _enclose_sums(deviation: int, digits: int) -> tuple[list[int], list[int]]:
-    """Return lower and upper bounds of 2^digits times the sums of the first 1..J weights of bins.
+    """Return lower and upper bounds, as integers, of 2^digits times the sum of the first 1, 2, ...,
+    J weights of bins. Bin j has the weight exp(-c j^2), where c = w^2 / 2 s^2 and w is the width of
+    a bin.
 
-    exp(-c (j + 1)^2) = exp(-c j^2) exp(-c (2 j + 1)), and the last factor shrinks by exp(-2 c)
-    from bin to bin, for c = w^2 / 2 s^2.
+    Each weight is the one before times a factor: exp(-c (j + 1)^2) = exp(-c j^2) exp(-c (2 j + 1)).
+    The factor shrinks by exp(-2 c) from bin to bin.
 
     Args:
         deviation: s, the standard deviation, 1 to `MAX_DEVIATION`.
@@ -241,6 +252,7 @@ def _enclose_sums(deviation: int, digits: int) -> tuple[list[int], list[int]]:
     lower_weights = [1 << digits]
     upper_weights = [1 << digits]
     for _ in range(bins - 1):
+        # Shifts round down, so upper bounds get 1 more.
         lower_weights.append(lower_weights[-1] * lower_factor >> digits)
         lower_factor = lower_factor * lower_shrink >> digits
         upper_weights.append((upper_weights[-1] * upper_factor >> digits) + 1)
@@ -249,10 +261,9 @@ def _enclose_sums(deviation: int, digits: int) -> tuple[list[int], list[int]]:
 
 
 def _enclose_exp(exponent: Fraction, digits: int) -> tuple[int, int]:
-    """Return lower and upper bounds of 2^digits exp(-exponent), for an exponent in [0, 1].
-
-    The terms of the series alternate and shrink, so what is left out is smaller than the last one
-    that was taken.
+    """Return lower and upper bounds, as integers, of 2^digits exp(-exponent), for an exponent in
+    [0, 1], by the exponential series. Its terms alternate and shrink, so the rest that is left out
+    is smaller than the last term that was added.
     """
     total = Fraction(1)
     term = Fraction(1)
@@ -267,13 +278,13 @@ def _enclose_exp(exponent: Fraction, digits: int) -> tuple[int, int]:
 
 
 def _find_bin(bits: _RandomBits, deviation: int, word: int) -> int:
-    """Return the bin of a uniform number whose first 64 bits are `word`, drawing further bits until
-    they decide.
+    """Return the bin of magnitudes in which a uniform number lies whose first 64 bits are `word`.
+    Further bits of the number are drawn until they decide.
 
     Args:
         bits: the source of further bits.
         deviation: s, the standard deviation, 1 to `MAX_DEVIATION`.
-        word: equal to a threshold of that many bits, so that it does not decide alone.
+        word: the first 64 bits, which equal those of a threshold, so that they do not decide alone.
     """
     number = word
     precision = _WORD_BITS
@@ -291,17 +302,17 @@ def _draw_in_bins(bits: _RandomBits, deviation: int, count: int) -> Integers:
     """Return about `count` values of the discrete Gaussian N_Z(0, s^2), each at most
     `largest_noise` in magnitude, for a standard deviation s of `MIN_BINNED_DEVIATION` or more.
 
-    The density of magnitudes falls, so its value at the lower end of a bin bounds it within.
-    Propose bin j in proportion to exp(-(j w)^2 / 2 s^2), r below w and a sign from random bits,
-    and keep j w + r with probability
+    It is rejection sampling over bins of magnitudes of width w. The density falls, so in a bin it
+    is largest at the lower end. Propose bin j in proportion to exp(-(j w)^2 / 2 s^2), and a place r
+    below w and a sign from random bits. Keep j w + r with probability
 
         exp(-(j w + r)^2 / 2 s^2) / exp(-(j w)^2 / 2 s^2) = exp(-r (2 j w + r) / 2 s^2).
 
-    So x and -x are kept in proportion to exp(-x^2 / 2 s^2), each once. The coin is an exact one,
-    and its exponent is small: 97 of 100 are decided by their first toss.
+    So x and -x are kept in proportion to exp(-x^2 / 2 s^2). The coin for this probability is exact.
+    More than 97 of 100 proposals are kept.
     """
     bins = _make_bins(deviation)
-    # More than 97 of 100 proposals are kept: a 32nd more, and 16 for small counts, suffice mostly.
+    # A 32nd more, and 16 for small counts, mostly make up for the rejected ones.
     proposals = count + count // 32 + 16
     words_n = bits.draw_words(proposals)
     bin_n, undecided = bins.find_bins(words_n)
@@ -338,8 +349,8 @@ def _draw_by_laplace(bits: _RandomBits, deviation: int, count: int) -> Integers:
 
 
 def _draw_laplace(bits: _RandomBits, scale: int, proposals: int) -> Integers:
-    """Return values of the discrete Laplace distribution, P(y) ~ exp(-|y| / t) (Canonne, Kamath and
-    Steinke 2020, Algorithm 2), at most `proposals` of them.
+    """Return values of the discrete Laplace distribution, P(y) ~ exp(-|y| / t), by rejection from
+    this number of proposals (Canonne, Kamath and Steinke 2020, Algorithm 2).
 
     `scale`: t, an integer.
     """
@@ -355,8 +366,9 @@ def _draw_laplace(bits: _RandomBits, scale: int, proposals: int) -> Integers:
 
 
 def _toss_exp(bits: _RandomBits, numerator_n: Integers, denominator: int) -> Flags:
-    """Toss one coin for each of n numerators, which falls heads with probability exp(-numerator /
-    denominator) (Canonne, Kamath and Steinke 2020, Algorithm 1); return True for heads.
+    """Toss one coin for each of n numerators; return True for heads, (n,). A coin falls heads with
+    probability exp(-numerator / denominator), exactly (Canonne, Kamath and Steinke 2020,
+    Algorithm 1).
     """
     whole_n = numerator_n // denominator
     rest_n = numerator_n % denominator
@@ -376,13 +388,14 @@ def _toss_exp_one(bits: _RandomBits, count: int) -> Flags:
 
 
 def _toss_exp_fraction(bits: _RandomBits, numerator_n: Integers, denominator: int) -> Flags:
-    """Toss one coin for each of n numerators, at most the denominator, which falls heads with
-    probability exp(-numerator / denominator); return True for heads.
+    """Toss one coin for each of n numerators, 0 to the denominator; return True for heads, (n,). A
+    coin falls heads with probability exp(-numerator / denominator), exactly.
 
-    For each, toss coins of probability (numerator / denominator) / k for k = 1, 2, ... until one
-    falls tails: the number of that toss is odd with probability exp(-numerator / denominator). A
-    coin of that probability is one of numerator / denominator and one of 1 / k, both heads.
+    For each, toss coins with probability (numerator / denominator) / k for k = 1, 2, ... until one
+    falls tails: the number of that toss is odd with probability exp(-numerator / denominator). Such
+    a coin falls heads if a coin of probability numerator / denominator and one of 1 / k both do.
     """
+    # Whether the toss that fell tails has an odd number; at first all fell tails at toss 1.
     is_odd_n = np.ones(len(numerator_n), dtype=bool)
     active = np.flatnonzero(bits.draw_below(denominator, len(numerator_n)) < numerator_n)
     k = 2
@@ -396,9 +409,9 @@ def _toss_exp_fraction(bits: _RandomBits, numerator_n: Integers, denominator: in
 
 
 def _count_heads(toss: Callable[[int], Flags], count: int) -> Integers:
-    """Return for each of n = `count` coins how often it falls heads before its first tails, (n,).
+    """Return how often each of n = `count` coins falls heads before its first tails, (n,).
 
-    `toss`: tosses this number of coins; returns True for heads.
+    `toss`: tosses the given number of coins; returns True for heads.
     """
     heads_n = np.zeros(count, dtype=np.int64)
     active = np.arange(count)

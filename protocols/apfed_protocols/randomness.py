@@ -33,10 +33,11 @@ def fresh_key() -> bytes:
 
 
 def derive_key(key: bytes, *context: bytes) -> bytes:
-    """Return a 32-byte sub-key of `key` for one use, named by `context`.
+    """Return a 32-byte sub-key of `key` for one use, named by `context` (labels such as purpose,
+    session and step).
 
-    Keyed BLAKE2b (RFC 7693) as a PRF over the length-prefixed parts of `context`, so
-    that no two different contexts can collide by concatenation.
+    It is computed by keyed BLAKE2b (RFC 7693) as a PRF. Each part of `context` is preceded by its
+    length, so that no two different contexts can collide by concatenation.
     """
     if len(key) != KEY_BYTES:
         raise LocalProtocolError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
@@ -48,10 +49,10 @@ def derive_key(key: bytes, *context: bytes) -> bytes:
 
 
 def keystream(key: bytes, *context: bytes, length: int) -> bytes:
-    """Return `length` pseudo-random bytes: AES-256-CTR under a sub-key of `key`.
+    """Return `length` pseudo-random bytes: AES-256-CTR under a sub-key of `key` for `context`.
 
-    The same (key, context) gives the same stream, so a context must be used once;
-    callers put session, step and purpose into it.
+    The same key and context give the same stream, so a pair must be used once; callers put
+    session, step and purpose into the context.
     """
     if length < 0:
         raise LocalProtocolError(f"a keystream has a length of at least 0, got {length}")
@@ -62,15 +63,15 @@ def keystream(key: bytes, *context: bytes, length: int) -> bytes:
 def keystream_chunks(
     key: bytes, *context: bytes, length: int, piece: int = len(_ZEROS)
 ) -> Iterator[memoryview]:
-    """Yield the bytes of `keystream` piece by piece, each in the same memory as the one before, so
-    that a caller must use a piece before it takes the next.
+    """Yield the bytes of `keystream` in chunks. All chunks are in the same memory, so that a caller
+    must use a chunk before it takes the next one.
 
-    For long streams: the memory stays in the processor's cache.
+    It is for long streams, since this memory stays in the processor's cache.
 
     Args:
         key, context: 32 secret bytes, and labels of one use; the same pair gives the same stream.
         length: bytes of the whole stream.
-        piece: bytes of one piece, 128 KiB at most; the last piece may have fewer.
+        piece: bytes of one chunk, 128 KiB at most; the last chunk may have fewer.
     """
     cipher = Cipher(algorithms.AES(derive_key(key, *context)), _COUNTER)
     encryptor = cipher.encryptor()
@@ -83,10 +84,11 @@ def keystream_chunks(
 
 
 def random_permutation(count: int, *, key: bytes | None = None) -> NDArray[np.int64]:
-    """Return a uniformly random permutation of 0..count - 1, by sorting 128-bit random numbers.
+    """Return a uniformly random permutation of 0..count - 1, (count,), by sorting 128-bit random
+    numbers.
 
-    `key`: 32 secret bytes, used for nothing else, of which the permutation is a function; None: it
-    is random.
+    `key`: 32 secret bytes, used for nothing else, which determine the permutation; None: a fresh
+    key is drawn.
     """
     if count < 0:
         raise LocalProtocolError(f"a permutation has at least 0 items, got {count}")
@@ -109,8 +111,9 @@ class ForkCheck:
     """A check that an object is used only in the process that made it, and in no forked copy."""
 
     def __init__(self, owner: str) -> None:
-        """Remember this process; `owner` names the object and is the subject of the error."""
+        """Store this process; `owner` names the object and is the subject of the error."""
         self._owner = owner
+        # A child may get the ID of a process that ended, so the number of forks counts, too.
         self._process = (os.getpid(), _generation)
 
     def require_own_process(self) -> None:

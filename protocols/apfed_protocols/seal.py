@@ -59,8 +59,8 @@ class Identity:
 
     @classmethod
     def from_secret_bytes(cls, private: bytes) -> "Identity":
-        """Restore the key pair from the 32 bytes of its private key. Raises LocalProtocolError:
-        `private` has another number of bytes.
+        """Restore the Ed25519 key pair from the 32 bytes of its private key. Raises
+        LocalProtocolError: `private` has another number of bytes.
         """
         if len(private) != _KEY_BYTES:
             raise LocalProtocolError(f"an Ed25519 private key has 32 bytes, got {len(private)}")
@@ -72,8 +72,9 @@ class Identity:
         return self._private.private_bytes_raw()
 
     def sign(self, purpose: bytes, *parts: bytes) -> bytes:
-        """Return the signature, 64 bytes, over a purpose and parts. Each part is signed with its
-        length, so that the same bytes divided in another way need another signature.
+        """Return the Ed25519 signature, 64 bytes, over a purpose and parts of a message. Each part
+        is signed with its length, so that the same bytes divided in another way need another
+        signature.
 
         `purpose`: a label that separates signatures for different uses.
         """
@@ -92,10 +93,10 @@ def fresh_identity() -> Identity:
 def verify_signature(
     public: bytes, signature: bytes, purpose: bytes, *parts: bytes, signer: str
 ) -> None:
-    """Raise RemoteProtocolError unless `signature` is that of `Identity.sign` over this purpose and
-    these parts, by the holder of the public key `public`.
+    """Raise RemoteProtocolError unless `signature` was made by `Identity.sign`, over this purpose
+    and these parts of a message, by the holder of the private key that belongs to `public`.
 
-    `signer`: name of the party that holds the public key, for the error.
+    `public`: the signer's Ed25519 public key. `signer`: name of the party, for the error.
     """
     try:
         # Under a key of small order one signature is valid for every message.
@@ -124,8 +125,8 @@ class RunKey:
 
     @classmethod
     def from_secret_bytes(cls, private: bytes) -> "RunKey":
-        """Restore the key pair from the 32 bytes of its private key. Raises LocalProtocolError:
-        `private` has another number of bytes.
+        """Restore the X25519 key pair from the 32 bytes of its private key. Raises
+        LocalProtocolError: `private` has another number of bytes.
         """
         if len(private) != _KEY_BYTES:
             raise LocalProtocolError(
@@ -141,11 +142,12 @@ class RunKey:
         return self._private.private_bytes_raw()
 
     def derive_shared_key(self, peer_public: bytes, *, salt: bytes, info: bytes) -> bytes:
-        """Return 32 key bytes that only this party and the holder of the public key `peer_public`
-        can derive: HKDF-SHA256 of the X25519 shared secret.
+        """Return 32 key bytes that only this party and the holder of the private key that belongs
+        to `peer_public` can derive: HKDF-SHA256 of the X25519 shared secret.
 
-        `salt`, `info`: salt and context label of HKDF-SHA256. Raises RemoteProtocolError: the
-        peer's key is malformed or of low order.
+        `salt`, `info`: salt and context label of HKDF-SHA256.
+
+        Raises RemoteProtocolError: the peer's key is malformed or of low order.
         """
         if len(peer_public) != _KEY_BYTES:
             raise RemoteProtocolError(
@@ -187,9 +189,12 @@ class SealedLink:
     """
 
     def __init__(self, *, me: str, peer: str, run_key: RunKey, contract_hash: bytes) -> None:
-        """Make the end of the party `me` of a link to `peer`, which has no keys before `agree`.
-        `run_key`: this party's key pair for the session; `contract_hash`: 32 bytes, equal at both
-        ends.
+        """Make the end of the party `me` of a link to `peer`; it has no keys before `agree`.
+
+        `run_key`: this party's key pair for the session. `contract_hash`: SHA-256 of the contract,
+        32 bytes, equal at both ends.
+
+        Raises LocalProtocolError: `me` and `peer` are the same, or the hash has another size.
         """
         if me == peer:
             raise LocalProtocolError(f"{me!r} has no link to itself")
@@ -203,12 +208,16 @@ class SealedLink:
         self.hello = fresh_key()
         self._run_key = run_key
         self._contract_hash = contract_hash
+        # For sending and for receiving; None before the keys are agreed.
         self._ciphers: tuple[AESGCM, AESGCM] | None = None
-        self._sent = self._received = 0
+        # How many messages were encrypted and decrypted, which are the next sequence numbers.
+        self._sent = 0
+        self._received = 0
         self._fork_check = ForkCheck(f"the link of {me} to {peer}")
 
     def agree(self, peer_public: bytes, peer_hello: bytes) -> None:
-        """Derive the keys of both directions, once.
+        """Derive the keys of both directions from the peer's public key and the random bytes
+        (hello) of both ends; called once.
 
         Args:
             peer_public: the peer's public key, as the contract names it.
@@ -240,11 +249,12 @@ class SealedLink:
     def _make_cipher(
         self, peer_public: bytes, sender: tuple[str, bytes], receiver: tuple[str, bytes]
     ) -> AESGCM:
-        """Return AES-256-GCM for one direction; its key depends on both names and both hellos.
+        """Return AES-256-GCM for one direction. Its key depends on the names and the random bytes
+        (hello) of both ends, so that no two links or directions have the same key.
 
         Args:
             peer_public: the peer's X25519 public key.
-            sender, receiver: name and hello of the end that encrypts and of the other.
+            sender, receiver: name and hello of the end that encrypts, and of the end that decrypts.
         """
         ends = b"".join(
             len(name.encode()).to_bytes(2, "big") + name.encode() + hello
@@ -279,11 +289,13 @@ class SealedLink:
         return self._sent
 
     def seal(self, plaintext: bytes, *, sequence: int, associated: bytes) -> bytes:
-        """Encrypt `plaintext` for the peer, and authenticate it together with `associated`.
+        """Encrypt `plaintext` for the peer, and authenticate it together with `associated`, which
+        is not sent; return the ciphertext.
 
-        `sequence`: the number of the message, from 0, which serves as the nonce. Raises
-        LocalProtocolError: the number is not the next one, no keys are agreed, or this is a forked
-        process.
+        `sequence`: the number of the message, from 0, which serves as the nonce.
+
+        Raises LocalProtocolError: the number is not the next number, no keys are agreed, or this is
+        a forked process.
         """
         sealer, _ = self._require_keys()
         if sequence != self._sent:

@@ -101,8 +101,8 @@ class SvdAgreement:
     max_rows: int
 
     def __post_init__(self) -> None:
-        """Raise LocalProtocolError unless parties, features and numbers of vectors and rows fit
-        together.
+        """Validate all fields, and turn NumPy integers into int. Raises LocalProtocolError: the
+        parties, the features and the numbers of vectors and rows do not fit together.
         """
         take_numpy_integers(self)
         if type(self.owners) is not tuple or type(self.features) is not tuple:
@@ -113,9 +113,8 @@ class SvdAgreement:
                 f"a decomposition is of two tables or more, and one of their owners receives it; "
                 f"got {', '.join(self.owners)} and the receiver {self.receiver!r:.100}"
             )
-        if len(self.features) != len(self.owners) or not all(
-            type(count) is int and count >= 1 for count in self.features
-        ):
+        are_counts = all(type(count) is int and count >= 1 for count in self.features)
+        if len(self.features) != len(self.owners) or not are_counts:
             raise LocalProtocolError(
                 f"each of {len(self.owners)} owners has 1 feature or more, got {self.features!r}"
             )
@@ -161,12 +160,17 @@ class SvdAgreement:
 
 
 def draw_orthogonal(size: int, key: bytes, *context: bytes) -> Floats:
-    """Return a uniformly random orthogonal matrix, (size, size), a function of key and context."""
+    """Return a uniformly random orthogonal matrix, (size, size), which key and context determine:
+    the orthogonal factor of a matrix of normal numbers (Mezzadri 2007).
+
+    `key`: 32 secret bytes. `context`: labels of this use.
+    """
     stream = keystream(key, b"orthogonal mask v1", *context, length=8 * size * size)
     words = np.frombuffer(stream, dtype="<u8") >> np.uint64(64 - _FLOAT_BITS)
-    uniforms = (words + 0.5) * 2.0**-_FLOAT_BITS
+    uniforms = (words + 0.5) * 2.0**-_FLOAT_BITS  # midpoints of 2^53 cells of [0, 1]
     normals = scipy.special.ndtri(uniforms).reshape(size, size)
     factor, triangle = np.linalg.qr(normals)
+    # By these signs the factor is uniform among all orthogonal matrices.
     signs = np.where(np.diag(triangle) < 0, -1.0, 1.0)
     return np.asarray(factor * signs, dtype=np.float64)
 
@@ -175,17 +179,17 @@ def split_rows(rows: int, maximum: int) -> tuple[int, ...]:
     """Return the sizes of the fewest blocks of at most `maximum` rows into which `rows` rows can be
     split, equal up to one row.
     """
-    count = -(-rows // maximum)
-    size, larger_blocks = divmod(rows, count)
-    return (size + 1,) * larger_blocks + (size,) * (count - larger_blocks)
+    blocks = -(-rows // maximum)  # rounded up
+    size, larger_blocks = divmod(rows, blocks)
+    return (size + 1,) * larger_blocks + (size,) * (blocks - larger_blocks)
 
 
 def mask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
-    """Return P X for a table X, with the orthogonal row mask P, block-diagonal, that is derived
-    from the seed.
+    """Return P X for a table X, (N, F), with the orthogonal row mask P, (N, N), which the seed
+    determines. P is block-diagonal: it mixes rows within blocks.
 
     Args:
-        table_NF: X, (rows, features).
+        table_NF: X, N rows of F features.
         seed: the dealer's secret bytes for P.
         people: SHA-256 of the aligned rows, on which P depends, too.
         mask_rows: the largest number of rows in one block of P.
@@ -195,8 +199,11 @@ def mask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: 
 
 
 def _unmask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
-    """Return P^T X for a table X, (rows, columns), with the orthogonal row mask P derived from the
-    seed; undoes `mask_table_rows` with the same arguments.
+    """Return P^T X for a table X, N rows of F features, with the orthogonal row mask P, which the
+    seed determines. This undoes `mask_table_rows` with the same arguments, since P^T P = I.
+
+    `seed`: the dealer's secret bytes for P. `people`: SHA-256 of the aligned rows. `mask_rows`: the
+    largest number of rows in one block of P.
     """
     blocks = _make_mask_blocks(len(table_NF), seed, people, mask_rows)
     return np.concatenate([mask_bb.T @ table_NF[rows] for rows, mask_bb in blocks])
@@ -205,12 +212,16 @@ def _unmask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_row
 def _make_mask_blocks(
     rows: int, seed: bytes, people: bytes, mask_rows: int
 ) -> Iterator[tuple[slice, Floats]]:
-    """Yield each block of the row mask P, which is derived from the dealer's secret bytes `seed`
-    and the digest of the rows `people`: the slice of rows that it mixes, at most `mask_rows`, and
-    an orthogonal matrix of as many rows and columns.
+    """Yield each block of the block-diagonal row mask P: the slice of rows that the block mixes, at
+    most `mask_rows`, and an orthogonal matrix of b rows and columns, as many as the slice has rows.
+
+    Args:
+        rows: the number of all rows.
+        seed: the dealer's secret bytes, from which P is derived.
+        people: SHA-256 of the aligned rows, from which P is derived, too.
+        mask_rows: the largest number of rows in one block.
     """
     start = 0
-    # b rows and columns, the size of the block.
     for block, size in enumerate(split_rows(rows, mask_rows)):
         mask_bb = draw_orthogonal(size, seed, b"rows", people, block.to_bytes(8, "big"))
         yield slice(start, start + size), mask_bb
@@ -279,14 +290,16 @@ class SvdFrames:
         """
         return self._pack_header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
-    def open_frame(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> SvdMessage:
+    def parse_message(
+        self, frame: bytes, kind: MessageKind, sender: str, *, owner: str
+    ) -> SvdMessage:
         """Decode a message of this kind.
 
         Args:
             frame: the bytes of the message.
             kind: kind that the message must have.
-            sender: who sent it, for errors.
-            owner: the owner that sent it or got it.
+            sender: the party that sent it, for errors.
+            owner: the owner that sent it, or to whom it was sent.
 
         Raises RemoteProtocolError: the message has another kind, agreement, owner or size, or
         numbers that are not finite or too large.
@@ -296,45 +309,52 @@ class SvdFrames:
                 f"a frame of a decomposition is bytes, got {type(frame).__name__} from {sender}"
             )
         self._check_header(frame, kind, sender, owner)
-        people = frame[_HEADER.size - len(_NO_PEOPLE) : _HEADER.size]
-        start = _HEADER.size + (KEY_BYTES if kind is MessageKind.MASKS else 0)
-        matrix = self._parse_matrix(frame[start:], kind, sender, owner)
-        return SvdMessage(people, frame[_HEADER.size : start], matrix)
+        people = frame[_HEADER.size - len(_NO_PEOPLE) : _HEADER.size]  # the header's last field
+        seed_bytes = KEY_BYTES if kind is MessageKind.MASKS else 0
+        matrix_start = _HEADER.size + seed_bytes
+        seed = frame[_HEADER.size : matrix_start]
+        matrix = self._parse_matrix(frame[matrix_start:], kind, sender, owner)
+        return SvdMessage(people, seed, matrix)
 
     def _check_header(self, frame: bytes, kind: MessageKind, sender: str, owner: str) -> None:
         """Raise RemoteProtocolError, which names the field that differs, unless the header of a
-        message is that of this kind, owner and agreement.
+        message has this kind, owner and agreement.
         """
         if len(frame) < _HEADER.size:
             raise RemoteProtocolError(
                 f"{sender} sent {len(frame)} bytes, too few for {kind.name}; it was cut"
             )
         header = _HEADER.unpack_from(frame)
+        # The digest of people is compared by the caller; masks are dealt before it is known.
         people = _NO_PEOPLE if kind is MessageKind.MASKS else header[-1]
-        expected = _HEADER.unpack(self._pack_header(kind, owner, people))
-        for name, got, wanted in zip(_HEADER_FIELDS, header, expected, strict=True):
-            if got != wanted:
+        expected_header = _HEADER.unpack(self._pack_header(kind, owner, people))
+        for name, value, expected in zip(_HEADER_FIELDS, header, expected_header, strict=True):
+            if value != expected:
                 raise RemoteProtocolError(
                     f"{sender} sent no {kind.name} of this decomposition: its {name} differs; it "
                     "is another message, or made under another agreement"
                 )
 
     def _parse_matrix(self, body: bytes, kind: MessageKind, sender: str, owner: str) -> Floats:
-        """Decode the matrix of a message, whose kind and owner decide how many rows and columns it
-        may have. Raises RemoteProtocolError: the matrix has others, or numbers that are not finite
-        or beyond 1e100.
+        """Decode the matrix of a message, which follows header and seed, (rows, columns). The kind
+        and owner of the message decide how many rows and columns it may have.
+
+        Raises RemoteProtocolError: the matrix has other numbers of rows or columns, or numbers that
+        are not finite or beyond 1e100; the error names `sender`.
         """
         agreed = self._agreement
         columns = agreed.vectors if kind is MessageKind.VECTORS else agreed.columns
         rows, bytes_left = divmod(len(body), _NUMBER_BYTES * columns)
-        smallest = agreed.vectors
-        largest = agreed.max_rows
-        if kind is MessageKind.MASKS:
-            smallest = largest = agreed.features[agreed.find_position(owner)]
-        if bytes_left or not smallest <= rows <= largest:
+        min_rows = agreed.vectors
+        max_rows = agreed.max_rows
+        if kind is MessageKind.MASKS:  # exactly one row for each feature of the owner
+            own_features = agreed.features[agreed.find_position(owner)]
+            min_rows = own_features
+            max_rows = own_features
+        if bytes_left or not min_rows <= rows <= max_rows:
             raise RemoteProtocolError(
-                f"{sender} sent a body of {len(body)} bytes, expected {kind.name} of {smallest} to "
-                f"{largest} rows of {columns} numbers; it was cut or padded"
+                f"{sender} sent a body of {len(body)} bytes, expected {kind.name} of {min_rows} to "
+                f"{max_rows} rows of {columns} numbers; it was cut or padded"
             )
         matrix = np.frombuffer(body, dtype="<f8").reshape(rows, columns).astype(np.float64)
         if not _is_bounded(matrix):
@@ -389,10 +409,11 @@ class SvdDealer(_SvdRole):
         return self._make_messages(fresh_key(), fresh_key())
 
     def _make_messages(self, rows_seed: bytes, columns_key: bytes) -> Iterator[Outgoing]:
-        """Yield for each owner the message with the seed of P and its rows of Q.
+        """Yield, for each owner, the message with its masks: the seed of the row mask P, and the
+        rows of the column mask Q that belong to its columns.
 
-        `rows_seed`: 32 secret bytes that each owner expands to the row mask P. `columns_key`: 32
-        secret bytes from which the column mask Q is drawn here.
+        `rows_seed`: 32 secret bytes that each owner expands to P. `columns_key`: 32 secret bytes
+        from which Q is drawn here.
         """
         agreed = self.agreement
         mask_FF = draw_orthogonal(agreed.columns, columns_key, b"columns")
@@ -413,23 +434,26 @@ class SvdOwner(_SvdRole):
         self._masks: SvdMessage | None = None
 
     def take_masks(self, dealt: bytes) -> None:
-        """Take the dealer's message `dealt` with this owner's masks, once: the seed of P, which
-        mixes rows, and its rows of Q, which mixes columns.
+        """Take the dealer's message `dealt` with this owner's masks, once: the seed of the row mask
+        P, and this owner's rows of the column mask Q.
 
-        Raises RemoteProtocolError: the message is malformed, or the rows of Q are not orthonormal.
+        Raises:
+            RemoteProtocolError: the message is malformed, or the rows of Q are not orthonormal.
+            LocalProtocolError: this owner has its masks already.
         """
         agreed = self.agreement
         if self._masks is not None:
             raise LocalProtocolError(f"{self.me} holds its masks already")
-        masks = self._frames.open_frame(dealt, MessageKind.MASKS, agreed.dealer, owner=self.me)
+        masks = self._frames.parse_message(dealt, MessageKind.MASKS, agreed.dealer, owner=self.me)
         _require_orthonormal(masks.matrix.T, agreed.dealer)
         self._masks = masks
 
     def mask_table(self, table_NF: Floats, people: bytes) -> bytes:
-        """Return the message to the server with this owner's masked table, P X_i Q_i; once.
+        """Return the message to the server with this owner's masked table, P X_i Q_i: its table X_i
+        with rows mixed by P and columns by Q_i. Called once.
 
         Args:
-            table_NF: X_i, this owner's columns of the rows to decompose, in the agreed order;
+            table_NF: X_i, N rows to decompose by this owner's F columns, in the agreed order;
                 float64, magnitudes up to 1e100.
             people: 32-byte digest of these rows, the same at all owners.
 
@@ -475,8 +499,8 @@ class SvdServer(_SvdRole):
         super().__init__(agreement, agreement.server)
 
     def factor_tables(self, tables: Mapping[str, bytes]) -> bytes:
-        """Add the masked tables and return the message to the receiver with the left singular
-        vectors of the sum, P U; once.
+        """Add the masked tables, decompose the sum, and return the message to the receiver with its
+        left singular vectors, P U (masked by the row mask P). Called once.
 
         `tables`: each owner's message with its masked table, by name.
 
@@ -486,11 +510,11 @@ class SvdServer(_SvdRole):
         agreed = self.agreement
         require_all("a decomposition needs the tables of", tables, agreed.owners)
         first, *others = agreed.owners
-        first_table = self._open_table(tables[first], first)
+        first_table = self._parse_table(tables[first], first)
         total_NF = first_table.matrix
         people = first_table.people
         for owner in others:
-            table = self._open_table(tables[owner], owner)
+            table = self._parse_table(tables[owner], owner)
             if table.people != people or len(table.matrix) != len(total_NF):
                 raise RemoteProtocolError(
                     f"{first} and {owner} sent tables of different rows; one of them answered "
@@ -503,13 +527,17 @@ class SvdServer(_SvdRole):
             MessageKind.VECTORS, vectors_ND, owner=agreed.receiver, people=people
         )
 
-    def _open_table(self, frame: bytes, owner: str) -> SvdMessage:
+    def _parse_table(self, frame: bytes, owner: str) -> SvdMessage:
         """Decode the message with the masked table of one owner."""
-        return self._frames.open_frame(frame, MessageKind.TABLE, owner, owner=owner)
+        return self._frames.parse_message(frame, MessageKind.TABLE, owner, owner=owner)
 
     def _compute_vectors(self, masked_NF: Floats) -> Floats:
-        """Return the first D left singular vectors of the sum of the masked tables, (rows,
-        vectors), with zeros beyond its numerical rank.
+        """Return the first D left singular vectors of the sum of the masked tables, (N, D), with
+        zeros beyond its numerical rank.
+
+        `masked_NF`: the sum, N rows of F columns.
+
+        Raises RemoteProtocolError: the sum has no decomposition.
         """
         count = self.agreement.vectors
         try:
@@ -521,7 +549,8 @@ class SvdServer(_SvdRole):
             ) from error
         # The threshold of `numpy.linalg.matrix_rank`: smaller values come from rounding alone.
         threshold = values[0] * max(masked_NF.shape) * np.finfo(np.float64).eps
-        vectors_ND: Floats = left_vectors[:, :count] * (values[:count] > threshold)
+        is_in_rank_D = values[:count] > threshold
+        vectors_ND: Floats = left_vectors[:, :count] * is_in_rank_D
         return vectors_ND
 
 
@@ -533,49 +562,55 @@ class SvdReceiver(SvdOwner):
         self._opened = False
 
     def open_vectors(self, vectors: bytes, people: bytes, *, rows: int) -> Floats:
-        """Return U, (rows, vectors): orthonormal columns, those of the largest singular values
-        first; once.
+        """Remove the row mask P from the server's message, and return the left singular vectors U
+        of the joint table, (N, D): orthonormal columns, largest singular values first. Called once.
 
-        Columns beyond the numerical rank of the joint table are zeros. The largest number of each
-        column is positive.
+        Columns beyond the numerical rank of the joint table are zeros. The number of largest
+        magnitude in each column is positive, which fixes the sign.
 
         Args:
             vectors: the server's message with P U.
             people: SHA-256 of the aligned rows, the same at all owners.
             rows: N, how many rows there must be.
 
-        Raises RemoteProtocolError: the message is malformed, about other people, or its columns are
-        not orthonormal.
+        Raises:
+            RemoteProtocolError: the message is malformed, about other people, or its columns are
+                not orthonormal.
+            LocalProtocolError: this party sent no table yet, or called this before.
         """
         agreed = self.agreement
         masks = self._require_masks()
-        if not self._is_used or self._opened:
+        has_sent_table = self._is_used
+        if not has_sent_table or self._opened:
             raise LocalProtocolError(
                 f"{self.me} sent no table yet, or opened its answer; each is once"
             )
-        answer = self._frames.open_frame(vectors, MessageKind.VECTORS, agreed.server, owner=self.me)
+        answer = self._frames.parse_message(
+            vectors, MessageKind.VECTORS, agreed.server, owner=self.me
+        )
         if answer.people != people or len(answer.matrix) != rows:
             raise RemoteProtocolError(
                 f"{agreed.server} sent {len(answer.matrix)} rows of vectors, expected {rows}, of "
                 "the people asked for"
             )
-        in_rank_D = np.abs(answer.matrix).max(axis=0) > 0
-        _require_orthonormal(answer.matrix[:, in_rank_D], agreed.server)
-        if (in_rank_D[1:] > in_rank_D[:-1]).any():
+        is_nonzero_D = np.abs(answer.matrix).max(axis=0) > 0
+        _require_orthonormal(answer.matrix[:, is_nonzero_D], agreed.server)
+        has_vector_after_zeros = (is_nonzero_D[1:] > is_nonzero_D[:-1]).any()
+        if has_vector_after_zeros:
             raise RemoteProtocolError(f"{agreed.server} sent a vector after one of zeros")
         self._opened = True
         vectors_ND = _unmask_table_rows(
             answer.matrix, masks.seed, people, mask_rows=agreed.mask_rows
         )
         largest_row_D = np.abs(vectors_ND).argmax(axis=0)
-        largest_D = np.take_along_axis(vectors_ND, largest_row_D[None], axis=0)
-        signs_D = np.where(largest_D < 0, -1.0, 1.0)
-        return np.asarray(vectors_ND * signs_D, dtype=np.float64)
+        largest_1D = np.take_along_axis(vectors_ND, largest_row_D[None], axis=0)
+        signs_1D = np.where(largest_1D < 0, -1.0, 1.0)
+        return np.asarray(vectors_ND * signs_1D, dtype=np.float64)
 
 
 def _require_orthonormal(vectors: Floats, sender: str) -> None:
-    """Raise RemoteProtocolError, which names `sender`, unless the columns of `vectors`, (rows,
-    vectors), are orthonormal to within 1e-8.
+    """Raise RemoteProtocolError, which names `sender`, unless the columns of `vectors`, (N, D), are
+    orthonormal to within 1e-8.
     """
     deviation = np.abs(vectors.T @ vectors - np.eye(vectors.shape[1]))
     if not (deviation < _ORTHONORMAL_TOLERANCE).all():

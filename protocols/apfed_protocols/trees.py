@@ -51,11 +51,11 @@ class Flattened:
     _tree: Any
 
     def restore_tree(self, matrix_BD: Matrix, *, off: float = 0.0) -> Any:
-        """Return a matrix of the same shape, e.g. a sum, in the structure, types and devices of the
+        """Return the numbers of a matrix, e.g. of a sum, in the structure, types and devices of the
         tree that was flattened.
 
         Args:
-            matrix_BD: the numbers.
+            matrix_BD: the numbers, in the shape of the flattened matrix.
             off: the largest error of each number.
 
         Raises LocalProtocolError: integers cannot be recovered from numbers with this error, or a
@@ -63,17 +63,19 @@ class Flattened:
         """
         flat = matrix_BD.reshape(-1)
         start = 0
-        restored = []
+        restored_leaves = []
         for leaf in self._leaves:
             end = start + math.prod(leaf.shape)
-            restored.append(leaf.restore_leaf(flat[start:end].reshape(leaf.shape), off))
+            values = flat[start:end].reshape(leaf.shape)
+            restored_leaves.append(leaf.restore_leaf(values, off))
             start = end
-        return rebuild_tree(self._tree, iter(restored))
+        return rebuild_tree(self._tree, iter(restored_leaves))
 
     @cached_property
     def digest(self) -> bytes:
-        """Return SHA-256 of structure, shapes and labels, not of types: a list at one party and a
-        tuple at another give the same digest.
+        """Return SHA-256 of structure, shapes and labels, by which parties notice that they would
+        add different things. Types do not matter: a list at one party and a tuple at another give
+        the same digest.
         """
         canonical = json.dumps(self._spec, separators=(",", ":")).encode()
         return hashlib.sha256(b"secure-apfed tree v1" + canonical).digest()
@@ -125,14 +127,14 @@ class _Leaf:
         return self.values.shape
 
     def restore_leaf(self, values: NDArray[Any], off: float) -> Any:
-        """Return values in the type, library and device of this leaf.
+        """Return new values for this leaf, in its type, library and device.
 
         Args:
-            values: new numbers in float, in the shape of the leaf.
+            values: the new numbers in float, in the shape of the leaf.
             off: the largest error of each number.
 
-        Raises LocalProtocolError: integers have an error of up to a half or more, or a number
-        exceeds the range of the type.
+        Raises LocalProtocolError: integers cannot be recovered, as their error may be a half or
+        more; or a number exceeds the range of the type.
         """
         if self.is_whole and off >= 0.5:
             raise LocalProtocolError(
@@ -150,12 +152,14 @@ class _Leaf:
 
 
 def flatten_tree(tree: Any) -> Flattened:
-    """Return the numbers of a tree as a matrix, with what is needed to restore the tree.
+    """Return the numbers of a tree of arrays as one matrix, with what is needed to restore the
+    tree. An array of rank 2 or more gives a row for each index of its first axis; all else is one
+    row.
 
     Args:
         tree: an array (numpy, torch, or of another library with `__array__`) of floats or
-            integers, a number, or lists, tuples and dicts of them. Gradients of torch are not
-            recorded through it (`apfed_protocols.gradients` does that for a sum).
+            integers, a number, or lists, tuples and dicts of them. Torch records no gradients
+            through this function (`apfed_protocols.gradients` does that for a sum).
 
     Raises:
         LocalProtocolError: a leaf is none of these, or the tree has no numbers; the error names
@@ -177,45 +181,54 @@ def flatten_tree(tree: Any) -> Flattened:
 
 
 def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
-    """Append the leaves of a part of a tree to `leaves`; return its structure, shapes and labels as
-    JSON values, for the digest.
+    """Append the leaves (arrays and numbers) of a part of a tree to `leaves`; return the structure,
+    shapes and labels of the part as JSON values, for the digest.
 
     Args:
         node: the part.
-        path: where it stands in the tree, for errors.
+        path: keys and indices that lead to the part, for errors, as "['w'][0]".
         leaves: the list to append to.
-        depth: the number of levels above it.
+        depth: the number of levels above the part.
+
+    Raises LocalProtocolError: the tree is too deep, or has keys or leaves of another type.
     """
     if depth > _MAX_DEPTH:
         raise LocalProtocolError(f"lists within lists, more than {_MAX_DEPTH} deep, are no tree")
     if isinstance(node, Mapping):
-        odd = [key for key in node if type(key) not in (str, int)]
-        if odd:
+        unfit_keys = [key for key in node if type(key) not in (str, int)]
+        if unfit_keys:
             raise LocalProtocolError(
-                f"a dict of arrays has texts or integers as keys, got {odd[0]!r:.80}"
+                f"a dict of arrays has texts or integers as keys, got {unfit_keys[0]!r:.80}"
             )
-        keys = sorted(node, key=repr)
-        return {
-            repr(key): _add_leaves(node[key], f"{path}[{key!r}]", leaves, depth + 1) for key in keys
-        }
+        # In sorted order, so that the order in which a party filled its dict does not matter.
+        spec_by_key = {}
+        for key in sorted(node, key=repr):
+            spec_by_key[repr(key)] = _add_leaves(node[key], f"{path}[{key!r}]", leaves, depth + 1)
+        return spec_by_key
     if isinstance(node, list | tuple):
-        return [_add_leaves(item, f"{path}[{k}]", leaves, depth + 1) for k, item in enumerate(node)]
-    leaves.append(_make_leaf(node, path))
-    return leaves[-1].spec
+        return [
+            _add_leaves(item, f"{path}[{index}]", leaves, depth + 1)
+            for index, item in enumerate(node)
+        ]
+    leaf = _make_leaf(node, path)
+    leaves.append(leaf)
+    return leaf.spec
 
 
 def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
-    """Return a copy of a tree, or of a part of one, with other leaves.
+    """Return a copy of a tree (nested dicts, lists and tuples), or of a part of one, with other
+    leaves.
 
-    `node`: the tree. `leaves`: the new leaves, in the order of `flatten_tree`.
+    `node`: the tree. `leaves`: the new leaves, in the order in which `flatten_tree` visits them.
     """
     if isinstance(node, Mapping):
+        # Leaves come in the sorted order of keys; the new dict has the keys in the old order.
         children = {key: rebuild_tree(node[key], leaves) for key in sorted(node, key=repr)}
         if type(node) is dict:
             return {key: children[key] for key in node}
-        filled: Any = copy.copy(node)  # keeps other attributes of a subclass of dict
-        filled.update(children)
-        return filled
+        node_copy: Any = copy.copy(node)  # keeps other attributes of a subclass of dict
+        node_copy.update(children)
+        return node_copy
     if isinstance(node, list | tuple):
         items = [rebuild_tree(item, leaves) for item in node]
         sequence_type: Any = type(node)
@@ -225,13 +238,15 @@ def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _make_leaf(node: Any, path: str) -> _Leaf:
-    """Return one array, tensor or number as a leaf. Raises LocalProtocolError, which names the
-    path: the node is no array of floats or integers.
+    """Return one array, tensor or number of a tree as a leaf: its numbers in float, and how to
+    restore its type.
 
-    `path`: where it stands in the tree.
+    `path`: keys and indices that lead to it in the tree, for errors; "": it is the whole tree.
+
+    Raises LocalProtocolError, which names the path: the node is no array of floats or integers.
     """
     path = f"leaf {path}" if path else "a contribution"
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # a tensor exists only if torch was imported
     if torch is not None and isinstance(node, torch.Tensor):
         return _make_torch_leaf(torch, node, path)
     if type(node) in (float, int):
@@ -251,6 +266,17 @@ def _make_leaf(node: Any, path: str) -> _Leaf:
     if not hasattr(node, "__array__"):
         hint = "; leave out parameters without a gradient" if node is None else ""
         raise LocalProtocolError(f"{path} is {_describe_kind(node)}; {_EXPECTED}{hint}")
+    return _make_array_leaf(node, path)
+
+
+def _make_array_leaf(node: Any, path: str) -> _Leaf:
+    """Return an array of NumPy or of another library, or a frame, as a leaf, which is restored with
+    its type.
+
+    `path`: where it is in the tree, in words, for errors.
+
+    Raises LocalProtocolError: the node gives no NumPy array of floats or integers.
+    """
     labels = find_labels(node, path)
     try:
         values = np.asarray(node)
@@ -278,8 +304,8 @@ def _make_leaf(node: Any, path: str) -> _Leaf:
 
 
 def _choose_restore(node: Any, labels: Labels | None, dtype: Any) -> Callable[[NDArray[Any]], Any]:
-    """Return the function that converts float values to an array like `node`: a frame, an array of
-    another library, a NumPy scalar or a NumPy array.
+    """Return a function that converts float values to an object like `node`, of its type and
+    library: a frame, an array of another library, a NumPy scalar or a NumPy array.
 
     `labels`: row and column labels of a frame; None for all else. `dtype`: NumPy's type of the
     numbers of `node`.
@@ -296,10 +322,13 @@ def _choose_restore(node: Any, labels: Labels | None, dtype: Any) -> Callable[[N
 
 
 def _make_frame_like(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]) -> Any:
-    """Return values in canonical order of labels as a frame or series with the index and columns of
-    `node`.
+    """Return values as a frame or series like `node`, with its index and columns.
 
-    `labels`: row and column labels of `node`. `dtype`: NumPy's type of its numbers.
+    Args:
+        node: a frame or series of pandas.
+        labels: row and column labels of `node`.
+        dtype: NumPy's type of the numbers of `node`.
+        values: the numbers in the sorted order of the labels, in which they were added.
     """
     restored = labels.restore_order(values).astype(dtype.newbyteorder("="))
     if hasattr(node, "columns"):
@@ -308,13 +337,14 @@ def _make_frame_like(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]
 
 
 def _make_torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
-    """Return a torch tensor as a leaf, which is restored with its type and device. Raises
-    LocalProtocolError: the tensor is sparse, or of another type than floats and integers.
+    """Return a torch tensor as a leaf, which is restored with its type and device.
 
     Args:
         torch: the imported module.
         node: the tensor.
-        path: where it stands in the tree, for errors.
+        path: where it is in the tree, in words, for errors.
+
+    Raises LocalProtocolError: the tensor is sparse, or of another type than floats and integers.
     """
     dtype = node.dtype
     device = node.device
@@ -323,7 +353,8 @@ def _make_torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
         raise LocalProtocolError(f"{path} is a {node.layout} tensor of {dtype}; {_EXPECTED}")
     limits = torch.iinfo(dtype) if is_whole else torch.finfo(dtype)
     values = node.detach().cpu()
-    values = values if is_whole or dtype in (torch.float32, torch.float64) else values.float()
+    if not is_whole and dtype not in (torch.float32, torch.float64):
+        values = values.float()  # e.g. bfloat16, which NumPy does not know
     return _Leaf(
         path,
         _cast_floats(values.numpy()),

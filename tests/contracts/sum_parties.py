@@ -208,7 +208,7 @@ def _plus(cipher: SealCipher, blob: bytes, slots_S: NDArray[np.int64]) -> bytes:
 
     degree = cipher.degree
     last = len(blob) // cipher.residues.width - degree
-    loaded = cipher.load_ciphertexts([blob], 1, sender="us", last=last)
+    loaded = cipher.load_ciphertexts([blob], 1, sender="us", last_slots=last)
     (ciphertext,), plain = loaded, seal.Plaintext()
     with open_scratch_file() as scratch:
         cipher.encode(slots_S, plain, scratch)

@@ -311,7 +311,7 @@ def still_opens(
 
     with pytest.MonkeyPatch.context() as patch:
         if harmed is None:
-            patch.setattr(played.receiver, "_open", raise_error)
+            patch.setattr(played.receiver, "_decrypt_sum", raise_error)
         with pytest.raises(error):
             played.receiver.decode(body, (3, 5), bound)
     refused = f"active refused the sum of step {bound.step}, and threw away"
@@ -359,7 +359,7 @@ def test_threads_get_one_refusal_together(choice: str) -> None:
     bounds = [played.next() for _ in range(4)]
     good = [played.combine(played.contribute(values, bound)) for bound in bounds]
     bad = [REFUSED["other values"](body) for body in good]
-    genuine = type(played.receiver)._open
+    genuine = type(played.receiver)._decrypt_sum
     asked = list[int]()
 
     def slow(frame: Any, bound: Any) -> Any:
@@ -373,7 +373,7 @@ def test_threads_get_one_refusal_together(choice: str) -> None:
         return f"{refused.typename} {'threw away' in str(refused.value)}"
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as threads:
-        patch.setattr(played.receiver, "_open", slow)
+        patch.setattr(played.receiver, "_decrypt_sum", slow)
         said = sorted(threads.map(ask, bad, bounds))
     assert said == ["LocalProtocolError True"] * 3 + ["RemoteProtocolError False"]
 
@@ -385,7 +385,7 @@ def test_no_frame_of_a_refusal_holds_what_opens_sums(choice: str) -> None:
     bound = played.next()
     good = played.combine(played.contribute(values, bound))
     opened: list[object] = []
-    genuine = type(played.receiver)._open
+    genuine = type(played.receiver)._decrypt_sum
 
     def after_opening(frame: Any, step: Any) -> Any:
         secret = genuine(played.receiver, frame, step)
@@ -396,7 +396,7 @@ def test_no_frame_of_a_refusal_holds_what_opens_sums(choice: str) -> None:
             raise RemoteProtocolError(f"{len(secret)} rows") from error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(played.receiver, "_open", after_opening)
+        patch.setattr(played.receiver, "_decrypt_sum", after_opening)
         with pytest.raises(RemoteProtocolError) as caught:
             played.receiver.decode(good, (3, 5), bound)
     assert opened

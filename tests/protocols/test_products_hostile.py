@@ -24,7 +24,9 @@ TWO_BLOCKS = {"people": 8300, "columns": 10, "labelled": 2}
 
 
 def parts(played: ProductParties) -> tuple[bytes, ...]:
-    return played.sum.open_request(played.receiver.make_request(), 2 + played.sum.products.labelled)
+    return played.sum.parse_request(
+        played.receiver.make_request(), 2 + played.sum.products.labelled
+    )
 
 
 def test_requests_that_are_none() -> None:
@@ -266,7 +268,7 @@ def test_shifts_say_nothing_of_the_labels() -> None:
     counts = []
     for row in ([1, 0, 0, 0], [0, 0, 0, 1]):
         played = ProductParties(agreed, np.tile(row, (160, 1)), accept=False)
-        parts = played.sum.open_request(played.make_audited_request(), 4 + 160)
+        parts = played.sum.parse_request(played.make_audited_request(), 4 + 160)
         shifts = np.frombuffer(parts[1], ">u2").astype(np.int64)
         counts.append(np.bincount(shifts, minlength=4))
     assert all(np.abs(count - 40).max() < 28 for count in counts)  # five deviations
@@ -330,7 +332,7 @@ def test_a_request_that_was_made_otherwise_is_found_out(
 def change_request(
     played: ProductParties, request: bytes, change: Callable[[list[bytes]], object]
 ) -> bytes:
-    parts = list(played.sum.open_request(request, 4 + played.sum.products.labelled))
+    parts = list(played.sum.parse_request(request, 4 + played.sum.products.labelled))
     change(parts)
     return played.sum.pack_request(parts)
 
@@ -368,7 +370,7 @@ def test_challenges_that_do_not_agree_open_nothing() -> None:
     commitment = played.receiver.get_commitment()
     told = played.toss_coin()
     frames = played.sum.make_frames()
-    digest = hashlib.sha256(played.sum.open_request(commitment, 1)[0]).digest()
+    digest = hashlib.sha256(played.sum.parse_request(commitment, 1)[0]).digest()
     kept = vars(played.contributors["passive_1"])["_coin"].chosen_candidate
     other = frames.pack_setup(((kept + 1) % 3).to_bytes(2, "big") + digest)
     beyond = frames.pack_setup(b"\0\3" + digest)

@@ -180,7 +180,7 @@ class CuriousActive:
 
     def _error(self, position: int) -> Floats:
         """e_j, from b_j + a_j s."""
-        seed, _, *blobs = self.played.sum.open_request(self.request, 4)
+        seed, _, *blobs = self.played.sum.parse_request(self.request, 4)
         numbers = self._multiply_by_secret(expand_label(self.ring, seed, position))
         numbers += self.ring.parse_digits(blobs[position], sender="itself")
         step = self.ring.bits - self.played.sum.headroom.plain_bits

@@ -112,12 +112,12 @@ def test_only_coefficients_that_hold_numbers_are_sent(values: int) -> None:
     assert [len(blob) for blob in parts["a"]] == sizes
     added = cipher.add_ciphertexts(parts, len(slots_VS), last)
     assert [len(blob) for blob in added] == sizes
-    total = cipher.decrypt(keys, added, len(slots_VS), sender="the test", last=last)
+    total = cipher.decrypt(keys, added, len(slots_VS), sender="the test", last_slots=last)
     fields = found.packing.unpack_fields(total)
     assert np.array_equal(fields[:values], 2 * numbers)
     assert not fields[values:].any()
     with pytest.raises(RemoteProtocolError, match="bytes, expected"):
-        cipher.decrypt(keys, added, len(slots_VS), sender="the test", last=last - 1)
+        cipher.decrypt(keys, added, len(slots_VS), sender="the test", last_slots=last - 1)
 
 
 @pytest.mark.parametrize("passives", [1, 2, 7, 64, 1024])

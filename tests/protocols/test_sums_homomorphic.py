@@ -55,7 +55,7 @@ def test_nobody_but_the_active_can_decrypt(sum_roles: Parties, cipher: SealCiphe
     ).blobs
     own = vars(sum_roles.receiver)["_context"]
     last = get_sum(sum_roles).count_last_slots(random_values(3)[0].size)
-    decrypt = partial(cipher.decrypt, sender="passive_1", last=last)
+    decrypt = partial(cipher.decrypt, sender="passive_1", last_slots=last)
     assert np.abs(decrypt(own, blobs, 1)).max() > 1000
     contexts = [vars(role)["_key"] for role in sum_roles.contributors.values()]
     assert [context.decryptor for context in contexts] == [None] * 3

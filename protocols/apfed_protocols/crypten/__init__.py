@@ -63,18 +63,20 @@ _WORD = np.dtype("<u8")
 
 
 def load_crypten() -> Any:
-    """Import CrypTen, if it was not imported before, and return its module, patched so that
-    `act_as_party` works. Raises LocalProtocolError: CrypTen cannot be imported.
+    """Import CrypTen, if it was not imported before, patch it so that `act_as_party` works, and
+    return its module. Raises LocalProtocolError: CrypTen cannot be imported.
     """
-    imported = sys.modules.get(_CRYPTEN)
-    crypten = _import_with_stub() if imported is None else imported
+    crypten = sys.modules.get(_CRYPTEN)
+    if crypten is None:
+        crypten = _import_with_stub()
     _patch_lookups(crypten)
     return crypten
 
 
 def _import_with_stub() -> ModuleType:
-    """Import CrypTen with a stub in place of its ONNX converter. Raises LocalProtocolError, with
-    the command to run: CrypTen or a requirement is missing, or it does not load with this torch.
+    """Import CrypTen with a stub in place of its ONNX converter, which needs parts that torch
+    dropped. Raises LocalProtocolError, with the command to run: CrypTen or a requirement is
+    missing, or CrypTen does not load with this torch.
     """
     modules_before = set(sys.modules)
     sys.modules[_CONVERTER] = _make_converter_stub()
@@ -103,7 +105,7 @@ def _unload_modules(modules_before: set[str]) -> None:
     """Remove the modules of CrypTen that a failed import left in `sys.modules`, so that the next
     attempt starts afresh.
 
-    `modules_before`: names of the modules that were imported before it.
+    `modules_before`: names of the modules that were imported before that import.
     """
     for name in set(sys.modules) - modules_before:
         if name.partition(".")[0] == _CRYPTEN:
@@ -150,8 +152,8 @@ _CURRENT = _CurrentParty()
 
 @contextmanager
 def act_as_party(party: CryptenParty) -> Iterator[None]:
-    """Let CrypTen compute as `party` in this thread, for the block of a `with` statement; blocks
-    may be nested.
+    """Let CrypTen compute as `party` in this thread, inside the `with` block: it uses the party's
+    communicator and its provider of triples. Blocks may be nested.
     """
     outer_party = _CURRENT.party
     _CURRENT.party = party
@@ -162,8 +164,9 @@ def act_as_party(party: CryptenParty) -> Iterator[None]:
 
 
 def _patch_lookups(crypten: Any) -> None:
-    """Make CrypTen use the communicator and triple provider of the party that this thread acts as
-    (`act_as_party`), else its own. Further calls change nothing.
+    """Replace the functions by which CrypTen finds its communicator and its provider of triples.
+    Inside `act_as_party` they return those of the party that this thread acts as, elsewhere
+    CrypTen's own. Further calls change nothing.
 
     `crypten`: the imported module.
     """

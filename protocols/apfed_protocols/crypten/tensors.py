@@ -48,9 +48,12 @@ class DealtTriples:
     def generate_binary_triple(
         self, size0: Any, size1: Any, device: Any = None
     ) -> tuple[Any, Any, Any]:
-        """Return shares of a, b and a AND b, as CrypTen's binary tensors; CrypTen calls this.
+        """Return this party's XOR shares of a triple (a, b, a AND b) as CrypTen's binary tensors.
+        CrypTen calls this, so the name and the parameters are CrypTen's.
 
         `size0`, `size1`: shapes of the two operands, which must be equal. `device`: None or "cpu".
+
+        Raises LocalProtocolError: the shapes differ, or another device is asked for.
         """
         if tuple(size0) != tuple(size1) or str(device or "cpu") != "cpu":
             raise LocalProtocolError(
@@ -84,49 +87,52 @@ class CryptenAnd:
     def __init__(
         self, x: Words, y: Words, triple: tuple[Words, Words, Words], *, is_leader: bool
     ) -> None:
-        """Prepare the AND of words x and y.
+        """Prepare the AND of words x and y, where d = x ^ a and e = y ^ b will be revealed.
 
         Args:
-            x, y: this party's XOR shares of them, arrays of one shape.
+            x, y: this party's XOR shares of the inputs, arrays of one shape.
             triple: this party's shares of a, b and a AND b, of the same shape.
-            is_leader: whether this is the one of the two parties that adds the public term d AND e.
+            is_leader: whether this party adds the public term d AND e; exactly one of the two does.
         """
         self._x = wrap_bits(x)
         self._y = wrap_bits(y)
         self._is_leader = is_leader
-        self._triple = DealtTriples(lambda _: triple)
+        # CrypTen asks for a triple in each of the two runs, and gets the same one.
+        self._provider = DealtTriples(lambda _: triple)
 
     def mask_inputs(self) -> Words:
-        """Return this party's shares of d = x XOR a and e = y XOR b, stacked, to be sent to the
-        other party: run CrypTen's AND until it would reveal them.
+        """Return this party's shares of d = x XOR a and e = y XOR b, stacked, which the caller
+        sends to the other party. For this, run CrypTen's AND until it would reveal them.
         """
-        opening = _Opening(is_leader=self._is_leader)
+        communicator = _RevealOnce(is_leader=self._is_leader)
         try:
-            self._run_gate(opening)
-        except _NotOpenedYetError:
-            return unwrap_bits(torch.stack(opening.own_shares))
+            self._run_gate(communicator)
+        except _NotRevealedYetError:
+            return unwrap_bits(torch.stack(communicator.own_shares))
         raise LocalProtocolError("CrypTen's AND opened nothing; another release than 0.4.1?")
 
     def compute_share(self, revealed: Words) -> Words:
         """Return this party's share of x AND y, from the revealed d and e, stacked."""
-        result = self._run_gate(_Opening(is_leader=self._is_leader, revealed=revealed))
+        communicator = _RevealOnce(is_leader=self._is_leader, revealed=revealed)
+        result = self._run_gate(communicator)
         return unwrap_bits(result.share)
 
-    def _run_gate(self, opening: "_Opening") -> Any:
+    def _run_gate(self, communicator: "_RevealOnce") -> Any:
         """Run CrypTen's AND with this communicator; return its result as a binary tensor."""
+        # Imported here, after `load_crypten` has loaded CrypTen with its stub.
         from crypten.mpc.primitives import beaver
 
-        with act_as_party(CryptenParty(opening, self._triple)):
+        with act_as_party(CryptenParty(communicator, self._provider)):
             return beaver.AND(self._x, self._y)
 
 
-class _NotOpenedYetError(Exception):
+class _NotRevealedYetError(Exception):
     """The shares of d and e were not exchanged yet, so that the AND stops here."""
 
 
-class _Opening:
-    """The communicator, for CrypTen, of one AND: it reveals d and e if they are known already, else
-    keeps this party's shares of them and stops the AND.
+class _RevealOnce:
+    """The communicator, for CrypTen, of one AND. If d and e are known already, it returns them;
+    otherwise it stores this party's shares of them and stops the AND.
 
     Attributes:
         own_shares: this party's shares of d and e, as torch tensors.
@@ -143,18 +149,21 @@ class _Opening:
         return self._rank
 
     def all_reduce(self, shares: list[Any], op: Any, batched: bool) -> list[Any]:
-        """Keep this party's shares of d and e, and return the revealed d and e; CrypTen calls this.
+        """Store this party's shares of d and e, and return the revealed d and e. CrypTen calls
+        this, so the name and the parameters are CrypTen's.
 
         Args:
             shares: this party's shares of d and e, as torch tensors.
-            op: how they are combined; must be XOR.
+            op: how the parties' shares are combined; must be XOR.
             batched: whether `shares` is a list of tensors; must be True.
 
-        Raises _NotOpenedYetError: d and e are not known yet.
+        Raises:
+            _NotRevealedYetError: d and e are not known yet.
+            LocalProtocolError: CrypTen asks for something else than the XOR of two tensors.
         """
         if op != ReduceOp.BXOR or not batched or len(shares) != _REVEALED_AT_ONCE:
             raise LocalProtocolError("CrypTen's AND opens d and e at once in release 0.4.1")
         self.own_shares = list(shares)
         if self._revealed is None:
-            raise _NotOpenedYetError
+            raise _NotRevealedYetError
         return list(wrap_bits(self._revealed).share)

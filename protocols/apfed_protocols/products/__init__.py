@@ -208,27 +208,30 @@ class SumOfProducts(DescribedSum):
 
     @property
     def readable_bits(self) -> float:
-        """Return the most bits about one person that an active with a proper key can read by
-        encrypting other numbers than bits as labels.
+        """Return the most bits about one person that a malicious active with a proper key can read
+        by encrypting other numbers than bits as labels.
 
-        K numbers modulo q = 2^k, each under smudging noise that is uniform on 2^h integers, and
-        under the noise of all passives, which lies on whole steps of q / t: what an active encrypts
-        between the steps, that noise does not touch. The capacity of such a channel is at most k
-        less the entropy of what is added, h + log2(deviation * sqrt(2 pi e M)) bits (Cover and
-        Thomas 2006, sections 7.2 and 8.1). M counts the passives that keep their noise to
-        themselves: all of them here.
+        The answer has K numbers about a person, one for each class, modulo q = 2^k. To each number
+        two noises are added: smudging noise, uniform on 2^h integers; and the differential-privacy
+        noise of all M passives, which lies on whole steps of q / t, so that it does not hide what
+        an active encrypts between the steps. The capacity of such a channel is at most k less the
+        entropy of the noise, h + log2(deviation * sqrt(2 pi e M)) bits (Cover and Thomas 2006,
+        sections 7.2 and 8.1).
         """
         deviation = self.products.noise or 0
         passives = len(self.products.contributors)
-        variance = 2 * math.pi * math.e * passives * deviation**2
-        added_entropy = self.headroom.smudging_bits + (math.log2(variance) / 2 if deviation else 0)
-        capacity = self.headroom.modulus_bits - added_entropy
+        privacy_entropy = 0.0
+        if deviation:
+            # Of the sum of M Gaussians: log2(deviation * sqrt(2 pi e M)).
+            privacy_entropy = math.log2(2 * math.pi * math.e * passives * deviation**2) / 2
+        noise_entropy = self.headroom.smudging_bits + privacy_entropy
+        capacity = self.headroom.modulus_bits - noise_entropy
         return self.products.columns * max(0.0, capacity)
 
     @property
     def answer_bits(self) -> int:
         """Return the bits of the combined answer about one person, which bound what an active can
-        read by any message.
+        read about the person by whatever messages it sends.
         """
         headroom = self.headroom
         return (self.products.columns + headroom.stride) * headroom.kept_bits
@@ -260,19 +263,20 @@ class SumOfProducts(DescribedSum):
         return self.headroom.kept_bits // 8
 
     def count_words(self, block: int) -> Sequence[int]:
-        """Return the number of words (numbers modulo 2^kept_bits) that are sent of each ciphertext
-        of a block: K of c0 for each of its people, and N of c1.
+        """Return how many words (numbers modulo 2^kept_bits) are sent for each ciphertext (c0, c1)
+        of a block: of c0 one for each person and class, of c1 all N, the ring degree.
         """
         block_people = len(self.get_block_people(block))
-        per_ciphertext = self.headroom.rows
-        return [
-            min(per_ciphertext, block_people - first) * self.products.columns + self.ring.degree
-            for first in range(0, block_people, per_ciphertext)
-        ]
+        max_people = self.headroom.rows  # in one ciphertext
+        counts = []
+        for first in range(0, block_people, max_people):
+            people = min(max_people, block_people - first)
+            counts.append(people * self.products.columns + self.ring.degree)
+        return counts
 
     def make_binding(self, block: int, request_digest: bytes) -> StepBinding:
-        """Return what all answers about a block must be bound to: its people and the encrypted
-        labels.
+        """Return the binding of all answers about a block of people: the block's number as the
+        step, its people, and the encrypted labels. Answers with different bindings are not added.
 
         `request_digest`: SHA-256 of the request with the encrypted labels.
         """
@@ -286,17 +290,20 @@ class SumOfProducts(DescribedSum):
         )
 
     def pack_words(self, words: Words, block: int) -> list[bytes]:
-        """Encode the words of a block's answer: one blob for each ciphertext (c0, then c1), in
-        `word_bytes` each.
+        """Encode the words of a block's answer as one blob for each ciphertext: the words of c0,
+        then those of c1, in `word_bytes` bytes each.
         """
         all_bytes = words.astype(_WORD, copy=False).view(np.uint8).reshape(-1, _WORD.itemsize)
         ends = np.cumsum(self.count_words(block))
-        parts = np.split(all_bytes[:, : self.word_bytes], ends[:-1])
-        return [part.tobytes() for part in parts]
+        bytes_by_ciphertext = np.split(all_bytes[:, : self.word_bytes], ends[:-1])
+        return [word_bytes.tobytes() for word_bytes in bytes_by_ciphertext]
 
     def parse_words(self, frame: Frame, block: int, *, sender: str) -> Words:
-        """Decode what `pack_words` returned, from the blobs of a frame. Raises RemoteProtocolError,
-        which names `sender`: the frame is of another block, shape or size.
+        """Decode the words of a block's answer from a frame (message), whose blobs `pack_words`
+        made; return them joined, (words of all ciphertexts,).
+
+        Raises RemoteProtocolError, which names `sender`: the frame has another block, shape or
+        size.
         """
         people = len(self.get_block_people(block))
         counts = self.count_words(block)
@@ -306,10 +313,8 @@ class SumOfProducts(DescribedSum):
                 f"of shape {(people, self.products.columns)}"
             )
         frame.require_blobs(sender, len(counts))
-        if any(
-            len(blob) != count * self.word_bytes
-            for blob, count in zip(frame.blobs, counts, strict=True)
-        ):
+        expected_sizes = [count * self.word_bytes for count in counts]
+        if [len(blob) for blob in frame.blobs] != expected_sizes:
             raise RemoteProtocolError(
                 f"{sender} sent ciphertexts of other sizes than block {block} has; all parties "
                 "must hold the same agreement"
@@ -331,17 +336,19 @@ class SumOfProducts(DescribedSum):
         """Encode a request of the active, or its commitment to requests, with these blobs."""
         return replace(self._empty_request, blobs=tuple(blobs)).pack()
 
-    def open_request(self, request: bytes, count: int) -> tuple[bytes, ...]:
-        """Decode what `pack_request` returned; return its blobs. Raises RemoteProtocolError: the
-        request is malformed, has another shape or agreement, or not `count` blobs.
+    def parse_request(self, request: bytes, count: int) -> tuple[bytes, ...]:
+        """Decode a request of the active, encoded by `pack_request`; return its blobs. Raises
+        RemoteProtocolError: the request is malformed, has another shape or agreement, or does not
+        have `count` blobs.
         """
         expected = self._empty_request
         sender = self.agreement.receiver
         frame = Frame.parse(request, sender=sender)
-        of_this_agreement = replace(
+        # Without the digests of the agreement, which are compared below with an error of their own.
+        header = replace(
             frame, blobs=(), binding=expected.binding, fingerprint=expected.fingerprint
         )
-        if of_this_agreement != expected:
+        if header != expected:
             raise RemoteProtocolError(
                 f"{sender} sent {frame.kind.noun} of {frame.name} of shape {frame.shape}, expected "
                 f"the request of {expected.rows}x{expected.columns} labels"
@@ -381,10 +388,13 @@ def _derive_secret_key(secure_sum: SumOfProducts, root: bytes) -> IntArray:
 
 
 def encrypt_labels(secure_sum: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
-    """Return the blobs of a request: a public seed, b of the public key and b of every label, where
-    b = -a s + e + q m / t modulo q, the label is m (0 for the key), t the plain modulus, s the
-    secret key, e a small error, and a is expanded from the seed. Letters: n labels, K classes, L
-    digits of a coefficient, N coefficients, H = N / 2 values of a transform.
+    """Encrypt the active's labels by BFV; return the blobs of a request: a public seed, b of the
+    public key, and b of every label.
+
+    The public key and every ciphertext are pairs (b, a) with b = -a s + e + q m / t modulo q. Here
+    m is the label (0 for the key), t the plain modulus, s the secret key, and e a small error; a is
+    expanded from the seed, so it is not sent. Letters: n labels, K classes, L digits of a
+    coefficient, N coefficients, H = N / 2 values of a transform.
 
     Args:
         secure_sum: the sum of products.
@@ -400,8 +410,9 @@ def encrypt_labels(secure_sum: SumOfProducts, root: bytes, bits_nK: IntArray) ->
     step_bits = ring.bits - secure_sum.headroom.plain_bits
 
     def encrypt_zero(uniform_LN: Digits, position: int) -> Digits:
-        """Return -a s + e, an encryption of zero, for the polynomial a = `uniform_LN`, with the
-        error e for `position`: 0 for the key, j + 1 for label j.
+        """Return -a s + e, an encryption of zero, for the uniform polynomial a, L digits of its N
+        coefficients, (L, N), and the secret key s. The error e is derived for `position`: 0 for the
+        key, j + 1 for label j.
         """
         a_LH = transform_polynomials(ring.centre_digits(uniform_LN))
         product_LN = invert_transform(a_LH * secret_H)
@@ -421,14 +432,17 @@ def encrypt_labels(secure_sum: SumOfProducts, root: bytes, bits_nK: IntArray) ->
 @dataclass(frozen=True)
 class LabelValues(KeepsSecrets):
     """The Fourier transforms of the public key and the encrypted labels, which a passive computes
-    once. Letters: n labels, N coefficients of a polynomial, L digits of a coefficient, S powers of
-    X for one person, K classes, U people of a ciphertext, H = U / 2 roots.
+    once, since products of polynomials are products of their transforms.
+
+    Letters: n labels, N coefficients of a polynomial, L digits of a coefficient, S powers of X for
+    one person, K classes, U people of a ciphertext, H = U / 2 roots.
 
     Attributes:
         digest: SHA-256 of the request.
         key: values of the digits of the public key (b, a) at the roots of X^N + 1, (2, L, N / 2).
         labels: values of the digits of all encrypted labels (b, a) at the roots of Y^U + 1, (H, n,
-            F): F is L times the powers of X: all S of a, and of b the folds * K that answers use.
+            F). F is L times the number of powers of X: all S of a, and of b the folds * K that
+            answers use (`ProductHeadroom.folds`).
     """
 
     digest: bytes
@@ -443,15 +457,18 @@ class LabelValues(KeepsSecrets):
         blobs: Sequence[bytes],
         shifts: Sequence[int] | None = None,
     ) -> "LabelValues":
-        """Check and transform the key and the encrypted labels (b, a) of a request. Letters as in
-        the class: L digits, N = U S coefficients, n labels, F powers, H = U / 2 roots.
+        """Check the public key and the encrypted labels (b, a) of a request, and return their
+        Fourier transforms.
+
+        Letters: n labels, L digits of each of N = U S coefficients (U people of a ciphertext, S
+        powers of X for one person), F = L times the powers of X that are used, H = U / 2 roots.
 
         Args:
             secure_sum: the sum of products.
-            request: the message of the active.
-            blobs: the parts that `encrypt_labels` returned.
-            shifts: power of X to multiply each label by, which changes its class (with candidates);
-                None: 0 for all.
+            request: the message of the active, whose digest is stored.
+            blobs: the blobs that `encrypt_labels` returned: seed, key, labels.
+            shifts: power of X to multiply each label by, which moves the label to another class; a
+                request that was checked among candidates needs it. None: 0 for all.
 
         Raises RemoteProtocolError: a blob has another size, a number is out of range, or the public
         key hides nothing.
@@ -468,19 +485,21 @@ class LabelValues(KeepsSecrets):
         words_2N = np.stack([ring.round_digits(half, headroom.kept_bits) for half in public_key])
         # Called for its exception only: a key that hides nothing.
         require_uniform_key(words_2N, 1 << headroom.kept_bits, sender=sender)
-        columns = headroom.folds * secure_sum.products.columns
-        count = len(ring.widths) * (headroom.stride + columns)
+        powers_of_b = headroom.folds * secure_sum.products.columns
+        powers = len(ring.widths) * (headroom.stride + powers_of_b)
         # The first two blobs are seed and key; one b of each label follows.
-        values_HnF = np.empty((headroom.rows // 2, len(blobs) - 2, count), dtype=np.complex128)
+        label_blobs = blobs[2:]
+        values_HnF = np.empty((headroom.rows // 2, len(label_blobs), powers), dtype=np.complex128)
         shape_LUS = (-1, headroom.rows, headroom.stride)
-        for position, blob in enumerate(blobs[2:]):
+        for position, blob in enumerate(label_blobs):
             shift = shifts[position] if shifts else 0
             a_LN = ring.centre_digits(expand_label(ring, seed, position))
             b_LN = ring.centre_digits(ring.parse_digits(blob, sender=sender))
             a_LUS = _multiply_by_power(a_LN, shift).reshape(shape_LUS)
             b_LUS = _multiply_by_power(b_LN, shift).reshape(shape_LUS)
-            digits_LFU = np.concatenate((a_LUS, b_LUS[:, :, :columns]), axis=2).swapaxes(1, 2)
-            values_HnF[:, position] = transform_polynomials(digits_LFU).reshape(count, -1).T
+            used_b_LUS = b_LUS[:, :, :powers_of_b]
+            digits_LFU = np.concatenate((a_LUS, used_b_LUS), axis=2).swapaxes(1, 2)
+            values_HnF[:, position] = transform_polynomials(digits_LFU).reshape(powers, -1).T
         centred_2LN = np.stack([ring.centre_digits(half_LN) for half_LN in public_key])
         return cls(
             digest=hashlib.sha256(request).digest(),
@@ -490,8 +509,8 @@ class LabelValues(KeepsSecrets):
 
 
 def _multiply_by_power(numbers_LN: Digits, power: int) -> Digits:
-    """Return a polynomial, its N coefficients split into L digits, (L, N), multiplied by X^power
-    modulo X^N + 1.
+    """Return a polynomial multiplied by X^power modulo X^N + 1, with 0 <= power < N. Its N
+    coefficients are split into L digits, (L, N).
     """
     # X^N = -1, so coefficients that leave at the top come back below with another sign.
     shifted_LN = np.roll(numbers_LN, power, axis=1)
@@ -528,9 +547,13 @@ class Candidates(KeepsSecrets):
     def __init__(
         self, secure_sum: SumOfProducts, frames: AgreedFrames, classes_n: IntArray
     ) -> None:
-        """Draw 32 secret bytes for each candidate and hash the request that is computed from them.
+        """Draw 32 secret bytes for each candidate request, compute the request from them, and
+        commit to all candidates by their hashes.
 
-        `classes_n`: the class of each of the active's n labels, from 0.
+        Args:
+            secure_sum: the sum of products.
+            frames: checks the passives' messages.
+            classes_n: the class of each of the active's n labels, from 0, (n,).
         """
         self._sum_of_products = secure_sum
         self._frames = frames
@@ -542,13 +565,19 @@ class Candidates(KeepsSecrets):
         self.commitment = secure_sum.pack_request((self._hashes,))
 
     def open_candidates(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
-        """Return the message that reveals the secret bytes of all candidate requests but the one
-        that the passives chose, and sends the encrypted labels of that one; and its secret key,
-        (N,) ternary coefficients. Called once.
+        """Open the candidate requests of the cut-and-choose: reveal the secret bytes behind all of
+        them but the one that the passives chose. Called once.
 
-        `challenges`: each passive's message with the chosen candidate, by its name.
+        `challenges`: each passive's message with the chosen candidate, by the passive's name.
 
-        Raises RemoteProtocolError: the passives do not all choose the same candidate.
+        Returns:
+            The message to the passives, with these secret bytes, with how far each label of the
+            chosen candidate is from its true class, and with the encrypted labels; and the secret
+            key of the chosen candidate, (N,) ternary coefficients.
+
+        Raises:
+            RemoteProtocolError: the passives do not all choose the same candidate.
+            LocalProtocolError: the candidates were opened before.
         """
         self._frames.require_own_process()  # before the lock, which a forked copy may hold forever
         described = self._sum_of_products
@@ -558,14 +587,15 @@ class Candidates(KeepsSecrets):
                 raise LocalProtocolError("the candidates of this request were opened already")
             roots = self._roots
             self._roots = []
-        root = roots.pop(chosen)
+        chosen_root = roots.pop(chosen)  # the remaining roots are revealed
         columns = described.products.columns
-        classes_n = _draw_classes(described, root)
-        # By so many classes each of the candidate's random labels is moved to the true one.
-        shifts_n = ((self._classes_n - classes_n) % columns).astype(_SHIFT)
-        blobs = encrypt_labels(described, root, np.eye(columns, dtype=np.int64)[classes_n])
-        parts = (b"".join(roots), shifts_n.tobytes(), *blobs)
-        return described.pack_request(parts), _derive_secret_key(described, root)
+        random_classes_n = _draw_classes(described, chosen_root)
+        # By so many classes each of the candidate's random labels is moved to the true class.
+        shifts_n = ((self._classes_n - random_classes_n) % columns).astype(_SHIFT)
+        one_hot_nK = np.eye(columns, dtype=np.int64)[random_classes_n]
+        label_blobs = encrypt_labels(described, chosen_root, one_hot_nK)
+        blobs = (b"".join(roots), shifts_n.tobytes(), *label_blobs)
+        return described.pack_request(blobs), _derive_secret_key(described, chosen_root)
 
 
 class PublicCoin(KeepsSecrets):
@@ -576,8 +606,8 @@ class PublicCoin(KeepsSecrets):
     def __init__(
         self, me: str, secure_sum: SumOfProducts, frames: AgreedFrames, commitment: bytes
     ) -> None:
-        """Take the hashes of the candidate requests and draw this party's 32 random bytes of the
-        coin.
+        """Take the hashes of the active's candidate requests, and draw this party's 32 random bytes
+        for the coin toss.
 
         Args:
             me: this passive's name.
@@ -588,7 +618,7 @@ class PublicCoin(KeepsSecrets):
         Raises RemoteProtocolError: the commitment is malformed.
         """
         agreed = secure_sum.products
-        (self.hashes,) = secure_sum.open_request(commitment, 1)
+        (self.hashes,) = secure_sum.parse_request(commitment, 1)
         if len(self.hashes) != _BYTES * (agreed.candidates or 0):
             raise RemoteProtocolError(
                 f"{agreed.receiver} commits to {len(self.hashes)} bytes of requests, expected "
@@ -598,34 +628,36 @@ class PublicCoin(KeepsSecrets):
         self._names = agreed.contributors
         self._frames = frames
         self._candidates = agreed.candidates or 1
+        # By passive: its random bytes, once they are revealed, and the hash that commits to them.
         self._coins = {me: fresh_key()}
         self._commitments: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
         """Return the messages with the hash of this party's random bytes to every other passive."""
-        return self._address_to_all(self._hash_promise(self.me, self._coins[self.me]))
+        return self._address_to_all(self._compute_commitment(self.me, self._coins[self.me]))
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take another passive's hash or, after it, the random bytes themselves. Once all hashes
-        have arrived, return the messages with this party's bytes.
+        """Take another passive's message of the coin toss: first the hash that commits to its
+        random bytes, then the bytes. Once all hashes have arrived, return the messages that reveal
+        this party's bytes; otherwise return no messages.
 
         Raises RemoteProtocolError: the message is out of turn, or the bytes do not match the hash.
         """
         if sender not in self._names or sender == self.me or sender in self._coins:
             raise RemoteProtocolError(f"{sender} sent {self.me} a message of a coin out of turn")
-        frame = self._frames.open_own_setup(body, sender, self.me)
+        frame = self._frames.parse_own_setup(body, sender, self.me)
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _BYTES:
             raise RemoteProtocolError(f"{sender} sent no {_BYTES} bytes of a coin")
-        coin = frame.blobs[0]
+        content = frame.blobs[0]
         if sender in self._commitments:
-            if self._hash_promise(sender, coin) != self._commitments[sender]:
+            if self._compute_commitment(sender, content) != self._commitments[sender]:
                 raise RemoteProtocolError(
                     f"{sender} sent other bytes for the coin than it promised, or got other hashes "
                     f"of {self._frames.agreement.receiver}"
                 )
-            self._coins[sender] = coin
+            self._coins[sender] = content
             return ()
-        self._commitments[sender] = coin
+        self._commitments[sender] = content
         # This party's own bytes stay secret until all the others are bound to theirs.
         all_are_bound = len(self._commitments) == len(self._names) - 1
         return self._address_to_all(self._coins[self.me]) if all_are_bound else ()
@@ -636,40 +668,42 @@ class PublicCoin(KeepsSecrets):
 
     @property
     def chosen_candidate(self) -> int:
-        """Return the number of the candidate to use. Raises LocalProtocolError: the toss is not
+        """Return the index of the candidate request that the coin toss chose, the same at all
+        passives: a hash of all their random bytes. Raises LocalProtocolError: the toss is not
         finished.
         """
         if not self.is_finished:
             raise LocalProtocolError(f"{self.me} tosses a coin still; finish that conversation")
         coins = b"".join(self._coins[name] for name in self._names)
-        number = hashlib.sha256(b"products coin" + self.hashes + coins).digest()
-        return int.from_bytes(number, "big") % self._candidates
+        digest = hashlib.sha256(b"products coin" + self.hashes + coins).digest()
+        return int.from_bytes(digest, "big") % self._candidates
 
     def pack_challenge(self) -> bytes:
         """Encode this passive's message to the active with the outcome of the toss."""
         return self._frames.pack_setup(_encode_challenge(self.chosen_candidate, self.hashes))
 
-    def _hash_promise(self, name: str, coin: bytes) -> bytes:
-        """Return the hash by which the passive `name` commits to its random bytes `coin`, and to
-        the candidates' hashes that it received.
+    def _compute_commitment(self, name: str, coin: bytes) -> bytes:
+        """Return the hash by which the passive `name` commits to its random bytes `coin`. It covers
+        the candidates' hashes, too, so that passives with other hashes notice.
         """
-        parts = (b"products promise", name.encode(), self.hashes, coin)
-        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        fields = (b"products promise", name.encode(), self.hashes, coin)
+        framed = b"".join(len(content).to_bytes(4, "big") + content for content in fields)
         return hashlib.sha256(framed).digest()
 
-    def _address_to_all(self, coin: bytes) -> Sequence[Outgoing]:
+    def _address_to_all(self, content: bytes) -> Sequence[Outgoing]:
         """Return a message with these bytes for each other passive."""
-        message = self._frames.pack_setup(coin)
+        message = self._frames.pack_setup(content)
         return tuple(Outgoing(name, message) for name in self._names if name != self.me)
 
 
 def _audit_request(secure_sum: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
-    """Recompute every candidate request whose secret bytes the active revealed, and compare its
-    hash with the commitment; return the transforms of the labels of the candidate that is used.
+    """Check at a passive that the active encrypted its labels as agreed (cut and choose): recompute
+    every candidate request whose secret bytes the active revealed, and compare its hash with the
+    active's commitment. Return the transforms of the encrypted labels of the chosen candidate.
 
     Args:
         secure_sum: the sum of products.
-        coin: the finished toss of this passive.
+        coin: the finished coin toss of this passive, which has the commitment and the choice.
         request: the active's message with the secret bytes of all other candidates, the shift of
             each label, and the blobs of the request that is used.
 
@@ -678,34 +712,38 @@ def _audit_request(secure_sum: SumOfProducts, coin: PublicCoin, request: bytes) 
     agreed = secure_sum.products
     chosen = coin.chosen_candidate
     # Secret bytes, shifts, seed and key, then one encrypted label each.
-    parts = secure_sum.open_request(request, 4 + agreed.labelled)
-    roots = parts[0]
+    blobs = secure_sum.parse_request(request, 4 + agreed.labelled)
+    roots, shift_bytes, *chosen_blobs = blobs
     # Whole shifts only, so that NumPy does not raise; the size itself is checked below.
-    even_size = len(parts[1]) - len(parts[1]) % _SHIFT.itemsize
-    shifts = np.frombuffer(parts[1][:even_size], _SHIFT)
-    sizes = len(coin.hashes) - _BYTES, _SHIFT.itemsize * agreed.labelled
-    if (len(roots), len(parts[1])) != sizes or shifts.max(initial=0) >= agreed.columns:
+    even_size = len(shift_bytes) - len(shift_bytes) % _SHIFT.itemsize
+    shifts = np.frombuffer(shift_bytes[:even_size], _SHIFT)
+    sizes = len(roots), len(shift_bytes)
+    # A root for every candidate but the chosen one, as many bytes as a hash; a shift a label.
+    expected_sizes = len(coin.hashes) - _BYTES, _SHIFT.itemsize * agreed.labelled
+    if sizes != expected_sizes or shifts.max(initial=0) >= agreed.columns:
         raise RemoteProtocolError(
-            f"{agreed.receiver} opened requests in {len(roots)} bytes and shifts labels in "
-            f"{len(parts[1])}, expected {sizes[0]} and {sizes[1]}, shifts below {agreed.columns}"
+            f"{agreed.receiver} opened requests in {sizes[0]} bytes and shifts labels in "
+            f"{sizes[1]}, expected {expected_sizes[0]} and {expected_sizes[1]}, shifts below "
+            f"{agreed.columns}"
         )
     hashes = [
         _hash_candidate(secure_sum, roots[start : start + _BYTES])
         for start in range(0, len(roots), _BYTES)
     ]
-    blobs = parts[2:]
-    hashes.insert(chosen, _hash_request(secure_sum.pack_request(blobs)))
+    hashes.insert(chosen, _hash_request(secure_sum.pack_request(chosen_blobs)))
     if b"".join(hashes) != coin.hashes:
         raise RemoteProtocolError(
             f"{agreed.receiver} cheated: the requests that it opened, or the one that is kept, are "
             "not those that it committed to; nothing is answered"
         )
-    return LabelValues.from_request(secure_sum, request, blobs, [int(shift) for shift in shifts])
+    return LabelValues.from_request(
+        secure_sum, request, chosen_blobs, [int(shift) for shift in shifts]
+    )
 
 
 def _draw_classes(secure_sum: SumOfProducts, root: bytes) -> IntArray:
-    """Return the random classes of the labels of a candidate, (n,), derived from its secret bytes
-    `root`; uniform to within 2^-50.
+    """Return the random classes of the n labels of a candidate request, (n,), derived from its
+    secret bytes `root`; they are uniform to within 2^-50.
     """
     agreed = secure_sum.products
     key = derive_key(root, b"products classes")
@@ -714,11 +752,12 @@ def _draw_classes(secure_sum: SumOfProducts, root: bytes) -> IntArray:
 
 
 def _hash_candidate(secure_sum: SumOfProducts, root: bytes) -> bytes:
-    """Return the hash of the candidate request that is computed from 32 secret bytes `root`, for n
-    random labels of K classes.
+    """Compute a candidate request, for n random labels of K classes, from its 32 secret bytes
+    `root`, and return the hash by which the active commits to it.
     """
-    bits_nK = np.eye(secure_sum.products.columns, dtype=np.int64)[_draw_classes(secure_sum, root)]
-    blobs = encrypt_labels(secure_sum, root, bits_nK)
+    classes_n = _draw_classes(secure_sum, root)
+    one_hot_nK = np.eye(secure_sum.products.columns, dtype=np.int64)[classes_n]
+    blobs = encrypt_labels(secure_sum, root, one_hot_nK)
     return _hash_request(secure_sum.pack_request(blobs))
 
 
@@ -737,15 +776,16 @@ def _encode_challenge(chosen: int, hashes: bytes) -> bytes:
 def _parse_challenges(
     secure_sum: SumOfProducts, frames: AgreedFrames, challenges: Mapping[str, bytes], hashes: bytes
 ) -> int:
-    """Return the number of the candidate that all passives chose.
+    """Return the index of the candidate request that all passives chose by their coin toss.
 
     Args:
         secure_sum: the sum of products.
         frames: checks the messages.
-        challenges: each passive's message with the chosen candidate, by its name.
+        challenges: each passive's message with the chosen candidate, by the passive's name.
         hashes: hash of each candidate request, 32 bytes, joined, as the active sent them.
 
-    Raises RemoteProtocolError: a passive's challenge is missing, or they differ.
+    Raises RemoteProtocolError: a passive's challenge is missing, or the challenges differ or name
+    no candidate.
     """
     agreed = secure_sum.products
     if set(challenges) != set(agreed.contributors):
@@ -753,20 +793,20 @@ def _parse_challenges(
             f"{agreed.receiver} waits for a challenge of each of {', '.join(agreed.contributors)}, "
             f"got {', '.join(sorted(challenges)) or 'none'}"
         )
-    bodies = {
-        b"".join(frames.open_own_setup(body, name, agreed.receiver).blobs)
+    different_challenges = {
+        b"".join(frames.parse_own_setup(body, name, agreed.receiver).blobs)
         for name, body in challenges.items()
     }
-    possible = {
+    candidate_by_challenge = {
         _encode_challenge(candidate, hashes): candidate
         for candidate in range(agreed.candidates or 0)
     }
-    if len(bodies) != 1 or not bodies <= set(possible):
+    if len(different_challenges) != 1 or not different_challenges <= set(candidate_by_challenge):
         raise RemoteProtocolError(
             "the passives do not name one of the requests that were committed to, all the same; "
             "nothing is opened"
         )
-    return possible[bodies.pop()]
+    return candidate_by_challenge[different_challenges.pop()]
 
 
 class ProductReceiver(SumReceiver):
@@ -777,14 +817,17 @@ class ProductReceiver(SumReceiver):
     _sum: SumOfProducts
 
     def __init__(self, secure_sum: SumOfProducts, labels_nK: NDArray[Any]) -> None:
-        """Encrypt the n labels, bits of shape (labels, classes); or, if the agreement has
-        candidates (requests of which the passives check all but one), commit to these. Raises
-        LocalProtocolError: the labels are no bits, or have another shape.
+        """Encrypt the n labels, bits of shape (n, K) for K classes. If the agreement has candidates
+        (requests of which the passives check all but one), commit to candidates instead.
+
+        Raises LocalProtocolError: the labels are no bits, or have another shape.
         """
         frames = secure_sum.make_frames()
         super().__init__(secure_sum, frames, NoSetup())
+        # The transform of the secret key, and the request with its digest, once they are made.
         self._secret: NDArray[np.complex128] | None = None
-        self._request = self._digest = b""
+        self._request = b""
+        self._digest = b""
         self._candidates: Candidates | None = None
         bits_nK = _check_bits(labels_nK, secure_sum.products)
         if secure_sum.products.candidates is not None:
@@ -803,12 +846,12 @@ class ProductReceiver(SumReceiver):
     def make_request(self, challenges: Mapping[str, bytes] | None = None) -> bytes:
         """Return the message with the encrypted labels, the same for every passive.
 
-        Args:
-            challenges: each passive's message with the chosen candidate, by its authenticated
-                name; required in the first call if the agreement has candidates, else None.
+        `challenges`: each passive's message with the chosen candidate, by its authenticated name.
+        They are required in the first call if the agreement has candidates, else None.
 
-        Raises LocalProtocolError: challenges are missing or given twice, or a sum was refused.
-        Raises RemoteProtocolError: the passives do not all choose the same candidate.
+        Raises:
+            LocalProtocolError: challenges are missing or given twice, or a sum was refused.
+            RemoteProtocolError: the passives do not all choose the same candidate.
         """
         self._require_no_refusal()
         if challenges is not None:
@@ -824,30 +867,37 @@ class ProductReceiver(SumReceiver):
         return self._candidates
 
     def _store_request(self, request: bytes, secret_N: IntArray) -> None:
-        """Keep the request, its SHA-256 digest, and the Fourier transform of its secret key,
-        `secret_N`, ternary coefficients.
+        """Store the request, its SHA-256 digest, and the Fourier transform of its secret key,
+        `secret_N`, N ternary coefficients.
         """
         self._request = request
         self._secret = transform_polynomials(secret_N)
         self._digest = hashlib.sha256(request).digest()
 
     def open_block(self, block: int, combined: bytes) -> FloatArray:
-        """Decrypt the sum of products of one block's people, (people, classes) in float64.
+        """Decrypt the sum of products of one block of people; return it as float64, (people,
+        classes).
 
-        `combined`: the aggregator's message. Raises RemoteProtocolError: the message is malformed,
-        of another block, or its sum is out of range; the secret key is destroyed then.
+        `combined`: the aggregator's message.
+
+        Raises RemoteProtocolError: the message is malformed or about another block, or its sum is
+        out of range; the secret key is destroyed then.
         """
         described = self._sum
         self.make_request()  # raises if no labels were sent yet
         shape = len(described.get_block_people(block)), described.products.columns
         return self.decode(combined, shape, described.make_binding(block, self._digest))
 
-    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Decrypt the sum of products of one block: c0 + c1 s for the secret key s, rounded to
-        multiples of q / t; return real numbers, (people, classes). Letters: B people of the block,
-        U of a ciphertext, K classes, S powers of X for one person, N = U S coefficients.
+    def _decrypt_sum(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Decrypt the sum of products of one block; return real numbers, (people, classes).
 
-        Raises RemoteProtocolError: a word is malformed, or noise or sum are out of range.
+        A ciphertext (c0, c1) decrypts to c0 + c1 s for the secret key s, rounded to multiples of
+        q / t. Letters: B people of the block, U of a ciphertext, K classes, S powers of X for one
+        person, N = U S coefficients.
+
+        `binding`: the block (as the step) and the request that the sum answers.
+
+        Raises RemoteProtocolError: the message is malformed, or noise or sum are out of range.
         """
         described = self._sum
         headroom = self._sum.headroom
@@ -868,38 +918,43 @@ class ProductReceiver(SumReceiver):
         return described.fixed_point.dequantise_sum(integers_BK)
 
     def _fold_classes(self, product_US: Words) -> Words:
-        """Return one number for each person and class, (people, classes), from S coefficients for
-        each of U people, (people, S): for class k the coefficient of X^k or, with candidates, the
-        sum of those of X^k and X^(k + K), since shifted labels have class k or k + K.
+        """Return one number for each person and class, (U, K), from the S coefficients for each of
+        U people, (U, S).
+
+        For class k it is the coefficient of X^k. If the agreement has candidates it is the sum of
+        the coefficients of X^k and X^(k + K), since a label that was shifted to class k is at one
+        of the two.
         """
         folds = self._sum.headroom.folds
         columns = self._sum.products.columns
-        parts = product_US[:, : folds * columns].reshape(-1, folds, columns)
-        folded: Words = parts.sum(axis=1, dtype=np.uint64)
+        used = product_US[:, : folds * columns].reshape(-1, folds, columns)
+        folded: Words = used.sum(axis=1, dtype=np.uint64)
         return folded
 
     def _multiply_by_secret(self, c1_N: Words) -> Words:
-        """Return the product of the polynomial c1, N coefficients, and the secret key modulo 2^64,
-        computed exactly from 16 bits of c1 at a time, so that float64 rounds to the integers.
+        """Return the product of the polynomial c1, N coefficients, and the secret key, modulo 2^64.
+
+        It is computed from 16 bits of c1 at a time, so that the products in float64 are close
+        enough to integers to be rounded exactly.
         """
         assert self._secret is not None
         total_N = np.zeros_like(c1_N)
         for shift in range(0, self._sum.headroom.kept_bits, 16):
-            part_N = (c1_N >> np.uint64(shift)) & np.uint64(2**16 - 1)
-            product_N = np.rint(
-                invert_transform(transform_polynomials(part_N) * self._secret)
-            ).astype(np.int64)
-            total_N += product_N.view(np.uint64) << np.uint64(shift)
+            digit_N = (c1_N >> np.uint64(shift)) & np.uint64(2**16 - 1)
+            product_N = invert_transform(transform_polynomials(digit_N) * self._secret)
+            integers_N = np.rint(product_N).astype(np.int64)
+            total_N += integers_N.view(np.uint64) << np.uint64(shift)
         return total_N
 
     def _round_to_steps(self, phase: Words, binding: StepBinding) -> IntArray:
-        """Return the phase c0 + c1 s, modulo 2^kept_bits, rounded to multiples of q / t: integers
-        in [-t/2, t/2).
+        """Round the phase c0 + c1 s (a decrypted ciphertext with its noise), modulo 2^kept_bits, to
+        multiples of q / t; return the multiples, integers in [-t/2, t/2).
 
         Raises RemoteProtocolError, about the step of `binding`: the noise that rounding removes is
         beyond the bound of honest answers.
         """
         headroom = self._sum.headroom
+        # Moved to the top of the word and back, which extends the sign.
         unused_bits = np.uint64(64 - headroom.kept_bits)
         signed = (phase << unused_bits).view(np.int64) >> np.int64(unused_bits)
         step_bits = headroom.kept_bits - headroom.plain_bits
@@ -915,10 +970,10 @@ class ProductReceiver(SumReceiver):
         (people, classes) in steps of fixed point, is larger than honest passives can add up to.
         """
         described = self._sum
-        noise = described.fixed_point.largest - described.fixed_point.levels
-        limit = len(described.agreement.contributors) * (
-            compute_row_limit(described.products) + noise
-        )
+        largest_noise = described.fixed_point.largest - described.fixed_point.levels
+        largest_product = compute_row_limit(described.products)
+        passives = len(described.agreement.contributors)
+        limit = passives * (largest_product + largest_noise)
         if not -limit <= integers_BK.min() <= integers_BK.max() <= limit:
             raise self._make_range_error(binding)
 
@@ -942,12 +997,14 @@ class ProductContributor(Role):
         super().__init__(frames, self._seeds)
 
     def toss_coin(self, commitment: bytes) -> Conversation:
-        """Return this passive's part in the coin toss that chooses the candidate to use.
+        """Return this passive's part in the coin toss among all passives, which chooses the
+        candidate request to use; the caller runs it.
 
         `commitment`: the active's message with the hashes of its candidates.
 
-        Raises LocalProtocolError: the agreement has no candidates. Raises RemoteProtocolError: the
-        commitment is malformed, or a second one.
+        Raises:
+            LocalProtocolError: the agreement has no candidates.
+            RemoteProtocolError: the commitment is malformed, or the active sent one before.
         """
         described = self._products
         if described.products.candidates is None:
@@ -972,10 +1029,11 @@ class ProductContributor(Role):
         return self._coin
 
     def accept_request(self, request: bytes) -> None:
-        """Take the encrypted labels, once; with candidates, check those that were revealed.
+        """Take the active's message with the encrypted labels, once, and store their transforms. If
+        the agreement has candidates, check the candidates that the active revealed.
 
-        `request`: the active's message. Raises RemoteProtocolError: the message is malformed or a
-        second one, or the active cheated.
+        Raises RemoteProtocolError: the message is malformed, the active sent one before, or it
+        cheated.
         """
         described = self._products
         if self._labels is not None:
@@ -985,7 +1043,7 @@ class ProductContributor(Role):
         if described.products.candidates is not None:
             self._labels = _audit_request(described, self._require_coin(), request)
             return
-        blobs = described.open_request(request, 2 + described.products.labelled)
+        blobs = described.parse_request(request, 2 + described.products.labelled)
         self._labels = LabelValues.from_request(described, request, blobs)
 
     def answer_block(
@@ -1002,8 +1060,8 @@ class ProductContributor(Role):
                 `apfed_protocols.noise` under a key of this party; required if the agreement has
                 noise, else None.
 
-        Raises LocalProtocolError: rows or noise that do not fit, a block that was answered, or a
-        call before the labels or the set-up.
+        Raises LocalProtocolError: rows or noise do not fit, the block was answered before, or the
+        labels or the set-up are missing.
         """
         described = self._products
         shape = len(described.get_block_people(block)), described.products.columns
@@ -1025,8 +1083,11 @@ class ProductContributor(Role):
     def answer_blocks(
         self, rows_Un: FloatArray, noise_UK: IntArray | None = None
     ) -> Iterator[bytes]:
-        """Yield this passive's message about each block of people (`answer_block`), from the rows
-        of all people, (people, labels), and their noise, (people, classes), None: no noise.
+        """Yield this passive's message about each block of people, one after another
+        (`answer_block`).
+
+        `rows_Un`: rows of this passive's matrix for all people, (people, labels). `noise_UK`:
+        integer noise for all people, in steps of fixed point, (people, classes); None: no noise.
         """
         for block in range(self._products.blocks):
             people = self._products.get_block_people(block)
@@ -1035,10 +1096,12 @@ class ProductContributor(Role):
             yield self.answer_block(block, rows_Un[rows], noise_BK)
 
     def _quantise_rows(self, rows_Bn: FloatArray, people: int) -> IntArray:
-        """Return a block's rows in steps of fixed point, (people, labels): B by n. Raises
-        LocalProtocolError: the rows have another shape, or one exceeds the agreement's `row_bound`.
+        """Return a block's rows in steps of fixed point, (people, labels): B by n.
 
-        `people`: the number of rows that the block has.
+        `people`: the number of rows that the block must have.
+
+        Raises LocalProtocolError: the rows have another shape, or the magnitudes of a row add up to
+        more than the agreement's `row_bound`.
         """
         agreed = self._products.products
         levels = self._products.fixed_point.levels
@@ -1058,31 +1121,26 @@ class ProductContributor(Role):
     def _compute_ciphertexts(
         self, integers_Bn: IntArray, labels: LabelValues
     ) -> tuple[Digits, Digits]:
-        """Return c0 and c1 of the products of a block's rows with the encrypted labels, each plus a
-        fresh encryption of zero and smudging noise, as digits.
+        """Return the C ciphertexts (c0, c1) of the products of a block's rows with the encrypted
+        labels, plus a fresh encryption of zero and smudging noise, as L digits of a number.
+
+        Letters of axes: L digits, C ciphertexts, U people of one, K classes, N coefficients; S
+        powers of X for one person, F the powers of X that are computed (S of c1, then folds * K of
+        c0), n labels, H = U / 2 roots.
 
         Args:
-            integers_Bn: the rows in steps of fixed point.
+            integers_Bn: the rows in steps of fixed point, (people, labels).
             labels: the transforms of the encrypted labels.
 
         Returns:
-            Of c0 the numbers of the people and classes, (L, C, U, K): digit, ciphertext, person in
-            it, class; and all of c1, (L, C, N): digit, ciphertext, coefficient. In names of arrays
-            F are the powers of X, S of c1 and then folds * K of c0; n labels, H = U / 2 roots.
+            Of c0 one number for each person and class, (L, C, U, K); and all of c1, (L, C, N).
         """
         headroom = self._products.headroom
         ring = self._products.ring
-        digits = len(ring.widths)
-        count = -(-len(integers_Bn) // headroom.rows)
         columns = self._products.products.columns
-        padded = np.zeros((count * headroom.rows, integers_Bn.shape[1]))
-        padded[: len(integers_Bn)] = integers_Bn
-        values_CnH = transform_polynomials(padded.reshape(count, headroom.rows, -1).swapaxes(1, 2))
-        # A sum over the labels at each root: what makes products of polynomials of their values.
-        products_HCF = np.ascontiguousarray(values_CnH.transpose(2, 0, 1)) @ labels.labels
-        products_CFU = invert_transform(np.ascontiguousarray(products_HCF.transpose(1, 2, 0)))
-        products_CLFU = products_CFU.reshape(count, digits, -1, headroom.rows)
-        products_LCUF = products_CLFU.transpose(1, 0, 3, 2)
+        digits = len(ring.widths)
+        products_LCUF = self._multiply_labels(integers_Bn, labels)
+        count = products_LCUF.shape[1]
         zeros_2LCN = self._encrypt_zeros(labels, count)
         shape_LCUS = (digits, count, headroom.rows, -1)
         zeros_c0_LCUS = zeros_2LCN[0].reshape(shape_LCUS)
@@ -1094,14 +1152,36 @@ class ProductContributor(Role):
         # With candidates a class stands at two powers of X, which are added here (folds).
         c0_LCUK = c0_LCUF.reshape(*c0_LCUF.shape[:3], headroom.folds, columns).sum(axis=3)
         c1_LCN = c1_LCUS.astype(np.int64).reshape(digits, count, ring.degree)
+        # The error of c1; the smudging noise covers the error of c0.
         c1_LCN[0] += draw_centred_binomial(count * ring.degree).reshape(count, -1)
         self._smudge(c0_LCUK)
         return c0_LCUK, c1_LCN
 
+    def _multiply_labels(self, integers_Bn: IntArray, labels: LabelValues) -> NDArray[np.float64]:
+        """Return the products of a block's rows with the encrypted labels, summed over the labels,
+        as L digits, (L, C, U, F): C ciphertexts, U people of one, F powers of X (of c1, then c0).
+
+        `integers_Bn`: the rows in steps of fixed point, (people, labels). `labels`: the transforms
+        of the encrypted labels at H = U / 2 roots.
+        """
+        rows = self._products.headroom.rows
+        digits = len(self._products.ring.widths)
+        count = math.ceil(len(integers_Bn) / rows)
+        padded = np.zeros((count * rows, integers_Bn.shape[1]))
+        padded[: len(integers_Bn)] = integers_Bn
+        values_CnH = transform_polynomials(padded.reshape(count, rows, -1).swapaxes(1, 2))
+        # At each root, products of values are values of products of polynomials; summed over n.
+        products_HCF = np.ascontiguousarray(values_CnH.transpose(2, 0, 1)) @ labels.labels
+        products_CFU = invert_transform(np.ascontiguousarray(products_HCF.transpose(1, 2, 0)))
+        products_CLFU = products_CFU.reshape(count, digits, -1, rows)
+        return products_CLFU.transpose(1, 0, 3, 2)
+
     def _encrypt_zeros(self, labels: LabelValues, count: int) -> NDArray[np.float64]:
-        """Return fresh encryptions of zero without their errors, (b u, a u) for the public key (b,
-        a) and random ternary polynomials u: L digits of the N coefficients of C = `count`
-        ciphertexts, (2, L, C, N). The caller adds the errors.
+        """Return C = `count` fresh encryptions of zero without their errors, which the caller adds:
+        (b u, a u) for the public key (b, a) and random ternary polynomials u. The N coefficients
+        are split into L digits, (2, L, C, N).
+
+        `labels`: has the transform of the public key.
         """
         u_CN = draw_ternary(count * self._products.ring.degree).reshape(count, -1)
         return invert_transform(labels.key[:, :, None] * transform_polynomials(u_CN))
@@ -1116,9 +1196,9 @@ class ProductContributor(Role):
     def _round_to_words(
         self, c0_LCUK: Digits, c1_LCN: Digits, noise_BK: IntArray | None, shape: tuple[int, int]
     ) -> Words:
-        """Return the words (numbers modulo 2^kept_bits) of a block's message: c0 and c1 of each
-        ciphertext in turn, rounded to `kept_bits`, with the noise for differential privacy added to
-        c0.
+        """Return the words (numbers modulo 2^kept_bits) of a block's message: the numbers of c0 and
+        c1 of each ciphertext in turn, divided and rounded to `kept_bits`. The noise for
+        differential privacy is added to c0.
 
         Args:
             c0_LCUK, c1_LCN: halves of the C ciphertexts in L digits: U people and K classes of c0,
@@ -1134,11 +1214,12 @@ class ProductContributor(Role):
             step_bits = np.uint64(headroom.kept_bits - headroom.plain_bits)
             c0_BK = c0_BK + (noise_BK.view(np.uint64) << step_bits)
         c1_CN = ring.round_digits(c1_LCN, headroom.kept_bits)
-        parts: list[Words] = []
+        words: list[Words] = []
         for index, c1_N in enumerate(c1_CN):
             first = index * headroom.rows
-            parts += [c0_BK[first : first + headroom.rows].reshape(-1), c1_N]
-        return np.concatenate(parts)
+            c0 = c0_BK[first : first + headroom.rows].reshape(-1)
+            words += [c0, c1_N]
+        return np.concatenate(words)
 
 
 class ProductCombiner(Role):
@@ -1150,24 +1231,29 @@ class ProductCombiner(Role):
         super().__init__(secure_sum.make_frames(), NoSetup())
 
     def combine_block(self, block: int, answers: Mapping[str, bytes]) -> bytes:
-        """Add one answer of each passive, by name, to one block; return the message to the active.
+        """Add the passives' answers about one block of people; return the message to the active.
 
-        `block`: index of the block, from 0; indices must rise. Raises RemoteProtocolError: an
-        answer is missing or malformed, or the answers are to different labels.
+        `block`: index of the block, from 0; indices must rise. `answers`: each passive's message,
+        by its name.
+
+        Raises RemoteProtocolError: an answer is missing or malformed, or the answers are to
+        different labels.
         """
         described = self._products
         described.get_block_people(block)  # raises if there is no such block
-        frames = self._frames.open_contributions(answers, None)
-        total: Words | int = 0
-        for name, frame in zip(described.agreement.contributors, frames, strict=True):
+        frames = self._frames.parse_contributions(answers, binding_digest=None)
+        names = described.agreement.contributors
+        total = described.parse_words(frames[0], block, sender=names[0])
+        for name, frame in zip(names[1:], frames[1:], strict=True):
+            # Modulo 2^64; what exceeds kept_bits is dropped when the words are packed.
             total = total + described.parse_words(frame, block, sender=name)
-        assert not isinstance(total, int)
         return self._frames.pack_sum(frames, described.pack_words(total, block))
 
 
 def _check_bits(labels_nK: object, agreement: ProductAgreement) -> IntArray:
-    """Return the labels as integers, (labels, classes). Raises LocalProtocolError: the array has
-    another shape, numbers other than 0 and 1, or, with candidates, rows that are not one-hot.
+    """Return the active's labels as integers, (labels, classes). Raises LocalProtocolError: the
+    array has another shape or numbers other than 0 and 1; or the agreement has candidates, and a
+    row is not one-hot.
     """
     shape = agreement.labelled, agreement.columns
     if type(labels_nK) is not np.ndarray or labels_nK.shape != shape:
@@ -1175,8 +1261,10 @@ def _check_bits(labels_nK: object, agreement: ProductAgreement) -> IntArray:
             f"the labels are an array of shape {shape}, got {type(labels_nK).__name__} of shape "
             f"{np.shape(labels_nK)}"  # type: ignore[call-overload]  # whatever it is
         )
-    if agreement.candidates is not None and (labels_nK != 0).sum(axis=1).tolist() != [1] * shape[0]:
-        raise LocalProtocolError("with candidates every row of the labels has one class")
+    if agreement.candidates is not None:
+        counts_per_row = (labels_nK != 0).sum(axis=1).tolist()
+        if set(counts_per_row) != {1}:
+            raise LocalProtocolError("with candidates every row of the labels has one class")
     if labels_nK.dtype.kind not in "biuf" or not np.isin(labels_nK, (0, 1)).all():
         raise LocalProtocolError("the labels are bits, 0 or 1; got other numbers")
     return labels_nK.astype(np.int64)

@@ -93,8 +93,8 @@ class Ring:
         return -(-self.bits // 8)
 
     def expand_seed(self, seed: bytes, *context: bytes) -> Digits:
-        """Return a uniform polynomial as digits, (digits, coefficients), expanded from a public
-        seed and the context by AES-256 in counter mode.
+        """Return a uniform polynomial, its N coefficients split into L digits, (L, N), expanded
+        from a public seed and the context (labels of its use) by AES-256 in counter mode.
         """
         stream = np.frombuffer(keystream(seed, *context, length=self.size), np.uint8)
         # C coefficients of O bytes each; surplus bits of the last byte are dropped.
@@ -103,8 +103,9 @@ class Ring:
         return self._split_digits(bytes_CO)
 
     def parse_digits(self, blob: bytes, *, sender: str) -> Digits:
-        """Decode a polynomial to digits, (digits, coefficients). Raises RemoteProtocolError, which
-        names `sender`: the blob has another size, or a coefficient is not below the modulus.
+        """Decode a polynomial, N coefficients modulo 2^k, and return its coefficients split into L
+        digits, (L, N). Raises RemoteProtocolError, which names `sender`: the blob has another size,
+        or a coefficient is not below the modulus.
         """
         if len(blob) != self.size:
             raise RemoteProtocolError(
@@ -123,8 +124,9 @@ class Ring:
         """Encode one polynomial, its C coefficients split into L digits of any magnitude, (L, C),
         with coefficients reduced modulo 2^k.
         """
-        # W words of 64 bits a coefficient; a digit may reach into the next word.
-        words_CW = np.zeros((self.degree, -(-self.bits // 64) + 1), dtype=_WORD)
+        # W words of 64 bits for a coefficient; a digit may reach into the next word, so one more.
+        words = math.ceil(self.bits / 64) + 1
+        words_CW = np.zeros((self.degree, words), dtype=_WORD)
         for digit_C, offset in zip(self.carry_digits(numbers_LC), self.offsets, strict=True):
             word, shift = divmod(offset, 64)
             words_CW[:, word] |= digit_C.astype(np.uint64) << np.uint64(shift)
@@ -133,26 +135,26 @@ class Ring:
         return words_CW.view(np.uint8)[:, : self._coefficient_bytes].tobytes()
 
     def _split_digits(self, bytes_CO: NDArray[np.uint8]) -> Digits:
-        """Return the L digits, (digits, coefficients), of C coefficients in O little-endian bytes
-        each, (C, O), which are copied to W words of 64 bits.
-        """
-        padded = np.zeros((len(bytes_CO), 8 * (-(-self.bits // 64) + 1)), dtype=np.uint8)
+        """Split C coefficients, of O little-endian bytes each, (C, O), into L digits, (L, C)."""
+        # W words of 64 bits for a coefficient; a digit may reach into the next word, so one more.
+        words = math.ceil(self.bits / 64) + 1
+        padded = np.zeros((len(bytes_CO), 8 * words), dtype=np.uint8)
         padded[:, : self._coefficient_bytes] = bytes_CO
         words_CW = padded.view(_WORD)
         digits_LC = np.empty((len(self.widths), len(bytes_CO)), dtype=np.int64)
         for digit_C, offset, width in zip(digits_LC, self.offsets, self.widths, strict=True):
             word, shift = divmod(offset, 64)
-            part_C = words_CW[:, word] >> np.uint64(shift)
+            shifted_C = words_CW[:, word] >> np.uint64(shift)
             if shift:
-                part_C |= words_CW[:, word + 1] << np.uint64(64 - shift)
-            digit_C[:] = part_C & np.uint64((1 << width) - 1)
+                shifted_C |= words_CW[:, word + 1] << np.uint64(64 - shift)
+            digit_C[:] = shifted_C & np.uint64((1 << width) - 1)
         return digits_LC
 
     def carry_digits(self, numbers_L: Digits) -> Digits:
         """Return the same numbers modulo 2^k with each digit in [0, 2^width): what exceeds a digit
-        is carried to the next.
+        is carried to the next digit.
 
-        `numbers_L`: digits of any magnitude, lowest first along the first axis.
+        `numbers_L`: numbers as L digits of any magnitude, lowest first along the first axis.
         """
         carried_L = numbers_L.copy()
         carry = np.int64(0)
@@ -166,28 +168,34 @@ class Ring:
         """Return the same numbers modulo 2^k with each digit in [-2^(width - 1), 2^(width - 1)],
         which keeps products of digits small.
 
-        `numbers_L`: digits of any magnitude, lowest first along the first axis.
+        `numbers_L`: numbers as L digits of any magnitude, lowest first along the first axis.
         """
         centred_L = self.carry_digits(numbers_L)
         carry = np.int64(0)
         for digit, width in zip(centred_L, self.widths, strict=True):
             digit += carry
+            # A digit in the upper half becomes negative, and the next digit one larger.
             carry = (digit >= 1 << (width - 1)).astype(np.int64)
             digit -= carry << width
         return centred_L
 
     def add_shifted(self, numbers_L: Digits, position: int, integers: Digits | int) -> None:
-        """Add `integers` times 2^position to numbers in digits, in place.
+        """Add `integers` times 2^position to numbers that are split into L digits, in place.
 
-        The integers are added to one digit (the first axis of `numbers_L`, lowest first), without
-        carrying, so they must be small enough for 64 bits.
+        The integers are added to the digit that has the bit `position`, without carrying, so they
+        must be small enough for 64 bits.
+
+        `numbers_L`: the numbers, digits along the first axis, lowest first. `position`: a bit of
+        the numbers, from 0.
         """
-        digit = max(k for k, offset in enumerate(self.offsets) if offset <= position)
-        numbers_L[digit] += integers << (position - self.offsets[digit])
+        index = max(k for k, offset in enumerate(self.offsets) if offset <= position)
+        numbers_L[index] += integers << (position - self.offsets[index])
 
     def add_uniform(self, numbers_L: Digits, bits: int) -> None:
-        """Add fresh secret integers, each uniform on [-2^(bits - 1), 2^(bits - 1)), in place to
-        numbers whose digits are along the first axis, lowest first.
+        """Add fresh secret integers, each uniform on [-2^(bits - 1), 2^(bits - 1)), to numbers that
+        are split into digits, in place.
+
+        `numbers_L`: the numbers, L digits along the first axis, lowest first.
         """
         count = math.prod(numbers_L.shape[1:])
         for digit, offset, width in zip(numbers_L, self.offsets, self.widths, strict=True):
@@ -199,10 +207,11 @@ class Ring:
         self.add_shifted(numbers_L, bits - 1, -1)
 
     def round_digits(self, numbers_L: Digits, kept_bits: int) -> Words:
-        """Return numbers modulo 2^k, whose digits are along the first axis, lowest first, divided
-        by 2^(k - kept_bits) and rounded, modulo 2^kept_bits.
+        """Divide numbers modulo 2^k by 2^(k - kept_bits) and round them; return them modulo
+        2^kept_bits.
 
-        `kept_bits`: k - kept_bits must be the lowest bit of a digit.
+        `numbers_L`: the numbers, L digits along the first axis, lowest first. `kept_bits`: the bits
+        that remain; k - kept_bits must be the offset of a digit.
         """
         first = self.offsets.index(self.bits - kept_bits)
         carry: Any = np.int64(0)
@@ -219,8 +228,9 @@ class Ring:
 
 @lru_cache(maxsize=8)
 def _compute_twist(size: int) -> Spectrum:
-    """Return the factors by which a Fourier transform of `size` / 2 values becomes one modulo
-    Y^(size / 2) - i: the powers 0 to size / 2 - 1 of exp(i pi / size), whose power size / 2 is i.
+    """Return the `size` / 2 factors by which coefficients are multiplied before a Fourier
+    transform, so that it gives values at the roots of Y^(size / 2) - i, not of Y^(size / 2) - 1.
+    They are the powers of exp(i pi / size), whose power size / 2 is i.
     """
     powers: Spectrum = np.exp(1j * np.pi * np.arange(size // 2) / size)
     powers.setflags(write=False)
@@ -228,11 +238,13 @@ def _compute_twist(size: int) -> Spectrum:
 
 
 def transform_polynomials(polynomial_U: NDArray[Any]) -> Spectrum:
-    """Return the values of real polynomials modulo Y^U + 1, U coefficients along the last axis, at
-    the U / 2 roots of Y^(U/2) - i; a product of polynomials is the product of their values.
+    """Return the values of real polynomials modulo Y^U + 1 at U / 2 complex points, by a Fourier
+    transform: the values of a product of polynomials are the products of their values.
 
-    Y^U + 1 = (Y^(U/2) - i) (Y^(U/2) + i), and the values of a real polynomial at the roots of the
-    second factor are the conjugates of those at the first.
+    The points are the roots of Y^(U/2) - i. As Y^U + 1 = (Y^(U/2) - i) (Y^(U/2) + i), they are half
+    of the roots of Y^U + 1; at the other half a real polynomial has the conjugate values.
+
+    `polynomial_U`: U coefficients along the last axis.
     """
     size = polynomial_U.shape[-1]
     folded: Spectrum = np.empty((*polynomial_U.shape[:-1], size // 2), dtype=np.complex128)
@@ -243,8 +255,8 @@ def transform_polynomials(polynomial_U: NDArray[Any]) -> Spectrum:
 
 
 def invert_transform(values_H: Spectrum) -> NDArray[np.float64]:
-    """Return the real polynomials, U coefficients along the last axis, of which
-    `transform_polynomials` returned these H = U / 2 values.
+    """Return real polynomials, U coefficients along the last axis, from the H = U / 2 values that
+    `transform_polynomials` returns for them.
     """
     folded = np.fft.ifft(values_H)
     folded *= _compute_twist(2 * values_H.shape[-1]).conj()
@@ -252,20 +264,21 @@ def invert_transform(values_H: Spectrum) -> NDArray[np.float64]:
 
 
 def bound_product_error(size: int, terms: int) -> float:
-    """Return a bound of the floating-point error of a coefficient of a sum of `terms` products of
-    two polynomials of `size` coefficients, computed by transforms.
+    """Return a bound of the floating-point error of one coefficient of a sum of products of
+    polynomials that is computed by Fourier transforms, where `terms` products of two polynomials of
+    `size` coefficients are added.
 
-    The bound is relative to the sum, over the products, of the two polynomials' L2 norms
-    multiplied.
+    The bound is relative: it is to be multiplied by the sum, over the products, of |A| |B|, the L2
+    norms of the two polynomials.
 
-    Three transforms of k = log2(size) levels, the twist counted as one, each level off by at
-    most (1 + sqrt(5) + 1) round-offs for sum, product and root (Brent, Percival and Zimmermann
-    2007, theorem 5.1), and `terms` products and sums of complex values; doubled for higher
-    orders.
+    It counts three transforms of log2(size) levels (the multiplication before a transform counts
+    as one level). Each level is off by at most 1 + sqrt(5) + 1 round-offs, for sum, product and
+    root (Brent, Percival and Zimmermann 2007, theorem 5.1). To this come `terms` products and sums
+    of complex values. The total is doubled for higher orders.
     """
     levels = math.log2(size)
-    rounds = 3 * levels * (2 + math.sqrt(5)) + math.sqrt(5) + math.sqrt(2) * (terms + 2)
-    return 2 * _ROUND_OFF * rounds
+    round_offs = 3 * levels * (2 + math.sqrt(5)) + math.sqrt(5) + math.sqrt(2) * (terms + 2)
+    return 2 * _ROUND_OFF * round_offs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +320,10 @@ class ProductAgreement:
     allow_single: bool = False
 
     def __post_init__(self) -> None:
-        """Raise LocalProtocolError for fields of another type or out of range."""
+        """Turn NumPy integers into int, and validate all fields.
+
+        Raises LocalProtocolError: a field is of another type or out of its range.
+        """
         take_numpy_integers(self)
         for name, largest in _MAX_BY_FIELD.items():
             value = getattr(self, name)
@@ -409,15 +425,17 @@ class ProductHeadroom:
 
 
 def compute_row_limit(agreement: ProductAgreement) -> int:
-    """Return R, the largest sum of the magnitudes of a passive's row in steps of fixed point, with
-    half a step of rounding for each label.
+    """Return R, the largest sum of the magnitudes of a passive's row, in steps of fixed point: the
+    steps in `row_bound`, and half a step of rounding for each label.
     """
-    return int(2 ** (agreement.bits - 1) - 1) + agreement.labelled // 2 + 1
+    levels = int(2 ** (agreement.bits - 1) - 1)
+    return levels + agreement.labelled // 2 + 1
 
 
 def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
-    """Return the parameters of the smallest ring degree that fits. Raises LocalProtocolError: no
-    ring degree fits.
+    """Choose the parameters of the homomorphic encryption for an agreement: those of the smallest
+    ring degree with which the products are exact and secure. Raises LocalProtocolError: no ring
+    degree fits.
     """
     for degree in _DEGREES:
         headroom = _fit_degree(agreement, degree)
@@ -431,12 +449,15 @@ def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
 
 
 def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
-    """Return the parameters for the ring degree N = `degree` by the bounds 1 to 5 of the comment
-    above `ProductHeadroom`; None if no parameters meet them.
+    """Return the parameters for the ring degree N = `degree`: the products must be exact, and their
+    noise must hide the passives' matrices. The bounds 1 to 5 are derived in the comment above
+    `ProductHeadroom`. Return None if no parameters meet them.
     """
+    # With candidates, labels may be shifted, so that a class takes two powers of X.
     folds = 2 if agreement.candidates else 1
+    # The powers of X for one person: the least power of two that is folds * K or more.
     stride = 1 << (folds * agreement.columns - 1).bit_length()
-    rows = degree // stride
+    rows = degree // stride  # people of a ciphertext
     if rows < _MIN_ROWS:
         return None
     passives = len(agreement.contributors)
@@ -445,17 +466,18 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | N
     # Bound 1: t holds sums of all passives, of either sign.
     largest_sum = passives * (row_sum + largest_noise(agreement.noise or 0))
     plain_bits = (2 * largest_sum).bit_length()
-    # Bounds 2 and 3: B, and the bits h of the smudging noise.
+    # Bounds 2 and 3: B, the largest error of a passive's ciphertext, and the bits h of the
+    # smudging noise that hides it.
     own_error = folds * LARGEST_ERROR * (rows * row_sum + 2 * degree)
     smudging_bits = (own_error * passives * values - 1).bit_length() + agreement.security
-    # Bound 4: the sum of all roundings.
+    # Bound 4: the sum of all roundings; the answer has so many bits that it is below a quarter of
+    # a step of q / t.
     tail_nats = math.log(2) * (values.bit_length() + 1 + _TAIL_BITS)
     roundings = math.sqrt(passives * (folds * degree + 1) * tail_nats / 2)
-    kept_bits = next(
-        (bits for bits in _KEPT_BITS if 2 ** (bits - plain_bits - 1) > 2 * roundings), None
-    )
-    if kept_bits is None:
+    fitting_bits = [bits for bits in _KEPT_BITS if 2 ** (bits - plain_bits - 1) > 2 * roundings]
+    if not fitting_bits:
         return None
+    kept_bits = fitting_bits[0]
     # Bound 5: after the division by 2^(k - kept), all noise stays below half a step of q / t.
     half_step = 2 ** (kept_bits - plain_bits - 1)
     smudged_error = passives * (own_error + 2 ** (smudging_bits - 1))
@@ -480,8 +502,8 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | N
 
 
 def _find_widest_digit(labelled: int, rows: int, degree: int, row_sum: int) -> int | None:
-    """Return the bits of the widest digit whose products in float64 round to exact integers; None
-    if that is fewer than 2.
+    """Return the bits of the widest digits into which coefficients can be split, so that products
+    of digits computed in float64 round to the exact integers; None if that is fewer than 2 bits.
 
     Args:
         labelled: n, the labels.
@@ -489,9 +511,10 @@ def _find_widest_digit(labelled: int, rows: int, degree: int, row_sum: int) -> i
         degree: N, the ring degree.
         row_sum: R, the largest sum of the magnitudes of a row in steps of fixed point.
     """
-    # sum_j |A_j| |c_j| over the labels j, norms of U coefficients, by Cauchy and Schwarz: all of
-    # A has at most U rows of norm R. The zero that is added is a product of N and N coefficients.
+    # For digits of magnitude 1: a bound of sum_j |A_j| |c_j| over the labels j, L2 norms of U
+    # coefficients, by Cauchy and Schwarz: all of A has at most U rows of norm R.
     norms = math.sqrt(labelled * rows) * row_sum * math.sqrt(rows)
+    # The encryption of zero that is added is one product of N and N coefficients.
     error = bound_product_error(rows, labelled) * norms + bound_product_error(degree, 1) * degree
     widest = min(_MAX_DIGIT_BITS, math.floor(math.log2(_MAX_FLOAT_ERROR / error)) + 1)
     return widest if widest >= 2 else None

@@ -16,7 +16,7 @@ Examples:
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -89,11 +89,11 @@ _AS_WRITTEN = IdNormalisation()
 
 
 def choose_protocol(sizes: Mapping[str, int]) -> str:
-    """Return the protocol that `align` uses for `auto`.
+    """Return the name of the protocol that `align` uses for "auto": "ecdh" or "opprf".
 
-    Two parties with few IDs use `ecdh`: it sends little, needs no dealer, and reveals
-    nothing that `opprf` would hide. Among more parties it would show the hub pairwise
-    overlaps, and with many IDs it is slow: these use `opprf`.
+    Two parties with few IDs use `ecdh`: it sends little, needs no dealer, and reveals nothing that
+    `opprf` would hide. With more parties `ecdh` would reveal pairwise overlaps to the hub, and with
+    many IDs it is slow: then `opprf` is used.
 
     `sizes`: number of IDs by party.
     """
@@ -166,8 +166,20 @@ def count_common(
     progress: Callable[[Progress], None] | None = None,
 ) -> int:
     """Return how many IDs all parties share, running all parties in this process; no party learns
-    which. `ids_by_party`: distinct IDs of each party. `hub`: the party that all others exchange
-    messages with. For the other arguments and the errors see `align`.
+    which IDs.
+
+    Args:
+        ids_by_party: the IDs of two or more parties, distinct within each party.
+        hub: the party that all others exchange messages with.
+        protocol: a key of `SET_INTERSECTIONS`; "auto": chosen by `choose_protocol`.
+        normalisation: how IDs become bytes.
+        minimum_rows: a smaller number is not revealed.
+        maximum_ids: the largest number of IDs that a party may have.
+        threads: number of threads that each party computes with; None: the protocol's own choice.
+        progress: called with the progress of every party's work; None: not reported.
+
+    Raises DataError: unfit IDs or names, an unknown hub or protocol, or fewer common IDs than
+    `minimum_rows`.
     """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     results = _run_parties(
@@ -186,12 +198,21 @@ def share_membership(
     threads: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Mapping[str, Membership]:
-    """Return each party's secret shares of which of the hub's IDs are common, running all parties
-    in this process by the protocol `circuit`.
+    """Return each party's secret shares of the bits that say which of the hub's IDs all parties
+    have, running all parties in this process by the protocol `circuit`.
 
-    No party learns which IDs are common; the shares are for further protocols. `ids_by_party`:
-    distinct IDs of each party. `hub`: the party that all others exchange messages with, about whose
-    IDs the shares are. For the other arguments and the errors see `align`.
+    No party learns which IDs are common; the shares are for further protocols.
+
+    Args:
+        ids_by_party: the IDs of two or more parties, distinct within each party.
+        hub: the party that all others exchange messages with, about whose IDs the bits are.
+        normalisation: how IDs become bytes.
+        minimum_rows: with fewer common IDs no shares are returned.
+        maximum_ids: the largest number of IDs that a party may have.
+        threads: number of threads that each party computes with; None: the protocol's own choice.
+        progress: called with the progress of every party's work; None: not reported.
+
+    Raises DataError: unfit IDs or names, an unknown hub, or fewer common IDs than `minimum_rows`.
     """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     aligners = _run_parties(
@@ -236,38 +257,54 @@ def _run_parties(
     if name not in known:
         raise DataError(f"no set intersection is called {name!r}; there are: {', '.join(known)}")
     session = f"in memory {fresh_key().hex()}"
-    ids: dict[str, list[bytes]] = {}
+    encoded_ids: dict[str, list[bytes]] = {}
     try:
         require_names("set intersection", session, list(ids_by_party))
         require_one_column_order(ids_by_party)
         for party, column in ids_by_party.items():
-            ids[party] = encode_ids(party, column, normalisation, maximum_ids=agreed["maximum_ids"])
-        require_comparable({party: map(decode_id, ids[party]) for party in (hub, *members)})
-        sizes = {party: len(rows) for party, rows in ids.items()}
-        chosen = choose_protocol(sizes) if name == _AUTO else name
-        _LOGGER.info("%s intersects the lists of %s", chosen, ", ".join(ids_by_party))
-        protocol = SET_INTERSECTIONS[chosen](
-            IntersectionAgreement(
-                session=session,
-                **agreed,
-                encoding=normalisation.encoding,
-                dealer=_DEALER,
-                output=output,
-            ),
-            threads=threads,
-            progress=progress,
+            encoded_ids[party] = encode_ids(
+                party, column, normalisation, maximum_ids=agreed["maximum_ids"]
+            )
+        require_comparable({party: map(decode_id, encoded_ids[party]) for party in (hub, *members)})
+        sizes = {party: len(ids) for party, ids in encoded_ids.items()}
+        protocol_name = choose_protocol(sizes) if name == _AUTO else name
+        _LOGGER.info("%s intersects the lists of %s", protocol_name, ", ".join(ids_by_party))
+        agreement = IntersectionAgreement(
+            session=session,
+            **agreed,
+            encoding=normalisation.encoding,
+            dealer=_DEALER,
+            output=output,
         )
-        aligners = {hub: protocol.make_hub(hub, members, ids[hub])}
-        aligners |= {member: protocol.make_member(member, hub, ids[member]) for member in members}
-        dealers = {_DEALER: protocol.make_dealer(hub, members)} if protocol.needs_dealer else {}
-        converse(aligners | dealers)
+        protocol_type = SET_INTERSECTIONS[protocol_name]
+        protocol = protocol_type(agreement, threads=threads, progress=progress)
+        aligners = _converse_in_memory(protocol, hub, members, encoded_ids)
         # Reading the result raises IntersectionTooSmallError below the minimum.
         _ = aligners[hub].membership if output is Output.SHARED else aligners[hub].size
     except IntersectionTooSmallError as error:
-        counts = ", ".join(f"{party} {len(rows)}" for party, rows in ids.items())
+        counts = ", ".join(f"{party} {len(ids)}" for party, ids in encoded_ids.items())
         raise DataError(
             f"{error}. Rows by party: {counts}; normalisation: {normalisation}"
         ) from error
     except LocalProtocolError as error:
         raise DataError(str(error)) from error
+    return aligners
+
+
+def _converse_in_memory(
+    protocol: SetIntersection,
+    hub: str,
+    members: Sequence[str],
+    encoded_ids: Mapping[str, Sequence[bytes]],
+) -> Mapping[str, Aligner]:
+    """Make the roles of all parties and exchange their messages in this process, with a dealer if
+    the protocol needs one; return the finished role of each party with IDs.
+
+    `encoded_ids`: the encoded IDs of each party.
+    """
+    aligners = {hub: protocol.make_hub(hub, members, encoded_ids[hub])}
+    for member in members:
+        aligners[member] = protocol.make_member(member, hub, encoded_ids[member])
+    dealers = {_DEALER: protocol.make_dealer(hub, members)} if protocol.needs_dealer else {}
+    converse(aligners | dealers)
     return aligners

@@ -184,7 +184,9 @@ class IntersectionAgreement:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise LocalProtocolError unless session, limits and sizes are in their ranges."""
+        """Turn NumPy integers into int, and validate all fields. Raises LocalProtocolError: the
+        session is empty, or a limit or size is out of its range.
+        """
         take_numpy_integers(self)
         if not self.session:
             raise LocalProtocolError("an intersection needs a session name")

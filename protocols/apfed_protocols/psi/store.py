@@ -400,10 +400,9 @@ def gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> El
     selector_bytes = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)
     sums = np.zeros((len(selectors), tables.shape[2]), np.uint64)
     for start in range(0, len(sums), _ROWS_SUMMED_AT_ONCE):  # in chunks that stay in the cache
-        chunk_sums = sums[start : start + _ROWS_SUMMED_AT_ONCE]  # a view, changed in place
-        entries = selector_bytes[start : start + _ROWS_SUMMED_AT_ONCE, : len(tables)].T.astype(
-            np.int64
-        )
+        chunk = slice(start, start + _ROWS_SUMMED_AT_ONCE)
+        chunk_sums = sums[chunk]  # a view, changed in place
+        entries = selector_bytes[chunk, : len(tables)].T.astype(np.int64)
         for table, entries_of_table in zip(tables, entries, strict=True):
             chunk_sums ^= table.take(entries_of_table, axis=0)
     return sums

@@ -16,23 +16,25 @@ __all__ = ["choose_bits"]
 
 
 def choose_bits(make: Callable[[int], SecureSum]) -> int:
-    """Return the largest number of fixed-point bits with which the sum sends no more bytes than
-    with `USUAL_BITS`, both per value of a long contribution and for one value alone.
+    """Return the default number of fixed-point bits of a value in a sum: the largest number with
+    which the sum sends no more bytes than with 16 bits (`USUAL_BITS`), both per value of a long
+    contribution and for a contribution of one value.
 
-    If `USUAL_BITS` do not fit the sum, return the largest number that fits.
+    If 16 bits do not fit the sum, return the largest number that fits.
 
     Args:
         make: returns the sum for a number of bits; raises LocalProtocolError if they do not fit.
 
     Raises:
-        LocalProtocolError: no number of bits fits; the error is that for `USUAL_BITS`.
+        LocalProtocolError: no number of bits fits; the error is the one that `make` raises for 16
+            bits.
     """
-    usual = _count_bytes(make, USUAL_BITS)
+    usual_sizes = _count_bytes(make, USUAL_BITS)
     for bits in range(MAX_BITS, 1, -1):
         sizes = _count_bytes(make, bits)
         if sizes is None:
             continue
-        if usual is None or (sizes[0] <= usual[0] and sizes[1] <= usual[1]):
+        if usual_sizes is None or (sizes[0] <= usual_sizes[0] and sizes[1] <= usual_sizes[1]):
             return bits
     make(USUAL_BITS)  # raises the error that says why these bits do not fit
     raise LocalProtocolError(f"no number of bits from 2 to {MAX_BITS} fits this sum")

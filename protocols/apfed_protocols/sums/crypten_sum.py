@@ -126,14 +126,13 @@ class CryptenContributor(SumContributor):
         self._last_share: tuple[StepBinding, Shares] | None = None
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Split a contribution into additive shares modulo 2^64, one for each passive, and keep
-        this passive's own.
+        """Split a contribution into additive shares modulo 2^64, one for each passive. The share of
+        this passive is stored; the shares of the others are pseudorandom, each expanded from a key.
+        Return these keys, each encrypted for the passive whose share it gives, in the agreement's
+        order.
 
-        The others' shares are pseudorandom, expanded from keys; return these keys, each encrypted
-        for the holder of its share, in the agreement's order.
-
-        `numbers_BD`: clipped fixed-point integers, (rows, columns). `binding`: the step and the
-        active's message, to which keys and encryption are bound.
+        `numbers_BD`: B rows of D clipped fixed-point integers. `binding`: the step and the active's
+        message, from which keys are derived and for which alone they decrypt.
         """
         keys = {
             peer: derive_key(self._secret, b"share of", binding.digest, peer.encode())
@@ -145,14 +144,16 @@ class CryptenContributor(SumContributor):
         return [self._seals.seal(peer, binding, (rows, columns), key) for peer, key in keys.items()]
 
     def answer(self, request: bytes) -> bytes:
-        """Return this passive's share of the sum, encrypted for the active: the sum of its shares
-        of all contributions.
+        """Return this passive's share of the sum, encrypted for the active: it adds its shares of
+        all contributions.
 
-        `request`: the aggregator's message with one encrypted key from each other passive. Raises
-        LocalProtocolError: this passive contributed nothing that waits for a request. Raises
-        RemoteProtocolError: the request is malformed or about another step.
+        `request`: the aggregator's message with one encrypted key from each other passive.
+
+        Raises:
+            LocalProtocolError: no contribution of this passive waits for a request.
+            RemoteProtocolError: the request is malformed or about another step.
         """
-        frame = self._frames.open_request(request, self.me)
+        frame = self._frames.parse_request(request, self.me)
         agreement = self._sum.agreement
         if len(frame.blobs) != len(self._others):
             raise RemoteProtocolError(
@@ -162,18 +163,24 @@ class CryptenContributor(SumContributor):
         if self._last_share is None:
             raise LocalProtocolError(f"{self.me} has no share of step {frame.step}")
         binding, last_share = self._last_share
-        received = [
-            self._open_share(peer, sealed, frame, binding)
-            for peer, sealed in zip(self._others, frame.blobs, strict=True)
+        received_shares = [
+            self._expand_share(peer, sealed_key, frame, binding)
+            for peer, sealed_key in zip(self._others, frame.blobs, strict=True)
         ]
         self._last_share = None
-        summed = add_shares([last_share, *received]).tobytes()
-        sealed = self._seals.seal(agreement.receiver, binding, frame.shape, summed)
-        return self._frames.pack_answer(self.me, (sealed,))
+        share_of_sum = add_shares([last_share, *received_shares]).tobytes()
+        sealed_share = self._seals.seal(agreement.receiver, binding, frame.shape, share_of_sum)
+        return self._frames.pack_answer(self.me, (sealed_share,))
 
-    def _open_share(self, peer: str, sealed: bytes, frame: Frame, binding: StepBinding) -> Shares:
-        """Decrypt the key from `peer` for this step, and return the share of its contribution that
-        the key expands to, (rows, columns) modulo 2^64.
+    def _expand_share(self, peer: str, sealed: bytes, frame: Frame, binding: StepBinding) -> Shares:
+        """Decrypt the key that `peer` encrypted for this passive, and return the share of the
+        peer's contribution to which the key expands, (rows, columns) modulo 2^64.
+
+        Args:
+            peer: the passive whose contribution it is.
+            sealed: the encrypted key.
+            frame: the aggregator's request, which has the shape of the values.
+            binding: the step and the active's message.
 
         Raises RemoteProtocolError: the key does not authenticate, or has another size.
         """
@@ -194,14 +201,18 @@ class CryptenCombiner(SumCombiner):
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
-        """Forward the encrypted keys in the contributions: return for each contributor a request
-        with those that the others encrypted for it, in the agreement's order.
+        """Return, for each contributor, a second-round request with the keys that the other
+        contributors encrypted for it, in the agreement's order.
 
-        `binding_digest`: SHA-256 digest (`StepBinding.digest`) of the step and of the active's
-        message that all contributions must answer; None: the contributions are only compared with
-        each other.
+        `contributions`: messages by sender, each with one encrypted key for every other
+        contributor. `binding_digest`: SHA-256 digest (`StepBinding.digest`) of the step and of the
+        active's message that all contributions must answer; None: the contributions are only
+        compared with each other.
+
+        Raises RemoteProtocolError: a contribution is missing or malformed, or they answer different
+        messages.
         """
-        frames = self._frames.open_contributions(contributions, binding_digest)
+        frames = self._frames.parse_contributions(contributions, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):
             if len(frame.blobs) != len(self._names) - 1:
                 raise RemoteProtocolError(
@@ -214,19 +225,22 @@ class CryptenCombiner(SumCombiner):
             for sender, frame in enumerate(frames):
                 if sender != holder:
                     # A sender has no key for itself, so the keys for those after it move up by one.
-                    keys.append(frame.blobs[holder if holder < sender else holder - 1])
+                    index = holder if holder < sender else holder - 1
+                    keys.append(frame.blobs[index])
             requests[name] = self._frames.pack_request(name, keys)
         return requests
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
         """Return the message to the receiver: the contributors' shares of the sum, each encrypted
-        for the receiver, which are not added here.
+        for the receiver. They are not added here, since the aggregator cannot decrypt them.
 
         `bodies`: each contributor's second-round message with its share of the sum, by name.
         `binding_digest`: SHA-256 digest of the step and of the active's message that all must
-        answer; None: unknown here.
+        answer; None: it is not known here, and not compared.
+
+        Raises RemoteProtocolError: a message is missing or malformed, or about another step.
         """
-        frames = self._frames.open_answers(bodies, self._names, binding_digest)
+        frames = self._frames.parse_answers(bodies, self._names, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):
             if len(frame.blobs) != 1:
                 raise RemoteProtocolError(
@@ -245,9 +259,11 @@ class CryptenReceiver(SumReceiver):
         self._seals = StepSeals(agreement.receiver, agreement.contributors, frames)
         super().__init__(secure_sum, frames, self._seals)
 
-    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Decrypt all shares of the sum, add them modulo 2^64 and return real numbers, (rows,
-        columns).
+    def _decrypt_sum(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Decrypt all shares of the sum in a frame (message), and add them modulo 2^64; return the
+        sum in real numbers, (rows, columns).
+
+        `binding`: the step and the active's message, for which alone the shares decrypt.
 
         Raises RemoteProtocolError: a share is missing, does not authenticate or has another size,
         or the sum lies outside the range of contributions.
@@ -259,18 +275,16 @@ class CryptenReceiver(SumReceiver):
                 f"{agreement.combiner} gathered {len(frame.blobs)} shares of the sum, expected "
                 f"{len(agreement.contributors)}"
             )
-        shares = [
-            self._parse_share(
-                name, self._seals.open(name, binding, frame.shape, sealed), frame.shape
-            )
-            for name, sealed in zip(agreement.contributors, frame.blobs, strict=True)
-        ]
+        shares = []
+        for name, sealed_share in zip(agreement.contributors, frame.blobs, strict=True):
+            body = self._seals.open(name, binding, frame.shape, sealed_share)
+            shares.append(self._parse_share(name, body, frame.shape))
         return self._dequantise_sum(reconstruct_sum(shares), binding)
 
     @staticmethod
     def _parse_share(name: str, body: bytes, shape: tuple[int, int]) -> Shares:
-        """Decode a share of the sum, an array of `shape` of 64-bit words. Raises
-        RemoteProtocolError, which names the contributor `name`: it has another size.
+        """Decode a contributor's share of the sum, an array of `shape` of 64-bit words. Raises
+        RemoteProtocolError, which names the contributor `name`: the share has another size.
         """
         if len(body) != shape[0] * shape[1] * _WORD.itemsize:
             raise RemoteProtocolError(f"{name} sealed {len(body)} bytes of a share of {shape}")

@@ -41,10 +41,10 @@ HomomorphicEncryption.org standard (Albrecht et al. 2018), table 1; SEAL enforce
 
 
 def check_matrix(values_BD: object) -> FloatArray:
-    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix of NumPy; else
-    raise LocalProtocolError.
+    """Return `values_BD`, B rows of D numbers, unchanged, if it is a finite, non-empty float32 or
+    float64 matrix of NumPy. Raises LocalProtocolError: it is something else.
     """
-    # Not a subclass: masked arrays and matrices add, reshape and copy in other ways.
+    # No subclass either: masked arrays and matrices add, reshape and copy in other ways.
     if type(values_BD) is not np.ndarray:
         kind = type(values_BD).__name__
         raise LocalProtocolError(f"a contribution is a float32 or float64 array, got {kind}")
@@ -103,7 +103,8 @@ class Clipping:
         self.largest_norm = max(self.largest_norm, float(norm_B.max()))
 
     def count_lost(self, numbers: int, kept_numbers: int) -> None:
-        """Add one contribution to the counts of lost numbers.
+        """Add one contribution to the counts of lost numbers: those that rounding to fixed point
+        turns into 0. A contribution that loses a tenth of its numbers or more counts as too small.
 
         Args:
             numbers: how many values of the contribution are not 0 before rounding.
@@ -116,13 +117,13 @@ class Clipping:
             self.too_small += 1
 
     def warn_of_clipping(self, me: str, point: "FixedPoint", before: "Clipping") -> None:
-        """Warn (ClippingWarning) if the number of clipped rows or of too small contributions has
-        reached 1, 10, 100, ... since `before`, an earlier copy of these counts.
+        """Warn (ClippingWarning) if, by the last contribution, the number of clipped rows or the
+        number of too small contributions reached 1, 10, 100, ...
 
         Args:
             me: the party's name, for the warning.
-            point: the fixed point in which it contributes.
-            before: the counts before its last contribution.
+            point: the fixed-point format in which the party contributes.
+            before: a copy of these counts from before the last contribution.
         """
         if self.quiet:
             return
@@ -146,8 +147,8 @@ class Clipping:
 
 
 def passes_power_of_ten(before: int, after: int) -> bool:
-    """Return whether a count that grew from `before` to `after` reached or passed one of 1, 10,
-    100, ...
+    """Return whether a count that grew from `before` to `after` reached or passed a power of ten
+    (1, 10, 100, ...): then it has more digits.
     """
     digits_before = len(str(before)) if before else 0
     digits_after = len(str(after)) if after else 0
@@ -157,24 +158,24 @@ def passes_power_of_ten(before: int, after: int) -> bool:
 def clip_rows(
     values_BD: FloatArray, clip_norm: float, clipping: Clipping | None = None
 ) -> NDArray[np.float64]:
-    """Return a copy of `values_BD`, (rows, columns), in which every row whose L2 norm exceeds
-    `clip_norm` is scaled down to it; the result is C-contiguous float64.
+    """Return a C-contiguous float64 copy of `values_BD`, B rows of D numbers, in which every row
+    whose L2 norm exceeds `clip_norm` is scaled down to that norm.
 
-    Its norms are at most `clip_norm` times 1 + 1e-15 * sqrt(D), for any finite row: a row whose
-    squares overflow is first divided by its largest magnitude, and a row whose squares vanish is
-    below any bound that an agreement may have (1e-30 or more).
+    For any finite row the resulting norm is at most `clip_norm` times 1 + 1e-15 * sqrt(D): a row
+    whose squares overflow is first divided by its largest magnitude, and a row whose squares
+    vanish is below any bound that an agreement may have (1e-30 or more).
 
-    `clipping`: counts the rows and those that are clipped; None: nothing is counted.
+    `clipping`: counts all rows, and the rows that are clipped; None: nothing is counted.
     """
     wide_BD = values_BD.astype(np.float64, order="C")
     squares_B = np.zeros(len(wide_BD))
     with np.errstate(over="ignore"):
-        # In pieces that BLAS multiplies in one thread: it would spread each longer product over
-        # threads, whose waiting for each other takes many times as long as the work where other
+        # In chunks of columns that BLAS multiplies in one thread. It would spread each longer
+        # product over threads, which wait for each other many times as long as they work if other
         # processes use the processors.
         for start in range(0, wide_BD.shape[1], _COLUMNS_OF_A_PRODUCT):
-            part = wide_BD[:, start : start + _COLUMNS_OF_A_PRODUCT]
-            squares_B += np.vecdot(part, part)
+            chunk = wide_BD[:, start : start + _COLUMNS_OF_A_PRODUCT]
+            squares_B += np.vecdot(chunk, chunk)
     norm_B = np.sqrt(squares_B)
     if clipping is not None:
         clipping.count_rows(norm_B, clip_norm)
@@ -270,15 +271,18 @@ class FixedPoint:
         width: type[np.signedinteger[Any]] = np.int64,
         clipping: Clipping | None = None,
     ) -> NDArray[np.signedinteger[Any]]:
-        """Return the clipped rows in steps of fixed point, round(g / C * levels), plus the noise,
-        as integers (rows, columns).
+        """Clip each row to the L2 norm C, and return its values g in steps of fixed point,
+        round(g / C * levels), plus the noise, as integers, (B, D).
 
         Args:
-            values_BD: finite float32 or float64.
-            noise_BD: integer noise to add, in steps of fixed point, in the shape of the values;
-                None: no noise, only if the agreement has none.
+            values_BD: B rows of D finite numbers, float32 or float64.
+            noise_BD: integer noise to add, in steps of fixed point, (B, D); None: no noise, which
+                is allowed only if the agreement has none.
             width: integer type of the result; 32 bits hold a contribution, and sums modulo 2^32.
-            clipping: counts what is clipped or rounded to 0; None: nothing is counted.
+            clipping: counts the rows that are clipped and the values that are rounded to 0; None:
+                nothing is counted.
+
+        Raises LocalProtocolError: the values or the noise are not of that kind.
         """
         levels_BD = clip_rows(check_matrix(values_BD), self.clip_norm, clipping)
         levels_BD *= self.levels / self.clip_norm
@@ -297,7 +301,7 @@ class FixedPoint:
         """Return the noise as a contiguous array, if it is an int64 array of this shape within the
         range of the agreement's noise.
 
-        Raises LocalProtocolError: the array is not of that kind, is None, or the agreement has no
+        Raises LocalProtocolError: it is not such an array, it is None, or the agreement has no
         noise.
         """
         if noise_BD is None or not self.noise:
@@ -321,8 +325,10 @@ class FixedPoint:
         return np.ascontiguousarray(noise_BD)
 
     def dequantise_sum(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-        """Return a sum of quantised values in real numbers, (rows, columns): one step is C /
-        levels.
+        """Return a sum of quantised values as real numbers, (B, D): each integer times one step of
+        fixed point, C / levels.
+
+        `sum_BD`: B rows of D integers.
         """
         real_BD: NDArray[np.float64] = np.multiply(
             sum_BD, self.clip_norm / self.levels, dtype=np.float64
@@ -359,22 +365,23 @@ class Packing:
             )
 
     def count_vectors(self, values: int) -> int:
-        """Return V, the number of slot vectors that this number of values fills, the last one
-        padded.
+        """Return V, the number of slot vectors (plaintexts) that this number of values fills; the
+        last vector is padded.
         """
-        return -(-values // (self.fields * self.slots))
+        return math.ceil(values / (self.fields * self.slots))
 
     def count_last_slots(self, values: int) -> int:
-        """Return how many slots of the last vector are sent for this number of values: those that
-        hold values, and up to `CHECKED_SLOTS` zeros behind them, as far as the vector has room.
+        """Return how many slots of the last vector are sent for this number of values: the slots
+        that hold values, and `CHECKED_SLOTS` zeros behind them, or as many as there is room for. A
+        damaged sum shows in the zeros.
         """
-        filled_slots = -(-values // self.fields)
+        filled_slots = math.ceil(values / self.fields)
         slots_before_last = (self.count_vectors(values) - 1) * self.slots
         return min(self.slots, filled_slots - slots_before_last + CHECKED_SLOTS)
 
     def pack_fields(self, integers_BD: IntArray) -> IntArray:
-        """Return slot vectors, (vectors, slots): the integers row after row, `fields` in each slot,
-        the last vector padded with zeros.
+        """Pack the integers, row after row, into slot vectors (plaintexts), `fields` integers into
+        each slot; return the vectors, (vectors, slots), the last one padded with zeros.
         """
         flat = integers_BD.reshape(-1)
         padded = np.zeros((self.count_vectors(flat.size) * self.slots, self.fields), dtype=np.int64)
@@ -385,9 +392,10 @@ class Packing:
         return slots.reshape(-1, self.slots)
 
     def unpack_fields(self, slots_VS: IntArray) -> IntArray:
-        """Return the signed integers of all fields (one or two in a slot) of V vectors of S slots,
-        (V, S), in order, as one dimension with the padding; undoes `pack_fields`, also for sums of
-        slots.
+        """Return the signed integers in all slots, one or two in each, in order, (V S fields,), the
+        padding included. This undoes `pack_fields`, also after slots were added.
+
+        `slots_VS`: V slot vectors (plaintexts) of S slots.
         """
         slots = slots_VS.reshape(-1)
         if self.fields == 1:

@@ -83,11 +83,12 @@ class Frame:
         return self.rows, self.columns
 
     def pack(self) -> bytes:
-        """Encode the frame: header, sizes of the blobs, blobs. Raises LocalProtocolError: a field
-        is out of range.
+        """Return the frame as bytes: the header, the size of each blob, the blobs. Raises
+        LocalProtocolError: a field is out of range.
         """
         name = self.name.encode("ascii")
-        if not 0 < len(name) <= _NAME_BYTES or len(self.blobs) > _MAX_BLOBS:
+        has_valid_name = 0 < len(name) <= _NAME_BYTES
+        if not has_valid_name or len(self.blobs) > _MAX_BLOBS:
             raise LocalProtocolError(
                 f"a frame has a name of 1 to {_NAME_BYTES} characters and at most {_MAX_BLOBS} "
                 f"blobs, got {self.name!r} and {len(self.blobs)}"
@@ -113,8 +114,11 @@ class Frame:
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Frame":
-        """Decode a frame; every size is checked before anything is copied. Raises
-        RemoteProtocolError, which names `sender`: the bytes are no frame of this version.
+        """Decode a frame (message); every size is checked before anything is copied.
+
+        Raises:
+            RemoteProtocolError: the bytes are no frame of this version; the error names `sender`.
+            LocalProtocolError: `data` is of another type, such as bytearray.
         """
         if type(data) is not bytes:
             raise LocalProtocolError(
@@ -132,7 +136,7 @@ class Frame:
             )
         if kind not in _KINDS or rows * columns > _MAX_VALUES:
             raise _make_frame_error(sender, "has an unknown kind or an impossible shape")
-        name = name.rstrip(b"\0")
+        name = name.rstrip(b"\0")  # the header has a field of fixed size for it
         if not name or not name.isascii() or not name.decode("ascii").isprintable():
             raise _make_frame_error(sender, "names no sum")
         return cls(
@@ -163,9 +167,9 @@ def _make_frame_error(sender: str, subject: str) -> RemoteProtocolError:
 
 
 def _parse_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
-    """Return the `count` blobs that follow the header in a frame's bytes. Raises
-    RemoteProtocolError, which names `sender`: the announced sizes do not add up to the bytes that
-    arrived.
+    """Return the `count` blobs (the content) of a frame, whose bytes are a header, the size of each
+    blob and the blobs. Raises RemoteProtocolError, which names `sender`: the announced sizes do not
+    add up to the bytes that arrived.
     """
     start = _HEADER.size + _SIZE.size * count
     if count > _MAX_BLOBS or start > len(data):
@@ -186,20 +190,20 @@ def _parse_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
 def compute_fingerprint(
     agreement: SumAgreement, parameters: Mapping[str, object], key: bytes = b""
 ) -> bytes:
-    """Return SHA-256 over agreement, public parameters and the receiver's public key (if any):
-    equal at all parties, or their frames are refused.
+    """Return SHA-256 over agreement, public parameters and the receiver's public key (empty: none).
+    Every frame carries this fingerprint; a party refuses frames with another one.
     """
     canonical = json.dumps(dict(parameters), sort_keys=True).encode()
-    parts = b"".join(len(part).to_bytes(8, "big") + part for part in (canonical, key))
-    return hashlib.sha256(b"secure-apfed sum v1" + agreement.digest + parts).digest()
+    fields = b"".join(len(content).to_bytes(8, "big") + content for content in (canonical, key))
+    return hashlib.sha256(b"secure-apfed sum v1" + agreement.digest + fields).digest()
 
 
 class AgreedFrames:
     """The writer and checker of one role's frames (messages) of one sum under one agreement.
 
-    A step is `pack_contribution` at a passive and `open_contributions`, `pack_sum` at the
-    aggregator. A second round adds `pack_request` and `open_answers` at the aggregator,
-    `open_request` and `pack_answer` at the passive. The contribution that waits for its second
+    A step is `pack_contribution` at a passive and `parse_contributions`, `pack_sum` at the
+    aggregator. A second round adds `pack_request` and `parse_answers` at the aggregator,
+    `parse_request` and `pack_answer` at the passive. The contribution that waits for its second
     round is remembered, and forgotten with the answer.
 
     Steps only go up: a step at or below the last one is refused, and so is any step in a forked
@@ -220,7 +224,8 @@ class AgreedFrames:
             fingerprint: SHA-256 of agreement, parameters and public key (`compute_fingerprint`).
             minimum: the least number of contributors with which a step has a sum; None: all.
 
-        Raises LocalProtocolError: `minimum` is None and the agreement's threshold is below all.
+        Raises LocalProtocolError: the agreement has a threshold below the number of contributors,
+        but this sum (`minimum` is None) needs all of them.
         """
         contributors = len(agreement.contributors)
         if minimum is None and agreement.threshold not in (None, contributors):
@@ -232,15 +237,18 @@ class AgreedFrames:
         self.name = name
         self.fingerprint = fingerprint
         self.least = contributors if minimum is None else minimum
-        self._last_step = -1
-        self._closed = False
+        self._last_step = -1  # the last step that was used; none yet
+        self._closed = False  # whether the role was suspended
+        # The contribution that waits for its second round, without its blobs.
         self._pending: Frame | None = None
-        # Raises LocalProtocolError in a process that holds a copy of this role by a fork.
+        # A function that raises LocalProtocolError in a forked process, which has a copy of this
+        # role and would use its steps a second time.
         self.require_own_process = ForkCheck(f"this role of {name}").require_own_process
 
     def begin_step(self, binding: StepBinding) -> None:
-        """Mark the step of `binding` as used. Raises LocalProtocolError: the binding is of another
-        session, or not above all former steps, so that a mask or nonce would be used twice.
+        """Mark the step of `binding` as used. Raises LocalProtocolError: the binding belongs to
+        another session, or its step is not above all former steps, so that a mask or nonce would be
+        used twice; or the role is suspended or a forked copy.
         """
         self.require_usable()
         if binding.session != self.agreement.session:
@@ -264,8 +272,8 @@ class AgreedFrames:
             raise LocalProtocolError(f"this role of {self.name} was put away; take it up first")
 
     def export_step(self) -> int:
-        """Return the last step that was used, for the role that is resumed from its state, and
-        close this one: it can begin no further step.
+        """Return the last step that was used, from which a suspended role is resumed, and close
+        this object: it can begin no further step.
         """
         self._closed = True
         return self._last_step
@@ -275,8 +283,9 @@ class AgreedFrames:
         self._last_step = last_step
 
     def next_binding(self, flat: Flattened) -> StepBinding:
-        """Return the binding for a caller that gives none: this party's next step, the structure
-        and shapes of its values in place of row positions, and an empty message.
+        """Return the binding (step and message that a contribution answers) for a caller that gives
+        none: this party's next step, a digest of the structure and shapes of its values in place of
+        row positions, and an empty message.
         """
         session = self.agreement.session
         return StepBinding.from_contents(
@@ -288,8 +297,9 @@ class AgreedFrames:
         return replace(self.make_frame(FrameKind.SETUP, (0, 0)), blobs=blobs).pack()
 
     def make_frame(self, kind: FrameKind, shape: tuple[int, int]) -> Frame:
-        """Return a frame of values of `shape` (rows, columns) with the fields of a set-up message
-        and without blobs; callers replace the fields that differ.
+        """Return a frame (message) of this kind without blobs, for values of `shape` (rows,
+        columns). Its other fields are those of a set-up message, such as step 0; callers replace
+        the fields that differ.
         """
         return Frame(
             kind=kind,
@@ -303,27 +313,28 @@ class AgreedFrames:
             blobs=(),
         )
 
-    def open_setup(self, body: bytes, sender: str) -> Frame:
-        """Decode a set-up message; whether the sender may send it, and its fingerprint, are left
-        for the caller to check.
+    def parse_setup(self, body: bytes, sender: str) -> Frame:
+        """Decode a set-up message. The caller checks whether the sender may send it, and its
+        fingerprint, which covers a public key that this role may not have yet.
 
         Raises RemoteProtocolError: the message is no set-up message of this sum and agreement.
         """
         frame = Frame.parse(body, sender=sender)
-        self._check_frame(frame, sender, FrameKind.SETUP, None)
+        self._check_frame(frame, sender, FrameKind.SETUP, fingerprint=None)
         if frame.binding != self.agreement.digest:
             raise RemoteProtocolError(
                 f"{sender} sets up a sum under another agreement; compare the two configurations"
             )
         return frame
 
-    def open_own_setup(self, body: bytes, sender: str, me: str) -> Frame:
-        """Decode a set-up message to `me`, which must have the fingerprint of this role.
+    def parse_own_setup(self, body: bytes, sender: str, me: str) -> Frame:
+        """Decode a set-up message to `me`, whose fingerprint (digest of agreement, parameters and
+        public key) must be this role's.
 
         Raises RemoteProtocolError: the message is no set-up message of this sum, agreement and
         parameters.
         """
-        frame = self.open_setup(body, sender)
+        frame = self.parse_setup(body, sender)
         if frame.fingerprint != self.fingerprint:
             raise RemoteProtocolError(
                 f"{sender} sets up {frame.name} with other parameters than {me}"
@@ -333,11 +344,12 @@ class AgreedFrames:
     def pack_contribution(
         self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
     ) -> bytes:
-        """Encode a passive's contribution, and remember its header for a possible second round.
+        """Return a passive's contribution as a message, and store its header, with which a request
+        of the second round, if there is one, must agree.
 
         Args:
             me: the passive's name.
-            binding: the step and the active's message that it answers.
+            binding: the step and the active's message that the contribution answers.
             shape: (rows, columns) of the values.
             blobs: the protected values, e.g. ciphertexts or shares.
         """
@@ -349,20 +361,20 @@ class AgreedFrames:
         )
         return replace(self._pending, blobs=tuple(blobs)).pack()
 
-    def open_contributions(
+    def parse_contributions(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        """Decode one contribution of each sender and mark their step as used; return the frames in
-        the agreement's order.
+        """Decode and check the contributions to one step at the aggregator, and mark the step as
+        used; return the frames in the agreement's order.
 
         Args:
             contributions: bytes by authenticated sender.
             binding_digest: digest of the step and of the active's message that all contributions
-                must answer; None where the aggregator does not know it, so that the contributions
-                are only compared with each other.
+                must answer; None: the aggregator does not know it, and the contributions are only
+                compared with each other.
 
         Raises RemoteProtocolError: a sender is missing or unknown, a frame is malformed, the frames
-        answer different messages (equivocation), or they are replayed.
+        answer different messages (equivocation by the active), or they are replayed.
         """
         names = self._check_senders(contributions, self.agreement.contributors, "contribution")
         frames = []
@@ -386,22 +398,23 @@ class AgreedFrames:
         return tuple(frames)
 
     def pack_sum(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
-        """Encode the sum of contributions for the receiver, with their number in the party field.
+        """Return the aggregator's message to the receiver with the sum of contributions. Its field
+        `party` is the number of contributions in the sum.
 
         Args:
-            frames: the contributions.
+            frames: the contributions, whose step and shape the message repeats.
             blobs: the sum of the contributions, still encrypted or masked.
         """
         self._pending = None
         return replace(frames[0], kind=FrameKind.SUM, party=len(frames), blobs=tuple(blobs)).pack()
 
-    def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Frame:
-        """Decode the aggregator's message with a sum, and mark the step as used.
+    def parse_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Frame:
+        """Decode the aggregator's message with a sum at the receiver, and mark its step as used.
 
         Args:
             combined: the bytes of the message.
             shape: (rows, columns) that the sum must have.
-            binding: the step and the message that it must answer.
+            binding: the step and the active's message that the sum must answer.
 
         Raises RemoteProtocolError: the message is malformed, has another shape, belongs to another
         step or message of the active, or has too few contributions.
@@ -432,7 +445,7 @@ class AgreedFrames:
         """
         return self._pack_second_round(FrameKind.REQUEST, to, blobs)
 
-    def open_request(self, request: bytes, me: str) -> Frame:
+    def parse_request(self, request: bytes, me: str) -> Frame:
         """Decode the aggregator's request about the last contribution of `me`. Raises
         RemoteProtocolError: the request is malformed, or about another step, message or party.
         """
@@ -442,8 +455,8 @@ class AgreedFrames:
         return frame
 
     def pack_answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
-        """Encode the answer of the contributor `me` to the aggregator's second-round request, and
-        forget the contribution, about which only one request is answered.
+        """Return the answer of the contributor `me` to the aggregator's second-round request. The
+        contribution is forgotten afterwards, so that only one request about it is answered.
 
         `blobs`: the content of the answer, e.g. shares.
         """
@@ -452,20 +465,21 @@ class AgreedFrames:
         self._pending = None
         return body
 
-    def open_answers(
+    def parse_answers(
         self, answers: Mapping[str, bytes], asked: Collection[str], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        """Decode one second-round answer of each party that was asked; return the frames in the
+        """Decode and check the second-round answers at the aggregator; return the frames in the
         order of `asked`.
 
         Args:
-            answers: bytes by authenticated sender.
+            answers: bytes by authenticated sender; some of those asked may be missing, as long as
+                `least` answered.
             asked: the contributors that got a request.
             binding_digest: digest of the step and of the active's message that all contributions
-                must answer; None where the aggregator does not know it.
+                must answer; None: the aggregator does not know it.
 
-        Raises RemoteProtocolError: too few answers, or one is malformed or about another step or
-        message.
+        Raises RemoteProtocolError: there are too few answers, or one is malformed or about another
+        step or message.
         """
         names = self._check_senders(answers, asked, "answer")
         frames = tuple(Frame.parse(answers[name], sender=name) for name in names)
@@ -481,16 +495,17 @@ class AgreedFrames:
     def _check_senders(
         self, bodies: Mapping[str, bytes], expected: Collection[str], subject: str
     ) -> tuple[str, ...]:
-        """Return those of the expected senders that sent something, in the order of `expected`.
+        """Return the expected senders that sent a message, in the order of `expected`.
 
         Args:
             bodies: messages by sender.
-            expected: who may have sent one.
+            expected: the parties that may send one.
             subject: what errors call the message.
 
-        Raises RemoteProtocolError: fewer than `least` sent one, or a party that is not expected.
+        Raises RemoteProtocolError: fewer parties than `least`, the least number of contributors,
+        sent a message, or a party that is not expected sent one.
         """
-        present = tuple(filter(bodies.__contains__, expected))
+        present = tuple(name for name in expected if name in bodies)
         unknown = sorted(set(bodies) - set(expected))
         if unknown or len(present) < self.least:
             missing = [name for name in expected if name not in bodies]
@@ -504,8 +519,9 @@ class AgreedFrames:
     def _check_frame(
         self, frame: Frame, sender: str, kind: FrameKind, fingerprint: bytes | None
     ) -> None:
-        """Raise RemoteProtocolError, which names `sender`, unless the frame has this kind, this
-        sum's name and this fingerprint (None: any).
+        """Raise RemoteProtocolError, which names `sender`, unless the frame (message) has this
+        kind, this sum's name, and this fingerprint: a digest of agreement, parameters and public
+        key (None: any fingerprint).
         """
         if (frame.kind, frame.name) != (kind, self.name):
             raise RemoteProtocolError(
@@ -519,8 +535,11 @@ class AgreedFrames:
             )
 
     def _check_one_message(self, frames: Sequence[Frame], binding_digest: bytes | None) -> None:
-        """Raise RemoteProtocolError unless all contributions have the same step and shape, and the
-        binding digest `binding_digest`; if that is None, the digest of the first.
+        """Raise RemoteProtocolError unless all contributions have the same step and shape and
+        answer the same message of the active.
+
+        `frames`: the contributions. `binding_digest`: digest of the step and the message that they
+        must answer; None: that of the first contribution.
         """
         first = frames[0]
         contributors = self.agreement.contributors
@@ -552,26 +571,26 @@ class AgreedFrames:
         return self._pending
 
     def _pack_second_round(self, kind: FrameKind, party: str, blobs: Sequence[bytes]) -> bytes:
-        """Encode a second-round request to `party`, or an answer from it, about the contribution of
-        the current step.
+        """Return a message of the second round about the contribution of the current step: a
+        request to `party`, or an answer from `party`, depending on `kind`.
 
-        `blobs`: the content of the frame.
+        `blobs`: the content of the message.
         """
         position = self.agreement.find_position(party)
         frame = replace(self._require_pending(), kind=kind, party=position, blobs=tuple(blobs))
         return frame.pack()
 
     def _check_second_round(self, frame: Frame, sender: str, kind: FrameKind, party: str) -> None:
-        """Raise RemoteProtocolError unless a second-round frame is of this kind, about the current
-        step's contribution, and to or from `party`.
+        """Raise RemoteProtocolError unless a message of the second round is of this kind and about
+        the current step's contribution, and names `party`, which is asked or answers.
 
-        `sender`: who sent the frame, for errors.
+        `sender`: the party that sent the frame, for errors.
         """
         pending = self._require_pending()
         position = self.agreement.find_position(party)
         self._check_frame(frame, sender, kind, self.fingerprint)
-        subject = (frame.step, frame.binding, frame.shape)
-        if subject != (pending.step, pending.binding, pending.shape):
+        contribution = (frame.step, frame.binding, frame.shape)
+        if contribution != (pending.step, pending.binding, pending.shape):
             raise RemoteProtocolError(
                 f"{sender} sent {kind.noun} about step {frame.step}, or another message "
                 f"or shape, while step {pending.step} is under way"

@@ -152,19 +152,19 @@ class HomomorphicSum(SecureSum, ABC):
 
     @property
     def value_bytes(self) -> float:
-        """Return the bytes sent per value of a long contribution: those of a ciphertext (two
-        polynomials of residues), divided by the values in its slots.
+        """Return the bytes sent per value of a long contribution: the bytes of a ciphertext (two
+        polynomials), divided by the number of values in its slots.
         """
-        ciphertext = 2 * self.headroom.degree * self._residue_bytes
-        return ciphertext / (self.packing.slots * self.packing.fields)
+        ciphertext_bytes = 2 * self.headroom.degree * self._residue_bytes
+        return ciphertext_bytes / (self.packing.slots * self.packing.fields)
 
     @property
     def min_bytes(self) -> int:
-        """Return the bytes sent for a contribution of one value: one ciphertext, of whose first
-        polynomial only the slots in use are sent.
+        """Return the bytes sent for a contribution of one value: one ciphertext (c0, c1). If the
+        scheme allows it, only the coefficients of c0 that are in use are sent.
         """
-        last = self.count_last_slots(1)
-        sent_of_c0 = self.headroom.degree if last is None else last
+        last_slots = self.count_last_slots(1)
+        sent_of_c0 = self.headroom.degree if last_slots is None else last_slots
         return (sent_of_c0 + self.headroom.degree) * self._residue_bytes
 
     @property
@@ -204,27 +204,28 @@ class HomomorphicSum(SecureSum, ABC):
         return CiphertextAdder(self)
 
     def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
-        """Return the sum of the contributors' ciphertexts, V blobs, computed without any key.
+        """Add the contributors' ciphertexts, without any key; return the sum, V blobs.
 
-        `frames`: one contribution of each contributor, of V ciphertexts.
+        `frames`: one contribution (message) of each contributor, with V ciphertexts as blobs.
         """
         names = self.agreement.contributors
         values = frames[0].rows * frames[0].columns
         return self.cipher.add_ciphertexts(
             {names[frame.party]: frame.blobs for frame in frames},
-            self.packing.count_vectors(values),
-            self.count_last_slots(values),
+            vectors=self.packing.count_vectors(values),
+            last_slots=self.count_last_slots(values),
         )
 
 
-def _open_key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
-    """Decode a set-up message with the key holder's public key or fingerprint. Raises
-    RemoteProtocolError: another party sent it, or it is malformed.
+def _parse_key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
+    """Decode the receiver's set-up message, with its public key (for contributors) or only with a
+    fingerprint that covers the key (for the combiner). Raises RemoteProtocolError: another party
+    sent the message, or it is malformed.
     """
     holder = frames.agreement.receiver
     if sender != holder:
         raise RemoteProtocolError(f"keys come from {holder}, but {sender} sent a message")
-    return frames.open_setup(body, sender)
+    return frames.parse_setup(body, sender)
 
 
 class KeyHolder(SumReceiver):
@@ -241,8 +242,9 @@ class KeyHolder(SumReceiver):
         super().__init__(secure_sum, secure_sum.make_frames(self._public_key), NoSetup())
 
     def start(self) -> Sequence[Outgoing]:
-        """Return the set-up messages: the public key to every contributor, and to the combiner the
-        fingerprint only. Raises LocalProtocolError: called twice, or after a refused sum.
+        """Return the set-up messages: the public key for every contributor, and for the combiner,
+        which must have no key, only the fingerprint (a digest that covers the key). Raises
+        LocalProtocolError: called twice, or after a refused sum.
         """
         self._require_no_refusal()
         if self._started:
@@ -260,8 +262,10 @@ class KeyHolder(SumReceiver):
     def is_finished(self) -> bool:
         return self._started
 
-    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Decrypt the sum in a frame; return its real numbers, (rows, columns).
+    def _decrypt_sum(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Decrypt the sum in a frame (message); return its real numbers, (rows, columns).
+
+        `binding`: the step and the active's message, which errors name.
 
         Raises RemoteProtocolError: the sum does not decrypt, lies outside the range of
         contributions, or has padding slots that are not zero, so that it was altered.
@@ -274,12 +278,13 @@ class KeyHolder(SumReceiver):
             frame.blobs,
             described.packing.count_vectors(values),
             sender=described.agreement.combiner,
-            last=described.count_last_slots(values),
+            last_slots=described.count_last_slots(values),
         )
-        fields = described.packing.unpack_fields(described.round_slots(slots))
-        if fields[values:].any():
+        numbers = described.packing.unpack_fields(described.round_slots(slots))
+        padding = numbers[values:]
+        if padding.any():
             raise self._make_range_error(binding)
-        return self._dequantise_sum(fields[:values].reshape(frame.shape), binding)
+        return self._dequantise_sum(numbers[:values].reshape(frame.shape), binding)
 
     def _forget_secrets(self) -> None:
         self._context = None
@@ -305,40 +310,47 @@ class Encrypter(SumContributor):
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take the set-up message with the receiver's public key or, under masks, with another
-        contributor's mask key; return no messages. Raises RemoteProtocolError: the sender sent a
-        key before, or the key does not match its fingerprint.
+        contributor's mask key; return no messages, since none follow.
+
+        Raises RemoteProtocolError: the sender sent a key before, or the key does not match the
+        fingerprint in the message (a digest of agreement, parameters and key).
         """
         if self._seeds is not None and sender != self._sum.agreement.receiver:
             return self._seeds.receive(sender, body)
         if self._key is not None:
             raise RemoteProtocolError(f"{sender} sent a second public key to {self.me}")
-        frame = _open_key_setup(self._frames, body, sender)
+        frame = _parse_key_setup(self._frames, body, sender)
         if len(frame.blobs) != 1:
             raise RemoteProtocolError(f"{sender} sent {len(frame.blobs)} public keys, expected one")
-        frames = self._sum.make_frames(frame.blobs[0])
-        if frames.fingerprint != frame.fingerprint:
+        (public_key,) = frame.blobs
+        frames_with_key = self._sum.make_frames(public_key)
+        if frames_with_key.fingerprint != frame.fingerprint:
             raise RemoteProtocolError(
                 f"the public key from {sender} does not match its fingerprint; the parties hold "
                 "different parameters"
             )
-        self._adopt_key(frames, frame.blobs[0], sender)
+        self._adopt_key(frames_with_key, public_key, sender)
         return ()
 
     def _adopt_key(self, frames: AgreedFrames, public_key: bytes, sender: str) -> None:
-        """Use the receiver's public key from now on, and frames whose fingerprint covers it. Raises
-        RemoteProtocolError, which names `sender`: it is no public key.
+        """Use the receiver's public key from now on, and `frames`, whose fingerprint covers this
+        key. Raises RemoteProtocolError, which names `sender`: the bytes are no public key.
         """
+        # Before any attribute is set, since it may raise.
         context = self._sum.cipher.make_public_context(public_key, sender=sender)
         self._frames = frames
         self._key = context
 
     def _export_secrets(self) -> dict[str, Any]:
-        """Return the public key and the mask seeds in hexadecimal, None where there are none, and
-        forget them.
+        """Return the public key ("key") and the seeds of pairwise masks ("seeds") in hexadecimal,
+        None for what this role does not have, and forget them here.
         """
-        public_key = self._key and self._sum.cipher.pack_public_key(self._key).hex()
+        public_key = None
+        if self._key is not None:
+            public_key = self._sum.cipher.pack_public_key(self._key).hex()
         self._key = None
-        return {"key": public_key, "seeds": self._seeds and self._seeds.export_secrets()}
+        seeds = None if self._seeds is None else self._seeds.export_secrets()
+        return {"key": public_key, "seeds": seeds}
 
     def _import_secrets(self, state: Mapping[str, Any]) -> None:
         """Restore the public key and the mask seeds that `_export_secrets` returned."""
@@ -367,9 +379,11 @@ class Encrypter(SumContributor):
         return self._key
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Pack a contribution's integers into V vectors of S slots, add the pairwise masks where
-        the sum has some, and encrypt; return one ciphertext for each vector. `binding`: the step
-        and message from which the masks are derived.
+        """Pack a contribution's integers into V vectors of S slots, add the pairwise masks if the
+        sum has some, and encrypt; return one encoded ciphertext for each vector.
+
+        `numbers_BD`: B rows of D fixed-point integers. `binding`: the step and the active's
+        message, from which the masks are derived.
         """
         context = self._require_key()
         slots_VS = self._sum.packing.pack_fields(numbers_BD)
@@ -392,13 +406,15 @@ class CiphertextAdder(OneRoundCombiner):
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the set-up message with the receiver's fingerprint (a digest of agreement,
-        parameters and public key); return no messages. Raises RemoteProtocolError: one came before,
-        or the message holds a key, which the aggregator must not have.
+        """Take the receiver's set-up message, with a fingerprint (a digest of agreement, parameters
+        and public key) that all contributions must carry; return no messages, since none follow.
+
+        Raises RemoteProtocolError: such a message came before, or this one has a key, which the
+        aggregator must not have.
         """
         if self._set_up:
             raise RemoteProtocolError(f"{sender} sent a second setup to the aggregator")
-        frame = _open_key_setup(self._frames, body, sender)
+        frame = _parse_key_setup(self._frames, body, sender)
         if frame.blobs:
             raise RemoteProtocolError(f"{sender} sent a key to the aggregator, who must hold none")
         self._frames.fingerprint = frame.fingerprint
@@ -416,23 +432,26 @@ class CiphertextAdder(OneRoundCombiner):
 
 
 def compute_fresh_noise(contributors: int, degree: int = DEGREE) -> float:
-    """Return the standard deviation of a coefficient of the encryption noise in a sum of
-    `contributors` fresh ciphertexts, in a ring of degree N = `degree`.
+    """Return the standard deviation of the encryption noise in one coefficient of a sum of fresh
+    ciphertexts, in a ring of degree N = `degree`.
 
-    Each keeps its whole error u e + e0 + e1 * s: u and s ternary, each e of variance 21/2
-    (SEAL's centred binomial), so 10.5 (1 + 4N/3) a coefficient. (Cheon et al. 2017, section 3.4.)
+    A fresh ciphertext has the error u e + e0 + e1 * s, where u and the secret key s are ternary,
+    and e, e0, e1 have variance 21/2 (SEAL's centred binomial). Its variance is 10.5 (1 + 4N/3) in
+    each coefficient (Cheon et al. 2017, section 3.4).
+
+    `contributors`: how many ciphertexts are added.
     """
     return math.sqrt(contributors * 10.5 * (1 + 4 * degree / 3))
 
 
 def compute_slot_noise(contributors: int) -> float:
-    """Return the standard deviation of the noise in a decrypted CKKS slot at scale 1, with a
-    key-switching prime.
+    """Return the standard deviation of the noise in a decrypted CKKS slot at scale 1, if
+    encryption uses a key-switching prime.
 
-    A fresh public-key ciphertext is divided by the key-switching prime, which leaves the
-    rounding error e0 + e1 * s with e uniform in [-1/2, 1/2] and s ternary: variance
-    (1 + 2N/3) / 12 a coefficient. A slot's real part adds N / 2 of them. (Cheon et al.
-    2017, section 3.4, with SEAL's encryption; measured 6.8e2 at M = 1.)
+    SEAL divides a fresh public-key ciphertext by the key-switching prime, which leaves the rounding
+    error e0 + e1 * s, with e0, e1 uniform in [-1/2, 1/2] and the secret key s ternary. Its variance
+    is (1 + 2N/3) / 12 in each coefficient, in a ring of degree N; a slot's real part adds N / 2
+    coefficients (Cheon et al. 2017, section 3.4). Measured for one ciphertext: 6.8e2.
 
     `contributors`: how many ciphertexts are added.
     """
@@ -458,25 +477,28 @@ Fit = Callable[[FixedPoint, int, Ring], Headroom | None]
 
 
 def _find_headroom(fixed_point: FixedPoint, fit: Fit, rings: Sequence[Ring]) -> Headroom:
-    """Return the headroom in the first ring that fits two fields (integers) a slot, or else in the
-    first that fits one.
+    """Return the parameters (headroom) of a homomorphic scheme that fit the values of a sum: in the
+    first ring in which two fields (integers) fit a slot, or else in the first ring in which one
+    field does.
 
     Args:
         fixed_point: the format of the values of the sum.
-        fit: tries one number of fields in one ring.
-        rings: candidates in order of preference.
+        fit: returns the headroom for a number of fields in a ring, or None if they do not fit.
+        rings: degree and bits of the primes of candidate rings, in order of preference.
 
-    Raises LocalProtocolError: no ring fits; the error says how many bits would.
+    Raises LocalProtocolError: no ring fits; the error says how many bits of a value would fit.
     """
     # Two fields a slot halve the bytes, so they are tried in every ring before one field.
     for fields, ring in itertools.product((2, 1), rings):
         headroom = fit(fixed_point, fields, ring)
         if headroom is not None:
             return headroom
-    formats = (fixed_point.replace_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
     # For the error alone: the largest number of bits that one field in some ring holds.
+    smaller_formats = (
+        fixed_point.replace_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1)
+    )
     fitting_bits = next(
-        fewer.bits for fewer in formats if any(fit(fewer, 1, ring) for ring in rings)
+        smaller.bits for smaller in smaller_formats if any(fit(smaller, 1, ring) for ring in rings)
     )
     _, last_primes = rings[-1]
     raise LocalProtocolError(
@@ -486,15 +508,18 @@ def _find_headroom(fixed_point: FixedPoint, fit: Fit, rings: Sequence[Ring]) -> 
 
 
 def solve_ckks(fixed_point: FixedPoint) -> Headroom:
-    """Choose primes, scale and packing for CKKS so that the sum's slots neither overflow nor carry
-    noise of `ROUNDING_TOLERANCE` or more. Raises LocalProtocolError: nothing fits.
+    """Choose the parameters for CKKS (primes, scale and packing): the sum's slots must not
+    overflow, and their noise must stay below `ROUNDING_TOLERANCE`, so that they round to the right
+    integers.
 
     `fixed_point`: the format of the values of the sum.
+
+    Raises LocalProtocolError: no parameters fit.
     """
 
     def fit_headroom(fixed_point: FixedPoint, fields: int, ring: Ring) -> Headroom | None:
-        """Return the headroom for this number of fields a slot in this ring; None if they do not
-        fit.
+        """Return the parameters for this number of fields (integers) in a slot, in this ring; None
+        if they do not fit.
         """
         _, primes = ring
         # No coefficient of an encoded polynomial exceeds the scale times the largest slot.
@@ -538,8 +563,9 @@ class CkksCipher(SealCipher):
 
 
 def round_to_integers(slots: NDArray[np.float64], *, sender: str) -> NDArray[np.int64]:
-    """Return decrypted slots rounded to integers. Raises RemoteProtocolError, which names `sender`:
-    one is further from an integer than noise can move it, so that the sum was altered.
+    """Return decrypted CKKS slots rounded to integers, which removes the scheme's noise. Raises
+    RemoteProtocolError, which names `sender`: a slot is further from an integer than noise can move
+    it, so the sum was altered.
     """
     nearest = np.rint(slots)
     distance = np.abs(slots - nearest).max()
@@ -587,13 +613,15 @@ class CkksSum(HomomorphicSum):
 
 
 def draw_ternary(count: int, key: bytes | None = None) -> NDArray[np.int64]:
-    """Draw `count` secret numbers, uniform on {-1, 0, 1}.
+    """Draw `count` secret numbers, uniform on {-1, 0, 1}: random bytes modulo 3, where the byte 255
+    is rejected, so that each remainder is equally likely.
 
     `key`: 32 bytes of which the numbers are a function; None: they are random.
     """
     accepted = np.zeros(0, dtype=np.uint8)
     while len(accepted) < count:
-        # A 256th is rejected on average; a 28th and 32 more make a second draw very rare.
+        # A 256th of the bytes is rejected on average. With a 28th and 32 bytes more than needed, a
+        # second round is very rare.
         draw_key = fresh_key() if key is None else derive_key(key, len(accepted).to_bytes(8, "big"))
         stream = keystream(draw_key, b"ternary", length=count + count // 28 + 32)
         proposals = np.frombuffer(stream, dtype=np.uint8)
@@ -637,18 +665,18 @@ class BfvCipher(SealCipher):
     def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
         """Make SEAL's context for `primes` (bits of the data prime q), `bits` (log2 of the plain
         modulus t) and the ring degree N = `degree`.
-
-        The data prime q is split by t into quotient and remainder, so that q m / t fits 64 bits.
         """
         super().__init__(primes, bits, degree)
         self.slots = degree
+        # As t is a power of two, numbers are reduced modulo t by a mask.
         self._mask = (1 << bits) - 1
         self._half_modulus = 1 << (bits - 1)
         self._plaintext_form = SealForm.from_sample(seal.Plaintext(f"1x^{degree - 1}"), degree)
         self._modulus = self.residues.modulus
-        plain = 1 << bits
-        self._scale_quotient = self._modulus // plain
-        self._scale_fraction = (self._modulus % plain) / plain
+        # q / t as an integer and a fraction, so that q m / t is computed in 64 bits.
+        plain_modulus = 1 << bits
+        self._scale_quotient = self._modulus // plain_modulus
+        self._scale_fraction = (self._modulus % plain_modulus) / plain_modulus
         self._level = self._seal.first_parms_id()
 
     def _set_scheme_parameters(self, parameters: Any) -> None:
@@ -656,15 +684,15 @@ class BfvCipher(SealCipher):
         parameters.set_plain_modulus(1 << self._bits)
 
     def encode(self, numbers_S: NDArray[np.int64], plain: Any, scratch: ScratchFile) -> None:
-        """Make `plain` the plaintext whose S = N coefficients are these integers modulo t;
-        `scratch` is the file through which SEAL loads it.
+        """Set SEAL's plaintext `plain` to the polynomial whose S = N coefficients are these
+        integers modulo t. `scratch`: the file through which SEAL loads it.
         """
         words_S = (numbers_S & self._mask).astype(_WORD, copy=False)
         self._plaintext_form.load_numbers(plain, self._seal, words_S.tobytes(), scratch)
 
     def decode(self, plain: Any, scratch: ScratchFile) -> NDArray[np.int64]:
-        """Return the N coefficients of a plaintext as integers in [-t/2, t/2); `scratch` is the
-        file through which SEAL saves it.
+        """Return the N coefficients of SEAL's plaintext `plain` as integers in [-t/2, t/2), where t
+        is the plain modulus. `scratch`: the file through which SEAL saves it.
         """
         count = plain.coeff_count()  # SEAL leaves out zeros of the highest powers
         content = SealForm.decompress_object(scratch.save(plain))
@@ -674,15 +702,15 @@ class BfvCipher(SealCipher):
         return ((numbers + self._half_modulus) & self._mask) - self._half_modulus
 
     def encrypt(
-        self, context: SealContext, slots_VS: NDArray[np.int64], last: int | None = None
+        self, context: SealContext, slots_VS: NDArray[np.int64], last_slots: int | None = None
     ) -> list[bytes]:
         """Encrypt each row of N integers modulo t as one ciphertext (c0, c1) of 2N residues.
 
         Args:
             context: SEAL's objects for the receiver's public key.
             slots_VS: V rows of S = N integers.
-            last: how many coefficients of the last c0 are sent, which are all that hold integers;
-                None: all N. Coefficients of c1 are all sent.
+            last_slots: how many coefficients of the last ciphertext's c0 are sent: those that hold
+                integers. None: all N. Coefficients of c1 are all sent.
         """
         ciphertexts = self._encrypt_zeros(context, len(slots_VS))
         for ciphertext, slots_S in zip(ciphertexts, slots_VS, strict=True):
@@ -691,12 +719,14 @@ class BfvCipher(SealCipher):
         blobs = [self.residues.pack(ciphertext) for ciphertext in ciphertexts[:-1]]
         last_c0 = ciphertexts[-1][: self.slots]
         last_c1 = ciphertexts[-1][self.slots :]
-        return [*blobs, self.residues.pack(np.concatenate((last_c0[:last], last_c1)))]
+        return [*blobs, self.residues.pack(np.concatenate((last_c0[:last_slots], last_c1)))]
 
     def _encrypt_zeros(self, context: SealContext, count: int) -> Numbers:
-        """Return V = `count` encryptions of zero, (count, 2N): (b u + e0, a u + e1) modulo q for
-        the public key (b, a), random ternary u and small errors e0, e1. `context`: SEAL's objects
-        for that key.
+        """Return V = `count` encryptions of zero, 2N residues each, (count, 2N). An encryption of
+        zero under the public key (b, a) is (b u + e0, a u + e1) modulo q, with random ternary u and
+        small errors e0, e1; N is the ring degree.
+
+        `context`: SEAL's objects for the public key.
         """
         u_VN = draw_ternary(count * self.slots).reshape(count, -1)
         # First the errors (e0, e1) of each ciphertext, to which its product is added in place. R is
@@ -715,13 +745,13 @@ class BfvCipher(SealCipher):
         return self._reduce_numbers(ciphertexts_VR)
 
     def _scale_integers(self, integers_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return q m / t, to within one and below q, for each integer m modulo t: N coefficients of
-        a message, scaled from the plain modulus t to the data prime q.
+        """Scale the N coefficients of a message from the plain modulus t to the data prime q: for
+        each integer m modulo t return q m / t, to within one and below q.
         """
         m_N = integers_N & self._mask
-        scaled_N: NDArray[np.int64] = m_N * self._scale_quotient + (
-            m_N * self._scale_fraction
-        ).astype(np.int64)
+        # q / t is an integer and a fraction (see `__init__`).
+        fraction_N = (m_N * self._scale_fraction).astype(np.int64)
+        scaled_N: NDArray[np.int64] = m_N * self._scale_quotient + fraction_N
         return scaled_N
 
     def _reduce_numbers(self, numbers: NDArray[np.int64]) -> Numbers:
@@ -734,15 +764,17 @@ class BfvCipher(SealCipher):
 
 
 def solve_bfv(fixed_point: FixedPoint) -> Headroom:
-    """Choose prime, plain modulus and packing for BFV so that decryption is exact. Raises
-    LocalProtocolError: nothing fits.
+    """Choose the parameters for BFV (prime, plain modulus and packing): the sum must not overflow
+    the plain modulus, and its noise must be so small that decryption is exact.
 
     `fixed_point`: the format of the values of the sum.
+
+    Raises LocalProtocolError: no parameters fit.
     """
 
     def fit_headroom(fixed_point: FixedPoint, fields: int, ring: Ring) -> Headroom | None:
-        """Return the headroom for this number of fields a coefficient in this ring; None if they do
-        not fit.
+        """Return the parameters for this number of fields (integers) in a coefficient, in this
+        ring; None if they do not fit.
         """
         degree, primes = ring
         # Decryption is exact while the noise of a coefficient, rounding of q m / t included

@@ -33,10 +33,11 @@ from apfed_protocols.trees import flatten_tree
 
 __all__ = ["Hub", "answer_hub", "hub_pump"]
 
-# A packet is a list of byte strings, its parts; the first part is one of these kinds. A letter is
-# the body of a set-up message between two roles, behind its sender's signature if it is signed.
+# A packet is a list of byte strings, its parts; the first part is one of these kinds. A packet of
+# the kind `_SETUP` carries set-up messages between roles, each behind its sender's signature if
+# messages are signed.
 _START = b"start"
-_LETTERS = b"letters"
+_SETUP = b"letters"
 _STEP = b"step"
 _REQUEST = b"request"
 _PURPOSE = b"letter through a hub v1"
@@ -94,14 +95,18 @@ class Hub:
         receive: Callable[[], tuple[str, bytes]],
         signer: "_Signer",
     ) -> None:
-        """Take the roles of one sum, not started: `roles` by party name (the receiver's, and the
-        combiner's unless one party is both); `send` sends bytes to the contributor that is named;
-        `receive` waits for the next answer and returns (sender, bytes).
+        """Take the roles of one sum, whose set-up `set_up` then runs.
 
-        `signer`: signs and verifies set-up messages.
+        Args:
+            roles: the roles of this process by party name, not started: the receiver's, and the
+                combiner's unless one party is both.
+            send: sends bytes to the contributor that is named.
+            receive: waits for the next answer and returns (sender, bytes).
+            signer: signs and verifies set-up messages.
 
         Raises LocalProtocolError: the roles are not exactly the receiver's and the combiner's, or
-        the hub could read one contribution and nobody allowed it.
+        the hub could read one contribution and nobody allowed it. Warns UnsafeChoiceWarning: set-up
+        messages are not signed.
         """
         receivers = [role for role in roles.values() if not isinstance(role, SumCombiner)]
         agreement = receivers[0].described.agreement if len(receivers) == 1 else None
@@ -126,52 +131,57 @@ class Hub:
             warn_of_unsigned_hub(secure_sum, stacklevel=4)
 
     def set_up(self) -> None:
-        """Carry letters (set-up messages) between the hub's roles and the contributors until all
-        roles are finished.
+        """Run the set-up of all roles: carry set-up messages between the hub's own roles and the
+        contributors, and among contributors, until all roles are finished.
 
-        Each round sends every contributor at most one packet and collects its answer. Raises
-        RemoteProtocolError: roles are unfinished when no letter is left, or after `_MAX_ROUNDS`.
+        Each round sends every contributor at most one packet and collects its answer.
+
+        Raises RemoteProtocolError: the hub's roles are not finished when no message is left, or
+        after `_MAX_ROUNDS` rounds.
         """
         packets = {name: _pack_parts(_START) for name in self._agreement.contributors}
-        letters: list[tuple[str, str, bytes]] = []  # sender, receiver, letter
+        messages: list[tuple[str, str, bytes]] = []  # sender, receiver, signed message
         for name, role in self._roles.items():
-            letters += self._signer.sign_letters(self._agreement, name, role.start())
+            messages += self._signer.sign_messages(self._agreement, name, role.start())
         for _ in range(_MAX_ROUNDS):
-            if not packets and not letters:
+            if not packets and not messages:
                 break
-            for sender, parts in self._collect_answers(packets, _LETTERS).items():
-                letters += [
-                    (sender, receiver, letter) for receiver, letter in _parse_letters(parts, sender)
+            for sender, parts in self._collect_answers(packets, _SETUP).items():
+                messages += [
+                    (sender, receiver, message)
+                    for receiver, message in _parse_setup_messages(parts, sender)
                 ]
-            packets = self._deliver_letters(letters)
-            letters = []
-        waiting = [name for name, role in self._roles.items() if not role.is_finished]
-        if waiting:
+            packets = self._deliver_messages(messages)
+            messages = []
+        unfinished = [name for name, role in self._roles.items() if not role.is_finished]
+        if unfinished:
             raise RemoteProtocolError(
-                f"the hosts fell silent before {', '.join(waiting)} was set up"
+                f"the hosts fell silent before {', '.join(unfinished)} was set up"
             )
 
-    def _deliver_letters(self, letters: Iterable[tuple[str, str, bytes]]) -> dict[str, bytes]:
-        """Give the hub's own roles the letters to them, and in turn deliver their answers; return a
-        packet with all other letters for each contributor that gets some.
+    def _deliver_messages(self, messages: Iterable[tuple[str, str, bytes]]) -> dict[str, bytes]:
+        """Give the hub's own roles the set-up messages for them, and deliver their answers in the
+        same way. Return, by contributor, a packet with the messages for it; a contributor without
+        messages gets no packet.
 
-        `letters`: (sender, receiver, letter). Raises RemoteProtocolError: a receiver that takes no
-        part.
+        `messages`: (sender, receiver, signed message).
+
+        Raises RemoteProtocolError: a receiver takes no part in the sum, or a signature is wrong.
         """
-        undelivered = list(letters)
+        undelivered = list(messages)
         parts_by_receiver: dict[str, list[bytes]] = {}
         while undelivered:
-            sender, receiver, letter = undelivered.pop(0)
+            sender, receiver, message = undelivered.pop(0)
             if receiver in self._roles:
-                body = self._signer.open_letter(self._agreement, sender, receiver, letter)
+                body = self._signer.verify_message(self._agreement, sender, receiver, message)
                 answers = self._roles[receiver].receive(sender, body)
-                undelivered += self._signer.sign_letters(self._agreement, receiver, answers)
+                undelivered += self._signer.sign_messages(self._agreement, receiver, answers)
             elif receiver in self._agreement.contributors:
-                parts_by_receiver.setdefault(receiver, []).extend((sender.encode(), letter))
+                parts_by_receiver.setdefault(receiver, []).extend((sender.encode(), message))
             else:
                 raise RemoteProtocolError(f"{sender} wrote to {receiver!r:.80}, who takes no part")
         return {
-            receiver: _pack_parts(_LETTERS, *parts) for receiver, parts in parts_by_receiver.items()
+            receiver: _pack_parts(_SETUP, *parts) for receiver, parts in parts_by_receiver.items()
         }
 
     @overload
@@ -184,11 +194,11 @@ class Hub:
         """Send all contributors one message, and return the sum of the values with which they
         answer it.
 
-        Under recoverable masks `receive` may raise TimeoutError: contributors that did not answer
-        by then are left out of the sum.
+        Under recoverable masks `receive` may raise TimeoutError, by which the sum goes on without
+        the contributors that have not answered yet.
 
         Args:
-            message: given to the function `values` of `answer_hub` at each contributor.
+            message: bytes that the function `values` of `answer_hub` gets at each contributor.
             like: the shape of the sum; or an array or tree whose structure and types the sum gets.
 
         Raises:
@@ -212,7 +222,8 @@ class Hub:
         return self._receiver.decode(combined, like, binding)
 
     def _collect_bodies(self, packets: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Send the packets of one step, by receiver; return each contributor's answer, by sender.
+        """Send the packets of one step, by receiver; return the content of each contributor's
+        answer, by sender.
 
         Raises RemoteProtocolError: an answer does not consist of one part.
         """
@@ -228,9 +239,13 @@ class Hub:
         """Send the packets, by receiver, and wait for one answer from each; return the parts of the
         answers, by sender.
 
-        `kind`: kind that the answers must have, `_LETTERS` (set-up messages) or `_STEP`; another is
-        a RemoteProtocolError. In a step of a sum with two rounds a TimeoutError of `receive` ends
-        the waiting, and contributors that did not answer are left out.
+        In a step of a sum with two rounds, which may lack contributors, a TimeoutError of `receive`
+        ends the waiting: contributors that did not answer are missing from the result.
+
+        `kind`: kind that the answers must have, `_SETUP` (set-up messages) or `_STEP`.
+
+        Raises RemoteProtocolError: an answer is malformed or of another kind, or comes from a party
+        that was not asked or answered already.
         """
         for name, packet in packets.items():
             self._send(name, packet)
@@ -239,7 +254,7 @@ class Hub:
             try:
                 sender, packet = self._receive()
             except TimeoutError:
-                if kind == _LETTERS or not self._has_two_rounds:
+                if kind == _SETUP or not self._has_two_rounds:
                     raise
                 break
             if sender not in packets or sender in answers:
@@ -278,16 +293,8 @@ def answer_hub(
     hub = agreement.combiner
     kind, *parts = _split_packet(packet, hub)
     if kind == _STEP and len(parts) == 2 and len(parts[0]) == 8:
-        if values is None:
-            raise LocalProtocolError(f"{role.me}: a step needs `values`, which computes an answer")
-        own_values = values(parts[1])
         step = int.from_bytes(parts[0], "big")
-        refuse_gradients(own_values, role.me)
-        flat = flatten_tree(own_values)
-        binding = StepBinding.from_contents(
-            agreement.session, step, rows=flat.digest, message=parts[1]
-        )
-        return _pack_parts(_STEP, role.contribute(flat.matrix, binding))
+        return _pack_parts(_STEP, _contribute(role, step, parts[1], values))
     if kind == _REQUEST and len(parts) == 1:
         return _pack_parts(_STEP, role.answer(parts[0]))
     if kind == _START and not parts:
@@ -295,29 +302,53 @@ def answer_hub(
         if not signer.signs:
             warn_of_unsigned_hub(role.described)
         answers = list(role.start())
-    elif kind == _LETTERS:
-        letters = [
-            (sender, signer.open_letter(agreement, sender, role.me, letter))
-            for sender, letter in _parse_letters(parts, hub)
+    elif kind == _SETUP:
+        # All signatures are verified before the role gets the first message.
+        bodies = [
+            (sender, signer.verify_message(agreement, sender, role.me, message))
+            for sender, message in _parse_setup_messages(parts, hub)
         ]
-        answers = [answer for sender, body in letters for answer in role.receive(sender, body)]
+        answers = [answer for sender, body in bodies for answer in role.receive(sender, body)]
     else:
         raise RemoteProtocolError(f"{hub} sent {role.me} a packet that asks for nothing known")
-    reply = [_LETTERS]
-    for _, receiver, letter in signer.sign_letters(agreement, role.me, answers):
-        reply += [receiver.encode(), letter]
+    reply = [_SETUP]
+    for _, receiver, message in signer.sign_messages(agreement, role.me, answers):
+        reply += [receiver.encode(), message]
     return _pack_parts(*reply)
 
 
+def _contribute(
+    role: SumContributor, step: int, message: bytes, values: Callable[[bytes], Any] | None
+) -> bytes:
+    """Return a contributor's contribution to one step, bound to the hub's message.
+
+    Args:
+        role: the contributor's role.
+        step: the step's number.
+        message: the hub's message.
+        values: returns the values to contribute, given the message.
+
+    Raises LocalProtocolError: `values` is None, or the values do not fit.
+    """
+    if values is None:
+        raise LocalProtocolError(f"{role.me}: a step needs `values`, which computes an answer")
+    own_values = values(message)
+    refuse_gradients(own_values, role.me)
+    flat = flatten_tree(own_values)
+    session = role.described.agreement.session
+    binding = StepBinding.from_contents(session, step, rows=flat.digest, message=message)
+    return role.contribute(flat.matrix, binding)
+
+
 class _Signer:
-    """A party's signer and verifier of letters (set-up messages that pass through the hub, the
-    party that alone reaches all contributors); without an identity it passes them on unsigned and
-    unverified.
+    """A party's signer and verifier of set-up messages that pass through the hub, the party that
+    alone reaches all contributors. Without an identity it passes messages on, neither signed nor
+    verified.
     """
 
     def __init__(self, identity: Identity | None, peers: Mapping[str, bytes] | None) -> None:
-        """Sign with `identity` and verify with the public keys `peers`, by party; neither if both
-        are None. Raises LocalProtocolError: only one is given.
+        """Make a signer that signs with `identity` and verifies with the public keys `peers`, by
+        party; if both are None it does neither. Raises LocalProtocolError: only one is given.
         """
         if (identity is None) != (peers is None):
             raise LocalProtocolError("set-up is signed with `identity` and `peers` both, or not")
@@ -328,37 +359,39 @@ class _Signer:
     def signs(self) -> bool:
         return self._identity is not None
 
-    def sign_letters(
+    def sign_messages(
         self, agreement: SumAgreement, me: str, outgoing: Iterable[Outgoing]
     ) -> list[tuple[str, str, bytes]]:
-        """Return (sender, receiver, letter) for every set-up message that the party `me` sends; a
-        letter is the message with its signature in front, if any.
+        """Return (sender, receiver, signed message) for every set-up message that the party `me`
+        sends. A signed message is the signature, if this party signs, and then the body.
         """
         return [(me, out.receiver, self._sign_body(agreement, me, out)) for out in outgoing]
 
     def _sign_body(self, agreement: SumAgreement, me: str, out: Outgoing) -> bytes:
-        """Return the letter (signed form) of one set-up message that the party `me` sends: a
-        signature over agreement, sender, receiver and body, and then the body; the body alone
-        without an identity.
+        """Return one set-up message that the party `me` sends as a signed message: a signature over
+        agreement, sender, receiver and body, and then the body; the body alone without an identity.
         """
         if self._identity is None:
             return out.body
-        names = agreement.digest, me.encode(), out.receiver.encode()
-        return self._identity.sign(_PURPOSE, *names, out.body) + out.body
+        context = agreement.digest, me.encode(), out.receiver.encode()
+        return self._identity.sign(_PURPOSE, *context, out.body) + out.body
 
-    def open_letter(self, agreement: SumAgreement, sender: str, me: str, letter: bytes) -> bytes:
-        """Return the body of a letter (signed set-up message) to the party `me`, after verifying
-        its signature. Raises RemoteProtocolError: no public key of the sender is known, or the
-        signature is not its.
+    def verify_message(
+        self, agreement: SumAgreement, sender: str, me: str, message: bytes
+    ) -> bytes:
+        """Return the body of a signed set-up message to the party `me`, after verifying its
+        signature; without an identity the message is its own body.
+
+        Raises RemoteProtocolError: no public key of the sender is known, or the signature is wrong.
         """
         if self._identity is None:
-            return letter
+            return message
         if sender not in self._peers:
             raise RemoteProtocolError(f"{me} knows no public key of {sender!r:.80}, who wrote")
-        signature = letter[:SIGNATURE_BYTES]
-        body = letter[SIGNATURE_BYTES:]
-        names = agreement.digest, sender.encode(), me.encode()
-        verify_signature(self._peers[sender], signature, _PURPOSE, *names, body, signer=sender)
+        signature = message[:SIGNATURE_BYTES]
+        body = message[SIGNATURE_BYTES:]
+        context = agreement.digest, sender.encode(), me.encode()
+        verify_signature(self._peers[sender], signature, _PURPOSE, *context, body, signer=sender)
         return body
 
 
@@ -368,8 +401,12 @@ def _pack_parts(*parts: bytes) -> bytes:
 
 
 def _split_packet(packet: bytes, sender: str) -> Sequence[bytes]:
-    """Return the parts of a packet. Raises RemoteProtocolError, which names the sender: the packet
-    is empty, cut, or has more than `_MAX_PARTS` parts.
+    """Return the parts of a packet, each of which follows its size in four bytes.
+
+    Raises:
+        RemoteProtocolError: the packet is empty, cut, or has more than `_MAX_PARTS` parts; this
+            error names the sender.
+        LocalProtocolError: the packet is of another type than bytes.
     """
     if type(packet) is not bytes:
         raise LocalProtocolError(f"a packet is bytes, got {type(packet).__name__} from {sender}")
@@ -387,8 +424,8 @@ def _split_packet(packet: bytes, sender: str) -> Sequence[bytes]:
 
 
 def _unpack_packet(packet: bytes, sender: str, expected: bytes) -> Sequence[bytes]:
-    """Return a packet's parts without the first, its kind. Raises RemoteProtocolError: the packet
-    is malformed or not of the expected kind.
+    """Return a packet's parts without the first part, which is its kind. Raises
+    RemoteProtocolError: the packet is malformed, or not of the expected kind.
     """
     kind, *parts = _split_packet(packet, sender)
     if kind != expected:
@@ -396,8 +433,9 @@ def _unpack_packet(packet: bytes, sender: str, expected: bytes) -> Sequence[byte
     return parts
 
 
-def _parse_letters(parts: Sequence[bytes], sender: str) -> Sequence[tuple[str, bytes]]:
-    """Return (party name, letter) for each pair of parts of a packet of letters.
+def _parse_setup_messages(parts: Sequence[bytes], sender: str) -> Sequence[tuple[str, bytes]]:
+    """Return (party name, signed message) for each pair of parts of a packet of set-up messages.
+    The party is the message's receiver in a packet to the hub, its sender in a packet from the hub.
 
     Raises RemoteProtocolError: the number of parts is odd, or a name is no UTF-8.
     """
@@ -405,4 +443,6 @@ def _parse_letters(parts: Sequence[bytes], sender: str) -> Sequence[tuple[str, b
         names = [part.decode() for part in parts[::2]]
         return list(zip(names, parts[1::2], strict=True))
     except ValueError as error:
-        raise RemoteProtocolError(f"{sender} sent letters without names or bodies") from error
+        raise RemoteProtocolError(
+            f"{sender} sent set-up messages without names or bodies"
+        ) from error

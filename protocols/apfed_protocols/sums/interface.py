@@ -67,17 +67,20 @@ class SumAgreement:
     noise: int | None = None
 
     def __post_init__(self) -> None:
-        """Validate all fields; turn NumPy integers into int, contributors into a tuple, clip_norm
-        into a float, so that equal agreements have equal digests.
+        """Validate all fields, and convert some: NumPy integers to int, contributors to a tuple,
+        clip_norm to a float, so that equal agreements have equal digests.
+
+        Raises LocalProtocolError: a field is of another type or out of its range.
         """
         take_numpy_integers(self)
         names: object = self.contributors
         if isinstance(names, str | bytes) or not isinstance(names, Iterable):
             raise LocalProtocolError(f"contributors are several names, got {names!r:.80}")
+        # The class is frozen, so a field is set by `object.__setattr__`.
         object.__setattr__(self, "contributors", tuple(names))
         require_type(self, bool, "allow_single")
-        optional = [name for name in ("threshold", "noise") if getattr(self, name) is not None]
-        require_type(self, int, "bits", *optional)
+        given_options = [name for name in ("threshold", "noise") if getattr(self, name) is not None]
+        require_type(self, int, "bits", *given_options)
         self._require_parties()
         self._require_ranges()
         # 1 and 1.0 are equal, so agreements that differ in this alone must have equal digests.
@@ -87,10 +90,10 @@ class SumAgreement:
         """Raise LocalProtocolError unless all party names are valid and different and there are at
         least two contributors (one with `allow_single`), at most 1024.
         """
-        one_party_is_both = self.receiver == self.combiner
-        parties = (self.receiver, *self.contributors)
-        if not one_party_is_both:
-            parties = (self.receiver, self.combiner, *self.contributors)
+        # One party may both receive and combine; all others are different.
+        is_one_party = self.receiver == self.combiner
+        receiver_and_combiner = (self.receiver,) if is_one_party else (self.receiver, self.combiner)
+        parties = (*receiver_and_combiner, *self.contributors)
         for name in (self.session, *parties):
             require_name("sum", name)
         if len(set(parties)) != len(parties):
@@ -154,7 +157,8 @@ class SumAgreement:
         return struct.pack(f">{len(positions)}H", *positions)
 
     def parse_names(self, data: bytes, *, sender: str) -> tuple[str, ...]:
-        """Decode what `pack_names` returns; return the contributors in the agreement's order.
+        """Decode a set of contributors, encoded by `pack_names` as rising positions of two bytes
+        each; return their names in the agreement's order.
 
         Raises RemoteProtocolError, which names `sender`: the bytes encode no set of contributors.
         """
@@ -188,11 +192,13 @@ class StepBinding:
     message: bytes
 
     def __post_init__(self) -> None:
-        """Turn a NumPy step into int and raise LocalProtocolError unless step, session and both
-        digests have their type, range and length.
+        """Validate all fields, and convert a NumPy integer as step to int.
+
+        Raises LocalProtocolError: session, step or a digest has another type, range or length.
         """
         step: object = self.step
         if isinstance(step, np.integer):
+            # The class is frozen, so the field is set by `object.__setattr__`.
             object.__setattr__(self, "step", int(step))
         require_type(self, int, "step")
         require_type(self, bytes, "rows", "message")
@@ -209,20 +215,26 @@ class StepBinding:
     def from_contents(
         cls, session: str, step: int, *, rows: bytes, message: bytes
     ) -> "StepBinding":
-        """Return the binding of a step, from the undigested bytes of `rows`, the ordered row
-        positions, and of `message`, the representations that the active sent.
+        """Return the binding of a step (what all contributions to one sum must answer), which has
+        SHA-256 digests of these contents.
+
+        Args:
+            session: names the run.
+            step: the step's number, from 0.
+            rows: the ordered row positions, as bytes.
+            message: the representations that the active sent, as bytes.
         """
-        rows = hashlib.sha256(rows).digest()
-        message = hashlib.sha256(message).digest()
-        return cls(session=session, step=step, rows=rows, message=message)
+        rows_digest = hashlib.sha256(rows).digest()
+        message_digest = hashlib.sha256(message).digest()
+        return cls(session=session, step=step, rows=rows_digest, message=message_digest)
 
     @cached_property
     def digest(self) -> bytes:
         """Return SHA-256 over all fields, each preceded by its length."""
         sha256 = hashlib.sha256(b"secure-apfed step v1")
-        parts = self.session.encode(), self.step.to_bytes(8, "big"), self.rows, self.message
-        for part in parts:
-            sha256.update(len(part).to_bytes(4, "big") + part)
+        fields = self.session.encode(), self.step.to_bytes(8, "big"), self.rows, self.message
+        for content in fields:
+            sha256.update(len(content).to_bytes(4, "big") + content)
         return sha256.digest()
 
 
@@ -264,21 +276,22 @@ class SumLeaks:
 
 
 def count_number_bits(largest_sum: int) -> int:
-    """Return ceil(log2(2 L + 1)), the bits of one number of a sum whose numbers are at most L =
-    `largest_sum` in magnitude.
+    """Return how many bits one number of a sum has, ceil(log2(2 L + 1)), if its magnitude is at
+    most L = `largest_sum`.
 
-    Each reaction to an altered sum (it is accepted or refused) reveals one of these bits.
+    Each reaction of the receiver to an altered sum (it accepts or refuses) reveals one bit.
     """
     return (2 * largest_sum).bit_length()
 
 
 def count_sessions_to_reveal(number_bits: int, *, steps: int, names_step: bool) -> int:
-    """Return the least number of sessions after which a party that alters sums knows one number of
-    a sum, from the receiver's reactions (it accepts or refuses).
+    """Return the least number of sessions after which a party that alters sums (a reaction attack)
+    knows one number of a sum, from the receiver's reactions: it accepts or refuses.
 
-    A session ends with the first refusal, so its reactions reveal log2(S + 1) bits: which of S
-    steps was refused. All of them may be about one number if messages are not bound to a step;
-    otherwise each is about another number, and a session reveals one bit of a number.
+    A session ends with the first refusal, so the reactions of a session reveal which of its S steps
+    was refused, log2(S + 1) bits. If messages are not bound to a step, all these bits may be about
+    one number. Otherwise each reaction is about another number, and a session reveals one bit of
+    it.
 
     Args:
         number_bits: the bits of one number (`count_number_bits`).
@@ -289,14 +302,15 @@ def count_sessions_to_reveal(number_bits: int, *, steps: int, names_step: bool) 
 
 
 def _count_example_sessions(bits: int, *, names_step: bool) -> int:
-    """Return `count_sessions_to_reveal` for three contributors without noise and a thousand steps a
-    session, for the sentences below.
+    """Return the example in the texts on altered sums: after how many sessions one number of a sum
+    is revealed, with three contributors, no noise and a thousand steps in a session.
 
     Args:
         bits: signed fixed-point bits of one value.
         names_step: whether the messages are bound to one step.
     """
-    number_bits = count_number_bits(3 * (2 ** (bits - 1) - 1))
+    largest_value = 2 ** (bits - 1) - 1
+    number_bits = count_number_bits(3 * largest_value)
     return count_sessions_to_reveal(number_bits, steps=1000, names_step=names_step)
 
 

@@ -69,8 +69,8 @@ class PairwiseSeeds(KeepsSecrets):
     """
 
     def __init__(self, me: str, peers: Sequence[str], frames: AgreedFrames) -> None:
-        """Make a fresh key for this sum; `start` and `receive` then agree one seed with each of
-        `peers`. `frames` writes and checks the messages.
+        """Make a fresh key pair for this sum; `start` and `receive` then agree one seed with each
+        of `peers`. `frames` writes and checks the messages.
         """
         self.me = me
         self._peers = tuple(peers)
@@ -85,9 +85,10 @@ class PairwiseSeeds(KeepsSecrets):
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Derive the seed shared with `sender` from its public key, which `body` carries; return no
-        messages. Raises RemoteProtocolError: `sender` is no peer, sent a key before, or sent no
-        key.
+        """Take a peer's set-up message, `body`, with its public key, and derive the seed shared
+        with that peer; return no messages, since none follow.
+
+        Raises RemoteProtocolError: `sender` is no peer, sent a key before, or sent no key.
         """
         self._fork_check.require_own_process()
         if sender not in self._peers or sender in self._seeds:
@@ -95,7 +96,7 @@ class PairwiseSeeds(KeepsSecrets):
                 f"{sender} sent a mask key to {self.me}, who expects one from each of "
                 f"{', '.join(self._peers) or 'nobody'}"
             )
-        frame = self._frames.open_own_setup(body, sender, self.me)
+        frame = self._frames.parse_own_setup(body, sender, self.me)
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _KEY_BYTES:
             raise RemoteProtocolError(f"{sender} sent no mask key of {_KEY_BYTES} bytes")
         names = (self.me, sender)
@@ -111,11 +112,11 @@ class PairwiseSeeds(KeepsSecrets):
         return len(self._seeds) == len(self._peers)
 
     def require_completion(self) -> None:
-        """Raise LocalProtocolError, which names the peers, while a peer's key is missing; or if the
-        secrets were destroyed.
+        """Raise LocalProtocolError while a peer's key is missing, with the peers' names, or if this
+        party's secrets were destroyed.
         """
         if self._key is None:
-            self._require_own_key()  # raises an error that says why there is none
+            self._require_own_key()  # raises an error that says why the key is missing
         if len(self._seeds) < len(self._peers):
             missing = [name for name in self._peers if name not in self._seeds]
             raise LocalProtocolError(
@@ -123,8 +124,8 @@ class PairwiseSeeds(KeepsSecrets):
             )
 
     def export_secrets(self) -> dict[str, str]:
-        """Return all secrets in hexadecimal, the seeds by peer and this party's own key under the
-        name ""; forget them here.
+        """Return all secrets in hexadecimal, by name, and destroy them here: the seed shared with
+        each peer under the peer's name, and this party's own private key under "".
         """
         secrets = {"": self._require_own_key().secret_bytes(), **self._seeds}
         self.forget_secrets()
@@ -143,8 +144,8 @@ class PairwiseSeeds(KeepsSecrets):
         self._key = None
 
     def add_cancelling_masks(self, binding: StepBinding, total: Elements) -> None:
-        """Add this contributor's masks for one step to `total`, in place: one for each other
-        contributor, which that one subtracts, or adds where this one subtracts.
+        """Add this contributor's pairwise masks for one step to `total`, in place. Each other
+        contributor adds the same mask with the opposite sign, so that the masks cancel in the sum.
 
         `binding`: the step and the active's message, from which the masks are derived.
         """
@@ -152,9 +153,8 @@ class PairwiseSeeds(KeepsSecrets):
         for position, peer in enumerate(self._frames.agreement.contributors):
             if position != own_position:
                 # The earlier of two passives adds what the later one subtracts.
-                self.add_shared_mask(
-                    peer, binding, total, sign=1 if own_position < position else -1
-                )
+                is_earlier = own_position < position
+                self.add_shared_mask(peer, binding, total, sign=1 if is_earlier else -1)
 
     def add_shared_mask(
         self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]
@@ -192,9 +192,12 @@ class StepSeals(PairwiseSeeds):
         self._last_step = dict.fromkeys(peers, -1)
 
     def seal(self, peer: str, binding: StepBinding, shape: tuple[int, int], text: bytes) -> bytes:
-        """Encrypt `text` for `peer`, bound to the step, the active's message and the `shape` (rows,
-        columns) of the values. Raises LocalProtocolError: the step, which is the nonce, is not
-        above the last one.
+        """Encrypt `text` for `peer` and return the ciphertext, which decrypts only for the same
+        step and message of the active (`binding`) and the same `shape` (rows, columns) of the
+        values.
+
+        Raises LocalProtocolError: the step, which is the nonce, is not above the last step in which
+        something was encrypted for this peer.
         """
         if binding.step <= self._last_step[peer]:
             raise LocalProtocolError(
@@ -206,7 +209,11 @@ class StepSeals(PairwiseSeeds):
         return self._make_cipher(self.me, peer).encrypt(_make_nonce(binding), text, associated)
 
     def open(self, peer: str, binding: StepBinding, shape: tuple[int, int], sealed: bytes) -> bytes:
-        """Decrypt what `peer` encrypted by `seal` for this step, message of the active and shape.
+        """Decrypt `sealed`, which `peer` encrypted by `seal`.
+
+        `binding`: the step and the active's message. `shape`: (rows, columns) of the values. Both
+        must be those of the encryption.
+
         Raises RemoteProtocolError: the bytes do not authenticate.
         """
         associated = self._make_associated_data(peer, self.me, binding, shape)
@@ -233,13 +240,14 @@ class StepSeals(PairwiseSeeds):
     def _make_associated_data(
         self, sender: str, recipient: str, binding: StepBinding, shape: tuple[int, int]
     ) -> bytes:
-        """Return the associated data that AES-GCM authenticates with the text: fingerprint, binding
-        digest, shape (rows, columns) and both names, each preceded by its length.
+        """Return the associated data that AES-GCM authenticates with the text: the sum's
+        fingerprint (digest of its terms), the digest of step and message, the shape (rows,
+        columns) and both names, each preceded by its length.
         """
-        sizes = (size.to_bytes(8, "big") for size in shape)
-        names = (sender, recipient)
-        parts = self._frames.fingerprint, binding.digest, *sizes, *map(str.encode, names)
-        return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        sizes = [size.to_bytes(8, "big") for size in shape]
+        names = [sender.encode(), recipient.encode()]
+        fields = [self._frames.fingerprint, binding.digest, *sizes, *names]
+        return b"".join(len(content).to_bytes(4, "big") + content for content in fields)
 
 
 def _make_nonce(binding: StepBinding) -> bytes:
@@ -250,7 +258,8 @@ def _make_nonce(binding: StepBinding) -> bytes:
 def derive_pair_seed(
     key: RunKey, peer_public: bytes, agreement: SumAgreement, names: tuple[str, str], *, use: bytes
 ) -> bytes:
-    """Return the seed that two parties share for one use; both derive the same.
+    """Return the 32-byte seed that two parties share for one use; both derive the same seed, by
+    X25519 and HKDF.
 
     Args:
         key: this party's key pair.
@@ -273,9 +282,13 @@ def add_keystream(
     `total`'s type; addition is modulo 2^32 or 2^64.
 
     Args:
-        total: C-contiguous, or the mask would be added to a copy (LocalProtocolError).
-        seed: shared by the two parties that add and subtract this mask.
+        total: the numbers to mask, of any shape.
+        seed: 32 secret bytes, shared by the two parties that add and subtract this mask.
         binding_digest: digest of the step and of the active's message.
+        sign: 1 to add the mask, -1 to subtract it.
+
+    Raises LocalProtocolError: `total` is not C-contiguous, so that the mask would be added to a
+    copy.
     """
     if not total.flags.c_contiguous:
         raise LocalProtocolError(
@@ -287,10 +300,10 @@ def add_keystream(
     flat = total.reshape(-1)
     start = 0
     for chunk in keystream_chunks(seed, b"mask", binding_digest, shape, length=total.nbytes):
-        words = np.frombuffer(chunk, dtype=total.dtype)
-        part = flat[start : start + len(words)]
-        add_or_subtract(part, words, out=part)
-        start += len(words)
+        mask = np.frombuffer(chunk, dtype=total.dtype)
+        masked = flat[start : start + len(mask)]  # a view of `total`
+        add_or_subtract(masked, mask, out=masked)
+        start += len(mask)
 
 
 @dataclass(frozen=True)
@@ -323,8 +336,9 @@ class MaskedSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
-        """Raise LocalProtocolError if a sum of all contributions needs more bits than
-        the ring has.
+        """Check the settings. Raises LocalProtocolError: a sum of all contributions could need more
+        bits than the ring (integers modulo 2^32 or 2^64) has, or one computer could read a single
+        contribution and nobody allowed it.
         """
         super().__post_init__()
         if self.fixed_point.field_bits > self.ring_bits:
@@ -361,9 +375,14 @@ class MaskedSum(SecureSum):
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> Elements:
-        """Return the clipped and quantised rows plus noise as ring elements, (rows, columns);
-        `noise_BD` is in steps of fixed point, None for no noise; `clipping` counts what is clipped
-        or rounded to 0, None: nothing is counted.
+        """Return what one contributor adds to the sum, as elements of the ring of integers modulo
+        2^32 or 2^64, (B, D): its rows, clipped and in fixed point, plus the noise.
+
+        Args:
+            values_BD: B rows of D real numbers to contribute.
+            noise_BD: integer noise to add, in steps of fixed point; None: no noise.
+            clipping: counts the rows that are clipped and the values that are rounded to 0; None:
+                nothing is counted.
         """
         # One contribution always fits 32 bits; only sums need the width of the ring.
         integers_BD = self.fixed_point.quantise_rows(values_BD, noise_BD, np.int32, clipping)
@@ -371,10 +390,10 @@ class MaskedSum(SecureSum):
         return integers_BD.view(self.word) if has_ring_width else integers_BD.astype(self.word)
 
     def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
-        """Return the sum of all contributions as one blob, still under the masks that the
-        contributors share with the receiver.
+        """Add all contributions modulo the ring, at the aggregator; return the sum as one blob. The
+        pairwise masks of the contributors cancel in it; those shared with the receiver remain.
 
-        Raises RemoteProtocolError: a contribution has not exactly one blob of the right size.
+        Raises RemoteProtocolError: a contribution does not have exactly one blob of the right size.
         """
         for frame in frames:
             frame.require_blobs(self.agreement.contributors[frame.party], 1)
@@ -394,8 +413,8 @@ class MaskedSum(SecureSum):
         """Return the ring elements in the first blob of a frame, as a read-only view (rows,
         columns).
 
-        Raises RemoteProtocolError, which names `sender`: there are none, or not as many as the
-        frame's shape says.
+        Raises RemoteProtocolError, which names `sender`: there are no elements, or not as many as
+        the frame's shape says.
         """
         expected = frame.rows * frame.columns * self.word.itemsize
         if not expected or not frame.blobs or len(frame.blobs[0]) != expected:
@@ -419,10 +438,10 @@ class _MaskedContributor(SumContributor):
         super().__init__(masked, me, frames, self._seeds)
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Add all masks of this contributor for one step; return the masked ring elements as bytes,
-        one blob.
+        """Add all masks of this contributor for one step: one shared with each other contributor,
+        and one shared with the receiver. Return the masked numbers as bytes, one blob.
 
-        `numbers_BD`: fixed-point integers modulo 2^ring_bits, (rows, columns), masked in place.
+        `numbers_BD`: B rows of D fixed-point integers modulo 2^32 or 2^64, masked in place.
         `binding`: the step and the active's message, from which the masks are derived.
         """
         self._seeds.add_cancelling_masks(binding, numbers_BD)
@@ -448,14 +467,17 @@ class MaskedReceiver(SumReceiver):
         self._seeds = PairwiseSeeds(agreement.receiver, agreement.contributors, frames)
         super().__init__(masked, frames, self._seeds)
 
-    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Subtract the masks shared with the contributors whose values are in the sum; return the
-        sum in real numbers, (rows, columns).
+    def _decrypt_sum(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Subtract from the sum in a frame (message) the masks that this party shares with the
+        contributors in the sum; return the sum in real numbers, (rows, columns).
+
+        `binding`: the step and the active's message, from which the masks are derived.
         """
         self._seeds.require_completion()
         total_BD = self._sum.parse_elements(frame, self._sum.agreement.combiner).copy()
         for peer in self._list_contributors(frame):
             self._seeds.add_shared_mask(peer, binding, total_BD, sign=-1)
+        # Elements of the upper half of the ring are negative numbers.
         signed = np.dtype(f"<i{self._sum.word.itemsize}")
         return self._dequantise_sum(total_BD.view(signed), binding)
 

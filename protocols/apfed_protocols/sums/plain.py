@@ -68,7 +68,9 @@ class PlainSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
-        """Warn that nothing is protected. Raises LocalProtocolError: noise without `quantise`."""
+        """Warn (UnsafeChoiceWarning) that nothing is protected. Raises LocalProtocolError: the
+        agreement has noise, which is added to integers, but `quantise` is False.
+        """
         super().__post_init__()
         if self.agreement.noise and not self.quantise:
             raise LocalProtocolError(
@@ -108,11 +110,17 @@ class PlainSum(SecureSum):
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> NDArray[Any]:
-        """Return the numbers to send, (rows, columns), little-endian: with `quantise` 64-bit
-        integers, else clipped floats of the type of `values_BD`.
+        """Return the numbers that one contributor sends, (B, D), in little-endian order. With
+        `quantise` they are 64-bit fixed-point integers, plus noise; without it they are floats of
+        the type of `values_BD`, clipped if `clip` is set.
 
-        `noise_BD`: integer noise in steps of fixed point, only with `quantise`; None: no noise.
-        `clipping`: counts what is clipped; None: nothing is counted.
+        Args:
+            values_BD: B rows of D real numbers to contribute.
+            noise_BD: integer noise to add, in steps of fixed point, only with `quantise`; None: no
+                noise.
+            clipping: counts the rows that are clipped; None: nothing is counted.
+
+        Raises LocalProtocolError: the values are unfit, or noise was given that was not agreed.
         """
         if self.quantise:
             numbers_BD = super().encode_contribution(values_BD, noise_BD, clipping)
@@ -125,8 +133,8 @@ class PlainSum(SecureSum):
         return sent_BD.astype(values_BD.dtype.newbyteorder("<"))
 
     def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
-        """Return the sum of the contributions as one blob, added in the order of `frames`, which is
-        that of the agreement.
+        """Add the contributions in the order of `frames`, which is the agreement's order, so that
+        floating-point rounding is the same each time; return the sum as one blob.
 
         Raises RemoteProtocolError: a contribution is malformed or out of range, or some are float32
         and some float64.
@@ -138,19 +146,23 @@ class PlainSum(SecureSum):
                 "some passives contributed float32 and some float64; all must use one precision"
             )
         total = addends[0].copy()
+        # An infinite sum of floats is refused by the receiver, and needs no warning here.
         with np.errstate(over="ignore"):
             for addend in addends[1:]:
                 total += addend
         return (total.tobytes(),)
 
     def parse_values(self, frame: Frame, sender: str, *, addends: int) -> NDArray[Any]:
-        """Return the values in a frame, (rows, columns). Raises RemoteProtocolError, which names
-        `sender`: they are malformed, not finite or out of range.
+        """Return the values in a frame (message), (rows, columns).
 
-        `addends`: how many contributions were added: 1, or all in a sum.
+        `addends`: how many contributions were added: 1 in a contribution, all in a sum.
+
+        Raises RemoteProtocolError, which names `sender`: the values are malformed, not finite or
+        out of range.
         """
         count = frame.rows * frame.columns
         allowed_types = (_INTEGER_TYPE,) if self.quantise else _FLOAT_TYPES
+        # The size of the blob tells which of the types the sender used.
         dtype_by_size = {count * dtype.itemsize: dtype for dtype in allowed_types}
         if count == 0 or len(frame.blobs) != 1 or len(frame.blobs[0]) not in dtype_by_size:
             raise RemoteProtocolError(
@@ -159,8 +171,8 @@ class PlainSum(SecureSum):
         blob = frame.blobs[0]
         values: NDArray[Any] = np.frombuffer(blob, dtype=dtype_by_size[len(blob)])
         limit = addends * self.fixed_point.largest
-        out_of_range = self.quantise and not -limit <= values.min() <= values.max() <= limit
-        if out_of_range or not np.isfinite(values).all():
+        is_in_range = -limit <= values.min() <= values.max() <= limit
+        if (self.quantise and not is_in_range) or not np.isfinite(values).all():
             raise RemoteProtocolError(f"{sender} sent values beyond the agreed range, or NaN")
         return values.reshape(frame.shape)
 
@@ -183,7 +195,7 @@ class PlainReceiver(SumReceiver):
 
     _sum: PlainSum
 
-    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+    def _decrypt_sum(self, frame: Frame, binding: StepBinding) -> FloatArray:
         """Return the sum in real numbers, in this machine's byte order."""
         agreement = self._sum.agreement
         total_BD = self._sum.parse_values(

@@ -61,13 +61,14 @@ disk that outlives the processes; or, in tests, a `BookInMemory`."""
 
 
 def suspend_role(role: SumContributor, key: bytes, *, book: Book) -> bytes:
-    """Suspend a role: return its encrypted state (AES-256-GCM), and close the role in this process.
+    """Suspend a contributor's role: return its encrypted state (AES-256-GCM), close the role in
+    this process, and enter it in the record of suspended roles.
 
     Args:
-        role: a contributor's, of a sum with one round.
+        role: the role of a contributor to a sum with one round.
         key: 32 secret bytes of the role's owner.
-        book: the record of suspended roles, in which this one is entered. It is created, if it does
-            not exist, for a role that is suspended for the first time.
+        book: the record of suspended roles. It is created, if it does not exist, for a role that is
+            suspended for the first time.
 
     Raises:
         LocalProtocolError: the key has not 32 bytes; the sum has two rounds; this is a forked
@@ -76,9 +77,10 @@ def suspend_role(role: SumContributor, key: bytes, *, book: Book) -> bytes:
     cipher = _make_cipher(key, role.me)
     nonce = fresh_key()[:_NONCE_BYTES]
     _require_file(book, role.me)
-    is_first_time = not role.was_taken_up
+    is_first_time = not role.was_resumed
     with _open_book(book, role.me, create=is_first_time) as database:
         state = role.export_state()
+        # A role that was suspended before must be listed as resumed since; it is suspended again.
         updated = database.execute(
             "UPDATE sealed SET times = ?, taken = 0 WHERE role = ? AND times = ? AND taken = 1 "
             "RETURNING times",
@@ -95,19 +97,20 @@ def suspend_role(role: SumContributor, key: bytes, *, book: Book) -> bytes:
 def resume_role(
     secure_sum: SecureSum, me: str, sealed: bytes, key: bytes, *, book: Book
 ) -> SumContributor:
-    """Resume a suspended role: return it at the step where it was.
+    """Resume a suspended role: decrypt its state, mark it as resumed in the record, so that it is
+    resumed once, and return the role, which continues after the last step that it used.
 
     Args:
         secure_sum: the sum that the role belongs to.
         me: the contributor whose role it is.
-        sealed: what `suspend_role` returned for this role last; each is resumed once.
+        sealed: what `suspend_role` returned for this role last; each state is resumed once.
         key: the key that `suspend_role` was given.
         book: the record that `suspend_role` was given.
 
     Raises:
-        LocalProtocolError: the key, sum or party is another, or the bytes were altered; the role
-            was resumed since, in this process or another; or the record is missing or does not
-            list it.
+        LocalProtocolError: the key, sum or party differs from that of `suspend_role`, or the bytes
+            were altered; the role was resumed since, in this process or another; or the record is
+            missing or does not list the role.
     """
     try:
         text = _make_cipher(key, me).decrypt(
@@ -121,6 +124,7 @@ def resume_role(
     state: dict[str, Any] = json.loads(text)
     _require_file(book, me)
     with _open_book(book, me, create=False) as database:
+        # Marks the role as resumed, if this state is its latest and was not resumed yet.
         resumed = database.execute(
             "UPDATE sealed SET taken = 1 WHERE role = ? AND times = ? AND taken = 0 "
             "RETURNING times",
@@ -140,8 +144,8 @@ def resume_role(
 
 
 def _require_file(book: Book, me: str) -> None:
-    """Raise LocalProtocolError if the path of a record is a name that SQLite keeps in memory: then
-    a role could be resumed twice, in two processes.
+    """Raise LocalProtocolError if the path of a record of suspended roles is a name that makes
+    SQLite keep the record in memory: then a role could be resumed twice, in two processes.
     """
     if not isinstance(book, BookInMemory) and os.fsdecode(book) in ("", ":memory:"):
         raise LocalProtocolError(
@@ -153,7 +157,8 @@ def _require_file(book: Book, me: str) -> None:
 
 @contextmanager
 def _open_book(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connection]:
-    """Yield the database of a record of suspended roles for one transaction.
+    """Yield the database of a record of suspended roles for one transaction, which is committed at
+    the end of the `with` block, or rolled back if the block raises.
 
     Args:
         book: the record.
@@ -178,7 +183,7 @@ def _open_book(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connect
                 "up: put the book back, or set up a new session"
             )
         with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.execute("BEGIN IMMEDIATE")
+            database.execute("BEGIN IMMEDIATE")  # locks the file against other processes
             with database:
                 yield _create_table(database)
     except sqlite3.Error as error:
@@ -191,8 +196,8 @@ def _open_book(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connect
 def _create_table(database: sqlite3.Connection) -> sqlite3.Connection:
     """Create the table of suspended roles if it is missing, and return the database.
 
-    A row is a role's random identifier, how often it was suspended, and 1 or 0: whether it was
-    resumed since.
+    A row has a role's random identifier, how often the role was suspended, and 1 if it was resumed
+    since, else 0.
     """
     database.execute(
         "CREATE TABLE IF NOT EXISTS sealed (role TEXT PRIMARY KEY, times INTEGER, taken INTEGER)"

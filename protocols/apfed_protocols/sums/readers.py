@@ -80,7 +80,8 @@ class Readers:
 def find_readers(
     secure_sum: ReadableSum, *, hub: bool = False, signed: bool = True
 ) -> tuple[Readers, ...]:
-    """Return, for each contributor, every smallest set of parties that can read its contribution.
+    """Return, for each contributor, every smallest set of parties that together can read its
+    contribution: no part of the set can.
 
     Args:
         secure_sum: the sum.
@@ -92,13 +93,13 @@ def find_readers(
     parties_at_hub = {agreement.receiver, agreement.combiner} if hub else set()
     readers: list[Readers] = []
     for name in agreement.contributors:
-        ways = [*_find_ways(secure_sum, name, signed=signed)]
-        smallest: dict[frozenset[str], str] = {}
+        ways = list(_find_ways(secure_sum, name, signed=signed))
+        way_by_parties: dict[frozenset[str], str] = {}
         for parties, way in ways:
             has_smaller_set = any(other < parties for other, _ in ways)
             if not has_smaller_set:
-                smallest.setdefault(parties, way)
-        for parties, way in smallest.items():
+                way_by_parties.setdefault(parties, way)
+        for parties, way in way_by_parties.items():
             computers = len(parties - parties_at_hub)
             if parties & parties_at_hub:
                 computers += 1
@@ -111,8 +112,8 @@ def find_readers(
 def _find_ways(
     secure_sum: ReadableSum, victim: str, *, signed: bool
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """Yield (parties, how) for each way in which a set of parties can read the victim's
-    contribution; `how` is a clause. The module's docstring explains the four ways.
+    """Yield each way in which a set of parties can read the contribution of the contributor
+    `victim`, as (parties, how): the set, and a clause for reports.
 
     `signed`: whether set-up messages are authenticated from end to end.
     """
@@ -121,9 +122,11 @@ def _find_ways(
     combiner = agreement.combiner
     others = frozenset(agreement.contributors) - {victim}
 
+    # From the sum: the receiver and all other contributors subtract what they know.
     subtract = "subtracts its own from the sum" if others else "reads it as the sum"
     yield others | {receiver}, subtract
 
+    # From the message, which the combiner gets: whoever has the keys or masks that protect it.
     holders = {combiner}
     if secure_sum.opened_with_receiver:
         holders.add(receiver)
@@ -131,11 +134,13 @@ def _find_ways(
         holders |= others
     yield frozenset(holders), "opens a contribution on its way with what it holds"
 
+    # From two sums, one of them without the victim, if a sum may lack a contributor.
     if secure_sum.least < len(agreement.contributors):
         yield (
             frozenset({receiver}),
             "asks twice, the second time without one contributor, and subtracts the two sums",
         )
+    # In the set-up: with keys of its own for all contributors but the victim.
     if not signed:
         yield (
             frozenset({receiver, combiner}),
@@ -144,11 +149,13 @@ def _find_ways(
 
 
 def describe_readers(secure_sum: ReadableSum, *, hub: bool = False, signed: bool = True) -> str:
-    """Return one line for each set of parties that can read contributions: whose, and how.
+    """Return a text that says who can read single contributions: one line for each set of parties,
+    with the contributors whose contributions it can read, and the way.
 
     `hub`: whether one computer runs receiver and combiner, as `hub_pump` does. `signed`: whether
     set-up messages are authenticated from end to end.
     """
+    # Sets with the same words and the same way share a line.
     victims_by_readers: dict[tuple[str, str, str], list[str]] = {}
     for readers in find_readers(secure_sum, hub=hub, signed=signed):
         names = _name_parties(secure_sum.agreement, readers)
@@ -164,9 +171,11 @@ def describe_readers(secure_sum: ReadableSum, *, hub: bool = False, signed: bool
 
 
 def _name_parties(agreement: SumAgreement, readers: Readers) -> str:
-    """Return the parties of a set in words. Contributors are never named: if a set has any, it has
-    all but the one whose contribution is read.
+    """Return the parties that can read a contribution in words, e.g. "clinic and all other
+    contributors". Contributors are never named: a set of readers has either no contributor, or all
+    but the one whose contribution is read.
     """
+    # A dict, since both may be one party, which is named once.
     receiver_and_combiner = dict.fromkeys((agreement.receiver, agreement.combiner))
     names = [name for name in receiver_and_combiner if name in readers.parties]
     has_contributors = any(name not in receiver_and_combiner for name in readers.parties)
@@ -178,10 +187,10 @@ def _name_parties(agreement: SumAgreement, readers: Readers) -> str:
 def require_no_single_reader(
     secure_sum: ReadableSum, *, hub: bool = False, stacklevel: int = 3
 ) -> None:
-    """Raise LocalProtocolError if one computer can read a single contribution, unless the settings
-    allow it by `allow_single_reader` or `allow_single`; then warn (UnsafeChoiceWarning) instead.
+    """Raise LocalProtocolError if one computer can read a single contribution. If the settings
+    allow it, by `allow_single_reader` or a single contributor, warn (UnsafeChoiceWarning) instead.
 
-    A sum that protects nothing (`unsafe`) is not checked: it warns by itself.
+    A sum that protects nothing (`unsafe`) is not checked, since it warns by itself.
 
     Args:
         secure_sum: the sum.
@@ -215,7 +224,7 @@ def require_no_single_reader(
 
 
 def _suggest_remedy(secure_sum: ReadableSum, *, hub: bool) -> str:
-    """Return a sentence that names the change of settings after which no single computer can read a
+    """Return advice for an error: the change of settings after which no single computer can read a
     contribution.
 
     `hub`: whether one computer runs receiver and combiner, as `hub_pump` does.
@@ -229,7 +238,8 @@ def _suggest_remedy(secure_sum: ReadableSum, *, hub: bool) -> str:
 
 
 def warn_of_unsigned_hub(secure_sum: ReadableSum, *, stacklevel: int = 3) -> None:
-    """Warn (UnsafeChoiceWarning) that a hub carries unsigned set-up messages.
+    """Warn (UnsafeChoiceWarning) that the set-up messages, which a hub carries between the parties,
+    are not signed, so that the hub could replace their keys by its own.
 
     `stacklevel`: the caller that the warning points at, as `warnings.warn` counts it.
     """

@@ -148,8 +148,8 @@ class HolderShares(KeepsSecrets):
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "HolderShares":
-        """Decode the shares of its secrets that the passive `sender` made for this one. Raises
-        RemoteProtocolError: the bytes have another size.
+        """Decode the decrypted message with which the passive `sender` gives this one shares of its
+        secrets. Raises RemoteProtocolError: the bytes have another size.
         """
         if len(data) != _HOLDER_BYTES:
             raise RemoteProtocolError(
@@ -202,12 +202,13 @@ class StepKeys(KeepsSecrets):
 def _rebuild_key(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> RunKey:
-    """Return the key for pairwise masks of a passive that dropped out, from shares of its secret.
+    """Rebuild the key pair for pairwise masks of a passive that dropped out from shares of the
+    secret behind it, so that these masks can be subtracted from the sum.
 
     Args:
         shares: Shamir shares of the secret, as many as the threshold, by the position of their
             holder.
-        announced: what the owner announced for this step.
+        announced: what the owner announced for this step, with its public key.
         agreement: salts the derivation of the key.
         owner: the passive whose key it is.
 
@@ -222,9 +223,15 @@ def _rebuild_key(
 def rebuild_seed(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> bytes:
-    """Return the self-mask seed of a passive whose contribution is in the sum, from Shamir shares
-    of its secret, as many as the threshold, by the position of their holder. `announced`: what the
-    passive, `owner`, announced for this step.
+    """Rebuild the self-mask seed of a passive whose contribution is in the sum, from shares of the
+    secret behind it, so that the self-mask can be subtracted from the sum.
+
+    Args:
+        shares: Shamir shares of the secret, as many as the threshold, by the position of their
+            holder.
+        announced: what the owner announced for this step, with a commitment to the seed.
+        agreement: salts the derivation of the seed.
+        owner: the passive whose seed it is.
 
     Raises RemoteProtocolError: the result is not the seed that its owner committed to.
     """
@@ -238,9 +245,11 @@ def split_secret(secret: bytes, *, threshold: int, holders: int) -> Sequence[byt
     """Split a secret into one share for each of `holders` holders (Shamir 1979); return the shares
     in the holders' order, 16 bytes each.
 
-    Any `threshold` of them (1 to `holders`) determine the secret; fewer reveal nothing about it.
+    Any `threshold` shares (1 to `holders`) determine the secret; fewer reveal nothing about it.
 
-    `secret`: 16 bytes, a number below 2^128 - 159.
+    `secret`: 16 bytes, a number below the prime 2^128 - 159, in big-endian order.
+
+    Raises LocalProtocolError: the secret or the threshold is out of range.
     """
     number = int.from_bytes(secret, "big")
     if len(secret) != SECRET_BYTES or number >= _PRIME or not 1 <= threshold <= holders:
@@ -249,8 +258,10 @@ def split_secret(secret: bytes, *, threshold: int, holders: int) -> Sequence[byt
             "least `threshold` holders, got "
             f"{len(secret)} bytes, threshold {threshold} and {holders} holders"
         )
-    # Of degree threshold - 1, the highest power first; the secret is the value at 0.
-    coefficients = [*(_draw_number() for _ in range(threshold - 1)), number]
+    # A random polynomial of degree threshold - 1, the coefficient of the highest power first; its
+    # value at 0 is the secret.
+    coefficients = [_draw_number() for _ in range(threshold - 1)]
+    coefficients.append(number)
 
     def evaluate_share(position: int) -> bytes:
         """Return the polynomial's value at `position` (from 1), by Horner's rule."""
@@ -263,22 +274,28 @@ def split_secret(secret: bytes, *, threshold: int, holders: int) -> Sequence[byt
 
 
 def join_shares(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret, 16 bytes, from shares by the position of their holder, from 0.
+    """Return the secret, 16 bytes, from Shamir shares: the value at 0 of the polynomial through
+    them, modulo the prime.
 
-    If they are fewer than the threshold, or one is false, other bytes are returned and no error is
-    raised.
+    If there are fewer shares than the threshold, or one is false, other bytes are returned and no
+    error is raised.
+
+    `shares`: shares of 16 bytes by the position of their holder, from 0.
+
+    Raises LocalProtocolError: there are no shares, or one has another size.
     """
     if not shares or any(len(share) != SECRET_BYTES for share in shares.values()):
         raise LocalProtocolError(f"a secret is joined from shares of {SECRET_BYTES} bytes each")
-    weighted_shares = zip(_compute_weights(tuple(shares)), shares.values(), strict=True)
-    secret = sum(weight * int.from_bytes(share, "big") for weight, share in weighted_shares)
+    weights = _compute_weights(tuple(shares))
+    numbers = [int.from_bytes(share, "big") for share in shares.values()]
+    secret = sum(weight * number for weight, number in zip(weights, numbers, strict=True))
     return _pack_number(secret % _PRIME)
 
 
 @lru_cache(maxsize=64)
 def _compute_weights(holders: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the Lagrange weight of each holder's share: the polynomial's value at 0 is the
-    weighted sum of the shares, modulo the prime.
+    """Return the Lagrange weight of each holder's Shamir share: the secret, which is the
+    polynomial's value at 0, is the weighted sum of the shares, modulo the prime.
 
     `holders`: positions from 0; a share is the polynomial's value at its holder's position + 1.
     """
@@ -406,11 +423,12 @@ class RecoverableSum(MaskedSum):
     def threshold(self) -> int:
         """Return t, the least number of contributions, and of answers, with which a step has a sum.
 
-        Without an agreed threshold it is all M; with `allow_single_reader` `usual_threshold`.
+        Without an agreed threshold it is M, the number of all contributors; with
+        `allow_single_reader` it is then floor(2M / 3) + 1 (`usual_threshold`).
         """
         contributors = len(self.agreement.contributors)
-        usual = usual_threshold(contributors) if self.allow_single_reader else contributors
-        return self.agreement.threshold or usual
+        default = usual_threshold(contributors) if self.allow_single_reader else contributors
+        return self.agreement.threshold or default
 
     @property
     def least(self) -> int:
@@ -432,7 +450,8 @@ class RecoverableSum(MaskedSum):
         Args:
             me: the contributor's name in the agreement.
             book: path of a file that records which questions (rows and messages of the active) this
-                contributor answered, and in a sum over whom (`AnsweredCircles`); None: memory.
+                contributor answered, and which contributors the sum added (`AnsweredCircles`);
+                None: the record is kept in memory.
             new_book: create that file, for the first session.
             answered: the record itself, in place of `book`.
         """
@@ -492,10 +511,13 @@ class AnsweredCircles:
     """
 
     def __init__(self, book: str | PathLike[str] | None = None, *, new_book: bool = False) -> None:
-        """Open the record in the file `book`, or create it with `new_book`; without a file the
-        record is kept in memory.
+        """Open the record of answered questions in the file `book`, or create the file with
+        `new_book`; if `book` is None the record is kept in memory.
+
+        Raises LocalProtocolError: the file is missing without `new_book`, or exists with it.
         """
         self._book = book
+        # In memory: the circle (contributors in the sum) by the mark (digest) of the question.
         self._circles: dict[str, tuple[str, ...]] = {}
         if book is not None:
             path = Path(book)
@@ -513,8 +535,8 @@ class AnsweredCircles:
                 database.execute(_CIRCLES_TABLE)
 
     def _find_circle(self, mark: str) -> tuple[str, ...] | None:
-        """Return the circle (the contributors in the sum) in which a question with this mark (its
-        digest) was answered; None if it never was.
+        """Return the circle (the contributors in the sum) in which the question with this mark (a
+        digest) was answered first; None if it was never answered.
         """
         if self._book is None:
             return self._circles.get(mark)
@@ -526,15 +548,18 @@ class AnsweredCircles:
         self, marks: Iterable[str], circle: Sequence[str], *, me: str, aggregator: str
     ) -> None:
         """Raise RemoteProtocolError if a question with one of these marks was answered in another
-        circle (set of contributors whose values are added) before.
+        circle (set of contributors whose values a sum adds) before. The two sums would differ by
+        the contributions of the parties that are in one circle only.
 
         Args:
             marks: digests by which a repeated question or answer is recognised (`make_marks`).
             circle: the contributors whose values the sum is to add now.
-            me, aggregator: named in the error.
+            me, aggregator: names of this contributor and of the aggregator, for the error.
         """
         for mark in marks:
-            earlier = self._find_circle(mark) or tuple(circle)
+            earlier = self._find_circle(mark)
+            if earlier is None:
+                continue
             differing = sorted(set(earlier) ^ set(circle))
             if differing:
                 raise RemoteProtocolError(
@@ -545,23 +570,25 @@ class AnsweredCircles:
                 )
 
     def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
-        """Return the advice, for an error, about a question (rows and message of the active) that
-        was summed over the contributors `earlier` and is asked again for a sum over the
-        contributors `circle`; subclasses may use both.
+        """Return the advice in the error about a question (rows and message of the active) that is
+        asked again for a sum of other contributors.
+
+        `earlier`: the contributors in the first sum. `circle`: the contributors in the sum that is
+        asked for now. Subclasses may use both.
         """
         del earlier, circle
         return "Ask another question in a new session, or the same circle"
 
     def make_marks(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-        """Return the marks, digests by which a repeated question (rows and message of the active)
-        and the values contributed to it are recognised (`mark_question`).
+        """Return the marks of a contribution: digests by which a repeated question (rows and
+        message of the active) or repeated values are recognised (`mark_question`).
         """
         return mark_question(values_BD, binding)
 
     def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
-        """Record the marks (digests) of a question (rows and message of the active) with its
-        circle, the contributors in the sum, before this contributor's shares are sent: on return
-        they are on the disk if there is a file.
+        """Record an answered question: its marks (digests) with its circle (the contributors in the
+        sum). If there is a file, the record is on the disk on return; only then this contributor's
+        shares may be sent.
         """
         if self._book is None:
             for mark in marks:
@@ -573,9 +600,12 @@ class AnsweredCircles:
 
 
 def mark_question(values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-    """Return the marks by which `AnsweredCircles` recognises a repeated question: a digest of its
-    rows and message, unless the message is empty, and one of the values that answer it, unless
-    they are all zero.
+    """Return the marks (digests) by which a repeated question is recognised: a digest of the
+    active's rows and message, unless the message is empty; and a digest of the values that answer
+    it, unless all values are zero, which reveal nothing.
+
+    `values_BD`: the values contributed, B rows of D numbers. `binding`: the question that they
+    answer.
     """
     marks = []
     if binding.message != _DIGEST_OF_NO_MESSAGE:
@@ -608,8 +638,8 @@ class RecoverableContributor(SumContributor):
         """Make the role of `me`: a seed agreement with the active, an encrypted link to each other
         contributor, and secrets for the first step.
 
-        `answered`: the record of the questions (rows and messages of the active) that it
-        contributed to before; None: an empty one in memory.
+        `answered`: the record of the questions (rows and messages of the active) to which this
+        contributor contributed before; None: an empty record in memory.
         """
         agreement = secure_sum.agreement
         frames = secure_sum.make_frames()
@@ -630,11 +660,12 @@ class RecoverableContributor(SumContributor):
         # The step that waits for its request, and this passive's secrets for the step after it.
         self._pending: tuple[_Step, StepKeys] | None = None
         self.answered = AnsweredCircles() if answered is None else answered
+        # The marks (digests) of the question that waits for its request.
         self._marks: tuple[str, ...] = ()
 
     def start(self) -> Sequence[Outgoing]:
-        """Send the mask key to the active, a link key to each contributor, and the announcement of
-        the first step's keys to the aggregator.
+        """Return the first set-up messages: a mask key for the active, a link key for each other
+        contributor, and the announcement of the first step's keys for the aggregator.
         """
         assert self._next_step is not None
         announced = self._next_step.keys.announcement.pack()
@@ -646,8 +677,11 @@ class RecoverableContributor(SumContributor):
         return (*self._seeds_with_active.start(), *to_contributors, to_aggregator)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take a set-up message: the active's mask key; from each passive first its link key, which
-        is answered with encrypted shares for the first step, then its shares.
+        """Take a set-up message, and return the messages to send.
+
+        The active sends its mask key. Each other passive first sends its link key, which is
+        answered with encrypted shares of this passive's secrets for the first step; then it sends
+        such shares itself.
 
         Raises RemoteProtocolError: the message is malformed or unexpected.
         """
@@ -659,16 +693,18 @@ class RecoverableContributor(SumContributor):
                 f"{sender} sent a setup message to {self.me}, who expects two from each of "
                 f"{', '.join(self._others) or 'nobody'}"
             )
-        frame = self._frames.open_own_setup(body, sender, self.me)
+        frame = self._frames.parse_own_setup(body, sender, self.me)
         link = self._links[sender]
-        frame.require_blobs(sender, 1 if link.has_keys else 2)
-        if link.has_keys:
-            opened = link.open(frame.blobs[0], sequence=0, associated=_SETUP)
-            step.shares[sender] = HolderShares.parse(opened, sender=sender)
+        is_second_message = link.has_keys
+        frame.require_blobs(sender, 1 if is_second_message else 2)
+        if is_second_message:
+            packed_shares = link.open(frame.blobs[0], sequence=0, associated=_SETUP)
+            step.shares[sender] = HolderShares.parse(packed_shares, sender=sender)
             self._missing_dealers.remove(sender)
             return ()
         link.agree(*frame.blobs)
-        parcel = link.seal(step.keys.pick_shares(sender).pack(), sequence=0, associated=_SETUP)
+        shares_for_sender = step.keys.pick_shares(sender).pack()
+        parcel = link.seal(shares_for_sender, sequence=0, associated=_SETUP)
         return (Outgoing(sender, self._frames.pack_setup(parcel)),)
 
     @property
@@ -676,8 +712,8 @@ class RecoverableContributor(SumContributor):
         return self._seeds_with_active.is_finished and not self._missing_dealers
 
     def _require_setup(self) -> None:
-        """Raise LocalProtocolError, which names the peers, until all keys and first shares have
-        arrived.
+        """Raise LocalProtocolError, which names the missing peers, unless all keys, and the shares
+        for the first step, have arrived.
         """
         self._seeds_with_active.require_completion()
         if self._missing_dealers:
@@ -687,21 +723,25 @@ class RecoverableContributor(SumContributor):
             )
 
     def _record_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
-        """Remember the marks (digests) of the question that this contribution answers until the
-        aggregator's second-round request asks about it.
+        """Store the marks (digests) of the question, the active's rows and message, that this
+        contribution answers, until the aggregator's second-round request asks about it.
         """
         self._marks = self.answered.make_marks(values_BD, binding)
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Return the blobs of a contribution: the masked numbers, the announcement of this
-        passive's keys for the next step, and one parcel (encrypted shares of these keys) for each
-        other passive of this step.
+        """Mask a contribution, and draw the secrets for the next step, whose shares travel with it.
 
-        `numbers_BD`: fixed-point integers modulo 2^ring_bits, (rows, columns), masked in place.
+        Return the blobs of the message: the masked numbers, the announcement of this passive's keys
+        for the next step, and one parcel (encrypted shares of these keys) for each other passive of
+        this step.
+
+        `numbers_BD`: B rows of D fixed-point integers modulo 2^32 or 2^64, masked in place.
         `binding`: the step and the active's message, from which the masks are derived.
+
+        Raises LocalProtocolError: the aggregator never asked about the last contribution.
         """
         step = self._next_step
-        self._next_step = None
+        self._next_step = None  # a step's secrets are used once
         if step is None:
             raise LocalProtocolError(
                 f"the last contribution of {self.me} was never asked about, so it has no keys for "
@@ -724,7 +764,7 @@ class RecoverableContributor(SumContributor):
         section 4.2) and the mask shared with the active, in place.
 
         Args:
-            total_BD: fixed-point integers modulo 2^ring_bits, (rows, columns).
+            total_BD: B rows of D fixed-point integers modulo 2^32 or 2^64.
             step: this passive's secrets of the step.
             binding: the step and the active's message, from which the masks are derived.
         """
@@ -740,13 +780,15 @@ class RecoverableContributor(SumContributor):
         self._seeds_with_active.add_shared_mask(agreement.receiver, binding, total_BD, sign=1)
 
     def answer(self, request: bytes) -> bytes:
-        """Answer the aggregator's request with one share for each passive of this step: of its
-        self-mask seed if its contribution is counted, of its mask key if it dropped out. The step
-        is over afterwards, also if this raises.
+        """Return the answer to the aggregator's request: one share for each passive of this step,
+        of its self-mask seed if its contribution is counted in the sum, of its mask key if it
+        dropped out. The step is over afterwards, also if this raises.
 
-        Raises LocalProtocolError: no contribution waits for a request. Raises RemoteProtocolError:
-        the request is malformed, or asks for what would reveal a contribution: both shares of one
-        passive, or shares where fewer passives than the threshold are counted.
+        Raises:
+            LocalProtocolError: no contribution waits for a request.
+            RemoteProtocolError: the request is malformed, or its answer would help to reveal a
+                contribution: too few passives are counted, or the same question was answered for a
+                sum of other passives.
         """
         pending = self._pending
         self._pending = None
@@ -755,37 +797,50 @@ class RecoverableContributor(SumContributor):
                 f"no contribution of {self.me} waits for a request; each step is answered once"
             )
         step, next_keys = pending
-        frame = self._frames.open_request(request, self.me)
+        frame = self._frames.parse_request(request, self.me)
         counted = self._parse_contributors(frame.blobs, step)
         aggregator = self._sum.agreement.combiner
         self.answered.require_same_circle(self._marks, counted, me=self.me, aggregator=aggregator)
         others = [name for name in counted if name != self.me]
         associated = self._make_associated_data(step, frame.binding)
         next_shares = {
-            peer: self._open_parcel(peer, parcel, associated)
+            peer: self._decrypt_parcel(peer, parcel, associated)
             for peer, parcel in zip(others, frame.blobs[1:], strict=True)
         }
-        shares_by_dealer = {**step.shares, self.me: step.keys.pick_shares(self.me)}
-        shares = []
-        for name in self._sum.agreement.contributors:
-            if name in shares_by_dealer:
-                both = shares_by_dealer[name]
-                shares.append(both.seed_share if name in counted else both.key_share)
+        shares = self._select_shares(step, counted)
+        # Recorded before the answer exists, so that an interruption cannot lose the record.
         self.answered.add_marks(self._marks, counted)
         body = self._frames.pack_answer(self.me, shares)
         self._next_step = _Step(next_keys, next_shares)
         return body
 
+    def _select_shares(self, step: _Step, counted: Sequence[str]) -> Sequence[bytes]:
+        """Return one share for each passive of the step, in the agreement's order: a share of its
+        self-mask seed if it is counted in the sum, a share of its mask key if it dropped out. Both
+        shares of one passive would reveal its contribution.
+
+        `step`: this passive's secrets of the step. `counted`: the passives in the sum.
+        """
+        shares_by_dealer = {**step.shares, self.me: step.keys.pick_shares(self.me)}
+        shares = []
+        for name in self._sum.agreement.contributors:
+            if name in shares_by_dealer:
+                held_shares = shares_by_dealer[name]
+                is_counted = name in counted
+                shares.append(held_shares.seed_share if is_counted else held_shares.key_share)
+        return shares
+
     def _parse_contributors(self, blobs: Sequence[bytes], step: _Step) -> Sequence[str]:
-        """Return the contributors that an aggregator's second-round request counts in the sum.
+        """Return the contributors that the aggregator's second-round request counts in the sum.
 
         Args:
             blobs: content of the request: the encoded names, and one parcel (encrypted shares for
                 the next step) from each other counted contributor.
-            step: this passive's secrets of the step; its dealers are those who could contribute.
+            step: this passive's secrets of the step, with shares from all passives that could
+                contribute to it.
 
-        Raises RemoteProtocolError: the request counts a stranger, fewer than the threshold, or not
-        this passive; or has another number of parcels.
+        Raises RemoteProtocolError: the request counts an unknown passive, fewer passives than the
+        threshold, or not this passive; or it has another number of parcels.
         """
         agreement = self._sum.agreement
         aggregator = agreement.combiner
@@ -810,23 +865,25 @@ class RecoverableContributor(SumContributor):
         return StepKeys(self._sum.agreement, self._frames.least, self.me)
 
     def _seal_parcel(self, peer: str, keys: StepKeys, associated: bytes) -> bytes:
-        """Encrypt for `peer` its shares of these keys; `associated` is the associated data of the
-        encryption (`_make_associated_data`).
+        """Return a parcel: the shares of these keys (secrets of one step) for `peer`, encrypted for
+        it. `associated` is the associated data of the encryption (`_make_associated_data`).
         """
         link = self._links[peer]
-        packed = keys.pick_shares(peer).pack()
-        return link.seal(packed, sequence=link.next_sequence, associated=associated)
+        packed_shares = keys.pick_shares(peer).pack()
+        return link.seal(packed_shares, sequence=link.next_sequence, associated=associated)
 
-    def _open_parcel(self, peer: str, parcel: bytes, associated: bytes) -> HolderShares:
+    def _decrypt_parcel(self, peer: str, parcel: bytes, associated: bytes) -> HolderShares:
         """Decrypt the shares that `peer` encrypted for this passive by `_seal_parcel`.
+
+        `associated`: the associated data of the encryption (`_make_associated_data`).
 
         Raises RemoteProtocolError: the parcel does not authenticate with `associated`.
         """
         link = self._links[peer]
-        # Both ends encrypt one parcel a step, so this one has the number of the last one sent.
+        # Both ends encrypt one parcel a step, so the peer's has the number of this party's last.
         sequence = link.next_sequence - 1
         try:
-            opened = link.open(parcel, sequence=sequence, associated=associated)
+            packed_shares = link.open(parcel, sequence=sequence, associated=associated)
         except RemoteProtocolError as error:
             agreement = self._sum.agreement
             raise RemoteProtocolError(
@@ -834,23 +891,24 @@ class RecoverableContributor(SumContributor):
                 f"{agreement.combiner} counted others towards {peer} in the last step, or "
                 f"{agreement.receiver} sent {peer} another message; no answer"
             ) from error
-        return HolderShares.parse(opened, sender=peer)
+        return HolderShares.parse(packed_shares, sender=peer)
 
     def _make_associated_data(self, step: _Step, binding_digest: bytes) -> bytes:
-        """Return the associated data of parcels, which ties them to the step's message and to the
-        contributors of the step.
+        """Return the associated data with which parcels (encrypted shares) are authenticated: the
+        digest of the step and the active's message, and the contributors of the step. So a parcel
+        does not decrypt if the sender was told others.
         """
         return binding_digest + self._sum.agreement.pack_names([self.me, *step.shares])
 
 
 @dataclass(frozen=True)
-class _Underway:
+class _StepInProgress:
     """A step of the aggregator between its contributions and its answers.
 
     Attributes:
         roster: the passives that could contribute, with their announced keys for this step.
         frames: the contributions.
-        counted: who sent them, in the same order.
+        counted: the passives that sent them, in the same order.
         total: sum of the contributions, still masked, (rows, columns).
     """
 
@@ -873,11 +931,12 @@ class RecoverableCombiner(SumCombiner):
         super().__init__(secure_sum.make_frames(), NoSetup())
         self._sum = secure_sum
         self._announcements: dict[str, Announcement] = {}
-        self._underway: _Underway | None = None
+        self._step_in_progress: _StepInProgress | None = None
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take one contributor's announcement of its keys for the first step; return no messages.
+        """Take one contributor's set-up message, which announces its keys for the first step;
+        return no messages.
 
         Raises RemoteProtocolError: the message is malformed or unexpected.
         """
@@ -887,7 +946,7 @@ class RecoverableCombiner(SumCombiner):
                 f"{sender} sent a setup message to the aggregator, who expects one from each of "
                 f"{', '.join(contributors)}"
             )
-        frame = self._frames.open_own_setup(body, sender, "the aggregator")
+        frame = self._frames.parse_own_setup(body, sender, "the aggregator")
         frame.require_blobs(sender, 1)
         self._announcements[sender] = Announcement.parse(frame.blobs[0], sender=sender)
         self._set_up = len(self._announcements) == len(contributors)
@@ -900,14 +959,17 @@ class RecoverableCombiner(SumCombiner):
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
-        """Add the contributions, by sender; return one request for each passive that contributed.
+        """Add the contributions, by sender; return a second-round request for each passive that
+        contributed, which says who is counted in the sum.
 
         `binding_digest`: SHA-256 digest (`StepBinding.digest`) of the step and of the active's
         message that all contributions must answer; None: the contributions are only compared with
         each other.
 
-        Raises RemoteProtocolError: too few contributions, a malformed one, contributions to
-        different messages, or one from a passive that dropped out in an earlier step.
+        Raises:
+            LocalProtocolError: the set-up is not finished.
+            RemoteProtocolError: there are too few contributions, one is malformed or comes from a
+                passive that dropped out in an earlier step, or they answer different messages.
         """
         if not self._set_up:
             raise LocalProtocolError("the aggregator has no keys announced yet; run the setup")
@@ -919,110 +981,124 @@ class RecoverableCombiner(SumCombiner):
                 f"{', '.join(dropped_out)} fell silent in an earlier step, and stays out until a "
                 "new session"
             )
-        frames = self._frames.open_contributions(contributions, binding_digest)
+        frames = self._frames.parse_contributions(contributions, binding_digest)
         counted = [names[frame.party] for frame in frames]
         announced = [self._parse_announcement(frame, len(roster)) for frame in frames]
-        self._underway = _Underway(roster, frames, counted, self._sum.add_elements(frames))
+        total = self._sum.add_elements(frames)
+        step = _StepInProgress(roster, frames, counted, total)
+        self._step_in_progress = step
+        # The passives that can contribute to the next step, with their keys for it.
         self._announcements = dict(zip(counted, announced, strict=True))
-        return {name: self._pack_request(name, self._underway) for name in counted}
+        return {name: self._pack_request(name, step) for name in counted}
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        """Rebuild self-mask seeds, and the keys of passives that dropped out, from the answers;
-        subtract the masks that do not cancel, and return the message to the receiver: the sum and
-        the names of the contributors in it.
+        """Return the message to the receiver: the sum, and the names of the contributors in it.
+
+        From the shares in the answers, rebuild the self-mask seed of each contributor in the sum,
+        and the key of each passive that dropped out; by these, subtract the masks that do not
+        cancel. The masks shared with the receiver remain.
 
         Args:
             bodies: second-round answers by sender.
             binding_digest: digest of the step and of the active's message that all must answer;
                 None: not compared.
 
-        Raises RemoteProtocolError: too few answers, a malformed one, or a false share.
+        Raises:
+            LocalProtocolError: `ask` was not called for this step.
+            RemoteProtocolError: there are too few answers, or one is malformed or has a false
+                share.
         """
-        underway = self._underway
+        step = self._step_in_progress
         agreement = self._sum.agreement
-        if underway is None:
+        if step is None:
             raise LocalProtocolError("nobody was asked yet; ask with the contributions first")
-        frames = self._frames.open_answers(bodies, underway.counted, binding_digest)
-        self._underway = None
-        shares = self._collect_shares(frames, underway)
-        binding = underway.frames[0].binding
-        total = underway.total
-        for name, announced in underway.roster.items():
-            if name in underway.counted:
+        frames = self._frames.parse_answers(bodies, step.counted, binding_digest)
+        self._step_in_progress = None
+        shares = self._collect_shares(frames, step)
+        common_digest = step.frames[0].binding
+        total = step.total
+        for name, announced in step.roster.items():
+            if name in step.counted:
                 seed = rebuild_seed(shares[name], announced, agreement, name)
-                add_keystream(total, seed, binding, sign=-1)
+                add_keystream(total, seed, common_digest, sign=-1)
             else:
                 key = _rebuild_key(shares[name], announced, agreement, name)
-                self._subtract_pair_masks(name, key, underway)
-        counted = agreement.pack_names(underway.counted)
-        return self._frames.pack_sum(underway.frames, (total.tobytes(), counted))
+                self._subtract_pair_masks(name, key, step)
+        counted = agreement.pack_names(step.counted)
+        return self._frames.pack_sum(step.frames, (total.tobytes(), counted))
 
     def _parse_announcement(self, frame: Frame, roster_size: int) -> Announcement:
-        """Return the keys that a contribution announces for the next step.
+        """Return the keys for the next step that a contribution announces.
 
-        Its blobs are the masked numbers, the announcement, and a parcel for each of the other
-        passives that could contribute. Raises RemoteProtocolError: the contribution has other
-        blobs.
+        The blobs of a contribution are the masked numbers, the announcement, and a parcel
+        (encrypted shares) for each other passive that could contribute to this step.
 
         `roster_size`: the number of passives that could contribute to this step.
+
+        Raises RemoteProtocolError: the contribution has other blobs.
         """
         sender = self._sum.agreement.contributors[frame.party]
-        frame.require_blobs(sender, 2 + roster_size - 1)
+        parcels = roster_size - 1
+        frame.require_blobs(sender, 2 + parcels)
         if any(len(parcel) != PARCEL_BYTES for parcel in frame.blobs[2:]):
             raise RemoteProtocolError(f"{sender} sent keys of another size for the next step")
         return Announcement.parse(frame.blobs[1], sender=sender)
 
-    def _pack_request(self, to: str, underway: _Underway) -> bytes:
-        """Encode the second-round request to the passive `to`: who is counted in the sum, and the
-        parcels (encrypted shares for the next step) that the other counted passives sent for it.
+    def _pack_request(self, to: str, step: _StepInProgress) -> bytes:
+        """Return the second-round request to the passive `to`: who is counted in the sum, and the
+        parcels (encrypted shares for the next step) that the other counted passives sent for `to`.
         """
         parcels = []
-        for name, frame in zip(underway.counted, underway.frames, strict=True):
+        for name, frame in zip(step.counted, step.frames, strict=True):
             if name != to:
-                # The order in which `name` sent its parcels, behind numbers and announcement.
-                receivers = [other for other in underway.roster if other != name]
+                # A contribution has two blobs, numbers and announcement, then a parcel for each
+                # other passive, in this order.
+                receivers = [other for other in step.roster if other != name]
                 parcels.append(frame.blobs[2 + receivers.index(to)])
-        counted = self._sum.agreement.pack_names(underway.counted)
+        counted = self._sum.agreement.pack_names(step.counted)
         return self._frames.pack_request(to, (counted, *parcels))
 
     def _collect_shares(
-        self, frames: Sequence[Frame], underway: _Underway
+        self, frames: Sequence[Frame], step: _StepInProgress
     ) -> Mapping[str, Mapping[int, bytes]]:
-        """Return, for each passive that could contribute, as many shares of its secret as the
-        threshold, by the position of their holder.
+        """Return the shares of each passive's secret from the answers: by passive, as many shares
+        as the threshold, by the position of their holder.
 
-        `frames`: the contributors' second-round answers; each has one share for each passive that
-        could contribute, in the order of the roster. `underway`: the step between contributions and
-        answers. Raises RemoteProtocolError: an answer has other blobs.
+        Args:
+            frames: the contributors' second-round answers. Each has one share for each passive that
+                could contribute to the step, in the roster's order.
+            step: the step between contributions and answers.
+
+        Raises RemoteProtocolError: an answer has other blobs.
         """
         names = self._sum.agreement.contributors
         for frame in frames:
-            frame.require_blobs(names[frame.party], len(underway.roster))
+            frame.require_blobs(names[frame.party], len(step.roster))
             if any(len(share) != SECRET_BYTES for share in frame.blobs):
                 raise RemoteProtocolError(f"{names[frame.party]} sent a share of another size")
         needed_frames = frames[: self._frames.least]
         return {
             name: {frame.party: frame.blobs[index] for frame in needed_frames}
-            for index, name in enumerate(underway.roster)
+            for index, name in enumerate(step.roster)
         }
 
-    def _subtract_pair_masks(self, silent: str, key: RunKey, underway: _Underway) -> None:
-        """Remove from the sum the pairwise masks that counted passives share with one that dropped
-        out.
+    def _subtract_pair_masks(self, silent: str, key: RunKey, step: _StepInProgress) -> None:
+        """Remove from the sum the pairwise masks that the counted passives share with one that
+        dropped out, and that nobody cancels.
 
         Args:
             silent: the passive that dropped out.
             key: the X25519 key of that passive, rebuilt from shares.
-            underway: the step; its `total` is changed in place.
+            step: the step; its `total` is changed in place.
         """
         agreement = self._sum.agreement
-        binding = underway.frames[0].binding
-        for name in underway.counted:
-            public = underway.roster[name].public
+        binding_digest = step.frames[0].binding
+        for name in step.counted:
+            public = step.roster[name].public
             seed = derive_pair_seed(key, public, agreement, (name, silent), use=_STEP_MASK)
             # The earlier of two passives added the mask, the later one subtracted it.
             was_added = agreement.find_position(name) < agreement.find_position(silent)
-            add_keystream(underway.total, seed, binding, sign=-1 if was_added else 1)
+            add_keystream(step.total, seed, binding_digest, sign=-1 if was_added else 1)
 
 
 class RecoverableReceiver(MaskedReceiver):
@@ -1031,8 +1107,10 @@ class RecoverableReceiver(MaskedReceiver):
     """
 
     def _list_contributors(self, frame: Frame) -> Sequence[str]:
-        """Return the contributors whose values are in the sum of a frame, as the aggregator names
-        them, and record them as `counted`.
+        """Return the contributors whose values are in the sum in a frame (message), as the
+        aggregator names them, and store them as `counted`.
+
+        Raises RemoteProtocolError: the frame names nobody, or not as many contributors as it says.
         """
         agreement = self._sum.agreement
         frame.require_blobs(agreement.combiner, 2)

@@ -110,13 +110,14 @@ class DescribedSum:
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> NDArray[Any]:
-        """Return what one contributor adds to the sum, as a new integer array (rows, columns): its
-        rows, clipped and in fixed point, plus the noise.
+        """Return what one contributor adds to the sum, as a new integer array, (B, D): its rows,
+        clipped and in fixed point, plus the noise.
 
         Args:
-            values_BD: the rows to contribute.
+            values_BD: B rows of D real numbers to contribute.
             noise_BD: integer noise to add, in steps of fixed point; None: no noise.
-            clipping: counts what is clipped and rounded to 0; None: nothing is counted.
+            clipping: counts the rows that are clipped and the values that are rounded to 0; None:
+                nothing is counted.
         """
         return self.fixed_point.quantise_rows(values_BD, noise_BD, clipping=clipping)
 
@@ -133,10 +134,11 @@ class DescribedSum:
         return {"scheme": self.scheme, "masks": self.masks}
 
     def make_frames(self, key: bytes = b"", *, minimum: int | None = None) -> AgreedFrames:
-        """Return a new writer and checker of the frames (messages) of one role.
+        """Return a new object that writes and checks the frames (messages) of one role. Every frame
+        carries a fingerprint, a digest of agreement, parameters and public key.
 
         Args:
-            key: the receiver's public key, which the frames' fingerprint covers; empty: none.
+            key: the receiver's public key; empty: the scheme has none, or it is not known yet.
             minimum: the least number of contributors with which a step has a sum; None: all.
         """
         fingerprint = compute_fingerprint(self.agreement, self.list_parameters(), key)
@@ -161,8 +163,10 @@ class SecureSum(DescribedSum, ABC):
     allow_single_reader: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Raise LocalProtocolError if one party could read a single contribution and the settings
-        do not allow it.
+        """Check who could read a single contribution.
+
+        Raises LocalProtocolError: one party could, and the settings do not allow it. Warns
+        UnsafeChoiceWarning: one party could, and the settings allow it.
         """
         require_type(self, bool, "allow_single_reader")
         receiver = self.agreement.receiver
@@ -172,7 +176,8 @@ class SecureSum(DescribedSum, ABC):
                 "read each contribution before it adds them. Let another party combine, or take "
                 "masks: pairwise, recoverable, or bfv under pairwise ones"
             )
-        # Called for its exception or warning, which points at whoever made this sum.
+        # Called for its exception or warning. By the level the warning points at the caller that
+        # made this sum, past the constructors of dataclasses.
         require_no_single_reader(self, stacklevel=5)
 
     def describe(self, *, hub: bool = False, signed: bool = True) -> str:
@@ -187,12 +192,12 @@ class SecureSum(DescribedSum, ABC):
         needed = f"{self.least} of {len(agreement.contributors)}"
         contributors = ", ".join(agreement.contributors)
         receiver_and_combiner = f"{agreement.receiver} reads the sum, {agreement.combiner} combines"
-        parts = (
+        lines = (
             f"{self.name}: {contributors} contribute, {receiver_and_combiner}.",
             f"A step needs {needed} contributors. It rests on {self.rests_on}.",
             describe_readers(self, hub=hub, signed=signed),
         )
-        return "\n".join(parts)
+        return "\n".join(lines)
 
     @property
     def value_bytes(self) -> float:
@@ -277,9 +282,11 @@ class SumContributor(Role, ABC):
         self._position = secure_sum.agreement.find_position(me)
         self.me = me
         self.clipping = Clipping()
-        self._sum = self.described = secure_sum
+        self.described = secure_sum
+        self._sum = secure_sum
         self._contribution_lock = threading.Lock()
         self._noise_key = fresh_key()
+        # Names this role through suspensions (`put_away`), so that each state is resumed once.
         self._lifetime_id = fresh_key().hex()
         self._times_suspended = 0
         super().__init__(frames, setup)
@@ -287,8 +294,10 @@ class SumContributor(Role, ABC):
     def contribute(
         self, values: Any, binding: StepBinding | None = None, noise_BD: IntArray | None = None
     ) -> bytes:
-        """Clip each row to C, quantise, add the noise, mark the step as used and protect, in this
-        order; return the message to the aggregator.
+        """Contribute values to the sum of one step; return the message to the aggregator.
+
+        In this order: clip each row to the agreement's L2 norm C, quantise to fixed point, add the
+        noise, mark the step as used, and protect (mask, encrypt or share) the numbers.
 
         Args:
             values: floats or integers: an array or tensor of any rank, or lists, tuples and dicts
@@ -297,9 +306,9 @@ class SumContributor(Role, ABC):
             binding: the step and the active's message that this contribution answers; its step
                 must be above all former ones. None: the step after the last one, bound to
                 structure and shapes of the values alone.
-            noise_BD: integer noise to add, in steps of fixed point, from `apfed_protocols.noise`
-                under a key of this party, in the shape of the rows; only where the agreement has
-                noise. None: drawn here.
+            noise_BD: integer noise to add, in steps of fixed point, (B, D) for B rows of D numbers,
+                drawn by `apfed_protocols.noise` under a key of this party; only if the agreement
+                has noise. None: drawn here.
 
         Raises:
             LocalProtocolError: values that are empty, NaN or infinite, or no numbers; a step
@@ -314,18 +323,20 @@ class SumContributor(Role, ABC):
         flat = flatten_tree(values)
         self._frames.require_own_process()  # before the lock, which a forked copy may hold forever
         with self._contribution_lock:
-            answered = binding or self._frames.next_binding(flat)
-            return self._make_contribution(flat, answered, noise_BD)
+            step_binding = binding or self._frames.next_binding(flat)
+            return self._make_contribution(flat, step_binding, noise_BD)
 
     def _make_contribution(
         self, flat: Flattened, binding: StepBinding, noise_BD: IntArray | None
     ) -> bytes:
-        """Encode, mark the step as used, protect and pack one contribution, in this order: a step
-        counts as used before any protected value exists, so that a failure cannot lead to a second
-        use.
+        """Encode one contribution, mark its step as used, protect the numbers, and return the
+        message to the aggregator.
+
+        The order matters: a step counts as used before any protected value exists, so that a
+        failure cannot lead to a second use of the step's masks or nonces.
 
         Args:
-            flat: the values to contribute, as a matrix (rows, columns).
+            flat: the values to contribute, as a matrix of B rows and D columns.
             binding: the step and the active's message that this contribution answers.
             noise_BD: integer noise to add, in steps of fixed point; None: drawn here if the
                 agreement has noise.
@@ -348,19 +359,21 @@ class SumContributor(Role, ABC):
         return body
 
     @property
-    def was_taken_up(self) -> bool:
+    def was_resumed(self) -> bool:
         """Return whether this role was ever suspended (`put_away`) and resumed (`take_up`)."""
         return self._times_suspended > 0
 
     def export_state(self) -> dict[str, Any]:
-        """Return the whole state of this role, secrets in hexadecimal, and close the role.
+        """Return the whole state of this role, secrets in hexadecimal, and close the role, so that
+        no step is used both here and in the role that is resumed from the state.
 
-        Only `apfed_protocols.sums.put_away` calls this.
+        Only `apfed_protocols.sums.put_away` calls this, which encrypts the state. Raises
+        LocalProtocolError: the role is closed, or its sum has two rounds.
         """
         self._frames.require_own_process()  # before the lock, which a forked copy may hold forever
         with self._contribution_lock:
             self._frames.require_usable()
-            secrets = self._export_secrets()  # or it refuses, and the role stays
+            secrets = self._export_secrets()  # if this raises, the role stays usable
             return {
                 "role": self._lifetime_id,
                 "times": self._times_suspended + 1,
@@ -394,24 +407,27 @@ class SumContributor(Role, ABC):
         self._setup.require_completion()
 
     def _record_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
-        """Record the question (rows and message of the active) to which this contributor is about
-        to contribute; recoverable sums override this, the others do nothing.
+        """Record the question (the active's rows and message) that this contribution answers. Sums
+        under recoverable masks override this, to refuse the same question for a sum of other
+        contributors; all other sums do nothing.
         """
 
     @abstractmethod
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """Mask, encrypt or share a contribution; return the blobs of its frame, which may be sent.
+        """Protect a contribution (mask, encrypt or secret-share it); return the blobs of its frame
+        (byte strings, e.g. ciphertexts), which may be sent.
 
         Args:
-            numbers_BD: what `encode_contribution` returned; may be changed in place.
+            numbers_BD: B rows of D integers, from `encode_contribution`; may be changed in place.
             binding: the step and the active's message that the contribution answers.
         """
 
     def answer(self, request: bytes) -> bytes:
-        """Answer the aggregator's second-round request about the last contribution, once.
+        """Return this contributor's answer to the aggregator's second-round request about the last
+        contribution; each contribution is answered once. Here, in a sum with one round, only raise.
 
         Raises:
-            LocalProtocolError: the sum has one round, or nothing waits for a request.
+            LocalProtocolError: the sum has one round, or no contribution waits for a request.
             RemoteProtocolError: the request is malformed, names another step or message, or
                 asks for what the agreement does not allow.
         """
@@ -434,7 +450,7 @@ class SumCombiner(Role, ABC):
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
         """Take the contributions of a sum with two rounds; return the second-round request for each
-        party that is asked.
+        contributor that is asked. Here, in a sum with one round, only raise.
 
         `binding_digest`: SHA-256 digest (`StepBinding.digest`) of the step and of the active's
         message that all contributions must answer; None: the contributions are only compared with
@@ -474,7 +490,7 @@ class OneRoundCombiner(SumCombiner):
         super().__init__(frames, NoSetup())
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        frames = self._frames.open_contributions(bodies, binding_digest)
+        frames = self._frames.parse_contributions(bodies, binding_digest)
         return self._frames.pack_sum(frames, self._add(frames))
 
 
@@ -504,7 +520,8 @@ class SumReceiver(Role, ABC):
             setup: this role's part in the exchange of keys before the first step.
         """
         self._decode_lock = threading.RLock()
-        self._sum = self.described = secure_sum
+        self.described = secure_sum
+        self._sum = secure_sum
         self.counted: Sequence[str] = secure_sum.agreement.contributors
         super().__init__(frames, setup)
 
@@ -529,20 +546,20 @@ class SumReceiver(Role, ABC):
             combined: the aggregator's message.
             template: the shape of the sum, to get a new array; or an array, tensor or tree whose
                 structure, types and device the result gets.
-            binding: the step and the message that the sum answers; its step must be above all
-                former ones. None: the step after the last one, bound to structure and shapes of the
-                values alone.
+            binding: the step and the active's message that the sum answers; its step must be above
+                all former ones. None: the step after the last one, bound to structure and shapes of
+                the values alone.
 
         Raises:
-            LocalProtocolError: this step was opened already, nothing was set up, or a sum was
+            LocalProtocolError: this step was decrypted already, nothing was set up, or a sum was
                 refused before.
             RemoteProtocolError: a frame of another step or shape, or a sum out of range.
         """
         flat, shape = make_template(template)
         self._frames.require_own_process()  # before the lock, which a forked copy may hold forever
         with self._decode_lock:
-            answered = binding or self._frames.next_binding(flat)
-            sum_BD = self._decode_sum(combined, flat, answered)
+            step_binding = binding or self._frames.next_binding(flat)
+            sum_BD = self._decode_sum(combined, flat, step_binding)
         if shape is None:
             return flat.restore_tree(sum_BD, off=self._sum.compute_rounding_error())
         return sum_BD.reshape(shape)
@@ -550,26 +567,27 @@ class SumReceiver(Role, ABC):
     def _decode_sum(self, combined: bytes, flat: Flattened, binding: StepBinding) -> FloatArray:
         """Decrypt one sum and return its real numbers, (rows, columns).
 
-        A failure that a peer could have caused destroys the keys before it is raised, so that the
-        peer sees one reaction at most: each reveals something about the sum and the key.
+        Each reaction to an altered sum reveals something about the sum and the key. So a failure
+        that a peer could have caused destroys the keys before it is raised: the peer sees one
+        reaction at most.
 
         Args:
             combined: the aggregator's message.
             flat: the template, whose matrix has the shape (rows, columns).
-            binding: the step and the message that the sum answers.
+            binding: the step and the active's message that the sum answers.
         """
         rows, columns = flat.matrix.shape
         self._require_no_refusal()
         self._refused_step = binding.step  # reset only after success, or after our own misuse
         try:
-            frame = self._frames.open_sum(combined, (rows, columns), binding)
-            sum_BD = self._open(frame, binding)
+            frame = self._frames.parse_sum(combined, (rows, columns), binding)
+            sum_BD = self._decrypt_sum(frame, binding)
         except LocalProtocolError:  # our own misuse, which is noticed before any secret is used
             self._refused_step = None
             raise
-        except BaseException as error:
+        except BaseException as error:  # also an interruption, which is a reaction, too
             self._forget_secrets()
-            _clear_frames(error)
+            _clear_tracebacks(error)  # whose local variables hold keys and sums
             raise
         self._refused_step = None
         return sum_BD
@@ -588,11 +606,11 @@ class SumReceiver(Role, ABC):
     def _dequantise_sum(
         self, sum_BD: NDArray[np.signedinteger[Any]], binding: StepBinding
     ) -> FloatArray:
-        """Return a decrypted sum in real numbers. Raises RemoteProtocolError: a value lies outside
-        the range that contributions can add up to.
+        """Return a decrypted sum in real numbers, (B, D). Raises RemoteProtocolError: a value lies
+        outside the range that contributions can add up to.
 
-        `sum_BD`: the sum in steps of fixed point, (rows, columns). `binding`: the step, which the
-        error names.
+        `sum_BD`: the sum, B rows of D integers, in steps of fixed point. `binding`: the step, which
+        the error names.
         """
         limit = self._sum.fixed_point.limit
         if not -limit <= sum_BD.min() <= sum_BD.max() <= limit:
@@ -608,9 +626,10 @@ class SumReceiver(Role, ABC):
         )
 
     @abstractmethod
-    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """Decrypt the sum in a frame that answers `binding`; return its real numbers, (rows,
-        columns).
+    def _decrypt_sum(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Decrypt the sum in a frame (message); return its real numbers, (rows, columns).
+
+        `binding`: the step and the active's message that the sum answers.
 
         Raises RemoteProtocolError: the frame holds no sum of this step.
         """
@@ -621,17 +640,23 @@ class SumReceiver(Role, ABC):
 
 
 def make_template(template: Any) -> tuple[Flattened, tuple[int, ...] | None]:
-    """Return the flattened form that a sum is to have, and its shape if `template` is a shape, else
-    None.
+    """Return the form in which a caller wants a sum.
 
-    `template` is a shape (rows, columns, ...), an array or a tree of arrays. Raises
-    LocalProtocolError: `template` is none of these.
+    `template`: a shape (rows, columns, ...), an array or a tree of arrays.
+
+    Returns:
+        A flattened tree of that form, whose values do not matter; and the shape if `template` is a
+        shape, else None.
+
+    Raises LocalProtocolError: `template` is none of these.
     """
     is_sequence = isinstance(template, tuple | list)
     sizes = template if is_sequence else (template,)
-    if not all(size is None or isinstance(size, Number) for size in sizes):
+    looks_like_shape = all(size is None or isinstance(size, Number) for size in sizes)
+    if not looks_like_shape:
         return flatten_tree(template), None
-    if not is_sequence or not sizes or not all(map(is_whole, sizes)) or min(sizes) < 1:
+    is_valid_shape = is_sequence and bool(sizes) and all(map(is_whole, sizes)) and min(sizes) >= 1
+    if not is_valid_shape:
         raise LocalProtocolError(
             f"the shape of a sum is numbers (rows, columns, ...) above 0, got {template!r}; or "
             "give an array, or a tree of arrays, in whose form the sum is to come"
@@ -639,9 +664,10 @@ def make_template(template: Any) -> tuple[Flattened, tuple[int, ...] | None]:
     return flatten_tree(np.empty(template)), tuple(map(int, template))
 
 
-def _clear_frames(error: BaseException) -> None:
-    """Delete the local variables, such as keys and sums, of the stack frames in the tracebacks of
-    an exception and of those during whose handling it was raised.
+def _clear_tracebacks(error: BaseException) -> None:
+    """Delete the local variables of all stack frames in the traceback of an exception, and of the
+    exceptions during whose handling it was raised: they may be keys and sums, which whoever logs
+    the exception must not keep.
     """
     raised: BaseException | None = error
     while raised is not None:
@@ -671,8 +697,9 @@ class ReceivingCombiner(KeepsSecrets):
         return self._route_outgoing([*self._receiver.start(), *self._combiner.start()])
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Pass a set-up message to the role that it is for; a contributor sends the message for the
-        receiver, if any, before the one for the combiner.
+        """Pass a set-up message to the role (receiver or combiner) that it is for, and return the
+        messages to send. A contributor sends the message for the receiver, if there is one, before
+        the message for the combiner, so the order tells them apart.
         """
         is_for_receiver = sender not in self._senders and not self._receiver.is_finished
         self._senders.add(sender)
@@ -680,8 +707,8 @@ class ReceivingCombiner(KeepsSecrets):
         return self._route_outgoing(role.receive(sender, body))
 
     def _route_outgoing(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
-        """Deliver what the receiver's role sends to the combiner, which is this party too; yield
-        the messages to contributors.
+        """Yield the messages to contributors; deliver the messages from one role of this party to
+        the other, which do not leave the party.
 
         `outgoing`: set-up messages of the two roles.
         """
@@ -759,7 +786,8 @@ def run_role(
         send: sends bytes to the party that is named.
         receive: waits for the next message and returns (sender, bytes).
 
-    Raises RemoteProtocolError: a party that is not among `others` wrote; and what `role` raises.
+    Raises RemoteProtocolError: a party that is not among `others` sent a message; or whatever
+    `role` raises.
     """
     for out in role.start():
         send(out.receiver, out.body)

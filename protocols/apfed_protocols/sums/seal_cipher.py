@@ -61,11 +61,12 @@ _ZSTANDARD = 2
 
 def require_uniform_key(key_2N: NDArray[np.uint64], modulus: int, *, sender: str) -> None:
     """Raise RemoteProtocolError, which names `sender`, if the residues of a public key (b, a) are
-    not distributed as uniform ones are.
+    not distributed like uniform residues.
 
     This finds broken keys, under which only noise would hide a contribution: zeros, constants,
-    repeated residues, residues within a small range, b = a or b = -a. A key holder that makes a
-    bad key on purpose can hide it (b = X a passes, say), or publish its secret key.
+    repeated residues, residues within a small range, b = a or b = -a. It does not find a bad key
+    that its holder made on purpose (b = X a passes, say); such a holder could as well publish its
+    secret key.
 
     Args:
         key_2N: residues of b and of a, either coefficients or SEAL's transformed values.
@@ -77,6 +78,7 @@ def require_uniform_key(key_2N: NDArray[np.uint64], modulus: int, *, sender: str
     range_size = np.uint64(modulus // _RANGES + 1)
     sum_N = b_N + a_N
     difference_N = b_N + (np.uint64(modulus) - a_N)
+    # Sum and difference find b = -a and b = a.
     for tested_N in (b_N, a_N, sum_N, difference_N):
         residues_N = tested_N % np.uint64(modulus)
         repeated = degree - len(np.unique(residues_N))
@@ -116,7 +118,9 @@ class ScratchFile:
 
 @contextmanager
 def open_scratch_file() -> Iterator[ScratchFile]:
-    """Yield a file that only this process and user can open."""
+    """Yield a file that only this process and user can open, and delete it after the `with` block:
+    memory of this process, or a temporary file if the system has no such memory.
+    """
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("seal")
         try:
@@ -143,20 +147,22 @@ class SealForm:
 
     @classmethod
     def from_sample(cls, sample: Any, count: int) -> "SealForm":
-        """Return the format of objects like `sample`, an object of SEAL made here whose saved form
-        ends in `count` numbers.
+        """Return the byte format of SEAL's objects like `sample`, an object made here whose saved
+        form ends in `count` numbers. SEAL saves it compressed; the format is uncompressed.
         """
         with open_scratch_file() as scratch:
-            blob = scratch.save(sample)
-        before_numbers = cls.decompress_object(blob)[: -_WORD.itemsize * count]
+            saved = scratch.save(sample)
+        before_numbers = cls.decompress_object(saved)[: -_WORD.itemsize * count]
         size = _HEADER_BYTES + len(before_numbers) + _WORD.itemsize * count
-        uncompressed = blob[:_COMPRESSION_AT] + b"\0" + blob[_COMPRESSION_AT + 1 : _SIZE_AT]
-        return cls(uncompressed + size.to_bytes(8, "little") + before_numbers, count)
+        # The header of the saved object, with 0 (none) as its compression, and the new size.
+        header = saved[:_COMPRESSION_AT] + b"\0" + saved[_COMPRESSION_AT + 1 : _SIZE_AT]
+        header += size.to_bytes(8, "little")
+        return cls(header + before_numbers, count)
 
     @staticmethod
     def decompress_object(saved: bytes) -> bytes:
-        """Return the uncompressed content, without header, of an object that SEAL saved here; never
-        of bytes from a peer.
+        """Return the uncompressed content, without header, of an object that SEAL saved here. It is
+        never called for bytes from a peer, which a decompressor must not get.
 
         Raises LocalProtocolError: the installed TenSEAL saves in another format.
         """
@@ -206,10 +212,12 @@ class Residues:
         return number_bytes[:, : self.width].tobytes()
 
     def parse(self, blob: bytes, *, sender: str, count: int | None = None) -> Numbers:
-        """Decode numbers modulo q. Raises RemoteProtocolError, which names `sender`: the blob has
-        another size, or a number is not below the modulus.
+        """Decode numbers modulo q from a blob, each in as many bytes as q has.
 
-        `count`: number of residues that the blob must hold; None: the 2N of a whole ciphertext.
+        `count`: how many numbers the blob must hold; None: the 2N of a whole ciphertext.
+
+        Raises RemoteProtocolError, which names `sender`: the blob has another size, or a number is
+        not below the modulus q.
         """
         count = self.count if count is None else count
         if len(blob) != count * self.width:
@@ -243,8 +251,8 @@ class SealContext(KeepsSecrets):
 
 @lru_cache(maxsize=8)
 def _make_transform_context(degree: int, modulus: int) -> tuple[Any, SealForm]:
-    """Return a SEAL context for transforms modulo one prime, and the format of its pairs of
-    polynomials; nothing is encrypted in it.
+    """Return a SEAL context in which polynomials are transformed modulo one prime, and the byte
+    format of its pairs of polynomials. Nothing is encrypted in it, so its security level is none.
 
     Args:
         degree: N, the ring degree.
@@ -253,7 +261,8 @@ def _make_transform_context(degree: int, modulus: int) -> tuple[Any, SealForm]:
     parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
     parameters.set_poly_modulus_degree(degree)
     parameters.set_coeff_modulus([seal.Modulus(modulus)])
-    context = seal.SEALContext(parameters, False, seal.SEC_LEVEL_TYPE.NONE)
+    needs_chain_of_moduli = False  # there is one prime
+    context = seal.SEALContext(parameters, needs_chain_of_moduli, seal.SEC_LEVEL_TYPE.NONE)
     sample = seal.PublicKey()
     seal.KeyGenerator(context).create_public_key(sample)
     return context, SealForm.from_sample(sample.data(), 2 * degree)
@@ -261,11 +270,11 @@ def _make_transform_context(degree: int, modulus: int) -> tuple[Any, SealForm]:
 
 def compute_coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
     """Return the N coefficients of two polynomials, (2, N), from their number-theoretic transforms,
-    in which SEAL keeps them.
+    in which SEAL stores keys.
 
-    The second polynomial must not be zero: SEAL refuses such a ciphertext.
+    The second polynomial must not be zero, since SEAL refuses such a pair.
 
-    `modulus`: q, the prime modulo which the values are.
+    `transformed_2N`: values of the transforms modulo the prime q, (2, N). `modulus`: q.
     """
     context, form = _make_transform_context(transformed_2N.shape[1], modulus)
     pair = seal.Ciphertext(context)
@@ -285,8 +294,8 @@ class SealCipher(ABC):
 
     Attributes:
         cuts_last: whether each number is encrypted in one coefficient of c0, so that of the last
-            ciphertext only the coefficients that hold numbers are sent; parameters called `last`
-            give their number, None: all.
+            ciphertext only the coefficients that hold numbers are sent; parameters called
+            `last_slots` give their number, None: all.
         moduli: the primes; the first is q, the data prime.
         residues: the wire format of a ciphertext.
         slots: S, the numbers in one ciphertext.
@@ -326,19 +335,19 @@ class SealCipher(ABC):
     @abstractmethod
     def encode(self, numbers_S: NDArray[np.int64], plain: Any, scratch: ScratchFile) -> None:
         """Set SEAL's plaintext `plain` to the encoding of these integers, one for each of the S
-        slots; `scratch` is the file through which SEAL loads them.
+        slots. `scratch`: the file through which SEAL loads it.
         """
 
     @abstractmethod
     def decode(self, plain: Any, scratch: ScratchFile) -> NDArray[Any]:
-        """Return the numbers that SEAL's plaintext `plain` encodes, one for each of its S slots;
-        `scratch` is the file through which SEAL saves them.
+        """Return the numbers that SEAL's plaintext `plain` encodes, one for each of its S slots.
+        `scratch`: the file through which SEAL saves it.
         """
 
     @cached_property
     def ciphertext_form(self) -> SealForm:
-        """Return SEAL's byte format of ciphertexts, taken from an encryption of zeros under a
-        temporary key.
+        """Return SEAL's byte format of ciphertexts, by which residues are moved into and out of
+        SEAL's objects. It is taken from an encryption of zeros under a temporary key.
         """
         encrypted = seal.Ciphertext(self._seal)
         plain = seal.Plaintext()
@@ -367,9 +376,10 @@ class SealCipher(ABC):
             return self._key_form.extract_numbers(context.public_key, scratch).tobytes()
 
     def make_public_context(self, key: bytes, *, sender: str) -> SealContext:
-        """Return a context that encrypts under `key`, an encoded public key that `sender` sent.
+        """Check an encoded public key that `sender` sent, and return a context that encrypts under
+        it.
 
-        Raises RemoteProtocolError: the bytes are no public key, or one that hides nothing.
+        Raises RemoteProtocolError: the bytes are no public key, or a key that hides nothing.
         """
         expected = self._key_form.count * _WORD.itemsize
         if len(key) != expected:
@@ -396,14 +406,15 @@ class SealCipher(ABC):
         return context
 
     def encrypt(
-        self, context: SealContext, slots_VS: NDArray[np.int64], last: int | None = None
+        self, context: SealContext, slots_VS: NDArray[np.int64], last_slots: int | None = None
     ) -> list[bytes]:
         """Encrypt each row of numbers as one ciphertext; return V encoded ciphertexts.
 
         Args:
             context: SEAL's objects for the receiver's public key.
             slots_VS: V rows of S numbers.
-            last: unused here; schemes with `cuts_last` send so many coefficients of the last c0.
+            last_slots: unused here; a scheme with `cuts_last` sends only so many coefficients of
+                the last ciphertext's c0.
         """
         ciphertext = seal.Ciphertext(self._seal)
         plain = seal.Plaintext()
@@ -418,7 +429,10 @@ class SealCipher(ABC):
         return blobs
 
     def add_ciphertexts(
-        self, contributions: Mapping[str, Sequence[bytes]], vectors: int, last: int | None = None
+        self,
+        contributions: Mapping[str, Sequence[bytes]],
+        vectors: int,
+        last_slots: int | None = None,
     ) -> list[bytes]:
         """Add the contributors' ciphertexts residue by residue, without any key; return V encoded
         ciphertexts.
@@ -426,30 +440,35 @@ class SealCipher(ABC):
         Args:
             contributions: V encoded ciphertexts of each contributor, by name.
             vectors: V.
-            last: how many coefficients of the last c0 were sent; None: all.
+            last_slots: how many coefficients of the last ciphertext's c0 were sent; None: all.
 
-        Raises RemoteProtocolError: a contributor sent another number of ciphertexts, or residues
-        that are none.
+        Raises RemoteProtocolError: a contributor sent another number of ciphertexts, or numbers
+        that are no residues modulo q.
         """
         for name, blobs in contributions.items():
             _require_count(blobs, vectors, name)
-        return [
-            self._add_vector({name: blobs[vector] for name, blobs in contributions.items()}, count)
-            for vector, count in enumerate(self._count_sent(vectors, last))
-        ]
+        sums = []
+        for index, residue_count in enumerate(self._count_sent(vectors, last_slots)):
+            addends = {name: blobs[index] for name, blobs in contributions.items()}
+            sums.append(self._add_vector(addends, residue_count))
+        return sums
 
-    def _count_sent(self, vectors: int, last: int | None) -> list[int]:
-        """Return the number of residues that are sent of each of `vectors` ciphertexts: 2N, but of
-        the last one N of c1 and `last` of c0 (None: all).
+    def _count_sent(self, vectors: int, last_slots: int | None) -> list[int]:
+        """Return how many residues are sent of each of `vectors` ciphertexts (c0, c1) in a ring of
+        degree N: all 2N, but of the last ciphertext only `last_slots` of c0 (None: all), and N of
+        c1.
         """
         whole = self.residues.count
-        of_last_one = whole if last is None else last + self.degree
-        return [whole] * (vectors - 1) + [of_last_one]
+        sent_of_last = whole if last_slots is None else last_slots + self.degree
+        return [whole] * (vectors - 1) + [sent_of_last]
 
     def _add_vector(self, blobs: Mapping[str, bytes], count: int) -> bytes:
-        """Return the encoded sum, modulo q, of one ciphertext of each contributor.
+        """Add one ciphertext of each contributor, residue by residue modulo q; return the encoded
+        sum.
 
         `blobs`: encoded ciphertexts by contributor, of `count` residues each.
+
+        Raises RemoteProtocolError: a ciphertext has another size, or a residue is not below q.
         """
         modulus = np.uint64(self.residues.modulus)
         addends = (
@@ -472,70 +491,80 @@ class SealCipher(ABC):
         vectors: int,
         *,
         sender: str,
-        last: int | None = None,
+        last_slots: int | None = None,
     ) -> NDArray[Any]:
-        """Decrypt ciphertexts; return their numbers joined in order, S of each and `last` of the
-        last one.
+        """Decrypt ciphertexts; return their numbers joined in order: S numbers of each ciphertext,
+        but only `last_slots` of the last one.
 
         Args:
             context: SEAL's objects with the receiver's secret key.
             blobs: encoded ciphertexts.
             vectors: V, the number of ciphertexts that there must be.
-            sender: who sent them, for errors.
-            last: how many coefficients of the last c0 were sent; None: all.
+            sender: the party that sent them, for errors.
+            last_slots: how many coefficients of the last ciphertext's c0 were sent; None: all.
 
-        Raises RemoteProtocolError: their number or residues are wrong, or SEAL cannot decrypt them.
+        Raises RemoteProtocolError: there is another number of ciphertexts, their residues are
+        wrong, or SEAL cannot decrypt them.
         """
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
         plain = seal.Plaintext()
         rows = []
-        ciphertexts = self.load_ciphertexts(blobs, vectors, sender=sender, last=last)
+        ciphertexts = self.load_ciphertexts(blobs, vectors, sender=sender, last_slots=last_slots)
         refusal = f"SEAL cannot decrypt the sum from {sender}"
         with _seal_errors_as(refusal), open_scratch_file() as scratch:
             for ciphertext in ciphertexts:
                 context.decryptor.decrypt(ciphertext, plain)
                 rows.append(self.decode(plain, scratch))
         # Coefficients of c0 that were not sent were replaced by zeros, and decrypt to noise.
-        rows[-1] = rows[-1][:last]
+        rows[-1] = rows[-1][:last_slots]
         numbers = np.concatenate(rows)
         if not np.isfinite(numbers).all():
             raise RemoteProtocolError(f"the sum from {sender} decrypts to infinite numbers")
         return numbers
 
     def load_ciphertexts(
-        self, blobs: Sequence[bytes], vectors: int, *, sender: str, last: int | None = None
+        self, blobs: Sequence[bytes], vectors: int, *, sender: str, last_slots: int | None = None
     ) -> list[Any]:
-        """Return encoded ciphertexts from the peer `sender` as ciphertexts of SEAL. Raises
-        RemoteProtocolError: they are not `vectors` many, or their residues are wrong. `last`: how
-        many coefficients of the last c0 were sent; None: all.
+        """Return encoded ciphertexts as ciphertexts of SEAL.
+
+        Args:
+            blobs: the encoded ciphertexts.
+            vectors: the number of ciphertexts that there must be.
+            sender: the peer that sent them, for errors.
+            last_slots: how many coefficients of the last ciphertext's c0 were sent; None: all.
+
+        Raises RemoteProtocolError: there is another number of ciphertexts, or their residues are
+        wrong.
         """
         _require_count(blobs, vectors, sender)
-        sizes = zip(blobs, self._count_sent(vectors, last), strict=True)
-        parsed = [
+        counts = self._count_sent(vectors, last_slots)
+        parsed_ciphertexts = [
             self._restore_zeros(self.residues.parse(blob, sender=sender, count=count))
-            for blob, count in sizes
+            for blob, count in zip(blobs, counts, strict=True)
         ]
         loaded = [seal.Ciphertext(self._seal) for _ in blobs]
         refusal = f"SEAL refuses a ciphertext from {sender}"
         with _seal_errors_as(refusal), open_scratch_file() as scratch:
-            for ciphertext, numbers in zip(loaded, parsed, strict=True):
+            for ciphertext, numbers in zip(loaded, parsed_ciphertexts, strict=True):
                 self.ciphertext_form.load_numbers(
                     ciphertext, self._seal, numbers.tobytes(), scratch
                 )
         return loaded
 
     def _restore_zeros(self, sent: Numbers) -> Numbers:
-        """Return the 2N residues of a ciphertext of which some of c0 were not sent, with zeros in
-        their place.
+        """Return all 2N residues of a ciphertext (c0, c1), with zeros in place of the residues of
+        c0 that were not sent.
 
-        `sent`: the first residues of c0, then all N of c1.
+        `sent`: the first residues of c0, then all N residues of c1.
         """
         if len(sent) == self.residues.count:
             return sent
+        c0_start = sent[: -self.degree]
+        c1 = sent[-self.degree :]
         numbers = np.zeros(self.residues.count, dtype=_WORD)
-        numbers[: len(sent) - self.degree] = sent[: -self.degree]
-        numbers[self.degree :] = sent[-self.degree :]
+        numbers[: len(c0_start)] = c0_start
+        numbers[self.degree :] = c1
         return numbers
 
 
@@ -551,7 +580,7 @@ def _require_count(blobs: Sequence[bytes], vectors: int, sender: str) -> None:
 
 @contextmanager
 def _seal_errors_as(refusal: str) -> Iterator[None]:
-    """Turn SEAL's exceptions in this block, which a peer's numbers cause, into a
+    """Turn the exceptions that SEAL raises in the `with` block, because of a peer's numbers, into a
     RemoteProtocolError with the text `refusal`.
     """
     try:

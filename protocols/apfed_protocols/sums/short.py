@@ -83,8 +83,8 @@ _LOGGER = logging.getLogger(__name__)
 # range.
 _MIN_EXPONENT = -99
 _MAX_EXPONENT = 99
-_FITS = 101
-_DOES_NOT_FIT = 102
+_CLIP_FITS = 101
+_CLIP_DOES_NOT_FIT = 102
 _MAX_EARLY_MESSAGES = 1024
 _HEADROOM_EXPONENTS = 2
 """Headroom of C, in powers of two, above the largest row that counts (see `_SWAY_EXPONENTS`):
@@ -109,7 +109,8 @@ def secure_sum(
     allow_single: bool = False,
     allow_single_reader: bool = False,
 ) -> "SumSession":
-    """Return a sum that is called with all contributors' values, or hands out its roles.
+    """Return a secure sum of vectors. In one process it is called with the values of all
+    contributors; for separate processes it makes the roles of the parties.
 
     Examples:
         >>> from apfed_protocols import secure_sum
@@ -118,33 +119,33 @@ def secure_sum(
         [4, 6]
 
     Args:
-        name: "masked", "recoverable", "masked bfv", "ckks", "bfv", "crypten" or "plain", or a key
-            of `SECURE_SUMS`. "masked" is the one to take unless something speaks against it. "bfv"
-            is without masks; "masked bfv" also hides contributions from a combiner that has the
+        name: the scheme: "masked", "recoverable", "masked bfv", "ckks", "bfv", "crypten" or
+            "plain", or a key of `SECURE_SUMS`. Take "masked" unless something speaks against it.
+            "bfv" has no masks; "masked bfv" also hides contributions from a combiner that has the
             reader's key.
-        contributors: names of those who add, in an order that all parties know.
-        to: who reads the sum.
-        clip: C, the L2 bound of a row of what one contributes (`apfed_protocols.trees` says what a
-            row is); rows beyond it are scaled down to it, with a warning. "agree": 4 times the
-            largest row of the first values, as `ClipAgreement` finds it, and anew in any call in
-            one process in which 1 % of a contributor's rows are beyond it, or a tenth of its
-            numbers are lost below the rounding and a smaller one would help. Each contributor
-            tells all parties the power of two at or above its own largest row, and no more.
-        by: who combines. None: `to`, which needs a sum under masks.
+        contributors: names of the parties that add values, in an order that all parties know.
+        to: the party that reads the sum.
+        clip: C, the L2 bound of a row of a contribution (`apfed_protocols.trees` says what a row
+            is); longer rows are scaled down to it, with a warning. "agree": the contributors agree
+            on 4 times the largest row of their first values (`ClipAgreement`). Each tells all
+            parties the power of two at or above its own largest row, and no more. In one process
+            they agree anew in any call in which 1 % of a contributor's rows are longer than C, or a
+            tenth of its numbers round to 0 and a smaller C would help.
+        by: the party that combines contributions. None: `to`, which needs a sum under masks.
         bits: width of one number in fixed point, sign included; each contributor adds an error of
-            at most C / (2^bits - 2) to a number. None: the most that this sum carries at no more
-            bytes than 16 bits take, up to 24; with noise, whose steps go by them, 16. Where few
-            values are possible (hard votes, say) the last digits of a sum may tell who gave which:
-            say fewer.
-        session: names this sum, the same at all parties. None: a random one, for one process.
+            at most C / (2^bits - 2) to a number. None: the most, up to 24, with which this sum
+            sends no more bytes than with 16 bits; or 16 with noise, whose unit depends on the bits.
+            Choose fewer bits if only few values are possible (hard votes, say): the last digits of
+            a sum might tell who gave which value.
+        session: names this sum, the same at all parties. None: a random name, for one process.
         threshold: number of contributors that must contribute and answer, under "recoverable";
-            None: all. Below all, whoever reads the sum can read one contributor's part out of two
-            sums.
+            None: all. With a smaller number, the reader of the sum can compute one contribution
+            from two sums.
         noise: standard deviation of the discrete Gaussian noise that each contributor adds to each
             value, in steps of fixed point; None: no noise.
         allow_single: permit one contributor, whose "sum" is its own vector.
-        allow_single_reader: accept that one computer can read one contribution, where the other
-            settings let it; it warns then. This party's own word, which others must give, too.
+        allow_single_reader: accept, with a warning, that one computer can read one contribution, if
+            the other settings make this possible. Every party must accept it for itself.
 
     Raises:
         LocalProtocolError: an unknown sum, names that are no names, doubled or too few, numbers
@@ -174,8 +175,9 @@ def secure_sum(
         """Return the sum with this number of fixed-point bits."""
         return sum_type(replace(agreement, bits=bits), allow_single_reader=allow_single_reader)
 
-    is_chosen = bits is None and noise is None
-    described = make_sum(choose_bits(make_sum) if is_chosen else agreement.bits)
+    # With noise, which is given in steps of fixed point, other bits would change its size.
+    are_bits_free = bits is None and noise is None
+    described = make_sum(choose_bits(make_sum) if are_bits_free else agreement.bits)
     return SumSession(described, agreed=clip != "agree")
 
 
@@ -188,17 +190,18 @@ class SumSession(KeepsSecrets):
     """
 
     def __init__(self, secure_sum: SecureSum, *, agreed: bool = True) -> None:
-        """Start a session of a secure sum; `agreed` is False if its clip is still to be agreed by
-        the contributors.
+        """Start a session of a secure sum. `agreed`: whether its clip (L2 bound of a row) is a
+        number; False: the contributors still have to agree on it.
         """
         self.described = secure_sum
         self._has_clip = agreed
-        # The noise does not cover what an agreement reveals, so with noise there is only one.
+        # Each agreement on a clip reveals sizes that the noise does not cover, so with noise the
+        # clip is agreed only once.
         self._agrees_anew = not agreed and secure_sum.agreement.noise is None
         # Set-up and agreement messages that arrived before this party was ready for them.
         self._early_messages: list[tuple[str, bytes]] = []
         self._call_lock = threading.Lock()
-        self._step = 0
+        self._step = 0  # the next step with all roles in this process
         # Contributors that an earlier step lacked, and that stay out (recoverable masks).
         self._left_out = set[str]()
         self._fork_check = ForkCheck("this sum")
@@ -211,9 +214,9 @@ class SumSession(KeepsSecrets):
                 one structure; under recoverable masks some contributors may be missing.
 
         Returns:
-            The sum, in the structure, types and on the device of the first contributor's (of a
-            `torch.nn.Parameter`, a plain tensor). Where a tensor requires a gradient the sum stays
-            in the graph: its gradient is that of adding the clipped rows
+            The sum, with the structure, types and device of the first contributor's values (a plain
+            tensor for a `torch.nn.Parameter`). If a tensor requires a gradient, the sum stays in
+            the autograd graph: its gradient is the gradient of adding the clipped rows
             (`apfed_protocols.gradients`).
 
         Raises:
@@ -241,19 +244,22 @@ class SumSession(KeepsSecrets):
         return attach_gradients(total, {name: values[name] for name in flat}, flat, clip)
 
     def _agree_clip_here(self, flat: Mapping[str, Flattened]) -> None:
-        """Agree on a clip, or check whether the present one still fits, with all contributors in
-        this process.
+        """Let all contributors, in this process, agree on a clip (L2 bound of a row), or check
+        whether the present clip still fits; apply the result.
 
         `flat`: the values to add, by contributor.
         """
         agreement = self.described.agreement
-        current = agreement.clip_norm if self._has_clip else None
+        current_clip = agreement.clip_norm if self._has_clip else None
         parties = {
-            name: ClipAgreement(name, flat, flattened.matrix, current=current, bits=agreement.bits)
+            name: ClipAgreement(
+                name, flat, flattened.matrix, current=current_clip, bits=agreement.bits
+            )
             for name, flattened in flat.items()
         }
         converse(parties)
-        self._apply_clip(next(iter(parties.values())).clip)
+        any_party = next(iter(parties.values()))  # all reach the same clip
+        self._apply_clip(any_party.clip)
 
     def _add_contributions(self, flat: Mapping[str, Flattened]) -> Any:
         """Run one step with all roles in this process; return the sum in the structure and types of
@@ -262,6 +268,7 @@ class SumSession(KeepsSecrets):
         `flat`: the values to add, by contributor.
         """
         contributors, receiver_and_combiner = self._roles
+        # One role, if one party both receives and combines.
         receiver = receiver_and_combiner[0]
         combiner = receiver_and_combiner[-1]
         first = next(iter(flat.values()))
@@ -284,10 +291,35 @@ class SumSession(KeepsSecrets):
         return first.restore_tree(total, off=self.described.compute_rounding_error())
 
     def _check_values(self, values: Mapping[str, Any]) -> Mapping[str, Flattened]:
-        """Return each contributor's values as rows, in the agreement's order.
+        """Return each contributor's values, flattened to rows, in the agreement's order.
+
+        `values`: what each contributor adds, by its name.
 
         Raises LocalProtocolError, which names the contributors: some are unknown or missing, were
-        left out of an earlier step, or have values of another structure than the first.
+        left out of an earlier step, or have unfit values or values of another structure than the
+        first contributor's.
+        """
+        self._check_contributors(values)
+        flat: dict[str, Flattened] = {}
+        for name in self.described.agreement.contributors:
+            if name in values:
+                try:
+                    flat[name] = flatten_tree(values[name])
+                    check_matrix(flat[name].matrix)
+                except LocalProtocolError as error:
+                    raise LocalProtocolError(f"{name}: {error}") from error
+        first = next(iter(flat))
+        for name, flattened in flat.items():
+            if flattened.digest != flat[first].digest:
+                raise LocalProtocolError(
+                    f"{name} gives {flattened.shapes}, but {first} {flat[first].shapes}; what is "
+                    "added has one structure, one shape and the same labels at all contributors"
+                )
+        return flat
+
+    def _check_contributors(self, values: Mapping[str, Any]) -> None:
+        """Raise LocalProtocolError unless `values` are a mapping from names of enough contributors,
+        none of whom was left out of an earlier step.
         """
         names = self.described.agreement.contributors
         if not isinstance(values, Mapping):
@@ -310,27 +342,12 @@ class SumSession(KeepsSecrets):
                 f"{', '.join(returning)} was left out of an earlier step, and stays out: the "
                 "others opened its masks. Begin a new sum"
             )
-        flat: dict[str, Flattened] = {}
-        for name in names:
-            if name in values:
-                try:
-                    flat[name] = flatten_tree(values[name])
-                    check_matrix(flat[name].matrix)
-                except LocalProtocolError as error:
-                    raise LocalProtocolError(f"{name}: {error}") from error
-        first = next(iter(flat))
-        for name, flattened in flat.items():
-            if flattened.digest != flat[first].digest:
-                raise LocalProtocolError(
-                    f"{name} gives {flattened.shapes}, but {first} {flat[first].shapes}; what is "
-                    "added has one structure, one shape and the same labels at all contributors"
-                )
-        return flat
 
     @cached_property
     def _roles(self) -> tuple[Mapping[str, SumContributor], Sequence[Any]]:
-        """Return the contributors' roles by name, and the roles of receiver and combiner (one role
-        if one party is both), all made and set up.
+        """Return the roles of all parties, for this process, after their set-up: the contributors'
+        roles by name, and a list of the roles of receiver and combiner (one role if one party is
+        both).
         """
         agreement = self.described.agreement
         contributors = {
@@ -365,14 +382,14 @@ class SumSession(KeepsSecrets):
     def make_contributor(
         self, me: str, *, book: str | PathLike[str] | None = None, new_book: bool = False
     ) -> SumContributor:
-        """Return the role of the contributor `me`, for a process of its own. See `join` for its
-        set-up.
+        """Return the role of the contributor `me`, for a process of its own, before its set-up
+        (`join` makes a role and runs its set-up).
 
         Args:
             me: the contributor's name.
-            book: path of a file on this party's disk, under recoverable masks, that records which
-                questions (rows and messages) were answered in a sum of which contributors, in all
-                sessions that use it; None: this is recorded in memory.
+            book: path of a file on this party's disk, under recoverable masks. The file records, in
+                all sessions that use it, which questions (rows and messages of the active) were
+                answered in a sum of which contributors. None: the record is kept in memory.
             new_book: create the file, for the first session.
 
         Raises LocalProtocolError: the clip is not agreed yet; the file is missing without
@@ -398,10 +415,10 @@ class SumSession(KeepsSecrets):
         return role
 
     def make_combiner(self) -> SumCombiner | ReceivingCombiner:
-        """Return the role of the party that combines.
+        """Return the role of the party that combines contributions, if it is not the receiver.
 
-        Raises LocalProtocolError: that is the receiver, whose role `make_receiver` returns; or the
-        clip is not agreed yet.
+        Raises LocalProtocolError: the receiver combines, in the role that `make_receiver` returns;
+        or the clip is not agreed yet.
         """
         agreement = self.described.agreement
         if agreement.combiner == agreement.receiver:
@@ -450,15 +467,16 @@ class SumSession(KeepsSecrets):
         receive: Callable[[], tuple[str, bytes]],
         values: Any = None,
     ) -> Role:
-        """Ask all contributors whether the agreed clip still fits, and agree on another if it does
-        not.
+        """Ask all contributors whether the agreed clip (L2 bound of a row) still fits, and agree on
+        another clip if it does not.
 
         For roles in separate processes, made by `join` with `clip="agree"`. All parties call it
         between the same two steps, by a rule that all know: before each step, or before steps 1, 2,
         4, 8, ... The result follows from messages that all receive, so it is the same at every
-        party. Each contributor tells all parties one bit; if some values do not fit, each also its
-        size as in `ClipAgreement`. A contributor that always says no learns the others' sizes each
-        time, and costs them a set-up if these differ.
+        party. Each contributor tells all parties one bit: whether the clip fits. If it does not fit
+        some values, each contributor also tells the size of its rows (`ClipAgreement`). So a
+        contributor that always says no learns the others' sizes each time, and costs them a set-up
+        if the clip changes.
 
         Args:
             role: the present role of `me`.
@@ -469,8 +487,8 @@ class SumSession(KeepsSecrets):
             values: what a contributor is about to contribute; None at the other parties.
 
         Returns:
-            The same role if C stays; else a new one under the new C, with new keys, whose steps
-            begin at 0, and the old one must not be used any more.
+            The same role if the clip C stays; otherwise a new role under the new C, with new keys,
+            whose steps begin at 0. The old role must not be used any more then.
 
         Raises:
             LocalProtocolError: the clip was a number, there is noise, or a contributor gives no
@@ -484,12 +502,13 @@ class SumSession(KeepsSecrets):
                 "and no noise, or begin a new sum"
             )
         self._require_clip()
-        if not self._agree_clip(me, send, receive, values, anew=True):
+        has_changed = self._agree_clip(me, send, receive, values, anew=True)
+        if not has_changed:
             return role
-        joined = self._run_setup(me, send, receive)
-        if isinstance(joined, SumContributor) and isinstance(role, SumContributor):
-            joined.clipping = role.clipping
-        return joined
+        new_role = self._run_setup(me, send, receive)
+        if isinstance(new_role, SumContributor) and isinstance(role, SumContributor):
+            new_role.clipping = role.clipping  # its counts go on
+        return new_role
 
     def _agree_clip(
         self,
@@ -500,14 +519,14 @@ class SumSession(KeepsSecrets):
         *,
         anew: bool,
     ) -> bool:
-        """Agree on a clip over links and apply it; return whether it changed.
+        """Agree on a clip (L2 bound of a row) over links, and apply it; return whether it changed.
 
         Args:
             me: this party's name.
             send, receive: functions that send bytes to the party that is named, and that wait for
                 the next message and return (sender, bytes).
             values: what a contributor is about to contribute; None at the other parties.
-            anew: whether a clip was agreed before.
+            anew: whether a clip was agreed before, so that first only its fit is asked.
 
         Raises LocalProtocolError: a contributor gives no values.
         """
@@ -518,14 +537,14 @@ class SumSession(KeepsSecrets):
         if me in names and matrix is None:
             values_name = "its next values" if anew else "its first values"
             raise LocalProtocolError(f"{me} gives {values_name}, for a clip to be agreed")
-        current = agreement.clip_norm if anew else None
+        current_clip = agreement.clip_norm if anew else None
         clip_agreement = ClipAgreement(
-            me, names, matrix, told=parties, current=current, bits=agreement.bits
+            me, names, matrix, told=parties, current=current_clip, bits=agreement.bits
         )
 
         def receive_report() -> tuple[str, bytes]:
-            """Return (sender, bytes) of the next message of this agreement; store messages of the
-            set-up that follows.
+            """Return (sender, bytes) of the next message of this agreement. Faster parties may send
+            messages of the set-up that follows; they are stored until it begins.
             """
             for index, (sender, body) in enumerate(self._early_messages):
                 if clip_agreement.needs_message(sender, body):
@@ -533,9 +552,10 @@ class SumSession(KeepsSecrets):
                     return sender, body
             while True:
                 sender, body = receive()
+                # A stranger's message is returned, too: `run_role` refuses it.
                 if sender not in parties or clip_agreement.needs_message(sender, body):
                     return sender, body
-                self._keep_early(me, sender, body)
+                self._store_early(me, sender, body)
 
         run_role(clip_agreement, me, parties - {me}, send=send, receive=receive_report)
         return self._apply_clip(clip_agreement.clip)
@@ -551,9 +571,9 @@ class SumSession(KeepsSecrets):
         returns (sender, bytes).
         """
 
-        def receive_of_setup() -> tuple[str, bytes]:
-            """Return (sender, bytes) of the next set-up message; store messages of one byte, which
-            belong to the next clip agreement.
+        def receive_setup_message() -> tuple[str, bytes]:
+            """Return (sender, bytes) of the next set-up message. Messages of one byte belong to the
+            next clip agreement, which faster parties may have begun; they are stored until then.
             """
             for index, (_, body) in enumerate(self._early_messages):
                 if len(body) != 1:
@@ -562,13 +582,13 @@ class SumSession(KeepsSecrets):
                 sender, body = receive()
                 if len(body) != 1:
                     return sender, body
-                self._keep_early(me, sender, body)
+                self._store_early(me, sender, body)
 
-        return join_sum(self.described, me, send=send, receive=receive_of_setup)
+        return join_sum(self.described, me, send=send, receive=receive_setup_message)
 
-    def _keep_early(self, me: str, sender: str, body: bytes) -> None:
-        """Store a message that arrived before its agreement or set-up began. Raises
-        RemoteProtocolError: too many did.
+    def _store_early(self, me: str, sender: str, body: bytes) -> None:
+        """Store a message that arrived before the clip agreement or set-up that it belongs to.
+        Raises RemoteProtocolError: `_MAX_EARLY_MESSAGES` are stored already.
         """
         if len(self._early_messages) >= _MAX_EARLY_MESSAGES:
             raise RemoteProtocolError(
@@ -586,9 +606,8 @@ class SumSession(KeepsSecrets):
         return resume_role(self.described, me, sealed, key, book=book)
 
     def _apply_clip(self, clip: float) -> bool:
-        """Replace the agreement's C by `clip`, and make the roles of this process, if any, again.
-
-        Return whether C changed.
+        """Replace the agreement's clip C by `clip`. If this process has all roles, make them again
+        under the new agreement. Return whether C changed, or was agreed for the first time.
         """
         if self._has_clip and clip == self.described.agreement.clip_norm:
             return False
@@ -598,10 +617,11 @@ class SumSession(KeepsSecrets):
             self.described = replace(self.described, agreement=agreement)
             self._has_clip = True
         if "_roles" in self.__dict__:  # the cached property was computed
-            counts = self.clipping
-            del self.__dict__["_roles"]
-            for name, role in self._roles[0].items():
-                role.clipping = counts[name]
+            clipping_by_contributor = self.clipping
+            del self.__dict__["_roles"]  # reading it makes new roles
+            contributors, _ = self._roles
+            for name, role in contributors.items():
+                role.clipping = clipping_by_contributor[name]  # its counts go on
         return True
 
     def _require_clip(self) -> None:
@@ -649,15 +669,23 @@ class ClipAgreement(KeepsSecrets):
         current: float | None = None,
         bits: int = MAX_BITS,
     ) -> None:
-        """Compute the report of `me` from its rows `matrix`, (rows, columns); None: it reports
-        nothing. `told`: who receives the reports; `current`: the present C, None: there is none
-        yet; `bits`: width of one value in fixed point.
+        """Compute what the party `me` reports about its rows.
+
+        Args:
+            me: a contributor, or a party that only receives the reports.
+            contributors: the parties that report a size.
+            matrix: the rows of `me`, (rows, columns); None: it reports nothing.
+            told: the parties that receive the reports; None: the contributors.
+            current: the present C; None: there is no C yet.
+            bits: width of one value in fixed point.
         """
         self.me = me
         self._contributors = tuple(contributors)
         self._recipients = sorted({*(contributors if told is None else told)} - {me})
         self._current = current
+        # The least e with every own row's norm at most 2^e; None: this party has no rows.
         self._own_exponent = None if matrix is None else _find_exponent(matrix)
+        # The reports so far, by contributor: whether the present C fits, and the exponents.
         self._fits_by_contributor: dict[str, bool] = {}
         self._exponents: dict[str, int] = {}
         if self._own_exponent is not None and current is None:
@@ -668,39 +696,45 @@ class ClipAgreement(KeepsSecrets):
             )
 
     def start(self) -> Iterable[Outgoing]:
-        """Return the messages with this party's first report: its exponent or, if there is a clip,
-        whether it still fits.
+        """Return the messages with this party's first report: the exponent of its largest row or,
+        if there is a clip already, one bit: whether the clip still fits.
         """
         if self._own_exponent is None:
             return []
         if self._current is None:
             return self._make_messages(self._own_exponent)
         fits = self._fits_by_contributor[self.me]
-        return [*self._make_messages(_FITS if fits else _DOES_NOT_FIT), *self._make_answers()]
+        report = self._make_messages(_CLIP_FITS if fits else _CLIP_DOES_NOT_FIT)
+        # If all reports are here already (of a single contributor), the exponent may be due now.
+        return [*report, *self._make_exponent_messages()]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Record a contributor's report, and return the messages with this party's size if that is
-        needed now.
+        """Store a contributor's report. If this was the last report on whether the clip fits, and
+        it does not fit all, return the messages with this party's exponent; otherwise return no
+        messages.
+
+        `body`: the report, one signed byte: an exponent, or whether the clip fits.
 
         Raises RemoteProtocolError: `sender` is no contributor or has reported before, or the report
-        is no number in range.
+        is not a number in range.
         """
         number = int.from_bytes(body, "big", signed=True) if len(body) == 1 else None
-        is_first_bit = self._current is not None and sender not in self._fits_by_contributor
-        allowed: Collection[int] = range(_MIN_EXPONENT, _MAX_EXPONENT + 1)
-        if is_first_bit:
-            allowed = (_FITS, _DOES_NOT_FIT)
-        if sender not in self._contributors or sender in self._exponents or number not in allowed:
-            expected = "whether the clip still fits" if is_first_bit else "one exponent"
+        is_about_fit = self._current is not None and sender not in self._fits_by_contributor
+        allowed_numbers: Collection[int] = range(_MIN_EXPONENT, _MAX_EXPONENT + 1)
+        if is_about_fit:
+            allowed_numbers = (_CLIP_FITS, _CLIP_DOES_NOT_FIT)
+        may_report = sender in self._contributors and sender not in self._exponents
+        if not may_report or number not in allowed_numbers:
+            expected = "whether the clip still fits" if is_about_fit else "one exponent"
             raise RemoteProtocolError(
                 f"{sender} told {self.me} no size of its rows: expected {expected} of "
                 f"{_MIN_EXPONENT}..{_MAX_EXPONENT} of each of {', '.join(self._contributors)}, "
                 f"got {len(body)} bytes"
             )
         assert number is not None
-        if is_first_bit:
-            self._fits_by_contributor[sender] = number == _FITS
-            return self._make_answers()
+        if is_about_fit:
+            self._fits_by_contributor[sender] = number == _CLIP_FITS
+            return self._make_exponent_messages()
         self._exponents[sender] = number
         return ()
 
@@ -713,7 +747,8 @@ class ClipAgreement(KeepsSecrets):
         if sender not in self._contributors or sender in self._exponents:
             return False
         if self._current is None or sender not in self._fits_by_contributor:
-            return True
+            return True  # its first report is missing
+        # Its exponent is missing, which it reports only if the clip does not fit all.
         number = int.from_bytes(body[:1], "big", signed=True)
         return len(body) == 1 and _MIN_EXPONENT <= number <= _MAX_EXPONENT
 
@@ -722,59 +757,71 @@ class ClipAgreement(KeepsSecrets):
         body = number.to_bytes(1, "big", signed=True)
         return [Outgoing(receiver, body) for receiver in self._recipients]
 
-    def _make_answers(self) -> list[Outgoing]:
-        """Return the messages with this party's size, once, when all contributors have reported and
-        C does not fit one of them; else none.
+    def _make_exponent_messages(self) -> list[Outgoing]:
+        """Return the messages with this party's exponent, if they are due now: all contributors
+        have reported whether the clip C fits, it does not fit one of them, and this party has not
+        sent its exponent yet. Otherwise return no messages.
         """
-        if self._own_exponent is None or self.me in self._exponents or not self._has_all_replies:
+        has_exponent_to_send = self._own_exponent is not None and self.me not in self._exponents
+        if not has_exponent_to_send or not self._has_all_fit_reports:
             return []
         if all(self._fits_by_contributor.values()):
             return []
+        assert self._own_exponent is not None
         self._exponents[self.me] = self._own_exponent
         return self._make_messages(self._own_exponent)
 
     @property
-    def _has_all_replies(self) -> bool:
+    def _has_all_fit_reports(self) -> bool:
         """Return whether all contributors have reported whether C still fits."""
         return len(self._fits_by_contributor) == len(self._contributors)
 
     @property
     def is_finished(self) -> bool:
-        stays = (
+        """Return whether the result is known: the present C fits all contributors, or all have
+        reported an exponent.
+        """
+        clip_stays = (
             self._current is not None
-            and self._has_all_replies
+            and self._has_all_fit_reports
             and all(self._fits_by_contributor.values())
         )
-        return stays or len(self._exponents) == len(self._contributors)
+        return clip_stays or len(self._exponents) == len(self._contributors)
 
     @property
     def clip(self) -> float:
-        """Return the agreed C: a power of two, or the present C if it stays. Raises
-        LocalProtocolError: no C was agreed before and all values are zero.
+        """Return the agreed clip C: a power of two, or the present C if it stays.
+
+        C is four times the largest reported size, but at most 4 * 64 times the lower median of the
+        sizes, so that one lying contributor cannot raise it further.
+
+        Raises LocalProtocolError: no C was agreed before and all values are zero.
         """
         if self._current is not None and all(self._fits_by_contributor.values()):
             return self._current
-        sizes = sorted(size for size in self._exponents.values() if size != _MIN_EXPONENT)
-        if not sizes and self._current is not None:
+        # The least exponent stands for rows of zeros, which need no clip.
+        exponents = sorted(e for e in self._exponents.values() if e != _MIN_EXPONENT)
+        if not exponents and self._current is not None:
             return self._current
-        if not sizes:
+        if not exponents:
             raise LocalProtocolError(
                 "no clip fits first values that are zero at all contributors; say a number"
             )
-        lower_median = sizes[(len(sizes) - 1) // 2]
-        exponent = min(sizes[-1], lower_median + _SWAY_EXPONENTS) + _HEADROOM_EXPONENTS
+        largest = exponents[-1]
+        lower_median = exponents[(len(exponents) - 1) // 2]
+        exponent = min(largest, lower_median + _SWAY_EXPONENTS) + _HEADROOM_EXPONENTS
         return float(2.0 ** min(exponent, _MAX_EXPONENT))
 
 
 def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> bool:
-    """Return whether the present clip still fits these rows.
+    """Return whether the present clip (L2 bound of a row) still fits a contributor's rows.
 
-    It does not if more than `TOO_MANY_CLIPPED` of the rows exceed it, or if rounding loses too many
-    of their numbers (`Clipping.too_small`) and a smaller clip would help.
+    It does not fit if more than 1 % of the rows (`TOO_MANY_CLIPPED`) exceed it; or if rounding
+    turns a tenth or more of their numbers into 0 and a smaller clip would help.
 
     Args:
-        matrix: rows (rows, columns) to be added.
-        exponent: the least one with every row's norm at most 2^exponent.
+        matrix: the rows to be added, (rows, columns).
+        exponent: the least exponent with every row's norm at most 2^exponent.
         current: the present clip.
         bits: width of one value in fixed point.
     """
@@ -784,14 +831,15 @@ def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> b
     if clipping.clipped > TOO_MANY_CLIPPED * clipping.rows:
         return False
     smaller_clip_would_help = 2.0 ** (exponent + _HEADROOM_EXPONENTS + 1) <= current
-    return not (clipping.too_small and smaller_clip_would_help)
+    loses_too_many = clipping.too_small > 0
+    return not (loses_too_many and smaller_clip_would_help)
 
 
 def _find_exponent(matrix: Any) -> int:
     """Return the least exponent e in -99..99 with the L2 norm of every row of `matrix`, (rows,
-    columns), at most 2^e. Raises LocalProtocolError: a row exceeds the largest clip.
+    columns), at most 2^e. Raises LocalProtocolError: a row exceeds the largest clip, 2^99.
     """
-    # Clipped to any bound, here 1, only for the largest norm that is counted.
+    # `clip_rows` is called for the largest norm, which it counts, whatever the bound (here 1).
     clipping = Clipping()
     clip_rows(check_matrix(matrix), 1.0, clipping)
     largest = clipping.largest_norm
