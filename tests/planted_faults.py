@@ -244,8 +244,8 @@ lambda_over_the_batch: test_methods_apfed.py
 --- secure_apfed/methods/apfed.py
 one_known_person_answered: test_methods_apfed.py
     Among strangers a single person of a passive is answered about alone.
--known_count < self.contract.minimum_batch or is_narrow(known_z_BD, self.terms)
-+is_narrow(known_z_BD, self.terms)
+-known_count < self.contract.minimum_batch or self.is_narrow(known_z_BD)
++self.is_narrow(known_z_BD)
 --- secure_apfed/methods/apfed_code.py
 another_question_answered: test_methods_code.py
     A passive answers whatever the active asks of it.

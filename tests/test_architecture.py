@@ -180,8 +180,8 @@ LOADED = {
 """What a part costs a reader: modules of ours that it loads, at most."""
 
 ASKED = {
-    "apfed": (31, 11),
-    "single_view": (20, 13),
+    "apfed": (25, 9),
+    "single_view": (18, 11),
     "votes": (30, 10),
     "votes_randomised": (21, 9),
     "joint": (32, 15),

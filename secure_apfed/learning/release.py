@@ -153,7 +153,7 @@ def warn_if_near_constant(
             f"{spread:.2g} below {minimum:g}); {sender} trains on such batches alone. Lower "
             "the learning rate if they go on, or agree on another rules.minimum_spread",
             NarrowBatchWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return spread < minimum
 

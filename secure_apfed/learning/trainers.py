@@ -239,6 +239,14 @@ class ActiveTrainer(LabelTrainer):
         self.step()
         return 0.0 if batch.loss is None else defer_reading(batch.loss)
 
+    def train_on_gradient(self, batch: Batch, z_A: Tensor, gradient_A: Tensor) -> StepLoss:
+        """Take one step on task loss and passives' gradient together (Eq. 9); return the task loss.
+
+        `z_A`, `gradient_A`: see `make_joint_loss`. Raises as `train_on_batch`.
+        """
+        task_loss = 0.0 if batch.loss is None else batch.loss
+        return self.train_on_batch(batch, make_joint_loss(task_loss, z_A, gradient_A))
+
     def replace_labels(self, labels_N: Tensor) -> None:
         """Train on these labels of the table's N rows from now on."""
         self.labels_N = self.compute.move_tensor(labels_N)

@@ -29,15 +29,9 @@ from torch import Tensor
 
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.learning.release import (
-    ActiveAccounts,
-    is_narrow,
-    parse_representations,
-    warn_if_near_constant,
-)
-from secure_apfed.learning.trainers import ActiveTrainer, Batch, PassiveDescent, make_joint_loss
+from secure_apfed.learning.trainers import Batch, PassiveDescent
 from secure_apfed.methods.method import ActiveRole, HelperRole, Lockstep, SessionTerms
-from secure_apfed.methods.party import PartyContext
+from secure_apfed.methods.party import ActiveParts, PartyContext
 from secure_apfed.methods.single_view import SingleView, SingleViewActive
 from secure_apfed.methods.sum_end import (
     ActiveSum,
@@ -49,7 +43,6 @@ from secure_apfed.methods.sum_end import (
     SumMethod,
 )
 from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ContrastiveSettings, ReconstructionSettings
 
 
@@ -62,6 +55,7 @@ class ApfedSettings(MethodSettings):
     trains_privately = True
     takes_pairwise = True
     stops_early = True
+    takes_unaligned = True
     weighs_classes = True
     tasks = ("classification", "regression")
 
@@ -97,36 +91,24 @@ class ApfedActive(SumLearner, SingleViewActive):
     descends the summed gradients that come back; see `ActiveRole`.
 
     Attributes:
-        min_spread: the smallest spread of a batch's representations that every passive accepts; see
-            `warn_if_near_constant`.
         min_norm: the smallest L2 norm of a row's representation that every passive accepts.
     """
 
-    def __init__(
-        self,
-        party: PartyContext,
-        contract: Contract,
-        rows: Tensor,
-        trainer: ActiveTrainer,
-        accounts: ActiveAccounts,
-        sum_end: ActiveSum,
-    ) -> None:
+    def __init__(self, parts: ActiveParts, sum_end: ActiveSum) -> None:
         """Make the active's role in APFed; find the alignment position of each row of its table.
 
-        `rows`: the row of its table at each alignment position, (N,). `trainer`: the active's
-        networks and their optimiser. `accounts`: the active's guard (which clips and perturbs
-        representations) and privacy ledgers. `sum_end`: the active's side of the secure sum, which
-        sends requests and decodes sums.
+        `sum_end`: the active's side of the secure sum, which sends requests and decodes sums.
         """
-        super().__init__(party, contract, trainer, accounts, rows)
+        super().__init__(parts)
         self.read_from(sum_end)
-        bounds = [terms.representation for terms in contract.passives.values()]
+        bounds = [terms.representation for terms in self.contract.passives.values()]
         self.min_spread = max(bound.minimum_spread for bound in bounds)
         self.min_norm = max(bound.minimum_norm for bound in bounds)
-        self._releases = accounts.releases
+        self._releases = parts.accounts.releases
+        assert parts.people is not None
         # By row of the table; -1: the row is not aligned.
-        self._position_N = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
-        self._position_N[rows] = torch.arange(len(rows))
+        self._position_N = torch.full((len(parts.party.data.table.ids),), -1, dtype=torch.int64)
+        self._position_N[parts.people] = torch.arange(len(parts.people))
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Send representations, receive the sum of gradients, update (Alg. 1, active client).
@@ -154,9 +136,7 @@ class ApfedActive(SumLearner, SingleViewActive):
             shortest=self.min_norm,
         )
         z_A = released.z
-        if warn_if_near_constant(
-            z_A, self.min_spread, sender=self.name, step=step, spread=released.spread
-        ):
+        if self.warn_if_near_constant(z_A, step=step, spread=released.spread):
             return self.trainer.train_on_batch(batch)
         self.sum.send_request(links, Kind.REPRESENTATIONS, step, released.payload)
         row_size = math.prod(z_A.shape[1:])
@@ -198,8 +178,7 @@ class ApfedActive(SumLearner, SingleViewActive):
         if self.ending is not None:
             self.ending.received.add_sums(rows_A, sum_AD)
         gradient_A = self.trainer.compute.move_batch(sum_AD / len(sum_AD)).reshape(z_A.shape)
-        task_loss = 0.0 if batch.loss is None else batch.loss
-        return self.trainer.train_on_batch(batch, make_joint_loss(task_loss, z_A, gradient_A))
+        return self.trainer.train_on_gradient(batch, z_A, gradient_A)
 
 
 class ApfedPassive(SumHelper):
@@ -254,10 +233,7 @@ class ApfedPassive(SumHelper):
 
         Raises RemoteProtocolError: positions or representations break a rule of the contract.
         """
-        rows_B, z_BD = parse_representations(
-            message, self.terms, aligned=self._position_count, minimum=self.contract.minimum_batch
-        )
-        return self.sum.admit_request(message, rows_B), z_BD
+        return self.sum.admit_representations(message, aligned=self._position_count)
 
     def compute_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Take one step on the own objective; return lambda_p times the gradient of each row's
@@ -278,7 +254,7 @@ class ApfedPassive(SumHelper):
         known_count = int(is_known_B.sum())
         known_z_BD = z_BD[is_known_B]
         gradient_BD = torch.zeros_like(z_BD)
-        if known_count < self.contract.minimum_batch or is_narrow(known_z_BD, self.terms):
+        if known_count < self.contract.minimum_batch or self.is_narrow(known_z_BD):
             return gradient_BD
         known_gradient_BD = self.trainer.train_on_rows(
             step, rows_B[is_known_B], known_z_BD, weight=self.weight
@@ -292,9 +268,6 @@ class Apfed(SumMethod, SingleView):
 
     def __init__(self, settings: type[ApfedSettings]) -> None:
         self.settings = settings
-
-    def learns_unaligned_labels(self, config: RunSettings) -> bool:
-        return config.train.use_unaligned
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
         """Return the bounds on the representations that the active sends; None at a passive."""
@@ -328,11 +301,10 @@ class Apfed(SumMethod, SingleView):
 
         `rows`: the row of its table at each alignment position, (N,).
         """
-        accounts = party.open_active_accounts(len(rows), sends=True)
-        trainer = party.build_active_trainer(accounts)
-        dtype = trainer.compute.dtype
+        parts = party.build_active_parts(contract, rows, sends=True)
+        dtype = parts.trainer.compute.dtype
         sum_end = SessionSum.from_contract(party, contract).make_active_end(dtype)
-        return ApfedActive(party, contract, rows, trainer, accounts, sum_end)
+        return ApfedActive(parts, sum_end)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role, with its objective, defences and sender to the secure sum.
@@ -366,9 +338,7 @@ class Apfed(SumMethod, SingleView):
             """
             batch, rows_A = active.forward(step, rows_B)
             z_A = batch.h
-            if z_A is None or warn_if_near_constant(
-                z_A, active.min_spread, sender=active.name, step=step
-            ):
+            if z_A is None or active.warn_if_near_constant(z_A, step=step):
                 active.trainer.train_on_batch(batch)
                 return
             sent_A = z_A.detach()

@@ -19,6 +19,7 @@ from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, Representa
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.learning.descent import ActiveNetworks
+from secure_apfed.learning.release import is_narrow, warn_if_near_constant
 from secure_apfed.learning.votes import Help
 from secure_apfed.measures.table import Scored
 from secure_apfed.methods.charged import Statement, parse_statement
@@ -135,6 +136,12 @@ class HelperRole(Role, ABC):
         """Answer one message whose kind is in `asks`."""
         raise LocalProtocolError(f"{self.name} answers no {message.kind}")
 
+    def is_narrow(self, z_BD: Tensor) -> bool:
+        """Return whether these rows have less spread of directions than the contract requires of
+        what this passive receives.
+        """
+        return is_narrow(z_BD, self.contract.passives[self.name].representation)
+
     def get_sent_network(self) -> nn.Module | None:
         """Return the network whose output this party sends or adds to a sum; None if it has none.
 
@@ -182,6 +189,7 @@ class ActiveRole(Role, ABC):
             they learnt the labels.
         fallback_networks: networks trained on the active's own columns alone, for methods whose
             main model needs all parties to predict; None: there are none.
+        min_spread: the smallest spread of a batch's representations that every passive accepts.
         model: settings of its networks, where the parties agreed on sizes that the run's settings
             leave open; None: as in the settings.
     """
@@ -189,6 +197,7 @@ class ActiveRole(Role, ABC):
     training_rows: Tensor
     guarantee: str
     smallest_batch: int = 2
+    min_spread: float = 0.0
     training: WholeTraining | None = None
     rounding: float | None = None
     model: ModelSettings | None = None
@@ -224,6 +233,17 @@ class ActiveRole(Role, ABC):
         to train on.
         """
         raise LocalProtocolError(f"{self.name} has no model that could be asked for labels")
+
+    def warn_if_near_constant(
+        self, z_BD: Tensor, *, step: int, spread: float | None = None
+    ) -> bool:
+        """Return whether a passive would refuse a batch for its spread of directions; warn if so.
+
+        `z_BD`: the batch, (B, *shape). `spread`: see the function `warn_if_near_constant`.
+        """
+        return warn_if_near_constant(
+            z_BD, self.min_spread, sender=self.name, step=step, spread=spread
+        )
 
     def list_learnt_rows(self, config: RunSettings) -> Tensor:
         """Return its training rows without the validation rows."""
@@ -355,7 +375,7 @@ class Method(ABC):
 
     def learns_unaligned_labels(self, config: RunSettings) -> bool:
         """Return whether training also uses labels of people whom no passive knows."""
-        return False
+        return self.public_facts.takes_unaligned and config.train.use_unaligned
 
     def find_testable_rows(self, data: OwnData, aligned: Tensor) -> Tensor:
         """Return the active's test rows that the headline model can predict.

@@ -387,6 +387,21 @@ class PartyContext:
             rests_on_rows=accounts.rests_on_rows,
         )
 
+    def build_active_parts(self, contract: Contract, rows: Tensor, *, sends: bool) -> "ActiveParts":
+        """Return the parts from which the role of an active that trains by steps is made.
+
+        `rows`: the row of its table at each alignment position, (N,). `sends`: whether it sends
+        representations of these rows; otherwise it trains as if nothing were aligned.
+        """
+        accounts = self.open_active_accounts(len(rows), sends=sends)
+        return ActiveParts(
+            party=self,
+            contract=contract,
+            trainer=self.build_active_trainer(accounts),
+            accounts=accounts,
+            people=rows if sends else None,
+        )
+
     def build_passive_trainer(
         self, terms: PassiveTerms, rows: Tensor, *, is_noised: bool, is_defended: bool
     ) -> PassiveDescent:
@@ -717,3 +732,22 @@ class PartyContext:
                 "released in a run whose rows stood in another order; resume that run, or choose "
                 "another folder"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveParts:
+    """The parts from which the role of an active that trains by steps is made.
+
+    Attributes:
+        party: the active's inputs.
+        contract: the session's contract.
+        trainer: the active's networks, their optimiser, and its table.
+        accounts: its guard and privacy ledgers.
+        people: the row of its table at each alignment position, (N,); None: nothing is aligned.
+    """
+
+    party: PartyContext
+    contract: Contract
+    trainer: ActiveTrainer
+    accounts: ActiveAccounts
+    people: Tensor | None = None

@@ -18,8 +18,6 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Links
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
-from secure_apfed.learning.release import ActiveAccounts
-from secure_apfed.learning.trainers import ActiveTrainer
 from secure_apfed.measures.table import Scored
 from secure_apfed.methods.alignment import intersect_rows
 from secure_apfed.methods.local_models import LocalEnding
@@ -30,7 +28,7 @@ from secure_apfed.methods.method import (
     Method,
     StepCounter,
 )
-from secure_apfed.methods.party import PartyContext
+from secure_apfed.methods.party import ActiveParts, PartyContext
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
@@ -70,28 +68,16 @@ class SingleViewActive(ActiveRole):
 
     ending: LocalEnding | None = None
 
-    def __init__(
-        self,
-        party: PartyContext,
-        contract: Contract,
-        trainer: ActiveTrainer,
-        accounts: ActiveAccounts,
-        people: Tensor | None = None,
-    ) -> None:
-        """Make the active's role, and choose its training rows.
-
-        Args:
-            party: the active's settings, secrets and data.
-            contract: the session's contract.
-            trainer: the active's networks, their optimiser, and its table.
-            accounts: the active's privacy protections (guard, DP-SGD) and ledgers.
-            people: the row of its table at each alignment position; None: nothing is aligned.
-        """
+    def __init__(self, parts: ActiveParts) -> None:
+        """Make the active's role, and choose its training rows."""
         super().__init__()
+        party = parts.party
+        accounts = parts.accounts
+        people = parts.people
         self.name = party.name
-        self.contract = contract
-        self.trainer = trainer
-        self.checkpoint_parts = {"": trainer, "guard": accounts.releases.guard}
+        self.contract = parts.contract
+        self.trainer = parts.trainer
+        self.checkpoint_parts = {"": parts.trainer, "guard": accounts.releases.guard}
         self.ledgers = accounts.list_ledgers(party.name)
         self.training = accounts.training
         self.guarantee = accounts.describe_guarantee()
@@ -203,8 +189,7 @@ class SingleView(Method):
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role; `rows` is empty, since nothing is aligned."""
         # No representations are sent, so only DP-SGD updates need an account.
-        accounts = party.open_active_accounts(len(rows), sends=False)
-        return SingleViewActive(party, contract, party.build_active_trainer(accounts), accounts)
+        return SingleViewActive(party.build_active_parts(contract, rows, sends=False))
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]

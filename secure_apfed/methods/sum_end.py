@@ -43,7 +43,7 @@ from secure_apfed.base.names import log_file
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.learning.release import ContributionNoise
+from secure_apfed.learning.release import ContributionNoise, parse_representations
 from secure_apfed.methods.accounts import NoisePlan, make_sum_release, sum_and_noise
 from secure_apfed.methods.circles import RunCircles
 from secure_apfed.methods.method import (
@@ -286,6 +286,23 @@ class PassiveSum:
             step, rows_B, counted_rows, request.payload, request.sender
         )
         return self._admitted_request
+
+    def admit_representations(
+        self, message: Envelope, *, aligned: int
+    ) -> tuple[AdmittedRequest, Tensor]:
+        """Check a request that carries representations; return it, admitted for one answer, and the
+        representations, (B, *shape).
+
+        `aligned`: number of alignment positions. Raises RemoteProtocolError: positions or
+        representations break a rule of the contract.
+        """
+        rows_B, z_BD = parse_representations(
+            message,
+            self.contract.passives[self.name].representation,
+            aligned=aligned,
+            minimum=self.contract.minimum_batch,
+        )
+        return self.admit_request(message, rows_B), z_BD
 
     def defend_gradient(self, admitted: AdmittedRequest, gradient_BD: Tensor) -> Tensor:
         """Return the gradient (B, D) after all configured defences, to be contributed instead."""

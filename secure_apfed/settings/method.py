@@ -69,6 +69,8 @@ class MethodSettings(Settings, ABC):
         takes_pairwise: accepts `alignment.mode: pairwise`, where passives lack some of the active's
             people.
         stops_early: accepts `train.patience`: the active can compute the loss of held-out rows.
+        takes_unaligned: takes `train.use_unaligned`: the active also learns the labels of people
+            whom no passive knows.
         weighs_classes: takes `train.class_weights`: the active descends on its own labels.
         tasks: tasks that the active's model may learn, keys of `secure_apfed.measures.tasks.TASKS`.
         own_objective: the objective of every contributing passive; None: each names its own.
@@ -92,6 +94,7 @@ class MethodSettings(Settings, ABC):
     takes_labels_of_passives: ClassVar[bool] = False
     takes_pairwise: ClassVar[bool] = False
     stops_early: ClassVar[bool] = False
+    takes_unaligned: ClassVar[bool] = False
     weighs_classes: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     own_objective: ClassVar[ObjectiveSettings | None] = None

@@ -22,6 +22,7 @@ from secure_apfed.learning.release import ActiveAccounts, ContributionNoise, Rel
 from secure_apfed.learning.trainers import ActiveTrainer, PassiveTrainer
 from secure_apfed.methods import PartyContext, Session, SimulationInputs, fresh_secrets
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
+from secure_apfed.methods.party import ActiveParts
 from secure_apfed.methods.single_view import SingleViewActive
 from secure_apfed.methods.sum_end import ActiveSum, AnswerLimits, PassiveSum, RefusedSums, bind_step
 from secure_apfed.privacy.dp_sgd import PrivateUpdates
@@ -224,11 +225,9 @@ class LoneActive:
             rests_on_rows=accounts.rests_on_rows,
         )
         self.role = ApfedActive(
-            own,
-            agreed,
-            alignment,
-            trainer,
-            accounts,
+            ActiveParts(
+                party=own, contract=agreed, trainer=trainer, accounts=accounts, people=alignment
+            ),
             ActiveSum(agreed, receiver or plain_sum().make_receiver(), RefusedSums(own)),
         )
         self.sent: bytes | None = None
