@@ -532,10 +532,11 @@ class MemberHelper(Protocol):
     the AND over all members, and the count of common IDs.
 
     Attributes:
-        shares: whether this member holds a share of the result, and sends it if rows are revealed.
+        holds_share: whether this member holds a share of the result, which it sends if rows are
+            revealed.
     """
 
-    shares: bool
+    holds_share: bool
 
     def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
         """Return this member's shares of multiplication triples for a chunk of 64 * `words` bins:
@@ -639,7 +640,7 @@ class DealtHub:
 class DealtMember:
     """A member's triples and counts by a dealer; satisfies `MemberHelper`."""
 
-    shares = True
+    holds_share = True
 
     def __init__(self, endpoint: Endpoint, hub: str, inputs: CircuitInputs) -> None:
         """Use the dealer that the agreement names."""
@@ -1092,7 +1093,7 @@ def _reveal_at_member(
     result = yield from helper.count_common(share, len(ids))
     if result is not None:  # too few common IDs, or rows are not the agreed output
         return result
-    shares_for_hub = {hub: share.tobytes()} if helper.shares else {}
+    shares_for_hub = {hub: share.tobytes()} if helper.holds_share else {}
     if endpoint.agreement.output is Output.HUB_ROWS:
         yield endpoint.make_turn(Kind.SHARE, shares_for_hub, awaited=())
         return IntersectionResult()

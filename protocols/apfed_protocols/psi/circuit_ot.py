@@ -615,7 +615,7 @@ class TransferMember:
         self._chunk = 0  # how many chunks of bins were combined
         # At the first member, by chunk: the sum of the other members' random shares of the result.
         self._masks: list[Words] = []
-        self.shares = sealer is None  # only the first member has a share to send
+        self.holds_share = sealer is None  # only the first member has a share to send
 
     def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
         """Make the multiplication triples for a chunk of 64 * `words` bins with the hub. Return
@@ -623,7 +623,7 @@ class TransferMember:
         for the AND over all members (no triples at another member).
         """
         pair_words, all_words = count_triple_words(words, self._inputs.slots)
-        is_first = self.shares
+        is_first = self.holds_share
         own_all_words = all_words if is_first else 0
         own_pair_words = pair_words[self._inputs.member_index]
         plan = transfers.split_triples(own_pair_words, more=own_all_words)
@@ -701,7 +701,7 @@ class TransferMember:
         endpoint = self._endpoint
         hub = self._hub
         bits = unpack_bits(share)
-        is_first = self.shares
+        is_first = self.holds_share
         if not is_first:
             inbox = yield Turn(outgoing=(), awaited=[hub])
             body = endpoint.parse_message(inbox, hub, Kind.VERDICT, VERDICT.size)
