@@ -551,6 +551,7 @@ def _is_state_of(kind: str, tensors: Mapping[str, Tensor]) -> bool:
         return any(_MEMBER.fullmatch(name) for name in tensors)
     if kind == "layers":
         return any(_LAYER.fullmatch(name) for name in tensors)
+    # Half of the names show the kind, since some may be missing.
     names = SIMPLE[kind].names
     return 2 * len(set(names) & tensors.keys()) >= len(names)
 

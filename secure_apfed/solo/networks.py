@@ -361,7 +361,10 @@ class _Rows:
 
     @classmethod
     def from_task(cls, task: SoloTask, x_NF: Tensor) -> Self:
-        """Separate a task's scaled rows into labelled and unlabelled ones."""
+        """Separate a task's scaled rows into labelled and unlabelled ones.
+
+        If all rows have a label, they serve as unlabelled ones, too.
+        """
         unlabelled = torch.ones(len(x_NF), dtype=torch.bool)
         unlabelled[task.labelled] = False
         x_nF = x_NF[task.labelled]
