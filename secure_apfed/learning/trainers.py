@@ -242,7 +242,9 @@ class ActiveTrainer(LabelTrainer):
     def train_on_gradient(self, batch: Batch, z_A: Tensor, gradient_A: Tensor) -> StepLoss:
         """Take one step on task loss and passives' gradient together (Eq. 9); return the task loss.
 
-        `z_A`, `gradient_A`: see `make_joint_loss`. Raises as `train_on_batch`.
+        `batch`: the forward pass of the batch. `z_A`: the representations of the A rows that were
+        sent, still in the autograd graph. `gradient_A`: the passives' gradient by `z_A`.
+        Raises the errors of `train_on_batch`.
         """
         task_loss = 0.0 if batch.loss is None else batch.loss
         return self.train_on_batch(batch, make_joint_loss(task_loss, z_A, gradient_A))

@@ -69,7 +69,7 @@ class MixedApfedSettings(ApfedSettings):
 
 
 class ApfedRSettings(ApfedSettings):
-    """All passives reconstruct; see `ApfedSettings`."""
+    """The settings of APFed where all passives reconstruct features; see `ApfedSettings`."""
 
     name: Literal["apfed_r"]
 
@@ -78,7 +78,7 @@ class ApfedRSettings(ApfedSettings):
 
 
 class ApfedCSettings(ApfedSettings):
-    """All passives contrast; see `ApfedSettings`."""
+    """The settings of APFed where all passives use a contrastive loss; see `ApfedSettings`."""
 
     name: Literal["apfed_c"]
 
@@ -87,8 +87,8 @@ class ApfedCSettings(ApfedSettings):
 
 
 class ApfedActive(SumLearner, SingleViewActive):
-    """The active of APFed: has the labels, sends guarded representations h of its rows, and
-    descends the summed gradients that come back; see `ActiveRole`.
+    """The active of APFed: it has the labels, sends representations of its rows behind a guard
+    (which clips and perturbs them), and descends the sum of gradients that comes back.
 
     Attributes:
         min_norm: the smallest L2 norm of a row's representation that every passive accepts.
@@ -97,7 +97,8 @@ class ApfedActive(SumLearner, SingleViewActive):
     def __init__(self, parts: ActiveParts, sum_end: ActiveSum) -> None:
         """Make the active's role in APFed; find the alignment position of each row of its table.
 
-        `sum_end`: the active's side of the secure sum, which sends requests and decodes sums.
+        `parts`: the active's inputs, networks and privacy ledgers. `sum_end`: the active's side of
+        the secure sum, which sends requests and decodes sums.
         """
         super().__init__(parts)
         self.read_from(sum_end)
@@ -113,9 +114,9 @@ class ApfedActive(SumLearner, SingleViewActive):
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Send representations, receive the sum of gradients, update (Alg. 1, active client).
 
-        Representations that passives would refuse are not sent; the ledger counts them all the
-        same, since the guard has drawn its noise. `rows_B`: rows of the active's own table. Returns
-        the task loss.
+        Representations that passives would refuse, since they are nearly constant, are not sent.
+        The ledger counts them all the same, since the guard has drawn its noise. `rows_B`: rows of
+        the active's own table. Returns the task loss.
 
         Raises:
             BudgetExhaustedError: sending, or the update, would exceed a privacy budget.
@@ -146,11 +147,11 @@ class ApfedActive(SumLearner, SingleViewActive):
     def forward(self, step: int, rows_B: Tensor) -> tuple[Batch, Tensor]:
         """Run the forward pass of one batch, rows `rows_B` of the active's table.
 
-        Returns the batch with `h`, the representations to send, and their alignment positions (A,).
-        Only aligned rows are sent. None are sent (`h` is None), and the active trains alone, if
-        they are fewer than the contract's minimum, or if this step was answered in an earlier
-        session without a passive that is present now: the two sums would reveal that passive's
-        gradient.
+        Returns the batch with `h`, the representations to send, and the alignment positions of its
+        A aligned rows. Only aligned rows are sent. In two cases no row is sent (`h` is None), and
+        the active trains alone: if fewer rows are aligned than the contract's minimum, or if this
+        step was answered in an earlier session without a passive that is present now. In the latter
+        case the two sums would reveal that passive's gradient.
         """
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
@@ -168,11 +169,12 @@ class ApfedActive(SumLearner, SingleViewActive):
 
         Args:
             batch: the forward pass of the batch: loss and representations.
-            rows_A: alignment positions (indices into the common list of people) of the rows that
+            rows_A: alignment positions (indices into the common list of people) of the A rows that
                 were sent.
             z_A: the released representations, still in the autograd graph.
-            sum_AD: sum over passives of lambda_p A dL_p/dz, each row flattened; lambda_p is the
-                weight of passive p, L_p the mean of its loss over the A rows.
+            sum_AD: the sum of the passives' gradients by z, D numbers a row. It is the sum over
+                passives p of lambda_p A dL_p/dz, where lambda_p is the weight of passive p, and L_p
+                the mean of its loss over the A rows.
         """
         # With `train.labels: after`, local models learn from the stored sums once training is over.
         if self.ending is not None:
@@ -182,8 +184,13 @@ class ApfedActive(SumLearner, SingleViewActive):
 
 
 class ApfedPassive(SumHelper):
-    """A passive of APFed: answers z, the representations that it received, with the gradient of its
-    own objective; it learns no label. See `HelperRole`.
+    """A passive of APFed: it receives representations z, and answers with the gradient of its own
+    objective by z. It learns no label.
+
+    Attributes:
+        trainer: the passive's objective on its features.
+        terms: the contract's bounds on the representations that it receives.
+        weight: lambda_p of Eq. 9, the weight of its gradient in the sum.
     """
 
     asks = (Kind.REPRESENTATIONS,)
@@ -191,13 +198,13 @@ class ApfedPassive(SumHelper):
     def __init__(
         self, sum_end: PassiveSum, trainer: PassiveDescent, *, is_known_N: Tensor | None = None
     ) -> None:
-        """Make a passive's role in APFed; `weight` is lambda_p of Eq. 9.
+        """Make a passive's role in APFed.
 
         Args:
             sum_end: the passive's side of the secure sum, which checks requests and masks
                 contributions.
             trainer: the passive's objective on its features, with rows in alignment order.
-            is_known_N: whether it knows the person at each position, (N,), bool; None: all.
+            is_known_N: whether it knows the person at each of the N positions, bool; None: all.
         """
         super().__init__(sum_end, {"": trainer})
         self.trainer = trainer
@@ -208,19 +215,21 @@ class ApfedPassive(SumHelper):
         self._is_known_N = is_known_N
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Check the received batch, take one step on the own objective, and add the gradient to
-        the secure sum (Alg. 1, passive client).
+        """Take one step on the own objective, and add its gradient to the secure sum.
+
+        This is the passive client of Alg. 1. The received batch is checked first.
         """
         await self.sum.send_answer(links, *self.compute_contribution(message))
 
     def compute_contribution(
         self, message: Envelope
     ) -> tuple[AdmittedRequest, NDArray[np.floating]]:
-        """Return the admitted request, and what this passive contributes to the sum, (B, D).
+        """Return the admitted request, and what this passive contributes to the sum.
 
-        That is lambda_p times the gradient of each row's own loss, after the configured defences.
-        Raises RemoteProtocolError: the batch breaks a rule of the contract. Nothing is sent then;
-        nothing is computed either, unless the batch may repeat one of an earlier session.
+        The contribution is the gradient of each row's own loss times the passive's weight, after
+        the configured defences: D numbers for each of B rows. Raises RemoteProtocolError: the batch
+        breaks a rule of the contract. Nothing is sent then; nothing is computed either, unless the
+        batch may repeat one of an earlier session.
         """
         admitted, z_BD = self.admit_batch(message)
         gradient_BD = self.compute_gradient(admitted.step, admitted.rows, z_BD).flatten(1)
@@ -229,22 +238,22 @@ class ApfedPassive(SumHelper):
         return admitted, gradient_BD.cpu().numpy()
 
     def admit_batch(self, message: Envelope) -> tuple[AdmittedRequest, Tensor]:
-        """Return the request, admitted for one answer, and its representations z, (B, *shape).
+        """Return the request, admitted for one answer, and its representations of B rows.
 
         Raises RemoteProtocolError: positions or representations break a rule of the contract.
         """
         return self.sum.admit_representations(message, aligned=self._position_count)
 
     def compute_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
-        """Take one step on the own objective; return lambda_p times the gradient of each row's
-        loss, of the shape of `z_BD`.
+        """Take one step on the own objective; return the gradient of each row's loss by `z_BD`.
 
-        Rows of people that it does not know are zero. In a batch with such people all rows are
-        zero, and it learns nothing, if it knows fewer than the contract's minimum batch, or if the
-        representations of those that it knows are nearly constant. An honest batch may be so, so
-        it is not refused; zeros tell the sender only what it can compute itself.
+        The gradient is multiplied by the passive's weight. It is zero for people whom the passive
+        does not know. If it does not know all people of the batch, it may learn nothing and return
+        zeros only: when it knows fewer people than the contract's minimum batch, or when the
+        representations of those it knows are nearly constant. An honest active may send such a
+        batch, so it is not refused. Zeros tell the sender only what it can compute itself.
 
-        `rows_B`: alignment positions (indices into the common list of people), (B,). `z_BD`: the
+        `rows_B`: B alignment positions (indices into the common list of people). `z_BD`: the
         received representations of these rows.
         """
         is_known_B = None if self._is_known_N is None else self._is_known_N[rows_B]
@@ -267,6 +276,7 @@ class Apfed(SumMethod, SingleView):
     """The method APFed: the active of SingleVL, with passives that help; see `Method`."""
 
     def __init__(self, settings: type[ApfedSettings]) -> None:
+        """Make the method; `settings`: the class of its settings."""
         self.settings = settings
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
@@ -297,9 +307,9 @@ class Apfed(SumMethod, SingleView):
         )
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        """Return the active's role, with its guard, privacy ledgers and receiver of the sum.
+        """Return the active's role, with its guard, privacy ledgers and side of the secure sum.
 
-        `rows`: the row of its table at each alignment position, (N,).
+        `rows`: the row of its table at each of the N alignment positions.
         """
         parts = party.build_active_parts(contract, rows, sends=True)
         dtype = parts.trainer.compute.dtype
@@ -307,9 +317,9 @@ class Apfed(SumMethod, SingleView):
         return ApfedActive(parts, sum_end)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role, with its objective, defences and sender to the secure sum.
+        """Return a passive's role, with its objective, defences and side of the secure sum.
 
-        `rows`: the row of its table at each alignment position, (N,); -1: it does not know the
+        `rows`: the row of its table at each of the N alignment positions; -1: it does not know the
         person there.
         """
         is_known_N = None if bool((rows >= 0).all()) else rows >= 0
@@ -333,8 +343,9 @@ class Apfed(SumMethod, SingleView):
         apfed_passives = [role for role in passives.values() if isinstance(role, ApfedPassive)]
 
         def run_step(step: int, rows_B: Tensor) -> None:
-            """Train all parties on these rows of the active's table; a batch whose representations
-            would not be sent trains the active alone.
+            """Train all parties on these rows of the active's table.
+
+            A batch whose representations would not be sent trains the active alone.
             """
             batch, rows_A = active.forward(step, rows_B)
             z_A = batch.h

@@ -75,7 +75,7 @@ class SessionTerms:
         secure_sum: Mapping[str, Any] = {},
         weights: Mapping[str, float] = {},
     ) -> Self:
-        """Return terms under which no passive states an objective.
+        """Return terms under which no passive names an objective of its own.
 
         Args:
             representations: mapping from passive name to the bounds on a row that it sends or
@@ -133,17 +133,21 @@ class HelperRole(Role, ABC):
                 return
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Answer one message whose kind is in `asks`."""
+        """Answer one message whose kind is in `asks`.
+
+        Raises LocalProtocolError: the role answers none.
+        """
         raise LocalProtocolError(f"{self.name} answers no {message.kind}")
 
     def is_narrow(self, z_BD: Tensor) -> bool:
-        """Return whether these rows have less spread of directions than the contract requires of
-        what this passive receives.
+        """Return whether the directions of received rows differ less than the contract requires.
+
+        `z_BD`: representations of B rows, D numbers each.
         """
         return is_narrow(z_BD, self.contract.passives[self.name].representation)
 
     def get_sent_network(self) -> nn.Module | None:
-        """Return the network whose output this party sends or adds to a sum; None if it has none.
+        """Return the network whose output this party sends or adds to a sum; None: it has none.
 
         No other party knows the network.
         """
@@ -219,7 +223,8 @@ class ActiveRole(Role, ABC):
 
     @abstractmethod
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> Scores:
-        """Return scores of the test rows by inference variant.
+        """Return scores of the test rows by inference variant (the way in which they are predicted,
+        such as alone or jointly).
 
         `next_step`: step numbers from it on are unused, for variants that need messages.
         `is_final`: whether training is over; only then such variants are measured.
@@ -228,18 +233,20 @@ class ActiveRole(Role, ABC):
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
         """Train on other labels and rows from now on.
 
-        A label mechanism in stages calls it with new randomised labels; only for methods whose
-        active predicts locally. `labels_N`: labels of all rows of its table. `train_rows`: those
-        to train on.
+        A label mechanism in stages calls it with new randomised labels. Only methods whose active
+        predicts locally override it. `labels_N`: labels of all N rows of its table. `train_rows`:
+        the rows to train on. Raises LocalProtocolError: the method has no such model.
         """
         raise LocalProtocolError(f"{self.name} has no model that could be asked for labels")
 
     def warn_if_near_constant(
         self, z_BD: Tensor, *, step: int, spread: float | None = None
     ) -> bool:
-        """Return whether a passive would refuse a batch for its spread of directions; warn if so.
+        """Return whether a passive would refuse a batch since its rows point in one direction.
 
-        `z_BD`: the batch, (B, *shape). `spread`: see the function `warn_if_near_constant`.
+        If so, warn (NarrowBatchWarning). `z_BD`: representations of B rows. `step`: number of the
+        run's step, for the warning. `spread`: how much the batch's directions differ, if it is
+        known; None: it is measured here.
         """
         return warn_if_near_constant(
             z_BD, self.min_spread, sender=self.name, step=step, spread=spread
@@ -250,21 +257,19 @@ class ActiveRole(Role, ABC):
         return pick_learnt_rows(self, config)
 
     def rows_with_label(self) -> Tensor:
-        """Return those of `training_rows` that have a label, and so can serve as validation
-        rows.
-        """
+        """Return the training rows with a label, which can serve as validation rows."""
         return self.training_rows
 
     async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
         """Return the mean task loss of these validation rows, without learning from them.
 
-        Early stopping calls it; only methods with `stops_early` implement it. Requests that it
-        needs count as steps in `steps`.
+        Early stopping calls it. Requests that it needs count as steps in `steps`. Raises
+        LocalProtocolError: the method does not override it (its settings have no `stops_early`).
         """
         raise LocalProtocolError(f"{self.name} tells no loss of rows that it does not learn from")
 
     async def begin_epoch(self, links: Links, steps: StepCounter) -> bool:
-        """Prepare an epoch; return whether it has steps. If not, training ends with it."""
+        """Prepare an epoch; return whether it has steps. If it has none, training ends there."""
         return True
 
     async def finish_training(self, links: Links, steps: StepCounter) -> None:
@@ -281,22 +286,21 @@ class ActiveRole(Role, ABC):
 
     @property
     def last_sum(self) -> Tensor | None:
-        """The sum that the last step decoded, (B, D); for the active's own record,
-        in no message.
+        """The sum that the last step decoded: D numbers for each of B rows; None: there is none.
+
+        It is for the active's own record, and in no message.
         """
         return None
 
     def get_solo_networks(self) -> ActiveNetworks | None:
-        """Return the networks that predict without any other party, if the method trains such
-        networks.
-        """
+        """Return the networks that predict without any other party; None: there are none."""
         return None
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
-        """Return the local networks refitted as if these rows of the active's table were unknown.
+        """Return the local networks, refitted without these rows of the active's table.
 
-        Calibration takes scores of rows that a model has not seen; None: that would take another
-        training.
+        Calibration needs scores of rows that a model has not seen. None: refitting would take
+        another training.
         """
         return None
 
@@ -312,7 +316,8 @@ class Method(ABC):
 
     @property
     def public_facts(self) -> MethodSettings:
-        """The settings class's public facts, which hold whatever the settings of one run are."""
+        """The facts on what the method reveals, which are the same for all settings of a run."""
+        # A setting `name: Literal["tvfl"]` gives "tvfl"; a user's class is named by its `code`.
         names = get_args(self.settings.model_fields["name"].annotation) or (self.settings.code,)
         return self.settings.model_construct(name=names[0])
 
@@ -322,15 +327,15 @@ class Method(ABC):
         return self.public_facts.name
 
     def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
-        """Return the bounds (shape, dtype, norms) on a row that this party sends, with facts on it
-        that all parties must know; None: it states none.
+        """Return the bounds (shape, dtype, norms) on a row that this party sends, which all parties
+        must know; None: it states none.
         """
         return None
 
     def derive_terms(
         self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms of the contract; all parties compute the same.
+        """Return the terms of the contract, by default none; all parties compute the same.
 
         `offers`: mapping from party name to the bounds that its `offer_terms` returned; parties
         that returned None are missing. `session`: name of this session, the same at all parties.
@@ -345,28 +350,27 @@ class Method(ABC):
         raise LocalProtocolError(f"{passive} sends no output of a network in {self.settings.title}")
 
     def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
-        """Return the untrained network whose output this passive sends; `features`: the shape of a
-        row of its table.
+        """Return the untrained network whose output this passive sends.
 
-        Raises LocalProtocolError: passives of this method send no network's output.
+        `features`: the shape of a row of its table. Raises LocalProtocolError: passives of this
+        method send no network's output.
         """
         model = self.find_sent_model(config, passive)
         return family_for(model, features).make_encoder(features, model)
 
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
-        """Return the settings with every value "auto" that depends on the passives' tables replaced
-        by a number.
+        """Return the settings with a number for every "auto" that depends on the passives' tables.
 
-        `columns`: mapping from passive name to its number of distinct columns. Raises ConfigError:
-        these numbers do not allow the run.
+        By default there is none. `columns`: mapping from passive name to its number of distinct
+        columns. Raises ConfigError: these numbers do not allow the run.
         """
         return config
 
     def find_learnt_labels(self, config: RunSettings, data: OwnData, aligned: Tensor) -> Tensor:
         """Return the rows of the active's table whose labels training uses.
 
-        `data`: the active's table and row selections. `aligned`: the row of that table at each
-        alignment position, (N,).
+        `data`: the active's table and row selections. `aligned`: the row of that table at each of
+        the N alignment positions.
         """
         rows = data.labelled_rows
         if not self.public_facts.aligns or self.learns_unaligned_labels(config):
@@ -380,8 +384,8 @@ class Method(ABC):
     def find_testable_rows(self, data: OwnData, aligned: Tensor) -> Tensor:
         """Return the active's test rows that the headline model can predict.
 
-        `data`: the active's table and row selections. `aligned`: the row of that table at each
-        alignment position, (N,).
+        `data`: the active's table and row selections. `aligned`: the row of that table at each of
+        the N alignment positions.
         """
         rows = data.test_rows
         return rows if self.settings.predicts_alone else rows[torch.isin(rows, aligned)]
@@ -390,20 +394,24 @@ class Method(ABC):
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role.
 
-        `rows`: the row of its table at each alignment position, (N,); without alignment, every row
-        of it, or none if there is no passive.
+        `rows`: the row of its table at each of the N alignment positions. Without alignment they
+        are all rows of it, or none if there is no passive.
         """
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role.
 
-        `rows`: the row of its table at each alignment position, (N,), -1 where it does not know the
-        person; without alignment, every row of it.
+        `rows`: the row of its table at each of the N alignment positions; -1: it does not know the
+        person there. Without alignment they are all rows of it. Raises LocalProtocolError: the
+        method has no passives.
         """
         raise LocalProtocolError(f"{party.name}: {self.settings.title} has no passive party")
 
     def build_aggregator(self, party: PartyContext, contract: Contract) -> HelperRole:
-        """Return the role of the aggregator, which adds encrypted or masked contributions."""
+        """Return the role of the aggregator, which adds encrypted or masked contributions.
+
+        Raises LocalProtocolError: the method has no aggregator.
+        """
         raise LocalProtocolError(f"{party.name}: {self.settings.title} has no aggregator")
 
     def make_simulated_step(
@@ -418,7 +426,8 @@ class Method(ABC):
 
     @property
     def can_simulate(self) -> bool:
-        """True if its accuracy can be computed without its messages (`make_simulated_step`)."""
+        """True if its accuracy can be computed without its messages."""
+        # Only methods that can be simulated override this function.
         return type(self).make_simulated_step is not Method.make_simulated_step
 
     async def run_dealer(self, party: PartyContext, links: Links, contract: Contract) -> None:  # noqa: B027
@@ -492,8 +501,9 @@ def end_all(links: Links, helpers: Sequence[str], step: int) -> None:
     """Tell these parties that the session is over.
 
     The aggregator is told first: otherwise it would treat the passives' leaving as a failure.
-    `step`: the number of the next step.
+    `helpers`: the names of the parties. `step`: the number of the next step.
     """
+    # False sorts before True.
     for name in sorted(helpers, key=lambda name: name != AGGREGATOR):
         links.send(name, Kind.END, step)
 
@@ -530,8 +540,8 @@ def pick_learnt_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
 def split_batches(learner: ActiveRole, config: RunSettings, epoch: int) -> list[Tensor]:
     """Return an epoch's batches of training rows; the same seed and epoch give the same batches.
 
-    A last batch that is too small is left out. For methods that average networks or pseudo-labels,
-    one batch has all rows.
+    A last batch that is too small is left out. For methods that average networks or pseudo-labels
+    (`averages`), one batch has all rows.
     """
     order = shuffle_rows(pick_learnt_rows(learner, config), config.seed, "batches", epoch)
     batches = [order] if config.method.averages else order.split(config.train.batch_size)

@@ -104,15 +104,18 @@ class PartyCheckpoint:
 class CheckpointPart(Protocol):
     """A part of a role's state in a checkpoint: networks, ledgers, counters."""
 
-    def tensors(self) -> Mapping[str, Tensor]: ...
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the state by name."""
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state that `tensors` returned."""
 
 
 class Role:
     """A party's role in a session, with its private state.
 
     Attributes:
+        name: the party's name.
         checkpoint_parts: the parts of its state that go into its checkpoint, by prefix of their
             tensors' names.
         ledgers: the party's privacy ledgers by name, for releases and private updates.
@@ -132,7 +135,7 @@ class Role:
         """Run the method's exchange between alignment and training; by default none."""
 
     def feature_scores(self) -> Tensor | None:
-        """Return the importance of each of this party's own features, (F,), without a unit.
+        """Return the importance of each of this party's F own features, without a unit.
 
         The scores follow from what the role learnt, and are sent to nobody. None: the method gives
         no such scores.
@@ -161,8 +164,9 @@ class CheckpointStore(Protocol):
         """Store the contract with the signatures of all parties."""
 
     def load_latest(self, until: int | None = None) -> PartyCheckpoint | None:
-        """Return the newest checkpoint, or the newest one before a step after `until`; None: there
-        is none.
+        """Return the newest checkpoint; None: there is none.
+
+        `until`: the latest step that the checkpoint may have; None: any.
         """
 
     def list_steps(self) -> tuple[int, ...]:
@@ -172,9 +176,7 @@ class CheckpointStore(Protocol):
         """Store this checkpoint, and keep the one before it."""
 
     def register_ledger(self, name: str, ledger: PrivacyLedger) -> None:
-        """Tell the store of a privacy ledger that the party opened, so that it watches its
-        costs.
-        """
+        """Tell the store of a privacy ledger that the party opened, whose costs it then watches."""
 
     def finish_part(self, contract: Contract, role: Role) -> None:
         """Record how this party's part ended, and delete what only a resumption would need."""
@@ -242,8 +244,9 @@ class PartyContext:
             the intersection now.
         predicts: digest of the contract of the run whose model predicts in this session; None: this
             session trains.
-        allow_reading_all: whether its own file accepts settings under which all of its columns
-            could be reconstructed; always true if one process simulates all parties.
+        allow_reading_all: whether the party's own configuration file accepts settings under which
+            all of its columns could be reconstructed; always true if one process simulates all
+            parties.
         code: networks, a loss and an optimiser of its own, where it brings some.
         record_contribution: called with step, alignment positions (B,) and values (B, D) of each
             contribution before the sum protects it; for the party's own record. None: no record.
@@ -270,8 +273,9 @@ class PartyContext:
 
     @property
     def task(self) -> Task:
-        """The task that the active's model learns. Raises DataError: the task needs other
-        labels.
+        """The task that the active's model learns.
+
+        Raises DataError: the task needs other labels.
         """
         config = self.config
         return TASKS[config.task].from_targets(self.data.targets, loss=config.train.loss)
@@ -292,21 +296,21 @@ class PartyContext:
     # Untrained networks, whose weights follow from the party's seed.
 
     def draw(self, purpose: str) -> Draws:
-        """Return a context in which random numbers follow from the party's own seed and
-        `purpose`.
-        """
+        """Return a context in which random numbers follow from the party's seed and `purpose`."""
         return seed_draws(self.secrets.seed, self.name, purpose)
 
     @cached_property
     def fresh_networks(self) -> FreshFamily | None:
-        """The party's own networks as they are before training, as a family that copies them; None:
-        it brings none.
+        """The party's own networks as they are before training; None: it brings none.
+
+        Each network that this family builds is a copy of one of them.
         """
         return self.code.copy_networks()
 
     def find_family(self, model: ModelSettings) -> NetworkFamily:
-        """Return the family that builds this party's networks: its own code, or one that `model`
-        names.
+        """Return the family that builds this party's networks.
+
+        It is the party's own code if there is any, otherwise the family that `model` names.
         """
         return self.code.find_family() or family_for(model, self.data.table.shape)
 
@@ -334,7 +338,11 @@ class PartyContext:
             return encoder, output_shape(encoder, features)
 
     def build_head(self, model: ModelSettings, read: Shape, outputs: int) -> nn.Module:
-        """Return a head that maps inputs of shape `read`, for one row, to `outputs` numbers."""
+        """Return a head, which maps representations to outputs.
+
+        `model`: settings of the network. `read`: the shape of its input for one row. `outputs`:
+        number of outputs for one row. Raises ModelError: the party's own head returns others.
+        """
         with self._begin_part("head"):
             head = self.find_family(model).make_head(math.prod(read), outputs, model)
             if self.code.head is not None:
@@ -368,8 +376,9 @@ class PartyContext:
         return ActiveNetworks(encoder, head, projection_module), (projection,)
 
     def build_active_trainer(self, accounts: ActiveAccounts) -> ActiveTrainer:
-        """Return the active's networks with their optimiser, which trains under the privacy ledgers
-        of `accounts`.
+        """Return the active's networks with their optimiser.
+
+        `accounts`: the guard, DP-SGD noise and privacy ledgers under which they train.
         """
         table = self.data.table
         assert table.labels is not None
@@ -390,7 +399,7 @@ class PartyContext:
     def build_active_parts(self, contract: Contract, rows: Tensor, *, sends: bool) -> "ActiveParts":
         """Return the parts from which the role of an active that trains by steps is made.
 
-        `rows`: the row of its table at each alignment position, (N,). `sends`: whether it sends
+        `rows`: the row of its table at each of the N alignment positions. `sends`: whether it sends
         representations of these rows; otherwise it trains as if nothing were aligned.
         """
         accounts = self.open_active_accounts(len(rows), sends=sends)
@@ -410,7 +419,8 @@ class PartyContext:
 
         Args:
             terms: the passive's objective and the representations that it gets.
-            rows: the row of its table at each alignment position, (N,), -1 for none.
+            rows: the row of its table at each of the N alignment positions; -1: it does not know
+                the person there.
             is_noised: whether noise is added to its gradients, on which a privacy bound rests.
             is_defended: whether a defence changes its gradients.
 
@@ -480,8 +490,7 @@ class PartyContext:
     def require_terms(
         self, sender: str, offered: RepresentationTerms, expected: RepresentationTerms
     ) -> None:
-        """Refuse terms (bounds on a row) that another party offered and that differ from those that
-        follow from this party's settings.
+        """Refuse another party's terms (bounds on a row) if this party's settings give others.
 
         `sender`: name of the other party. `offered`: the terms that it offered. `expected`: the
         terms by this party's settings. Raises RemoteProtocolError: names the sender and what
@@ -515,9 +524,9 @@ class PartyContext:
         return bound_sent_rows(self.config, shape, self._planned_guard)
 
     def state_objective(self, passive: str, representation: RepresentationTerms) -> PassiveTerms:
-        """Return the contract's terms of a passive: its objective, its weight, and the bounds on
-        the representations that it gets.
+        """Return the contract's terms of a passive: its objective and its weight in the sum.
 
+        `representation`: the bounds on the representations that it gets, also part of the terms.
         Raises ConfigError: the settings name no objective, or another kind than the method's.
         """
         return PassiveTerms(
@@ -650,8 +659,9 @@ class PartyContext:
     def open_contribution_noise(
         self, shape: Shape, plan: NoisePlan, people: int
     ) -> ContributionNoise | None:
-        """Return the noise that a passive adds to its contributions, with its ledger; None: the
-        settings have none.
+        """Return the noise that a passive adds to its contributions, with its ledger.
+
+        None: the settings have no noise.
 
         `shape`: shape of one row of a contribution, without the batch axis. `plan`: the agreed
         noise. `people`: number of alignment positions.
@@ -743,7 +753,7 @@ class ActiveParts:
         contract: the session's contract.
         trainer: the active's networks, their optimiser, and its table.
         accounts: its guard and privacy ledgers.
-        people: the row of its table at each alignment position, (N,); None: nothing is aligned.
+        people: the row of its table at each of the N alignment positions; None: nothing is aligned.
     """
 
     party: PartyContext

@@ -69,7 +69,10 @@ class SingleViewActive(ActiveRole):
     ending: LocalEnding | None = None
 
     def __init__(self, parts: ActiveParts) -> None:
-        """Make the active's role, and choose its training rows."""
+        """Make the active's role, and choose its training rows.
+
+        `parts`: the active's inputs, networks and privacy ledgers.
+        """
         super().__init__()
         party = parts.party
         accounts = parts.accounts
@@ -82,7 +85,7 @@ class SingleViewActive(ActiveRole):
         self.training = accounts.training
         self.guarantee = accounts.describe_guarantee()
         self._party = party
-        # The rows that training is restricted to; None: to no rows.
+        # The table rows that may be trained on; None: all.
         self._training_people: Tensor | None = None
         if people is not None and not party.config.train.trains_unaligned_rows:
             self._training_people = people

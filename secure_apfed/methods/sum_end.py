@@ -68,7 +68,9 @@ Floats = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class SessionSum:
-    """The secure sum of a session, as one party derives it; it makes the party's side of it.
+    """The secure sum of a session; from it each party makes its own side of the sum.
+
+    All parties derive an equal one from the public settings.
 
     Attributes:
         party: the inputs of the party.
@@ -102,9 +104,9 @@ class SessionSum:
 
     @property
     def release(self) -> SummedRelease | None:
-        """The mechanism that accounts for one noisy sum: its cost to a person at the first passive.
+        """The privacy mechanism of one noisy sum; None: no noise is agreed.
 
-        None: no noise is agreed.
+        It states the cost for a person at the first passive.
         """
         if self.noise is None:
             return None
@@ -119,10 +121,15 @@ class SessionSum:
         counts_repeats_once: bool = False,
         defences: Sequence[GradientDefence] = (),
     ) -> "PassiveSum":
-        """Return a passive's side of the sum; see `PassiveSum` for the other arguments.
+        """Return a passive's side of the sum.
 
-        `people`: number of alignment positions, for each of which it counts its answers.
-        `extra_answers`: how often a position may be answered besides training.
+        Args:
+            people: number of alignment positions, for each of which it counts its answers.
+            extra_answers: how often a position may be answered besides training.
+            is_known_N: whether it knows the person at each of the N positions; None: all.
+            counts_repeats_once: whether an equal answer to an equal request in another session is
+                not counted again, where it reveals nothing new.
+            defences: defences that change gradients before they are masked.
         """
         party = self.party
         noise = None
@@ -157,8 +164,9 @@ class SessionSum:
         return protocol.make_contributor(party.name)
 
     def make_active_end(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
-        """Return the active's side of the sum, which sends requests and decodes sums; `dtype`: data
-        type of `ActiveSum.decoded_sum`.
+        """Return the active's side of the sum, which sends requests and decodes sums.
+
+        `dtype`: data type of `ActiveSum.decoded_sum`.
         """
         return ActiveSum(
             self.contract,
@@ -181,7 +189,8 @@ class AdmittedRequest:
 
     Attributes:
         step: the step that the answer is for.
-        rows: the rows that the answer is about, (B,), mostly alignment positions.
+        rows: the B rows that the answer is about: alignment positions, or rows of a network's
+            weights where networks are averaged.
         counted_rows: the alignment positions (indices into the common list of people) whose limits
             and ledger the answer is counted in.
         payload: the request's bytes.
@@ -196,8 +205,10 @@ class AdmittedRequest:
 
 
 class PassiveSum:
-    """A passive's side of the secure sum. For each request: `admit_request`, compute the answer,
-    `defend_gradient` if it is a gradient, `send_answer`.
+    """A passive's side of the secure sum.
+
+    For each request a role calls `admit_request`, computes the answer, applies `defend_gradient` if
+    it is a gradient, and calls `send_answer`.
     """
 
     def __init__(
@@ -222,7 +233,7 @@ class PassiveSum:
             answer_limits: limits on how often it may answer for each position, with the counters.
             rounds: number of messages that a passive sends in one sum, 1 or 2.
             noise: the noise that it adds, with its privacy ledger; None: none.
-            is_known_N: whether it knows the person at each position, (N,), bool; None: all.
+            is_known_N: whether it knows the person at each of the N positions, bool; None: all.
             counts_repeats_once: whether an equal answer to an equal request in another session is
                 not counted again, where it reveals nothing new.
             defences: defences that change gradients before they are masked.
@@ -290,11 +301,10 @@ class PassiveSum:
     def admit_representations(
         self, message: Envelope, *, aligned: int
     ) -> tuple[AdmittedRequest, Tensor]:
-        """Check a request that carries representations; return it, admitted for one answer, and the
-        representations, (B, *shape).
+        """Check a request that contains representations, and admit it for one answer.
 
-        `aligned`: number of alignment positions. Raises RemoteProtocolError: positions or
-        representations break a rule of the contract.
+        `aligned`: number of alignment positions. Returns the request, and its representations of B
+        rows. Raises RemoteProtocolError: positions or representations break a rule of the contract.
         """
         rows_B, z_BD = parse_representations(
             message,
@@ -305,7 +315,10 @@ class PassiveSum:
         return self.admit_request(message, rows_B), z_BD
 
     def defend_gradient(self, admitted: AdmittedRequest, gradient_BD: Tensor) -> Tensor:
-        """Return the gradient (B, D) after all configured defences, to be contributed instead."""
+        """Return the gradient after all configured defences, to be contributed instead.
+
+        `gradient_BD`: D numbers for each of the B rows of the request.
+        """
         for defence in self.defences:
             leaving = Leaving(admitted.step, AGGREGATOR)
             gradient_BD = defence.protect_gradient(gradient_BD, leaving)
@@ -366,8 +379,10 @@ class PassiveSum:
         return self.contributor.contribute(values_BD, self.make_binding(admitted), noise_BD)
 
     def takes_part(self, step: int) -> bool:
-        """Return whether this passive answers a step: not if others answered it in an earlier
-        session without this one.
+        """Return whether this passive answers a step.
+
+        It does not if others answered the step in an earlier session without it: the difference of
+        the two sums would be its contribution.
         """
         circle = self.contract.find_circle(step)
         return circle is None or self.name in circle
@@ -383,9 +398,7 @@ class PassiveSum:
         )
 
     def make_binding(self, admitted: AdmittedRequest) -> StepBinding:
-        """Return what the contribution is bound to, so that its sum decodes for this request
-        only.
-        """
+        """Return what the contribution is bound to; its sum decodes for this request only."""
         return bind_step(self.contract.session, admitted.step, admitted.rows, admitted.payload)
 
     def resume(self, next_step: int) -> None:
@@ -399,10 +412,10 @@ class SumHelper(HelperRole):
     def __init__(
         self, sum_end: PassiveSum, checkpointed: Mapping[str, CheckpointPart] = {}
     ) -> None:
-        """Make a passive's role that answers by `sum_end`.
+        """Make the role.
 
-        `checkpointed`: parts of its state for checkpoints, by name, besides the counts of its
-        answers.
+        `sum_end`: the passive's side of the secure sum. `checkpointed`: parts of its state for
+        checkpoints, by name, besides the counts of its answers.
         """
         self.name = sum_end.name
         self.contract = sum_end.contract
@@ -413,16 +426,18 @@ class SumHelper(HelperRole):
             self.ledgers = {self.name: sum_end.noise.ledger}
 
     async def set_up(self, links: Links) -> None:
+        """Exchange the sum's keys with the other parties."""
         await self.sum.set_up(links)
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """Restore the state; steps before `next_step` are not answered again."""
         super().load_tensors(tensors, next_step=next_step)
         self.sum.resume(next_step)
 
 
 class ActiveSum:
-    """The active's side of the secure sum: `send_request` to the present passives, `receive_sum` of
-    their answers.
+    """The active's side of the secure sum: it sends requests to the present passives, and decodes
+    the sum of their answers.
 
     Attributes:
         decoded_sum: the sum that it decoded last, (B, D); None before. Its own record, in no
@@ -430,7 +445,7 @@ class ActiveSum:
         present: the passives that have not fallen silent.
         left: the passives that stopped answering in this session, with the step.
         steps_without_all: number of steps that were finished without some passive.
-        rounding: the largest error of one number of a sum.
+        rounding: the largest error by fixed-point rounding of one number of a sum.
     """
 
     def __init__(
@@ -447,7 +462,7 @@ class ActiveSum:
         Args:
             receiver: the protocol's object for the active, which decrypts and decodes sums.
             refused: the record of sums that failed verification.
-            rounding: the largest error of one number of a sum.
+            rounding: the largest error by fixed-point rounding of one number of a sum.
             dtype: data type of `decoded_sum`.
         """
         self.contract = contract
@@ -486,7 +501,10 @@ class ActiveSum:
         return circle is not None and any(name not in circle for name in self.present)
 
     def _keep_to_circle(self, step: int) -> None:
-        """Continue a repeated step with the passives that answered it before (its circle)."""
+        """Continue a repeated step with the passives that answered it before (its circle).
+
+        Raises PartyLeftError: one of them fell silent.
+        """
         self._drop_silent_passives(self.contract.select_circle(step, self.present), step)
 
     def _drop_silent_passives(self, present: Sequence[str], step: int) -> None:
@@ -518,18 +536,24 @@ class ActiveSum:
         binding = self.make_binding(step, rows_B, payload)
         sum_BD = self.open_sum(protected_sum, (len(rows_B), numbers), binding)
         self._drop_silent_passives(present, step)
+        # A passive that left stays away until the next session, so this sum lacks it.
         self.steps_without_all += bool(self.left)
         return sum_BD
 
     def open_sum(
         self, protected_sum: bytes, shape: tuple[int, int], binding: StepBinding
     ) -> Tensor:
-        """Decrypt and decode the aggregator's sum, (B, D); record a refusal on disk before raising
-        it.
+        """Decrypt and decode the aggregator's sum; a sum that fails is recorded on disk before the
+        error is raised.
 
-        `protected_sum`: the aggregator's bytes. `shape`: shape (B, D) of the sum. `binding`: the
-        request that the sum must be bound to. Raises LocalProtocolError: the receiver is not set up
-        or is used wrongly; RemoteProtocolError: the sum is altered or belongs to another request.
+        Args:
+            protected_sum: the aggregator's bytes.
+            shape: B rows and D numbers of the sum.
+            binding: the request that the sum must be bound to.
+
+        Raises:
+            LocalProtocolError: the receiver is not set up, or is used wrongly; not recorded.
+            RemoteProtocolError: the sum is altered or belongs to another request.
         """
         with self._refused.note_refusal(step=binding.step, contract=self._contract_digest):
             sum_BD = torch.from_numpy(self.receiver.decode(protected_sum, shape, binding))
@@ -553,14 +577,17 @@ class SumLearner(ActiveRole):
         self.rounding = sum_end.rounding
 
     async def set_up(self, links: Links) -> None:
+        """Exchange the sum's keys with the other parties."""
         await self.sum.set_up(links)
 
     @property
     def last_sum(self) -> Tensor | None:
+        """The sum that was decoded last; None before the first."""
         return self.sum.decoded_sum
 
     @property
     def steps_without_all(self) -> int:
+        """The number of finished steps whose sum lacked at least one passive."""
         return self.sum.steps_without_all
 
 
@@ -599,6 +626,7 @@ class Aggregator(HelperRole):
                     Kind.CONTRIBUTION,
                     Kind.CHECKPOINT,
                     Kind.END,
+                    # The active, and as many passives as a sum needs.
                     minimum=1 + self._find_threshold(),
                     patience=FOR_THE_ACTIVE,
                 )
@@ -607,6 +635,7 @@ class Aggregator(HelperRole):
                     raise
                 self._drop_silent_passives(error, self.present)
                 continue
+            # Only passives contribute; only the active asks for checkpoints and ends the session.
             comes_from_active = message.sender == active
             is_contribution = message.kind is Kind.CONTRIBUTION
             if is_contribution is comes_from_active:
@@ -647,8 +676,9 @@ class Aggregator(HelperRole):
         """
 
     def _find_threshold(self) -> int:
-        """Return how many passives a sum needs: the agreed threshold if sums may lack some, else
-        all that are present.
+        """Return how many passives a sum needs.
+
+        If sums may lack passives, that is the agreed threshold, otherwise all that are present.
         """
         if self.contract.silent_passive != "recover":
             return len(self.present)
@@ -732,6 +762,7 @@ class SumAggregator(Aggregator):
         self._rounds = rounds
 
     async def set_up(self, links: Links) -> None:
+        """Exchange the sum's keys with the active and the passives."""
         peers = (self.contract.active, *self.contract.passives)
         await links.run_conversation(Kind.SUM_SETUP, self.combiner, peers)
 
@@ -791,9 +822,12 @@ def compute_answer_digest(session: bytes, payload: bytes, values: NDArray[np.gen
 
 
 def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
-    """Return what a contribution is bound to: session, step, rows, and the request's bytes.
+    """Return what a contribution and its sum are bound to: session, step, rows and request.
 
-    Rows are hashed as little-endian 64-bit integers, so that all parties derive the same.
+    A sum decodes only if all contributions and the active have the same binding. Rows are hashed as
+    little-endian 64-bit integers, so that all parties derive the same.
+
+    `session`: the session's name. `payload`: the request's bytes.
     """
     rows = rows_B.detach().cpu().contiguous().numpy().astype("<i8").tobytes()
     return StepBinding.from_contents(session, step, rows=rows, message=payload)
@@ -885,6 +919,7 @@ class AnswerLimits:
             aligned=aligned,
             extra_answers=extra_answers,
             log=log,
+            # An answer that stays in this process need not wait for the disk.
             is_durable=party.secrets.sends_out,
         )
 
@@ -912,6 +947,7 @@ class AnswerLimits:
         """
         self._me = me
         self._max_batch = contract.batch_size
+        # One answer an epoch; spare ones are for epochs that break off and are repeated.
         self._max_answers = contract.epochs + contract.spare_answers + extra_answers
         self._is_durable = log is not None and is_durable
         self._counts = ReleaseCounts(rows=aligned, log=log, about={"answers": self._max_answers})
@@ -958,6 +994,7 @@ class AnswerLimits:
             )
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the counters for a checkpoint."""
         return self._counts.state_dict()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -993,8 +1030,8 @@ class DurableLog:
     def append_line(self, event: str, advice: str = "", **fields: str | int) -> None:
         """Append these fields as one JSON line, synced to disk; do nothing without a file.
 
-        Raises CheckpointError: the file cannot be written. `event`: the recorded event in words,
-        and `advice`: what to do, both for that error.
+        `event`: the recorded event in words, for an error. `advice`: what to do then, appended to
+        the error. Raises CheckpointError: the file cannot be written.
         """
         if self.path is None:
             return
@@ -1015,8 +1052,10 @@ class RefusedSums:
     """
 
     def __init__(self, party: PartyContext) -> None:
-        """Read the active's log of refused sums. Raises CheckpointError: more sums were refused
-        than `rules.refused_sums` allows, or the log cannot be read.
+        """Read the active's log of refused sums.
+
+        Raises CheckpointError: more sums were refused than `rules.refused_sums` allows, or the log
+        cannot be read.
         """
         self._log = DurableLog(party, "refused")
         allowed = party.config.rules.refused_sums
@@ -1032,11 +1071,11 @@ class RefusedSums:
 
     @contextmanager
     def note_refusal(self, *, step: int, contract: str) -> Iterator[None]:
-        """Record on disk any Exception but LocalProtocolError that is raised in this block, and
-        raise it again.
+        """Record on disk that this block raised an error, and raise the error again.
 
-        `step`: step number of the sum. `contract`: digest of the session's contract, hex. Raises
-        CheckpointError: the log cannot be written.
+        A LocalProtocolError is not recorded, since it is this party's own mistake and refuses no
+        sum. `step`: step number of the sum. `contract`: digest of the session's contract, hex.
+        Raises CheckpointError: the log cannot be written.
         """
         try:
             yield
