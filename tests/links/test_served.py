@@ -748,15 +748,15 @@ def test_a_prediction_waits_for_who_is_silent_and_not_for_who_is_refused() -> No
     refusals = served._Refusals("bank", lambda: now[0])
     why = Refusal("the certificate of shop is revoked")
     for missing in ({"shop": "the relay is not reached"}, {"shop": "", "clinic": ""}):
-        refusals.require_bearable(missing)
+        refusals.require_brief(missing)
         now[0] += 60
-        refusals.require_bearable(missing)
-    refusals.require_bearable({"shop": why, "clinic": ""})
+        refusals.require_brief(missing)
+    refusals.require_brief({"shop": why, "clinic": ""})
     now[0] += served._REFUSED_S / 2
-    refusals.require_bearable({"clinic": ""})  # it came with another one
+    refusals.require_brief({"clinic": ""})  # it came with another one
     now[0] += served._REFUSED_S
-    refusals.require_bearable({"shop": why})
+    refusals.require_brief({"shop": why})
     now[0] += served._REFUSED_S
     with pytest.raises(PartyLeftError, match=f"no link to shop: {why}; ask again once") as told:
-        refusals.require_bearable({"shop": why, "clinic": ""})
+        refusals.require_brief({"shop": why, "clinic": ""})
     assert told.value.left == ("shop",)
