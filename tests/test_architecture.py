@@ -184,7 +184,7 @@ ASKED = {
     "single_view": (18, 11),
     "votes": (30, 10),
     "votes_randomised": (21, 9),
-    "joint": (32, 15),
+    "joint": (30, 14),
     "joint_sum": (29, 12),
     "joint_teacher": (21, 10),
 }

@@ -9,7 +9,7 @@ Letters: N rows of a table, B batch, A of its rows that are sent, U rows to labe
 representation, K classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -33,7 +33,7 @@ from secure_apfed.learning.descent import (
     explain_failure,
 )
 from secure_apfed.learning.votes import find_last_layer, fit_linear
-from secure_apfed.measures.table import Scored, compute_balanced_weights
+from secure_apfed.measures.table import Scored, compute_balanced_weights, score_model
 from secure_apfed.measures.tasks import Classification, Task, score_rows
 from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.measured import check_loss, check_objective, check_row_wise
@@ -512,6 +512,13 @@ class HeadTrainer(LabelTrainer):
             seed=seed,
             own_steps=own_steps,
         )
+
+    def score_predictions(self, predict: Callable[[Tensor], Tensor], rows: Tensor) -> Scored:
+        """Return the scores that `predict` gives these rows of the table, with their labels.
+
+        `predict`: function from positions of rows (B,) to scores (B, K).
+        """
+        return score_model(predict, rows, self.labels_N)
 
     def check_head(self, read_BD: Tensor) -> None:
         """Refuse a head in which a row of the input changes another row's output.

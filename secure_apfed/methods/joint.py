@@ -30,7 +30,7 @@ from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.learning.release import Releases, check_rows, parse_representations
 from secure_apfed.learning.trainers import EncoderTrainer, HeadTrainer
-from secure_apfed.measures.table import Scored, score_model
+from secure_apfed.measures.table import Scored
 from secure_apfed.methods.alignment import find_positions_in_table_order
 from secure_apfed.methods.method import (
     ActiveRole,
@@ -47,7 +47,6 @@ from secure_apfed.methods.sum_end import (
     AnswerLimits,
     StepGate,
 )
-from secure_apfed.privacy.defences import Leaving
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
@@ -243,7 +242,9 @@ class TvflActive(ActiveRole):
             # Some defences need the true labels of the rows.
             labels_B = self.trainer.labels_N[self.trainer.compute.move_batch(own_B)]
             gradients = {
-                name: self._defend_gradient(gradient_B, Leaving(step, name, labels_B))
+                name: self._defences.protect_gradient(
+                    gradient_B, step=step, receiver=name, labels_B=labels_B
+                )
                 for name, gradient_B in gradients.items()
             }
         # One transfer for the gradients of all passives.
@@ -253,16 +254,6 @@ class TvflActive(ActiveRole):
             for name, gradient_B in zip(gradients, fetched, strict=True)
         }
         return loss, packed
-
-    def _defend_gradient(self, gradient_B: Tensor, leaving: Leaving) -> Tensor:
-        """Return a gradient that goes back to a passive, after the configured defences.
-
-        `leaving`: the context of the gradient: step, passive, and labels of the rows.
-        """
-        defended_BD = gradient_B.flatten(1)
-        for defence in self._defences:
-            defended_BD = defence.protect_gradient(defended_BD, leaving)
-        return defended_BD.reshape(gradient_B.shape)
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> Scores:
         """Return the test scores for each way to replace the passives' representations.
@@ -308,7 +299,7 @@ class TvflActive(ActiveRole):
                 }
                 return trainer.compute_scores(own_BD, parts)
 
-        return score_model(predict_rows, self._test_rows, trainer.labels_N)
+        return trainer.score_predictions(predict_rows, self._test_rows)
 
     async def _score_jointly(self, links: Links, next_step: int) -> Scored:
         """Return the joint scores of the aligned test rows, requested in batches.

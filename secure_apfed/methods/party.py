@@ -55,7 +55,7 @@ from secure_apfed.networks.objectives import OBJECTIVES, Objective
 from secure_apfed.networks.rank import count_columns, warn_if_narrow
 from secure_apfed.privacy.accountants import Mechanism
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.defences import GradientDefence, gradient_defences
+from secure_apfed.privacy.defences import DefenceChain, gradient_defences
 from secure_apfed.privacy.dp_sgd import GradientGuard, PrivateUpdates, WholeTraining
 from secure_apfed.privacy.guard import (
     RepresentationGuard,
@@ -698,18 +698,19 @@ class PartyContext:
             seeded=is_noised and not self.noise_is_secret,
         )
 
-    def make_defences(self, released: Released) -> tuple[GradientDefence, ...]:
+    def make_defences(self, released: Released) -> DefenceChain:
         """Return the configured defences of one kind of gradients that this party sends.
 
         `released`: the kind of gradients, such as "contributions".
         """
         key = self.derive_key(b"secure-apfed defences v1")
-        return gradient_defences(
+        defences = gradient_defences(
             self.config.defences,
             released,
             noise=NoiseSource(key, secret=self.noise_is_secret),
             classes=len(self.data.classes),
         )
+        return DefenceChain(defences)
 
     def _warn_of_narrow_table(self, rows: Tensor, numbers: int) -> None:
         """Warn a passive with few distinct columns that its contributions reveal them.

@@ -60,7 +60,7 @@ from secure_apfed.methods.party import CheckpointPart, PartyContext
 from secure_apfed.methods.terms import find_clip
 from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.defences import GradientDefence, Leaving
+from secure_apfed.privacy.defences import DefenceChain
 from secure_apfed.privacy.ledger import Release, ReleaseCounts
 
 Floats = NDArray[np.floating]
@@ -119,7 +119,7 @@ class SessionSum:
         extra_answers: int = 0,
         is_known_N: Tensor | None = None,
         counts_repeats_once: bool = False,
-        defences: Sequence[GradientDefence] = (),
+        defences: DefenceChain | None = None,
     ) -> "PassiveSum":
         """Return a passive's side of the sum.
 
@@ -222,7 +222,7 @@ class PassiveSum:
         noise: ContributionNoise | None = None,
         is_known_N: Tensor | None = None,
         counts_repeats_once: bool = False,
-        defences: Sequence[GradientDefence] = (),
+        defences: DefenceChain | None = None,
         record_contribution: Callable[[int, Tensor, Tensor], None] | None = None,
     ) -> None:
         """Make a passive's side of the secure sum; `name`: the passive's name.
@@ -247,7 +247,7 @@ class PassiveSum:
         self.answer_limits = answer_limits
         self.rounds = rounds
         self.noise = noise
-        self.defences = defences
+        self.defences = defences or DefenceChain()
         self._record_contribution = record_contribution
         self._is_known_N = is_known_N
         self._gate = StepGate(name)
@@ -319,10 +319,7 @@ class PassiveSum:
 
         `gradient_BD`: D numbers for each of the B rows of the request.
         """
-        for defence in self.defences:
-            leaving = Leaving(admitted.step, AGGREGATOR)
-            gradient_BD = defence.protect_gradient(gradient_BD, leaving)
-        return gradient_BD
+        return self.defences.protect_gradient(gradient_BD, step=admitted.step, receiver=AGGREGATOR)
 
     async def send_answer(self, links: Links, admitted: AdmittedRequest, values_BD: Floats) -> None:
         """Send the aggregator the protected answer to the admitted request.

@@ -329,6 +329,31 @@ def describe_defences(choices: Sequence[DefenceSettings], method: MethodSettings
     return [f"defences without a guarantee: {run_by}"] if choices else []
 
 
+@dataclass(frozen=True)
+class DefenceChain:
+    """The defences of one kind of gradient at one party, in the order in which they change it."""
+
+    defences: tuple[GradientDefence, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Return whether there is any defence."""
+        return bool(self.defences)
+
+    def protect_gradient(
+        self, gradient_B: Tensor, *, step: int, receiver: str, labels_B: Tensor | None = None
+    ) -> Tensor:
+        """Return the gradient of B rows, (B, *shape), after all defences.
+
+        `step`, `receiver`: the training step and the party that gets it. `labels_B`: the true
+        labels of its rows, if the party knows them.
+        """
+        leaving = Leaving(step, receiver, labels_B)
+        defended_BD = gradient_B.flatten(1)
+        for defence in self.defences:
+            defended_BD = defence.protect_gradient(defended_BD, leaving)
+        return defended_BD.reshape(gradient_B.shape)
+
+
 def gradient_defences(
     choices: Sequence[DefenceSettings], released: Released, *, noise: NoiseSource, classes: int
 ) -> tuple[GradientDefence, ...]:
