@@ -36,6 +36,7 @@ def make_form(
     """
 
     def format_value(value: Interval | float | str) -> str:
+        """Return an interval with its ends clipped, a number in the form, or the text itself."""
         if isinstance(value, Interval):
             return value.clip_ends(minimum, maximum).format_text(scale=scale, form=form)
         return value if isinstance(value, str) else f"{scale * value:{form}}"

@@ -119,6 +119,139 @@ class UnpairedInversion(FeatureAttack):
         return Guess(positions=positions, attacks=attacks, baselines=baselines)
 
 
+class _InversionNetworks:
+    """The simulator f~, the decoder d, and two discriminators, which also see own features.
+
+    One discriminator compares releases h with f~(public rows), the other public rows with d(h).
+    """
+
+    def __init__(
+        self,
+        attack: UnpairedInversion,
+        *,
+        sizes: tuple[int, int, int],
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        """Draw the initial weights.
+
+        Args:
+            attack: the attack, for its options.
+            sizes: numbers of columns of h, of the victim's features, and of own features.
+            seed: seed of the weights.
+            device: device of the networks.
+        """
+        self.attack = attack
+        release_size, features, own_features = sizes
+        inputs_and_outputs = (
+            (features, release_size),
+            (release_size, features),
+            (release_size + own_features, 1),
+            (features + own_features, 1),
+        )
+        with seed_draws(seed, "networks"):
+            self.simulator, self.decoder, self.judge_h, self.judge_x = (
+                build_layers(inputs, attack.hidden, attack.hidden, outputs).to(device)
+                for inputs, outputs in inputs_and_outputs
+            )
+        self.pair = nn.ModuleList([self.simulator, self.decoder])
+        self.judges = nn.ModuleList([self.judge_h, self.judge_x])
+
+    def compute_judge_loss(
+        self, h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
+    ) -> Tensor:
+        """Return the loss of the discriminators: of h against f~(rows), and of rows against d(h).
+
+        `h_BD`: releases. `rows_BF`: standardised rows of public people. `observed_BC`, `public_BC`:
+        own features of the people of h, and of the public ones.
+        """
+        with torch.no_grad():
+            simulated_BD = self.simulator(rows_BF)
+            decoded_BF = self.decoder(h_BD)
+        loss = torch.zeros((), device=h_BD.device)
+        for judge, real, simulated in (
+            (self.judge_h, (h_BD, observed_BC), (simulated_BD, public_BC)),
+            (self.judge_x, (rows_BF, public_BC), (decoded_BF, observed_BC)),
+        ):
+            real_B = torch.hstack(real)
+            simulated_B = torch.hstack(simulated)
+            loss = loss + F.softplus(-judge(real_B)).mean() + F.softplus(judge(simulated_B)).mean()
+            loss = loss + self.attack.penalty * slope_penalty(judge, real_B, simulated_B)
+        return loss
+
+    def compute_inverse_loss(
+        self, h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
+    ) -> Tensor:
+        """Return the loss of f~ and d.
+
+        They should be inverse to each other, and their results look real to the discriminators.
+
+        `h_BD`: releases. `rows_BF`: standardised rows of public people. `observed_BC`, `public_BC`:
+        own features of the people of h, and of the public ones.
+        """
+        attack = self.attack
+        simulated_BD = self.simulator(rows_BF)
+        loss = F.mse_loss(self.decoder(simulated_BD), rows_BF)
+        judged_B = self.judge_h(torch.hstack([simulated_BD, public_BC]))
+        loss = loss + attack.likeness * F.softplus(-judged_B).mean()
+        decoded_BF = self.decoder(h_BD)
+        judged_B = self.judge_x(torch.hstack([decoded_BF, observed_BC]))
+        loss = loss + attack.decoded_likeness * F.softplus(-judged_B).mean()
+        return loss + attack.return_weight * F.mse_loss(self.simulator(decoded_BF), h_BD)
+
+    def train(
+        self, h_ND: Tensor, rows_PF: Tensor, x_NC: Tensor, x_PC: Tensor, *, steps: int, seed: int
+    ) -> None:
+        """Train the discriminators and the pair f~ and d in turn on random batches.
+
+        Args:
+            h_ND: standardised releases.
+            rows_PF: standardised rows of public people.
+            x_NC, x_PC: own features of the people of h, and of the public ones.
+            steps: number of training steps.
+            seed: seed of the batches.
+        """
+        attack = self.attack
+        pair_adam = torch.optim.Adam(self.pair.parameters(), lr=attack.rate, betas=_BETAS)
+        judge_adam = torch.optim.Adam(self.judges.parameters(), lr=attack.judge_rate, betas=_BETAS)
+        with seed_draws(seed, "fit"):
+            for _ in range(steps):
+                observed_B = torch.randint(len(h_ND), (attack.batch,))
+                public_B = torch.randint(len(rows_PF), (attack.batch,))
+                batch = h_ND[observed_B], rows_PF[public_B], x_NC[observed_B], x_PC[public_B]
+                _take_step(judge_adam, self.compute_judge_loss(*batch))
+                # The pair's step needs no gradients of the discriminators' weights.
+                self.judges.requires_grad_(False)
+                _take_step(pair_adam, self.compute_inverse_loss(*batch))
+                self.judges.requires_grad_(True)
+
+    @torch.no_grad()
+    def measure_distance(self, h_ND: Tensor, rows_PF: Tensor, x_NC: Tensor, x_PC: Tensor) -> float:
+        """Return two energy distances, added; they are small where the compared values look alike.
+
+        They are the distance of f~(public rows) from h, and that of d(h) from the public rows, each
+        beside own features. Of h the first S rows are used, since all pairs are compared.
+
+        Args:
+            h_ND: standardised releases.
+            rows_PF: standardised rows of public people.
+            x_NC, x_PC: own features of the people of h, and of the public ones.
+        """
+        h_SD = h_ND[:_COMPARED_ROWS]
+        x_SC = x_NC[:_COMPARED_ROWS]
+        simulated = torch.hstack([self.simulator(rows_PF), x_PC])
+        decoded = torch.hstack([self.decoder(h_SD), x_SC])
+        distance = energy_distance(simulated, torch.hstack([h_SD, x_SC]))
+        return distance + energy_distance(decoded, torch.hstack([rows_PF, x_PC]))
+
+
+def _take_step(adam: torch.optim.Adam, loss: Tensor) -> None:
+    """Take one step of this optimiser on the loss."""
+    adam.zero_grad()
+    loss.backward()
+    adam.step()
+
+
 def _train_inversion(
     attack: UnpairedInversion,
     view: AdversaryView,
@@ -128,7 +261,7 @@ def _train_inversion(
     x_PC: Tensor,
     seed: int,
 ) -> tuple[float, FloatArray]:
-    """Train the simulator f~, the decoder d and two discriminators, which also see own features.
+    """Train the simulator f~ and the decoder d once, and decode h.
 
     Args:
         attack: the attack, for its options.
@@ -143,92 +276,14 @@ def _train_inversion(
         small where they look alike; and d(h), (N, F), in the features' units.
     """
     device = view.device
-    size = h_ND.shape[1]
-    features = public_PF.shape[1]
-    own_features = x_PC.shape[1]
     centre_F = public_PF.mean(dim=0)
     scale = float(public_PF.std()) or 1.0
     rows_PF = ((public_PF - centre_F) / scale).to(device)
     h_ND, x_NC, x_PC = (columns.to(device) for columns in (h_ND, x_NC, x_PC))
-    inputs_and_outputs = (
-        (features, size),
-        (size, features),
-        (size + own_features, 1),
-        (features + own_features, 1),
-    )
-    with seed_draws(seed, "networks"):
-        simulator, decoder, judge_h, judge_x = (
-            build_layers(inputs, attack.hidden, attack.hidden, outputs).to(device)
-            for inputs, outputs in inputs_and_outputs
-        )
-    pair = nn.ModuleList([simulator, decoder])
-    judges = nn.ModuleList([judge_h, judge_x])
-    pair_adam = torch.optim.Adam(pair.parameters(), lr=attack.rate, betas=_BETAS)
-    judge_adam = torch.optim.Adam(judges.parameters(), lr=attack.judge_rate, betas=_BETAS)
-
-    def take_step(adam: torch.optim.Adam, loss: Tensor) -> None:
-        """Take one step of this optimiser on the loss."""
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-
-    def compute_judge_loss(
-        h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
-    ) -> Tensor:
-        """Return the loss of the discriminators: of h against f~(rows), and of rows against d(h).
-
-        `h_BD`: releases. `rows_BF`: standardised rows of public people. `observed_BC`, `public_BC`:
-        own features of the people of h, and of the public ones.
-        """
-        with torch.no_grad():
-            simulated_BD = simulator(rows_BF)
-            decoded_BF = decoder(h_BD)
-        loss = torch.zeros((), device=device)
-        for judge, real, simulated in (
-            (judge_h, (h_BD, observed_BC), (simulated_BD, public_BC)),
-            (judge_x, (rows_BF, public_BC), (decoded_BF, observed_BC)),
-        ):
-            real_B = torch.hstack(real)
-            simulated_B = torch.hstack(simulated)
-            loss = loss + F.softplus(-judge(real_B)).mean() + F.softplus(judge(simulated_B)).mean()
-            loss = loss + attack.penalty * slope_penalty(judge, real_B, simulated_B)
-        return loss
-
-    def compute_inverse_loss(
-        h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
-    ) -> Tensor:
-        """Return the loss of f~ and d.
-
-        They should be inverse to each other, and their results look real to the discriminators.
-
-        `h_BD`: releases. `rows_BF`: standardised rows of public people. `observed_BC`, `public_BC`:
-        own features of the people of h, and of the public ones.
-        """
-        simulated_BD = simulator(rows_BF)
-        loss = F.mse_loss(decoder(simulated_BD), rows_BF)
-        judged_B = judge_h(torch.hstack([simulated_BD, public_BC]))
-        loss = loss + attack.likeness * F.softplus(-judged_B).mean()
-        decoded_BF = decoder(h_BD)
-        judged_B = judge_x(torch.hstack([decoded_BF, observed_BC]))
-        loss = loss + attack.decoded_likeness * F.softplus(-judged_B).mean()
-        return loss + attack.return_weight * F.mse_loss(simulator(decoded_BF), h_BD)
-
-    with seed_draws(seed, "fit"):
-        for _ in range(view.iterations):
-            observed_B = torch.randint(len(h_ND), (attack.batch,))
-            public_B = torch.randint(len(rows_PF), (attack.batch,))
-            batch = h_ND[observed_B], rows_PF[public_B], x_NC[observed_B], x_PC[public_B]
-            take_step(judge_adam, compute_judge_loss(*batch))
-            judges.requires_grad_(False)
-            take_step(pair_adam, compute_inverse_loss(*batch))
-            judges.requires_grad_(True)
-    # The distances are computed on S attacked rows at most, since they need all pairs.
+    sizes = h_ND.shape[1], public_PF.shape[1], x_PC.shape[1]
+    networks = _InversionNetworks(attack, sizes=sizes, seed=seed, device=device)
+    networks.train(h_ND, rows_PF, x_NC, x_PC, steps=view.iterations, seed=seed)
+    distance = networks.measure_distance(h_ND, rows_PF, x_NC, x_PC)
     with torch.no_grad():
-        h_SD = h_ND[:_COMPARED_ROWS]
-        x_SC = x_NC[:_COMPARED_ROWS]
-        simulated = torch.hstack([simulator(rows_PF), x_PC])
-        decoded = torch.hstack([decoder(h_SD), x_SC])
-        distance = energy_distance(simulated, torch.hstack([h_SD, x_SC]))
-        distance += energy_distance(decoded, torch.hstack([rows_PF, x_PC]))
-        decoded_NF: Tensor = decoder(h_ND) * scale + centre_F
+        decoded_NF: Tensor = networks.decoder(h_ND) * scale + centre_F
     return distance, decoded_NF.double().numpy(force=True)

@@ -19,6 +19,7 @@ from apfed_experiments.verdict import describe_run
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import max_guesses
 from secure_apfed.alignment.overlap import CommonPeople
+from secure_apfed.config import Config
 from secure_apfed.data import find_dataset
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.exchange import Kind
@@ -30,7 +31,12 @@ from secure_apfed.measures.tasks import TASKS, Classification
 from secure_apfed.privacy.defences import DEFENCES, describe_runners
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.outcome import Ranking, describe_unpredicted_classes, load_common_people
+from secure_apfed.runs.outcome import (
+    Outcome,
+    Ranking,
+    describe_unpredicted_classes,
+    load_common_people,
+)
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES
 from secure_apfed.settings.promises import worst_promise
@@ -543,44 +549,64 @@ def describe_unevenness(result: AttackResult) -> str:
 def iter_setting_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:
     """Yield title and text of the run's settings: method, data, parties, training, protection."""
     config = run.config
-    outcome = run.outcome
-    data = config.data
+    yield "method", config.method.title
+    yield "task", TASKS[config.task].title
+    yield "data", _describe_data(config)
+    yield "parties", ", ".join(run.roles)
+    yield "rows", _describe_row_counts(run.outcome)
     train = config.train
-    labels = config.labels
-    is_own_tables = data.dataset == "tables"
+    rate = f"learning rate {train.learning_rate:g}"
+    yield "training", f"{train.epochs} epochs, batches of {train.batch_size}, {rate}"
+    if not config.data.horizontal:
+        yield "alignment", _describe_alignment(config)
+    yield from _iter_protection_rows(run)
+
+
+def _describe_data(config: Config) -> str:
+    """Return the title of the data set, with the number of views or of horizontal parties."""
+    data = config.data
+    is_own_tables = data.dataset == TABLES
     title = "the parties' own tables" if is_own_tables else find_dataset(data.dataset).title
+    parties = "parties with people of their own" if data.horizontal else "views"
+    return f"{title}, {view_count(data)} {parties}"
+
+
+def _describe_row_counts(outcome: Outcome) -> str:
+    """Return how many rows were trained, labelled, tested and aligned; unknown counts are left
+    out.
+    """
     row_counts = {
         "trained": outcome.train_rows,
         "of these with a label": outcome.labelled_rows,
         "tested": outcome.test_rows,
         "aligned": outcome.aligned_rows,
     }
-    yield "method", run.config.method.title
-    yield "task", TASKS[config.task].title
-    parties = "parties with people of their own" if data.horizontal else "views"
-    yield "data", f"{title}, {view_count(data)} {parties}"
-    yield "parties", ", ".join(run.roles)
-    yield (
-        "rows",
-        ", ".join(
-            f"{words.format_count(count)} {name}"
-            for name, count in row_counts.items()
-            if count is not None
-        ),
+    return ", ".join(
+        f"{words.format_count(count)} {name}"
+        for name, count in row_counts.items()
+        if count is not None
     )
-    rate = f"learning rate {train.learning_rate:g}"
-    yield "training", f"{train.epochs} epochs, batches of {train.batch_size}, {rate}"
-    if not data.horizontal:
-        # Of built-in data, settings choose the number or share of common people.
-        request = (
-            f"people {data.aligned}"
-            if data.aligned
-            else f"overlap {words.format_percent(data.overlap)}"
-        )
-        request_note = "" if data.dataset == TABLES else f", {request} asked"
-        yield "alignment", f"{config.alignment.backend}{request_note}"
-    if outcome.sum:
-        yield "secure sum", words.format_value(outcome.sum)
+
+
+def _describe_alignment(config: Config) -> str:
+    """Return the protocol of the alignment and, of built-in data, how many common people were
+    asked for.
+    """
+    data = config.data
+    if data.dataset == TABLES:
+        return config.alignment.backend
+    if data.aligned:
+        request = f"people {data.aligned}"
+    else:
+        request = f"overlap {words.format_percent(data.overlap)}"
+    return f"{config.alignment.backend}, {request} asked"
+
+
+def _iter_protection_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:
+    """Yield title and text of the settings that protect data: sum, votes, guard, labels."""
+    config = run.config
+    if run.outcome.sum:
+        yield "secure sum", words.format_value(run.outcome.sum)
     if "passives vote" in run.facts.words:
         yield "how passives vote", _describe_settings(config.method, except_for="name")
     yield "guard", _describe_settings(config.guard)
@@ -591,6 +617,7 @@ def iter_setting_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:
             for kind in kinds
         )
         yield "defences without a guarantee", "; ".join(descriptions)
+    labels = config.labels
     if labels.epsilon is not None:
         yield (
             "training labels",
