@@ -579,23 +579,13 @@ def draw_board(
             zorder=1,
             label="Pareto front",
         )
-    # A line far above or below the points would flatten the picture; the legend names it instead.
     axes.margins(0.14)
-    low, high = axes.get_ylim()
-    room = (high - low) / 2
-    for row, style in zip(references, _DASHES, strict=False):
-        percent = 100 * row["accuracy"].mean
-        name = row["defence"]
-        if low - room <= percent <= high + room:
-            axes.axhline(percent, color=OTHER, linewidth=1.3, linestyle=style, label=name)
-        else:
-            position = "above" if percent > high else "below"
-            axes.plot([], [], " ", label=f"{position}: {name}, {percent:.1f} %")
+    _draw_references(axes, references)
     # All points have the same local models. Points below the best of them gain nothing by help.
     if rows and (gain := rows[0]["gain"]):
         label = f"best local model ({find_baseline(gain.baseline).title})"
         axes.axhline(100 * gain.solo, color=COLOURS[0], linewidth=1.3, linestyle=":", label=label)
-    metric = next(iter(rows))["leakage"][target].metric.replace("_", " ")
+    metric = rows[0]["leakage"][target].metric.replace("_", " ")  # all rows have the same
     axes.axvline(0, color=OTHER, linewidth=1)
     axes.set(
         title=f"Accuracy against leakage: {target}",
@@ -613,6 +603,23 @@ def draw_board(
         arrowprops={"arrowstyle": "-", "color": OTHER, "lw": 0.6},
     )
     return numbers
+
+
+def _draw_references(axes: Axes, references: Sequence[Row]) -> None:
+    """Draw each reference as a horizontal line at its accuracy.
+
+    A line far above or below the points would flatten the picture; the legend names it instead.
+    """
+    low, high = axes.get_ylim()
+    room = (high - low) / 2
+    for row, style in zip(references, _DASHES, strict=False):
+        percent = 100 * row["accuracy"].mean
+        name = row["defence"]
+        if low - room <= percent <= high + room:
+            axes.axhline(percent, color=OTHER, linewidth=1.3, linestyle=style, label=name)
+        else:
+            position = "above" if percent > high else "below"
+            axes.plot([], [], " ", label=f"{position}: {name}, {percent:.1f} %")
 
 
 def _add_legend(figure: Figure, axes: Axes) -> None:

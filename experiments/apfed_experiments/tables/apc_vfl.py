@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -158,6 +158,8 @@ class Scenario:
 _APC_VFL = "APC-VFL"
 _VFEDTRANS = "VFedTrans"
 _METHOD_BY_TITLE = {_APC_VFL: "apc_vfl", _VFEDTRANS: "vfedtrans"}
+_CaseKey: TypeAlias = tuple[int, int | str, str]
+"""Number of features, number of aligned people (or `_ANY_ALIGNED`), and title of the method."""
 _ALIGNED_COUNTS = (10_000, 7500, 5000, 2500)
 _SMALL = ScenarioPart(features=(5, 2), aligned=(10_000, 2500), seeds=2)
 _LARGE = ScenarioPart(features=(5, 4, 3, 2), aligned=(*_ALIGNED_COUNTS, 100), seeds=5)
@@ -295,58 +297,77 @@ def _make_scenario_rows(scenario: Scenario, part: ScenarioPart) -> Iterator[Tabl
 
     `scenario`: data set. `part`: numbers of features and of aligned people to measure.
     """
-    local_jobs = {features: _make_job(scenario, features) for features in part.features}
-    joint_jobs = {
-        (features, rows, method): _make_job(scenario, features, method, rows)
-        for features, rows, method in product(part.features, part.aligned, _METHOD_BY_TITLE)
-    }
+    jobs: dict[_CaseKey, Job] = {}
+    for features in part.features:
+        # One job measures both the local model and the ablation.
+        local_job = _make_job(scenario, features)
+        for method in (_LOCAL, _ABLATION):
+            jobs[features, _ANY_ALIGNED, method] = local_job
+        for rows, method in product(part.aligned, _METHOD_BY_TITLE):
+            jobs[features, rows, method] = _make_job(scenario, features, method, rows)
     for score, title in scenario.scores.items():
-        panels = {rows: f"{rows:,} aligned rows, {title}" for rows in part.aligned}
+        measured_rows = _make_measured_rows(jobs, part, score, title)
+        yield from measured_rows.values()
+        yield from _make_difference_rows(measured_rows, part, title)
 
-        def make_cells(features: object, rows: object, method: str) -> dict[str, str]:
-            """Return the cells of one row of the table by column."""
-            texts = (str(features), str(rows), method, title)  # noqa: B023 - called at once
-            return dict(zip(_HEADER, texts, strict=True))
 
-        table_rows: dict[tuple[int, object, str], TableRow] = {}
-        for features in part.features:
-            for method, columns in ((_LOCAL, "columns"), (_ABLATION, "code")):
-                table_rows[features, _ANY_ALIGNED, method] = TableRow(
-                    cells=make_cells(features, _ANY_ALIGNED, method),
-                    job=local_jobs[features],
-                    figure=f"{columns} {score}",
-                    panels=tuple(panels.values()),
-                    series=method,
-                    at=float(features),
-                )
-            for rows, method in product(part.aligned, _METHOD_BY_TITLE):
-                table_rows[features, rows, method] = TableRow(
-                    cells=make_cells(features, rows, method),
-                    job=joint_jobs[features, rows, method],
-                    figure=f"code {score}",
-                    panels=(panels[rows],),
-                    series=method,
-                    at=float(features),
-                )
-        yield from table_rows.values()
+def _make_cells(features: object, rows: object, method: str, score_title: str) -> dict[str, str]:
+    """Return the cells of one row of a scenario's table by column."""
+    return dict(zip(_HEADER, (str(features), str(rows), method, score_title), strict=True))
+
+
+def _make_measured_rows(
+    jobs: Mapping[_CaseKey, Job], part: ScenarioPart, score: str, title: str
+) -> dict[_CaseKey, TableRow]:
+    """Return the table's row of each job for one score.
+
+    `jobs`: jobs by number of features, number of aligned people and method. `part`: numbers of
+    aligned people, each with a panel of the picture. `score`, `title`: name and title of the score.
+    """
+    panels = {rows: f"{rows:,} aligned rows, {title}" for rows in part.aligned}
+    measured_rows: dict[_CaseKey, TableRow] = {}
+    for (features, rows, method), job in jobs.items():
+        # A local model does not depend on the aligned people: it is drawn in every panel.
+        row_panels = tuple(panels.values()) if rows == _ANY_ALIGNED else (panels[rows],)
+        # The job's measured values are those of a classifier on "columns" or on the "code".
+        classified = "columns" if method == _LOCAL else "code"
+        measured_rows[features, rows, method] = TableRow(
+            cells=_make_cells(features, rows, method, title),
+            job=job,
+            figure=f"{classified} {score}",
+            panels=row_panels,
+            series=method,
+            at=float(features),
+        )
+    return measured_rows
+
+
+def _make_difference_rows(
+    measured_rows: Mapping[_CaseKey, TableRow], part: ScenarioPart, title: str
+) -> Iterator[TableRow]:
+    """Yield APC-VFL minus each other method, for each number of features and averaged over them.
+
+    `measured_rows`: rows by number of features, number of aligned people and method. `part`:
+    numbers of features and of aligned people. `title`: title of the score.
+    """
+    weight = 1 / len(part.features)
+    for base, rows in product((_LOCAL, _ABLATION, _VFEDTRANS), part.aligned):
         # Local models and the ablation do not depend on the number of aligned rows.
-        for base, rows in product((_LOCAL, _ABLATION, _VFEDTRANS), part.aligned):
-            base_rows = rows if base in _METHOD_BY_TITLE else _ANY_ALIGNED
-            pairs = {
-                features: (
-                    table_rows[features, rows, _APC_VFL],
-                    table_rows[features, base_rows, base],
-                )
-                for features in part.features
-            }
-            difference = f"{_APC_VFL} minus {base}"
-            weight = 1 / len(pairs)
-            for features, (apc_vfl, other) in pairs.items():
-                gain = ((1.0, apc_vfl), (-1.0, other))
-                yield TableRow(cells=make_cells(features, rows, difference), combines=gain)
-            mean = [(weight, apc_vfl) for apc_vfl, _ in pairs.values()]
-            mean += [(-weight, other) for _, other in pairs.values()]
-            yield TableRow(cells=make_cells("mean", rows, difference), combines=mean)
+        base_rows = rows if base in _METHOD_BY_TITLE else _ANY_ALIGNED
+        difference = f"{_APC_VFL} minus {base}"
+        own_terms: list[tuple[float, TableRow]] = []
+        base_terms: list[tuple[float, TableRow]] = []
+        for features in part.features:
+            apc_vfl = measured_rows[features, rows, _APC_VFL]
+            other = measured_rows[features, base_rows, base]
+            yield TableRow(
+                cells=_make_cells(features, rows, difference, title),
+                combines=((1.0, apc_vfl), (-1.0, other)),
+            )
+            own_terms.append((weight, apc_vfl))
+            base_terms.append((-weight, other))
+        mean = [*own_terms, *base_terms]
+        yield TableRow(cells=_make_cells("mean", rows, difference, title), combines=mean)
 
 
 def _make_lambda_table(full: bool) -> TableExtent:
