@@ -40,18 +40,21 @@ _MAX_KEPT = 128
 
 
 class ColumnAttack(Attack):
-    """Base of the curious attacks that learn from columns.
+    """Base of the curious attacks that learn from columns: what an adversary has of each row.
 
     Attributes:
         max_rows: number of observed rows above which a random part of them is used.
-        components: wider columns are reduced to this many principal components.
+        components: largest number of columns; wider sets are reduced to so many principal
+            components.
     """
 
     max_rows: int = Field(5_000, ge=2)
     components: int = Field(256, ge=2)
 
     def scale_columns(self, columns_NF: Tensor, seed: int) -> FloatArray:
-        """Standardise columns, and reduce those that are wider than `components`."""
+        """Return columns (N, F) standardised, and reduced to principal components if they are too
+        many.
+        """
         return standardise_columns(columns_NF, components=self.components, seed=seed)
 
     def scale_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> FloatArray:
@@ -59,10 +62,11 @@ class ColumnAttack(Attack):
         return self.scale_columns(own_columns(view, positions), seed)
 
     def choose_rows(self, view: AdversaryView, candidates: Tensor, seed: int) -> Tensor:
-        """Return the `candidates` (N,) to learn from: known rows, and others up to `max_rows`.
+        """Return the alignment positions to learn from, ascending: known rows, and others up to
+        `max_rows`.
 
-        They ascend. People whom the victim does not hold are left out: of them there is nothing to
-        guess.
+        `candidates`: positions of the observed rows, (N,). People of whom the victim has no row are
+        left out, since nothing of them can be guessed.
         """
         candidates = candidates[view.has_rows(view.knowledge.victim, candidates)]
         known = torch.isin(
@@ -75,7 +79,9 @@ class ColumnAttack(Attack):
 
 
 def explain_missing_releases(view: AdversaryView) -> str | None:
-    """Return why this view gives an attack on released representations nothing to read."""
+    """Return why this view gives an attack on released representations nothing to read; None: it
+    does.
+    """
     if view.description.released_by is None:
         return f"{view.description}: no party releases a representation"
     if not view.epochs:
@@ -86,11 +92,11 @@ def explain_missing_releases(view: AdversaryView) -> str | None:
 
 
 def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
-    """Return (N, F): the coalition's own features of `positions`, parties side by side.
+    """Return the coalition's own features of `positions`, parties side by side, (N, F).
 
-    A member that does not hold everybody has one more column, which is 1 for people whom it does
-    not hold; their features are the mean of those whom it holds. Without own features the result is
-    one column of zeros, which carries no information.
+    A member that has no row of some people has one more column: 1 for these people, else 0. Their
+    features are the mean of those that it has. Without own features the result is one column of
+    zeros, which carries no information.
 
     Raises AttackError: a member has fewer rows than `positions` refer to.
     """
@@ -112,30 +118,31 @@ def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
 
 
 def standardise_columns(columns_NF: Tensor, *, components: int, seed: int) -> FloatArray:
-    """Return columns of mean 0 and variance 1; wider ones as their first principal components.
+    """Return columns with mean 0 and variance 1; wider sets as their first principal components.
 
     Constant columns become 0. The adversary has all rows, so all of them set the scale.
 
-    `components`: maximum number of columns of the result. `seed`: for the random first directions
-    of the components.
+    `components`: largest number of columns of the result. `seed`: seed of the random first
+    directions of the components.
     """
     is_wide = min(columns_NF.shape) > components
     # Convolution maps have thousands of columns: those stay in single precision until reduced.
     values_NF = columns_NF.float() if is_wide else columns_NF.double()
-    spread_F, mean_F = torch.std_mean(values_NF, dim=0, correction=0)
-    scaled_NF = (values_NF - mean_F) / torch.where(spread_F > 0, spread_F, 1)
+    deviation_F, mean_F = torch.std_mean(values_NF, dim=0, correction=0)
+    scaled_NF = (values_NF - mean_F) / torch.where(deviation_F > 0, deviation_F, 1)
     if is_wide:
         scaled_NF = _compute_principal_components(scaled_NF, components, seed)
     return scaled_NF.double().numpy(force=True)
 
 
 def _compute_principal_components(values_NF: Tensor, count: int, seed: int) -> Tensor:
-    """Return (N, count) principal components of columns of mean 0, on their device.
+    """Return the first principal components of columns with mean 0, (N, C), on their device.
 
-    Four rounds of subspace iteration with ten directions more than asked for (Halko et al., 2011,
-    Algorithms 4.4, 5.1). Signs are those with which each component's largest weight is positive.
+    They are approximated by four rounds of subspace iteration with ten directions more than asked
+    for (Halko et al., 2011, Algorithms 4.4, 5.1). Each component has the sign with which its
+    largest weight is positive.
 
-    `values_NF`: the columns. `count`: number of components (C). `seed`: for the random first
+    `values_NF`: the columns. `count`: number of components, C. `seed`: seed of the random first
     directions. Q is the number of directions in the iteration.
     """
     draw = torch.Generator().manual_seed(derive_seed(seed, "attacks", "components"))
@@ -154,12 +161,14 @@ def _compute_principal_components(values_NF: Tensor, count: int, seed: int) -> T
 def join_own_columns(
     name: str, released_NF: FloatArray, own_NF: FloatArray
 ) -> dict[str, FloatArray]:
-    """Return standardised released and own columns side by side, for each weight of the released
-    ones.
+    """Return standardised released and own columns side by side, for several weights of the
+    released ones.
 
-    `name`: name of the released columns. The keys begin with the weight, unless it is 1.
+    `name`: name of the released columns. The keys are such as "0.3 h and x"; a weight of 1 is left
+    out.
     """
-    # Penalised models use columns of less weight less; which weight is best is not known before.
+    # Where a guard makes releases noisy, a smaller weight is better: penalised models then use them
+    # less. Which weight is best is not known before.
     weights = {"": 1.0, "0.3 ": 0.3, "0.1 ": 0.1}
     return {
         f"{prefix}{name} and x": np.hstack([weight * released_NF, own_NF])
@@ -170,7 +179,7 @@ def join_own_columns(
 def correct_priors(
     prior_NK: FloatArray, released_NF: FloatArray, labels_N: NDArray[np.int64], trust: float
 ) -> FloatArray:
-    """Return class probabilities (N, K) by own features, corrected by released columns.
+    """Return class probabilities (N, K): those by own features, corrected by released columns.
 
     Each class is a Gaussian around a mean of its released columns, one variance for all classes.
     A few labels say little of the means, so all rows count: each by its probability of the class,
@@ -231,9 +240,9 @@ def hash_inputs(*inputs: NDArray[Any] | str | int) -> str:
 def guess_once(guess: Callable[[], Prediction], *inputs: NDArray[Any] | str | int) -> Prediction:
     """Return what `guess` returns, or what it returned earlier for the same `inputs`; read-only.
 
-    Baselines are the same for every run on the same data and seed.
+    Baselines are the same for every run on the same data and seed, so they are computed once.
 
-    `inputs`: all that the prediction depends on.
+    `guess`: function that fits and predicts. `inputs`: all that its prediction depends on.
     """
     key = hash_inputs(*inputs)
     if key not in _KEPT_PREDICTIONS:
@@ -248,10 +257,10 @@ def guess_once(guess: Callable[[], Prediction], *inputs: NDArray[Any] | str | in
 def own_votes(
     features_UF: FloatArray, labelled_n: Tensor, labels_n: Tensor, classes: int
 ) -> FloatArray:
-    """Return the votes (class scores, (U, K)) that a party's own features give, with label
-    spreading.
+    """Return the votes that a party's own features give by label spreading: class scores (U, K).
 
-    `labelled_n`: indices of its labelled rows, ascending; `labels_n`: the classes of these.
+    `features_UF`: features of U rows. `labelled_n`: indices of its n labelled rows, ascending;
+    `labels_n`: the classes of these. `classes`: K.
 
     Raises AttackError: no row is labelled.
     """

@@ -75,22 +75,24 @@ class Finding:
 
     @property
     def score(self) -> float:
+        """Return the metric of the attack's best variant."""
         return float(self.result.score[str(self.result.metric)] or 0)
 
     @property
     def null(self) -> tuple[float, ...]:
-        """Return the best of baselines and decoys, for each exchange."""
+        """Return what luck gives: the best of baselines and decoys, for each exchange."""
         return tuple(self.score - (result.advantage or 0) for result in self.results)
 
     @property
     def baseline(self) -> float:
-        """Return the best that the same knowledge gives without h and gradients."""
+        """Return the best score of the same knowledge without h (what was sent) and gradients."""
         metric = str(self.result.metric)
         baselines = self.result.baselines.items()
         return max(figures[metric] or 0 for name, figures in baselines if not name.endswith(DECOY))
 
     @property
     def advantage(self) -> float:
+        """Return the score minus the mean of what luck gives."""
         return self.score - float(np.mean(self.null))
 
     @property
@@ -108,8 +110,8 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """Return the verdict in a few words; `sentence` is for readers who do not know the
-        attacks.
+        """Return the verdict in a few words: what was found by which variant, or that nothing
+        was.
         """
         target = self.result.target
         variant = self.result.variant
@@ -117,27 +119,33 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """Return a sentence: how well this attack guesses, and how well the same knowledge does
-        without the data that was sent.
+        """Return the verdict as a sentence for readers who do not know the attacks.
+
+        It says how well this attack guesses, and how well the same knowledge does without what was
+        sent.
         """
         target = self.result.target
         known = self.result.counts["known"]
         reader = self.reader
-        with_help = f" and knows {known:,} rows already" if known else ""
+        known_text = f" and knows {known:,} rows already" if known else ""
         score = self.score
         null = float(np.mean(self.null))
         if target == "labels":
-            figure = f"guesses {score:.0%} of the labels right"
-            figure += f" where guessing without what was sent gets {null:.0%}"
-            figure += " (mean over classes)"
+            score_text = f"guesses {score:.0%} of the labels right"
+            score_text += f" where guessing without what was sent gets {null:.0%}"
+            score_text += " (mean over classes)"
         else:
-            figure = f"reconstructs the other party's {target} with R2 {score:.2f} where guessing"
-            figure += f" without what was sent gets {null:.2f} (1 is everything)"
+            score_text = (
+                f"reconstructs the other party's {target} with R2 {score:.2f} where guessing"
+            )
+            score_text += f" without what was sent gets {null:.2f} (1 is everything)"
         if self.is_significant:
-            return f"{target.capitalize()} leak: {reader}{with_help} {figure}, by {self._name}."
+            return (
+                f"{target.capitalize()} leak: {reader}{known_text} {score_text}, by {self._name}."
+            )
         return (
-            f"No leak of {target} was found: with its best attack {reader}{with_help} {figure}, "
-            f"by {self._name}. Other attacks may find more."
+            f"No leak of {target} was found: with its best attack {reader}{known_text} "
+            f"{score_text}, by {self._name}. Other attacks may find more."
         )
 
     @property
@@ -146,15 +154,17 @@ class Finding:
         return self.result.attack.replace("_", " ")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the metrics by name, as a row of the table has them; `null` is the mean."""
+        """Return the metrics by name, as a row of the table has them; `null` is the mean over
+        exchanges.
+        """
         result = self.result
         described = {
             "attack": result.attack,
             "known": result.counts["known"],
             "metric": result.metric,
         }
-        figures = {name: getattr(self, name) for name in ("score", "baseline", "advantage")}
-        return {**described, **figures, "null": float(np.mean(self.null)), "verdict": self.verdict}
+        metrics = {name: getattr(self, name) for name in ("score", "baseline", "advantage")}
+        return {**described, **metrics, "null": float(np.mean(self.null)), "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
@@ -163,9 +173,9 @@ class Evaluation:
 
     Attributes:
         findings: one for each attack that applied and each set of its options.
-        lacking: name of every other attack -> a sentence that says why it was not mounted.
-        not_tried: name of every set of options that did not fit into `seconds` -> a sentence that
-            says how long it would have taken.
+        lacking: a sentence that says why an attack was not mounted, by the attack's name.
+        not_tried: a sentence that says how long an attack would have taken that did not fit into
+            `seconds`, by name and options.
     """
 
     findings: tuple[Finding, ...]
@@ -173,7 +183,10 @@ class Evaluation:
     not_tried: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, attack: str) -> Finding:
-        """Return an attack's finding of highest advantage. AttackError: it was not mounted."""
+        """Return an attack's finding with the highest advantage.
+
+        Raises AttackError: the attack was not mounted.
+        """
         matches = [finding for finding in self.findings if finding.result.attack == attack]
         if not matches:
             raise AttackError(self._explain_attack(attack))
@@ -191,17 +204,19 @@ class Evaluation:
 
     @property
     def verdicts(self) -> tuple[str, ...]:
-        """One sentence for each direction: who reads whose what, or that nobody tried and why."""
+        """One sentence for each target: how much leaks to whom, or that it was not attacked and
+        why.
+        """
         targets: list[Target] = ["labels", "features"]
         targets += [finding.result.target for finding in self.findings]
-        worst = {target: self.find_worst(target) for target in targets}
+        finding_by_target = {target: self.find_worst(target) for target in targets}
         return tuple(
             finding.sentence if finding is not None else self._describe_omission(target)
-            for target, finding in worst.items()
+            for target, finding in finding_by_target.items()
         )
 
     def explain_omission(self, attack: str | None = None) -> str:
-        """Return why this attack was not mounted; None: a line for each that was not.
+        """Return why this attack was not mounted; None: a line for each attack that was not.
 
         Raises AttackError: the attack was mounted, or no attack has this name.
         """
@@ -229,7 +244,7 @@ class Evaluation:
     def _describe_omission(self, target: str) -> str:
         """Return a sentence that this target was not attacked, with the commonest reason.
 
-        That attacks did not fit into the budget comes first, then what they need.
+        The reason that attacks did not fit into the budget comes first, then missing arguments.
         """
         names = [name for name in self.lacking if ATTACKS[name].target == target]
         over_budget = [
@@ -282,7 +297,9 @@ class Evaluation:
 
 
 def _short_reason(reason: str) -> str:
-    """Shorten a reason for the summary: to the missing argument, or to "nothing to read here"."""
+    """Return a reason shortened for the summary: to the missing argument, or to "nothing to read
+    here".
+    """
     return reason.partition(",")[0] if reason.startswith("needs ") else "nothing to read here"
 
 
@@ -344,9 +361,9 @@ def evaluate(
     planned, lacking = _plan_attacks(loop, attacks, seed=seed, device=torch.device(device))
 
     def attack_once(attack: Attack, view: AdversaryView, note_pass: Callable[[], None]) -> Finding:
-        """Mount one attack, and score its guesses for every exchange of releases.
+        """Return the finding of one attack, with its guesses scored for every exchange of releases.
 
-        `note_pass`: called after each pass.
+        `note_pass`: function to call after each run of the attack.
         """
         guesses = compute_guesses(attack, view, seed, exchanges, note_pass)
         results = tuple(score_guess(attack, view, guess, loop.truth, seed) for guess in guesses)
@@ -364,7 +381,9 @@ def evaluate(
 def _check_arguments(
     labels: Any, features: Any, steps: Any, *, exchanges: int, seed: int, seconds: float | None
 ) -> None:
-    """Raise AttackError if an argument of `evaluate` other than the arrays is wrong; name it."""
+    """Raise AttackError if an argument of `evaluate` that is no array is wrong; the message names
+    it.
+    """
     if type(seed) is not int or not isinstance(steps, Sequence | Tensor | np.ndarray | None):
         received = f"{seed!r} and a {type(steps).__name__}"
         raise AttackError(f"seed= is an integer, and steps= a list of positions, got {received}")
@@ -382,9 +401,9 @@ class _Loop:
         truth: classes, labels and private features, by which guesses are scored.
         known: positions of rows that the adversary knows; None: each attack draws them.
         own: the adversary's own features (A, F), by its name.
-        envelopes: number of the pass over the rows -> its messages.
+        envelopes: messages by number of the pass over the rows.
         has_gradients: whether the adversary received gradients.
-        needs: name of each missing argument -> a sentence that says what it is.
+        needs: a sentence on each missing argument, by its name.
     """
 
     truth: Truth
@@ -398,7 +417,9 @@ class _Loop:
 def _parse_loop(
     h: Any, labels: Any, features: Any, own: Any, gradients: Any, known: Any, steps: Any
 ) -> _Loop:
-    """Return the arrays of `evaluate`, whose arguments these are, in one form.
+    """Return the arrays of a call of `evaluate`, in one form.
+
+    The arguments are explained there.
 
     Raises AttackError: the arrays do not match each other.
     """
@@ -446,10 +467,10 @@ def _plan_attacks(
     seed: int,
     device: torch.device,
 ) -> tuple[list[tuple[Attack, AdversaryView]], dict[str, str]]:
-    """Return the attacks that apply, each with its view, and by name why others do not.
+    """Return the attacks that apply, each with its view, and why others do not, by name.
 
-    `attacks`: names or choices of attacks; None: all. `seed`: seed of all random draws. `device`:
-    where attacks compute. `loop`: the checked arrays.
+    `loop`: the checked arrays. `attacks`: names or choices of attacks; None: all. `seed`: seed of
+    all random draws. `device`: where attacks compute.
     """
     lacking = dict[str, str]()
     planned = list[tuple[Attack, AdversaryView]]()
@@ -475,8 +496,9 @@ def _plan_attacks(
             loop.needs.get(attack.target),
         ]
         try:
-            if reason := next(filter(None, reasons), None):
-                raise AttackError(reason)
+            first_reason = next(filter(None, reasons), None)
+            if first_reason is not None:
+                raise AttackError(first_reason)
             knowledge = _add_known_rows(attack, loop.truth, loop.known, view.knowledge, seed)
         except AttackError as error:
             lacking.setdefault(attack.name, str(error))
@@ -491,14 +513,14 @@ def _mount_in_turn(
     attack_once: Callable[[Attack, AdversaryView, Callable[[], None]], Finding],
     lacking: dict[str, str],
 ) -> tuple[tuple[Finding, ...], dict[str, str]]:
-    """Return the findings in the order planned, and by title why others did not fit into the
-    budget.
+    """Return the findings in the order planned, and why other attacks did not fit into the budget.
 
     Args:
         planned: attacks with their views.
-        pace: decides their order, and whether one still fits.
-        attack_once: mounts one attack; its last argument is to be called after each pass.
-        lacking: gets the reason of an attack that turns out not to apply.
+        pace: clock that decides their order, and whether one still fits.
+        attack_once: function that mounts one attack; its last argument is to be called after each
+            run of the attack.
+        lacking: dictionary that gets the reason of an attack that turns out not to apply.
     """
     findings = dict[int, Finding]()
     not_tried = dict[str, str]()
@@ -516,7 +538,7 @@ def _mount_in_turn(
 
 
 def _is_positive(seconds: Any) -> bool:
-    """Return whether this is a number above 0, and no boolean."""
+    """Return whether a value is a number above 0; a boolean is no number."""
     is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     return is_number and float(seconds) > 0
 
@@ -533,9 +555,9 @@ def _prepare_attacks(
 ) -> Iterator[Attack]:
     """Yield the attacks to mount.
 
-    A choice is mounted with its options. A name stands for the attack with each of its usual
-    sets of options, which differ in how many rows are known; where the caller says which rows are
-    known (`draws_known_rows` is False), for the attack with its default options.
+    A choice is mounted with its options. A name stands for the attack with each of its usual sets
+    of options, which differ in how many rows are known. If the caller says which rows are known
+    (`draws_known_rows` is False), it stands for the attack with its default options.
 
     `requested`: names and choices; one name; or None: all attacks, some with cheaper options.
     """
@@ -555,16 +577,19 @@ def _prepare_attacks(
 def _add_known_rows(
     attack: Attack, truth: Truth, positions: Tensor | None, knowledge: Knowledge, seed: int
 ) -> Knowledge:
-    """Add to the adversary's knowledge the rows whose label and features it knows.
+    """Return the adversary's knowledge with the rows whose label and features it knows.
 
-    `positions`: positions of these rows; None: the seed draws as many as the attack's options say.
-    `truth`: labels and features of all rows.
+    `truth`: labels and features of all rows. `positions`: positions of the known rows; None: the
+    seed draws as many as the attack's options say.
 
     Raises AttackError: so many are drawn that nothing is left to guess.
     """
 
     def draw_rows(groups: list[Tensor], count: int) -> Tensor:
-        """Return `count` rows of each group of positions, sorted together."""
+        """Return `count` rows of each group of positions, sorted together.
+
+        Raises AttackError: a group has no more rows than these.
+        """
         if count and any(len(rows) <= count for rows in groups):
             raise AttackError(f"of {min(map(len, groups))} rows {count} known ones leave none over")
         parts = [shuffle_rows(rows, seed, "attacks", "known")[:count] for rows in groups]
@@ -588,10 +613,10 @@ def _build_envelopes(
     """Return the messages that the adversary sent and received, by number of the pass over the
     rows.
 
-    A step that repeats a row begins the next pass. `rows`: number of rows. `has_gradients`: whether
-    gradients came back, so that the adversary is the party that made h.
+    A step that repeats a row begins the next pass.
 
-    `steps`: rows, h and gradients of each step.
+    `steps`: rows, h and gradients of each step. `rows`: number of rows. `has_gradients`: whether
+    gradients came back, so that the adversary is the party that made h.
     """
     maker, reader = (_ADVERSARY, _OTHER) if has_gradients else (_OTHER, _ADVERSARY)
     passes = [list[Envelope]()]
@@ -619,10 +644,10 @@ def _build_envelopes(
 
 
 def _parse_steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
-    """Yield (rows (B,), h (B, D), gradients (B, D) or None) of each step, from the forms that
-    `evaluate` accepts.
+    """Yield (rows (B,), h (B, D), gradients (B, D) or None) of each step, from all accepted forms.
 
-    `steps`: row positions of each step, None: in `h`, or there is one step. `rows`: number of rows.
+    `h`, `gradients`: arrays of `evaluate`. `steps`: row positions of each step; None: they are in
+    `h`, or there is one step. `rows`: number of rows.
 
     Raises AttackError: arrays do not match step by step.
     """
@@ -658,7 +683,8 @@ def _has_pairs(values: Any) -> bool:
 
 
 def _require_one_order(h: Any, gradients: Any) -> None:
-    """Raise AttackError for data frames whose columns have other names, or another order.
+    """Raise AttackError if data frames of two steps have other columns, or another order of
+    columns.
 
     `h`, `gradients`: one array for each step; only data frames have names of columns.
     """
@@ -673,9 +699,12 @@ def _require_one_order(h: Any, gradients: Any) -> None:
 
 
 def _parse_array(name: str, values: Any) -> NDArray[Any]:
-    """Return a caller's array as a NumPy array; rows with an index in the order of their positions.
+    """Return a caller's array as a NumPy array; rows with an index are put in the order of
+    positions.
 
-    `name`: name of the argument, for errors. Raises AttackError: the values are no array.
+    `name`: name of the argument, for errors.
+
+    Raises AttackError: the values are no array.
     """
     values = order_by_position(values, name, error=AttackError)
     if isinstance(values, Tensor):
@@ -689,8 +718,9 @@ def _parse_array(name: str, values: Any) -> NDArray[Any]:
 def _parse_table(name: str, values: Any, rows: int) -> Tensor:
     """Return a caller's array as numbers (A, F), in float32 as most loops compute.
 
-    `name`: name of the argument, for errors. Raises AttackError: the number of rows is not `rows`,
-    or a number is not finite.
+    `name`: name of the argument, for errors. `rows`: A, the expected number of rows.
+
+    Raises AttackError: the number of rows differs, or a number is not finite.
     """
     array = _parse_array(name, values)
     if array.dtype.kind not in "biuf" or not array.size or len(array) != rows:
@@ -727,9 +757,12 @@ def _parse_classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
 
 
 def _parse_positions(name: str, values: Any, rows: int) -> Tensor:
-    """Return row positions as int64; of a mask (A,) the positions where it is True.
+    """Return row positions as int64.
 
-    `name`: name of the argument, for errors. Raises AttackError: not integers in 0..rows-1.
+    `values`: positions, or a mask (A,) that is True at them. `name`: name of the argument, for
+    errors. `rows`: number of rows.
+
+    Raises AttackError: a position is no integer from 0 to `rows` - 1.
     """
     array = _parse_array(name, values)
     if array.dtype == bool and array.shape == (rows,):

@@ -45,9 +45,11 @@ from secure_apfed.runs.outcome import Recording
 
 
 def truth_of(recording: Recording, victim: str | None = None) -> Truth:
-    """Return labels of all aligned rows, the victim's features, and the training rows that it has.
+    """Return the truth that guesses are scored by: labels of all aligned rows, and the victim's
+    features.
 
-    `victim`: a party; None: features of all parties, and all training rows.
+    It also has the positions of the training rows that the victim has. `victim`: a party; None:
+    features of all parties, and all training rows.
 
     Raises AttackError: the run aligned no rows, or the active has no labels.
     """
@@ -68,10 +70,11 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
 
 
 def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
-    """Choose `per_class` aligned training rows of each class whose labels become known.
+    """Choose `per_class` aligned training rows of each class whose labels the adversary knows.
 
-    With one seed a smaller choice is a subset of a larger one. Raises AttackError: a class has no
-    rows left.
+    With one seed a smaller choice is a subset of a larger one.
+
+    Raises AttackError: a class has no rows left to guess.
     """
     truth = truth_of(recording, recording.data.active.name)
     trained = _list_training_positions(recording)
@@ -90,7 +93,10 @@ def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
 
 
 def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> KnownRows:
-    """Choose `rows` aligned training rows of `victim` whose features there become known."""
+    """Choose `rows` aligned training rows whose features at `victim` the adversary knows.
+
+    Raises AttackError: no rows are left to guess.
+    """
     truth = truth_of(recording, victim)
     trained = _list_training_positions(recording, victim)
     if rows and rows >= len(trained):
@@ -104,7 +110,8 @@ def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> 
 
 
 def reveal_architecture(recording: Recording) -> Callable[[], nn.Module]:
-    """Return a function that makes the active's networks with fresh weights, rows -> scores (N, K).
+    """Return a function that makes the active's networks with fresh weights, from rows to scores
+    (N, K).
 
     User-defined networks are copies of the recorded ones with weights drawn again.
     """
@@ -124,8 +131,9 @@ def reveal_architecture(recording: Recording) -> Callable[[], nn.Module]:
 
 
 def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tensor] | None:
-    """Return the victim's network as a function of rows of features, with flat results (N, D);
-    None: it was not recorded.
+    """Return the victim's network as a function of rows of features; None: it was not recorded.
+
+    Its results are flattened, (N, D).
     """
     recorded = recording.encoders.get(victim)
     if recorded is None:
@@ -134,6 +142,7 @@ def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tens
     dtype = next(iter(network.state_dict().values())).dtype
 
     def encode_features(features_N: Tensor) -> Tensor:
+        """Return the representations of these rows, (N, D), computed on their device."""
         h_ND: Tensor = network.to(features_N.device)(features_N.to(dtype))
         return h_ND.flatten(1)
 
@@ -141,7 +150,7 @@ def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tens
 
 
 def reveal_order(recording: Recording) -> dict[int, Tensor]:
-    """Return by step the alignment positions (B,) of the rows that passives were to contribute on.
+    """Return by step the alignment positions (B,) of the rows that passives were to contribute for.
 
     The active sent them to all passives, any of which can tell the aggregator.
     """
@@ -158,13 +167,15 @@ def reveal_public(
     recording: Recording, parties: Sequence[str], rows: int, seed: int
 ) -> dict[str, Tensor]:
     """Choose up to `rows` people outside the training of whom the active and all `parties` have a
-    row; return by party their features (P, ...), row k of the same person. A mask `present_A` says
-    for each alignment position whether a party has a row.
+    row.
+
+    Returns their features (P, ...) by party; row k is the same person in each.
     """
     truth = truth_of(recording)
     active = recording.data.active.name
     names = (active, *parties)
     outside = find_positions_in_table_order(recording.alignment[active], recording.data.test_rows)
+    # For each alignment position, whether a party has a row.
     for present_A in _find_present_rows(recording, names).values():
         outside = outside[present_A[outside]]
     chosen = shuffle_rows(outside, seed, "attacks", "public")[:rows]
@@ -175,11 +186,11 @@ def _list_training_positions(recording: Recording, victim: str | None = None) ->
     """Return the alignment positions of the training rows of which the victim has a row.
 
     They are in the order of the active's table, so that a draw from them depends on the seed alone.
-    `victim`: a passive; None: all rows. `present_A`: for each alignment position, whether it has
-    one.
+    `victim`: a passive; None: all rows.
     """
     data = recording.data
     trained = find_positions_in_table_order(recording.alignment[data.active.name], data.train_rows)
+    # For each alignment position, whether the victim has a row; None: it has all.
     present_A = _find_present_rows(recording, [victim] if victim else []).get(victim or "")
     return trained if present_A is None else trained[present_A[trained]]
 
@@ -194,16 +205,17 @@ def view_of(
     iterations: int = 300,
     device: torch.device | None = None,
 ) -> AdversaryView:
-    """Return the view of a coalition of parties.
+    """Return the view of a coalition of parties: what they saw in the run, and what they know.
 
     Sums that the active decrypted are in the view only of a coalition with it.
 
     Args:
+        recording: record of the run.
         parties: the adversary, then those who collude with it: names of parties with tables,
             "aggregator", or "outsider", who sees nothing of the training.
-        knowledge: beyond what it saw.
+        knowledge: what the adversary knows beyond what it saw.
         behaviour: "malicious" if it deviated from the protocol.
-        played: what it did in place of its part; None: it followed the protocol.
+        played: what a malicious adversary did; None: it followed the protocol.
         iterations: maximum number of iterations of any optimiser of an attack.
         device: where attacks compute; None: the CPU.
 
@@ -226,13 +238,15 @@ def view_of(
         role = "active" if first == active else "passive"
     exchange = exchange_of(recording.config)
     networks = recording.encoders
-    if exchange.opens == "weights" and recording.model is not None:  # their average
+    # Where weights are averaged, every party has the average.
+    if exchange.opens == "weights" and recording.model is not None:
         networks = dict.fromkeys(tables, recording.model)
     return AdversaryView(
         role=cast(Role, role),
         parties=tuple(parties),
         behaviour=behaviour,
         description=exchange,
+        # Messages that a member sent or received, by epoch.
         envelopes={
             epoch: tuple(item for item in envelopes if {item.sender, item.receiver} & members)
             for epoch, envelopes in transcript.envelopes_by_epoch.items()
@@ -266,7 +280,7 @@ _OPENS: Mapping[str, Opened] = {
 
 
 def exchange_of(config: Config) -> Exchange:
-    """Return what a run's parties exchange, by the facts of its method.
+    """Return what a run's parties exchange, as its method's facts say.
 
     Attacks read this description, and never the method itself.
     """
@@ -277,7 +291,7 @@ def exchange_of(config: Config) -> Exchange:
         name=config.method.name,
         released_by=side if "representations are sent" in method_facts else None,
         returns_gradients="gradients are returned" in method_facts,
-        opens=next((opened for word, opened in _OPENS.items() if word in method_facts), None),
+        opens=next((opened for fact, opened in _OPENS.items() if fact in method_facts), None),
         labels=labels if "passives vote" in method_facts else None,
         aligned="people are aligned" in method_facts,
     )
@@ -306,8 +320,9 @@ def _collect_terms(recording: Recording) -> dict[str, AgreedTerms]:
 
 
 def _collect_features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
-    """Return by party its features (A, ...) by alignment position, NaN where it has no row; parties
-    without aligned rows are left out.
+    """Return by party its features (A, ...) by alignment position, NaN where it has no row.
+
+    Parties without aligned rows are left out.
     """
     tables = _get_tables(recording)
     features = {}
@@ -321,8 +336,9 @@ def _collect_features(recording: Recording, parties: Sequence[str]) -> dict[str,
 
 
 def _collect_labels(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
-    """Return by party the labels (A,) that it trains on, by alignment position, `UNLABELLED` where
-    it has none; parties without labels are left out.
+    """Return by party the labels that it trains on, (A,) by alignment position.
+
+    They are `UNLABELLED` where it has none; parties without labels are left out.
     """
     labels = {}
     for name in parties:
@@ -337,8 +353,9 @@ def _collect_labels(recording: Recording, parties: Sequence[str]) -> dict[str, T
 
 
 def _find_present_rows(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
-    """Return by party a mask (A,) of the people of whom it has a row; parties with a row of all are
-    left out.
+    """Return by party a mask (A,) of the people of whom it has a row.
+
+    Parties with a row of all are left out.
     """
     alignment = recording.alignment
     is_present = {name: alignment[name] >= 0 for name in parties if name in alignment}
@@ -346,9 +363,9 @@ def _find_present_rows(recording: Recording, parties: Sequence[str]) -> dict[str
 
 
 def _build_model_query(recording: Recording) -> Callable[[Tensor], Tensor] | None:
-    """Return the finished model as a function of rows of features -> log-probabilities (n, K).
+    """Return a function that queries the finished model; None: the recording has no model.
 
-    None: the recording has no model.
+    It takes rows of features and returns log-probabilities (n, K).
     """
     model = recording.model
     if model is None:
@@ -392,14 +409,14 @@ def reveal_candidates(recording: Recording, maximum: int, seed: int) -> tuple[Ca
 def reveal_people(
     recording: Recording, adversary: str, victim: str, maximum: int, seed: int, strangers: Strangers
 ) -> tuple[Candidates, Tensor]:
-    """Choose equally many people whom `victim` trained on and others, for a run whose parties have
-    no people in common.
+    """Choose equally many people whom `victim` trained on and others.
 
-    The adversary's own people are never candidates. Returns them, shuffled, and a mask (n, 2):
-    which trained at the victim, and which were aligned (none).
+    This is for a run whose parties have no people in common. The adversary's own people are never
+    candidates. Returns the people, shuffled, and a mask (n, 2): which trained at the victim, and
+    which were aligned (none).
 
-    `maximum`: people in all. `strangers`: who the others are: of no party's training ("outside"),
-    or of other passives' ("elsewhere").
+    `maximum`: number of people in all. `strangers`: who the others are: of no party's training
+    ("outside"), or of other passives' ("elsewhere").
 
     Raises AttackError: fewer than two people trained at the victim, or fewer than two are others.
     """
@@ -420,21 +437,20 @@ def reveal_people(
             table for table in data.passives if table.name not in (adversary, victim)
         )
     members = _select_rows_with_labels(list_training_rows([_get_tables(recording)[victim]]))
-    rest = _select_rows_with_labels(outside)
+    others = _select_rows_with_labels(outside)
     availability = (
-        f"{victim} trained on {len(members[0])} people, and there are {len(rest[0])} others"
+        f"{victim} trained on {len(members[0])} people, and there are {len(others[0])} others"
     )
-    mixed = _mix_candidates(
-        recording, members, rest, maximum, seed, f"{availability} ({strangers})"
+    candidates, _, inside_n = _mix_candidates(
+        recording, members, others, maximum, seed, f"{availability} ({strangers})"
     )
-    candidates, _, inside_n = mixed
     return candidates, torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
 
 
 def _select_rows_with_labels(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
     """Return features (n, ...), labels (n,) and row indices (n,) of those rows that have a label.
 
-    `parts`: tables with row indices.
+    `parts`: pairs of a table and row indices; the rows of all tables are joined.
     """
     selected = []
     for table, rows in parts:
@@ -453,40 +469,42 @@ def _mix_candidates(
     seed: int,
     availability: str,
 ) -> tuple[Candidates, Tensor, Tensor]:
-    """Choose equally many rows of both kinds, and shuffle them.
+    """Choose equally many rows that trained and that did not, and shuffle them.
 
     Returns the candidates, their row indices (n,), and a mask (n,) of those inside.
 
     Args:
         inside, outside: features, labels and indices of rows that trained, and that did not.
-        maximum: rows in all.
-        availability: how many there are, in words, for the error.
+        maximum: number of rows in all.
+        availability: how many rows there are of both kinds, in words, for the error.
 
     Raises:
-        AttackError: fewer than two of each.
+        AttackError: there are fewer than two of one kind.
     """
     count = min(maximum // 2, len(inside[0]), len(outside[0]))
     if count < 2:
         raise AttackError(f"{availability}; an attack on membership needs two of each")
+    # Features, labels and indices of the chosen rows of each kind.
     chosen = [
         [
-            part[shuffle_rows(torch.arange(len(part)), seed, "attacks", name)[:count]]
-            for part in parts
+            values[shuffle_rows(torch.arange(len(values)), seed, "attacks", name)[:count]]
+            for values in kind
         ]
-        for name, parts in (("members", inside), ("others", outside))
+        for name, kind in (("members", inside), ("others", outside))
     ]
     order = shuffle_rows(torch.arange(2 * count), seed, "attacks", "candidates")
-    features, labels, rows = (torch.cat(parts)[order] for parts in zip(*chosen, strict=True))
+    features, labels, rows = (torch.cat(pair)[order] for pair in zip(*chosen, strict=True))
     return Candidates(features, labels, recording.config.train), rows, order < count
 
 
 def build_local_training(
     recording: Recording, seed: int
 ) -> Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]:
-    """Return a function that trains as a party of FedMV would alone (`Knowledge.alike`).
+    """Return a function that trains a model as a party of FedMV would alone (`Knowledge.alike`).
 
-    Sequences are encoded by the GRUs of the recorded averaged model. Each view (F columns) gets a
-    linear model with weights (F, C) for C classes.
+    The function takes rows and labels, and returns the model. Sequences are encoded by the GRUs of
+    the recorded averaged model. Each view (group of F columns) gets a linear model with weights
+    (F, C) for C classes.
     """
     config = recording.config
     model = recording.model
@@ -500,8 +518,9 @@ def build_local_training(
 
     @torch.no_grad()
     def split_views(rows_N: Tensor) -> list[Tensor]:
-        """Return the features of each view (group of columns), (N, F_v) float64; sequences are
-        encoded by the GRUs.
+        """Return the features of each view (group of columns), (N, F_v) float64.
+
+        Sequences are encoded by the GRUs.
         """
         if isinstance(encoder, SequenceEncoder):
             rows_N = rows_N.to(next(encoder.to(rows_N.device).parameters()).dtype)
@@ -512,6 +531,7 @@ def build_local_training(
         """Train on these rows alone; return the model, rows -> scores (N, K)."""
         eta_n1 = torch.full((len(rows_n), 1), settings.eta, dtype=torch.float64)
         truth_nK = F.one_hot(labels_n, classes).double()
+        # The term that draws pseudo-labels to the labels, with weight eta.
         pull = LabelTerm(truth_nK.numpy(), eta_n1.numpy())
         views = LinearViews.from_views(
             view_settings, split_views(rows_n), pull, owner="adversary", seed=seed

@@ -42,12 +42,14 @@ def run_attacks(
     device: torch.device | None = None,
     on_score: Callable[[AttackResult, Guess], None] | None = None,
 ) -> tuple[AttackResult, ...]:
-    """Return one result for each chosen attack ("all": the full suite) and adversary, in order.
+    """Return one result for each chosen attack, adversary and victim, in order.
 
-    All options are checked, as by `prepare_attack`, before the first attack starts; see `Trial`.
+    All options are checked, as by `prepare_attack`, before the first attack starts.
 
-    `choices`: attacks with options. `on_score`: called with each result that applies, and its
-    guess; None: not called.
+    `choices`: attacks with options; "all": every attack with every set of its usual options.
+    `seed`: seed of the attacks. `device`: where attacks compute; None: where the run did.
+    `on_score`: function that is called with each result that applies, and its guess; None: not
+    called.
     """
     attacks = [prepare_attack(choice) for choice in expand_choices(choices)]
     settings: Any = {"seed": seed, "device": device, "on_score": on_score}
@@ -71,7 +73,9 @@ def _iter_results(trials: Sequence["Trial"]) -> Iterator[AttackResult]:
 
 
 def _iter_pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every adversary of the attack's roles, with every party that it could attack."""
+    """Yield every adversary (coalition) of the attack's roles, with every party that it could
+    attack.
+    """
     active = recording.data.active.name
     passives = tuple(party.name for party in recording.data.passives)
     for role in attack.roles:
@@ -98,12 +102,14 @@ class Trial:
     """An attack by one adversary on one victim.
 
     Attributes:
+        attack: the attack with its options.
         recording: record of the run that is attacked.
         parties: the adversary, and those that collude with it.
         victim: the party whose data the attack guesses.
         seed: seed of the choice of known rows and of the attack.
         device: where the attack computes; None: where the run did.
-        on_score: called with a result that applies, and the guess that it scores; None: not called.
+        on_score: function that is called with a result that applies, and its guess; None: not
+            called.
         played: what a malicious adversary did during the run; None: nothing.
     """
 
@@ -120,8 +126,11 @@ class Trial:
     def compute_result(self) -> AttackResult:
         """Reveal the adversary's knowledge, run the attack beside its decoys, and score it.
 
-        An AttackError becomes a result that does not apply, with its text as the reason. Raises
-        ModelError: an attack from outside this package failed; names it and the line.
+        A decoy is the attack on releases of other rows, a baseline. An AttackError becomes a result
+        that does not apply, with its text as the reason.
+
+        Raises GuessError: the guess cannot be scored. Raises ModelError: an attack from outside
+        this package failed; the message names it and the line.
         """
         attack = self.attack
         view = self.build_view(self.make_empty_knowledge())
@@ -155,7 +164,7 @@ class Trial:
         return result
 
     def build_view(self, knowledge: Knowledge) -> AdversaryView:
-        """Return what the parties saw, with this knowledge."""
+        """Return what the parties saw, with this knowledge, as the attack may read it."""
         return recorded.view_of(
             self.recording,
             self.parties,
@@ -172,7 +181,7 @@ class Trial:
         return self.device or find_device(self.recording.config.train.device)
 
     def make_empty_knowledge(self) -> Knowledge:
-        """Return the knowledge of an adversary that knows classes and victim alone."""
+        """Return the knowledge of an adversary that knows only the classes and its victim."""
         return Knowledge(classes=len(self.recording.data.classes), victim=self.victim)
 
     def reveal_knowledge(self) -> tuple[Knowledge, Truth]:
@@ -181,29 +190,29 @@ class Trial:
         Raises AttackError: the run does not have what the attack is about.
         """
         if self.attack.target == "membership":
-            facts, truth = self._reveal_candidates()
+            fields, truth = self._reveal_candidates()
         else:
-            facts, truth = self._reveal_known_rows()
-        return replace(self.make_empty_knowledge(), **facts).to(self._device), truth
+            fields, truth = self._reveal_known_rows()
+        return replace(self.make_empty_knowledge(), **fields).to(self._device), truth
 
     def _reveal_candidates(self) -> tuple[dict[str, Any], Truth]:
-        """Return the `Knowledge` of an attack on membership, and which candidates trained."""
+        """Return the fields of `Knowledge` for an attack on membership, and who trained."""
         attack = self.attack
         recording = self.recording
         seed = self.seed
-        facts: dict[str, Any]
+        fields: dict[str, Any]
         if isinstance(attack, AveragedMembership):
             if recorded.exchange_of(recording.config).opens != "weights":
                 raise AttackError("the parties average no weights")
             candidates, members = recorded.reveal_people(
                 recording, self.parties[0], self.victim, attack.candidates, seed, attack.strangers
             )
-            facts = {"alike": recorded.build_local_training(recording, seed)}
+            fields = {"alike": recorded.build_local_training(recording, seed)}
         else:
             candidates, members = recorded.reveal_candidates(recording, attack.candidates, seed)
-            facts = {"architecture": recorded.reveal_architecture(recording)}
+            fields = {"architecture": recorded.reveal_architecture(recording)}
         truth = Truth.for_members(members, classes=len(recording.data.classes))
-        return {**facts, "candidates": candidates}, truth
+        return {**fields, "candidates": candidates}, truth
 
     def _reveal_known_rows(self) -> tuple[dict[str, Any], Truth]:
         """Return the fields of `Knowledge` for an attack on labels or features, and their truth."""
@@ -212,7 +221,7 @@ class Trial:
         victim = self.victim
         seed = self.seed
         truth = recorded.truth_of(recording, victim)
-        facts: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "labels": recorded.reveal_labels(recording, attack.labels_per_class, seed),
             "priors": truth.compute_class_priors() if attack.priors else None,
             "shadow": recorded.reveal_features(recording, victim, attack.shadow_rows, seed),
@@ -221,16 +230,17 @@ class Trial:
         }
         if isinstance(attack, AnsweringAttack):
             names = *self.parties, victim
-            facts["public"] = recorded.reveal_public(recording, names, attack.people, seed)
-        return facts, truth
+            fields["public"] = recorded.reveal_public(recording, names, attack.people, seed)
+        return fields, truth
 
 
 @contextmanager
 def name_failures(attack: Attack) -> Iterator[None]:
-    """Name a user's own attack, and the line of it, in any error that it raises in this block.
+    """Name the user's own attack, and the line of its code, in any error that it raises in this
+    block.
 
     Raises ModelError in place of that error. Errors meant for people, and those of this package's
-    attacks, are not changed.
+    own attacks, are passed on unchanged.
     """
     kind = type(attack)
     try:

@@ -26,13 +26,14 @@ _WINDOW = 7  # side of SSIM's windows, pixels
 Array: TypeAlias = NDArray[Any]
 DECOY = ", decoy"
 """Suffix of a variant's name for its decoy: the same attack, with releases of other rows."""
-Figures: TypeAlias = Mapping[str, float | None]
+Metrics: TypeAlias = Mapping[str, float | None]
 
 
 def _compute_macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
     """Return the mean one-vs-rest AUC over the classes that occur; None if only one does.
 
-    By ranks (Mann-Whitney), all classes at once: this runs for every variant of every attack.
+    It is computed by ranks (Mann-Whitney) for all classes at once, which is fast: this runs for
+    every variant of every attack.
     """
     is_class_NK = labels_N[:, None] == np.arange(scores_NK.shape[1])
     positives_K = is_class_NK.sum(axis=0)
@@ -48,14 +49,14 @@ def _compute_macro_auc(scores_NK: Array, labels_N: Array) -> float | None:
 
 
 def _match_class_scores(prediction: Prediction, labels_N: Array) -> Array:
-    """Return scores (N, K) by class; clusters are assigned to the classes so that accuracy is
-    highest.
+    """Return scores (N, K) by class.
 
-    The usual clustering accuracy (Hungarian matching on the confusion matrix; Xie et al.,
-    Unsupervised Deep Embedding, 2016). It uses the truth: an upper bound on what an
-    adversary reaches that can name its K clusters, for instance by one label each.
+    Clusters are assigned to the classes so that accuracy is highest. This is the usual clustering
+    accuracy (Hungarian matching on the confusion matrix; Xie et al., Unsupervised Deep Embedding,
+    2016). It uses the truth: an upper bound for an adversary that can name its K clusters, for
+    instance by one label each.
 
-    `prediction`: scores by class or by cluster.
+    `prediction`: scores by class or by cluster. `labels_N`: the true classes.
     """
     from sklearn.metrics import confusion_matrix
 
@@ -69,7 +70,7 @@ def _match_class_scores(prediction: Prediction, labels_N: Array) -> Array:
 
 
 def compute_r2(guess_NF: Array, truth_NF: Array) -> float | None:
-    """Return R^2 over all features together, weighted by variance; None where the truth is
+    """Return R^2 over all features together, weighted by variance; None if the truth is
     constant.
     """
     total_squares = float(np.square(truth_NF - truth_NF.mean(axis=0)).sum())
@@ -113,7 +114,8 @@ def _compute_ssim(guess_NF: Array, truth_N: Array) -> float | None:
 def _compute_roc_corners(scores_n: Array, members_n2: Array) -> list[tuple[float, float]]:
     """Return the corners (false positive rate, true positive rate) of the ROC, ascending.
 
-    `members_n2`: whether each candidate trained the model, and whether it was aligned.
+    `scores_n`: score of each candidate. `members_n2`: whether each candidate trained the model, and
+    whether it was aligned.
     """
     from sklearn.metrics import roc_curve
 
@@ -122,10 +124,11 @@ def _compute_roc_corners(scores_n: Array, members_n2: Array) -> list[tuple[float
 
 
 def _measure_label_risk(scores_NK: Array, labels_N: Array) -> dict[str, float]:
-    """Return the recall of each class that occurs, and precision on the surest tenth of the rows.
+    """Return how unevenly a guess of labels hits people.
 
-    The adversary can choose these rows itself: where the softmax of its best score is furthest
-    above that of the second.
+    These are the recall of each class that occurs, and the precision on the surest tenth of the
+    rows. The adversary can choose these rows itself: where the softmax of its best score is
+    furthest above that of the second.
     """
     from sklearn.metrics import recall_score
 
@@ -144,7 +147,8 @@ def _measure_label_risk(scores_NK: Array, labels_N: Array) -> dict[str, float]:
 def _measure_feature_risk(guess_NF: Array, truth_N: Array) -> dict[str, float]:
     """Return the share of variance recovered on the tenth of the rows that the guess recovers best.
 
-    These rows are chosen by the truth, so no adversary could. Empty where they do not vary.
+    These rows are chosen by the truth, so no adversary could choose them. Empty if they do not
+    vary.
 
     `guess_NF`: guessed features, flattened. `truth_N`: the true ones, (N, ...).
     """
@@ -159,10 +163,10 @@ def _measure_feature_risk(guess_NF: Array, truth_N: Array) -> dict[str, float]:
 
 
 def _measure_membership_risk(scores_n: Array, members_n2: Array) -> dict[str, float]:
-    """Return AUC of aligned and of unaligned candidates that trained, each against all rows that
-    did not train.
+    """Return the AUC of aligned and of unaligned candidates that trained, each against all others.
 
-    `members_n2`: whether each candidate trained the model, and whether it was aligned.
+    The others are all rows that did not train. `scores_n`: score of each candidate. `members_n2`:
+    whether each candidate trained the model, and whether it was aligned.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -177,7 +181,7 @@ def _measure_membership_risk(scores_n: Array, members_n2: Array) -> dict[str, fl
     return risks
 
 
-def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
+def _measure_labels(scores_NK: Array, labels_N: Array) -> Metrics:
     """Return accuracy, balanced accuracy (mean recall of the classes that occur) and macro AUC.
 
     Without scikit-learn, whose checks take longer than all else that is measured of a variant.
@@ -192,7 +196,7 @@ def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
     }
 
 
-def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
+def _measure_features(guess_NF: Array, truth_N: Array) -> Metrics:
     """Return the mean squared error, R^2 of all features together, PSNR, and SSIM for images.
 
     PSNR is in decibels, with the range of the truth as its peak; None where that or the error is 0.
@@ -203,28 +207,29 @@ def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
     truth_NF = truth_N.reshape(len(truth_N), -1)
     mse = float(np.square(guess_NF - truth_NF).mean())
     peak = float(np.ptp(truth_NF))
-    figures = {
+    metrics = {
         "mse": mse,
         "r2": compute_r2(guess_NF, truth_NF),
         "psnr": 10 * math.log10(peak**2 / mse) if mse and peak else None,
     }
     similarity = _compute_ssim(guess_NF, truth_N)
     if similarity is not None:
-        figures["ssim"] = similarity
-    return figures
+        metrics["ssim"] = similarity
+    return metrics
 
 
-def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
+def _measure_membership(scores_n: Array, members_n2: Array) -> Metrics:
     """Return AUC, and true positive rates at false positive rates of 1 % and 0.1 %.
 
-    `members_n2`: whether each candidate trained the model, and whether it was aligned. `scores_n`:
-    higher where a candidate more likely trained the model.
+    `scores_n`: higher where a candidate more likely trained the model. `members_n2`: whether each
+    candidate trained the model, and whether it was aligned.
     """
     from sklearn.metrics import roc_auc_score
 
     corners = _compute_roc_corners(scores_n, members_n2)
 
     def find_true_positive_rate(max_false_positive_rate: float) -> float:
+        """Return the largest true positive rate at a false positive rate of at most this."""
         return max(
             true_positive_rate
             for false_positive_rate, true_positive_rate in corners
@@ -240,14 +245,16 @@ def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Truth:
-    """The truth that the scorer compares with.
+    """The truth that guesses are compared with.
 
     Attributes:
-        classes: K; 0 where labels are numbers.
-        labels: (A,) by alignment position; `UNLABELLED` where nobody knows one.
-        trained: (T,) int64 positions of the training rows that the victim holds, ascending.
-        features: party -> (A, ...) by alignment position; NaN where it does not hold the person.
-        members: (n, 2) bool: whether a candidate trained the model, and whether it was aligned.
+        classes: K, number of classes; 0 where labels are numbers.
+        labels: labels by alignment position, (A,); `UNLABELLED` where nobody knows one.
+        trained: positions of the training rows of which the victim has a row, (T,) int64,
+            ascending.
+        features: features of each party by alignment position, (A, ...); NaN where it has no row.
+        members: for an attack on membership, whether each of n candidates trained the model, and
+            whether it was aligned, (n, 2) bool.
     """
 
     classes: int
@@ -258,8 +265,9 @@ class Truth:
 
     @property
     def positions_with_labels(self) -> Tensor:
-        """The labelled rows of `trained`: known labels are drawn from them, and guesses of labels
-        are scored on them.
+        """The positions of the labelled rows among `trained`.
+
+        Known labels are drawn from them, and guesses of labels are scored on them.
         """
         return self.trained[self.labels[self.trained] != UNLABELLED]
 
@@ -279,7 +287,10 @@ class Truth:
 
     @classmethod
     def for_members(cls, members: Tensor, *, classes: int) -> "Truth":
-        """Return the truth of an attack on membership, which has no labels and features."""
+        """Return the truth of an attack on membership, which has no labels and features.
+
+        `members`: whether each candidate trained the model, and whether it was aligned, (n, 2).
+        """
         nothing = torch.empty(0, dtype=torch.int64)
         return cls(classes, nothing, nothing, {}, members)
 
@@ -290,14 +301,15 @@ class Scale:
 
     Attributes:
         metric: name of the metric by which the best variant is chosen.
-        measure: (values, truth) -> metrics by name.
-        risk: (values, truth) -> metrics of how unevenly the guess hurts people.
-        values: (prediction, truth) -> the values that are scored.
-        curve: (values, truth) -> corners of the ROC; empty for targets without one.
+        measure: function of values and truth that returns metrics by name.
+        risk: function of values and truth that returns how unevenly the guess hits people.
+        values: function of a prediction and the truth that returns the values to score.
+        curve: function of values and truth that returns the corners of the ROC; empty for targets
+            without one.
     """
 
     metric: str
-    measure: Callable[[Array, Array], Figures]
+    measure: Callable[[Array, Array], Metrics]
     risk: Callable[[Array, Array], Mapping[str, float]]
     values: Callable[[Prediction, Array], Array] = lambda guess, truth: guess.values
     curve: Callable[[Array, Array], list[tuple[float, float]]] = lambda values, truth: []
@@ -319,10 +331,10 @@ SCALES: Mapping[Target, Scale] = {
 def score_guess(
     attack: Attack, view: AdversaryView, guess: Guess, truth: Truth, seed: int
 ) -> AttackResult:
-    """Return the result of `guess`, which `attack` made from `view`.
+    """Return the result of `guess`, which `attack` made from `view`, by comparison with the truth.
 
     Guesses about rows that did not train are left out (in TVFL a view holds representations of
-    test rows as well), and guesses of labels where there is none.
+    test rows as well), and so are guesses of labels where there is none.
 
     Raises AttackError: a guess is about no training row, a row twice or a known row, or has
     values of another shape.
@@ -351,19 +363,13 @@ def score_guess(
         {name: dict(scale.measure(select_values(item), actual)) for name, item in items.items()}
         for items in (guess.attacks, guess.baselines, guess.decoys, guess.references)
     )
-    uninformed = {**baselines, **{f"{name}{DECOY}": figures for name, figures in decoys.items()}}
-    decoy_guesses = {f"{name}{DECOY}": item for name, item in guess.decoys.items()}
-    held_out = {
-        name: item.held_out
-        for name, item in {**guess.attacks, **guess.baselines, **decoy_guesses}.items()
-        if item.held_out is not None
-    }
-    if all(item.held_out is None for item in guess.attacks.values()):
-        held_out = {}  # only baselines have one, so nothing can be chosen by it
+    # Decoys (the attack on releases of other rows) know nothing of the rows: they are baselines.
+    uninformed = {**baselines, **{f"{name}{DECOY}": metrics for name, metrics in decoys.items()}}
+    held_out = _collect_held_out(guess)
     # An adversary may ignore what it saw, so baselines are among its variants. The attack comes
     # first, to be named if both are equal.
-    variant, best = _choose_variant({**attacks, **baselines}, held_out, scale.metric)
-    baseline, floor = _choose_variant(uninformed, held_out, scale.metric)
+    variant, attack_score = _choose_variant({**attacks, **baselines}, held_out, scale.metric)
+    baseline, baseline_score = _choose_variant(uninformed, held_out, scale.metric)
     chosen = select_values({**guess.baselines, **guess.attacks}[variant])
     return AttackResult(
         **_list_common_fields(attack, view, seed, scored=len(actual)),
@@ -375,10 +381,26 @@ def score_guess(
         baseline=baseline,
         baselines=uninformed,
         references=references,
-        advantage=best - floor,
+        advantage=attack_score - baseline_score,
         risk=scale.risk(chosen, actual),
         roc=scale.curve(chosen, actual),
     )
+
+
+def _collect_held_out(guess: Guess) -> dict[str, float]:
+    """Return R^2 on held-out known rows, by variant, baseline and decoy that has it.
+
+    It chooses among them. The result is empty if no variant of the attack has it: then nothing can
+    be chosen by it.
+    """
+    if all(item.held_out is None for item in guess.attacks.values()):
+        return {}
+    decoys = {f"{name}{DECOY}": item for name, item in guess.decoys.items()}
+    return {
+        name: item.held_out
+        for name, item in {**guess.attacks, **guess.baselines, **decoys}.items()
+        if item.held_out is not None
+    }
 
 
 def make_inapplicable_result(
@@ -392,9 +414,9 @@ def make_inapplicable_result(
 def _list_common_fields(
     attack: Attack, view: AdversaryView, seed: int, *, scored: int
 ) -> dict[str, Any]:
-    """Return the fields of a result that describe attack, adversary and knowledge.
+    """Return the fields of a result that describe attack, adversary and its knowledge.
 
-    `scored`: number of scored rows.
+    `seed`: seed of the attack. `scored`: number of scored rows.
     """
     knowledge = view.knowledge
     return {
@@ -427,22 +449,22 @@ def check_guess(attack: Attack, view: AdversaryView, guess: Guess, *, truth: Tru
     """Refuse a guess that cannot be scored.
 
     Raises:
-        AttackError: it is of no row, or of one row twice.
-        GuessError: it is of rows that the adversary knew, lacks an attack or a baseline, or has
-            values of another shape or, from an attack of one's own, that are NaN.
+        AttackError: it is about no row, or about one row twice.
+        GuessError: it is about rows that the adversary knew, lacks an attack or a baseline, or has
+            values of another shape or, from a user's own attack, that are NaN.
     """
     known = _get_known_positions(attack, view)
     truth_A = _select_truth(attack, view, truth)
     columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}
-    is_own = not type(attack).__module__.startswith("apfed_attacks.")
+    is_users_own = not type(attack).__module__.startswith("apfed_attacks.")
     positions = guess.positions
     if not len(positions) or len(set(positions.tolist())) != len(positions):
         raise AttackError(
             f"{attack.name} guesses {len(positions)} rows; it must guess at least one, each once"
         )
-    if cheated := int(torch.isin(positions, known).sum()):
+    if known_count := int(torch.isin(positions, known).sum()):
         raise GuessError(
-            f"{attack.name} guesses {cheated} rows that the adversary knew; leave out the "
+            f"{attack.name} guesses {known_count} rows that the adversary knew; leave out the "
             "positions of view.knowledge"
         )
     if not guess.attacks or not guess.baselines:
@@ -455,7 +477,7 @@ def check_guess(attack: Attack, view: AdversaryView, guess: Guess, *, truth: Tru
                 f"{attack.name}, {name}: expected values of shape {expected}, "
                 f"got {item.values.shape}"
             )
-        if is_own and (missing := int(np.isnan(item.values).sum())):
+        if is_users_own and (missing := int(np.isnan(item.values).sum())):
             raise GuessError(
                 f"{attack.name}, {name}: {missing} of its values of shape {expected} are NaN; "
                 "expected a number for each row"
@@ -469,10 +491,14 @@ def _get_known_positions(attack: Attack, view: AdversaryView) -> Tensor:
 
 
 def _select_truth(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
-    """Return what the attack guesses: labels (A,), the victim's features (A, ...), or membership
-    and alignment of candidates (n, 2). Raises AttackError: the victim has no features.
+    """Return what the attack guesses, by alignment position or candidate.
 
-    `truth`: all that guesses of this victim are scored by.
+    It is labels (A,), the victim's features (A, ...), or, by candidate (n, 2), membership and
+    alignment.
+
+    `truth`: all that guesses about this victim are scored by.
+
+    Raises AttackError: the victim has no features.
     """
     if attack.target == "labels":
         return truth.labels.numpy()
@@ -485,32 +511,36 @@ def _select_truth(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
 
 
 def _choose_variant(
-    figures: Mapping[str, Figures], held_out: Mapping[str, float], metric: str
+    metrics_by_variant: Mapping[str, Metrics], held_out: Mapping[str, float], metric: str
 ) -> tuple[str, float]:
-    """Return name and `metric` of the variant that best predicts held-out known rows; where none
-    has such rows, of the variant with the highest metric.
+    """Return name and `metric` of the variant that best predicts held-out known rows.
 
-    `figures`: variant -> metrics on the scored rows. `held_out`: variant -> R^2 on held-out known
-    rows.
+    If no variant has such rows, it is the variant with the highest metric.
+
+    `metrics_by_variant`: metrics on the scored rows, by variant. `held_out`: R^2 on held-out known
+    rows, by variant.
     """
     validated = {
         name: held_out[name]
-        for name, measured in figures.items()
+        for name, measured in metrics_by_variant.items()
         if math.isfinite(held_out.get(name, math.nan)) and measured[metric] is not None
     }
     if not validated:
-        return _find_best(figures, metric)
+        return _find_best(metrics_by_variant, metric)
     name = max(validated, key=validated.__getitem__)
-    figure = figures[name][metric]
-    assert figure is not None
-    return name, figure
+    value = metrics_by_variant[name][metric]
+    assert value is not None
+    return name, value
 
 
-def _find_best(figures: Mapping[str, Figures], metric: str) -> tuple[str, float]:
-    """Return the name and value of the first entry with the highest `metric`."""
+def _find_best(metrics_by_name: Mapping[str, Metrics], metric: str) -> tuple[str, float]:
+    """Return the name and value of the first entry with the highest `metric`.
+
+    Raises AttackError: no entry has a finite value.
+    """
     values = {
         name: value
-        for name, measured in figures.items()
+        for name, measured in metrics_by_name.items()
         if (value := measured[metric]) is not None and math.isfinite(value)
     }
     if not values:

@@ -87,6 +87,8 @@ _NETWORK = "mlp"
 class LeastSquares:
     """A linear regression of the rank, or with the ridge, that predicts known rows best.
 
+    Letters: n known rows, C columns, F targets, R rank.
+
     Candidates are least squares of minimum norm at every rank of the known rows (singular values
     that are cut off), and ridge regression from strength 1e-10 on. One is chosen by leave-one-out
     errors, in closed form (Golub, Heath and Wahba 1979, Generalized cross-validation, Section 2,
@@ -103,20 +105,21 @@ class LeastSquares:
 
         Every candidate is a filter on the R singular values, so that one SVD serves all.
 
-        `targets`: (n,) or (n, F), of the n known rows. `rows_nC`: C columns of these rows.
+        `rows_nC`: C columns of the n known rows. `targets`: their targets, (n,) or (n, F).
         """
-        wanted_nF = targets.reshape(len(targets), -1).astype(np.float64)
+        targets_nF = targets.reshape(len(targets), -1).astype(np.float64)
         rows = len(rows_nC)
         self._centre_C = rows_nC.mean(0)
-        self._mean_F = wanted_nF.mean(0)
+        self._mean_F = targets_nF.mean(0)
         left_nR, sizes_R, right_RC = np.linalg.svd(rows_nC - self._centre_C, full_matrices=False)
         rank = int((sizes_R > max(sizes_R[0], 1e-300) * _MIN_SINGULAR).sum()) if rows > 1 else 0
         left_nR = left_nR[:, :rank]
         sizes_R = sizes_R[:rank]
         right_RC = right_RC[:rank]
-        centred_nF = wanted_nF - self._mean_F
+        centred_nF = targets_nF - self._mean_F
         along_RF = left_nR.T @ centred_nF
-        # Filters of least squares: the first 0, 1, ..., R singular vectors; then those of ridge.
+        # A filter is a factor for each singular vector. Least squares of rank 0, 1, ..., R include
+        # the first 0, 1, ..., R of them; those of ridge follow.
         is_included = np.tri(rank + 1, rank, -1)
         strengths = _WEAKER_ALPHAS[:, None]
         filters = np.vstack([is_included, sizes_R**2 / (sizes_R**2 + strengths)])
@@ -136,8 +139,10 @@ class LeastSquares:
     def _compute_loo_error(
         filter_R: FloatArray, left_nR: FloatArray, along_RF: FloatArray, centred_nF: FloatArray
     ) -> float:
-        """Return the mean squared leave-one-out error of one candidate; inf if some row's leverage
-        is too large.
+        """Return the mean squared leave-one-out error of one candidate.
+
+        It is infinite if some row's leverage (weight in its own fit) is too large: the error then
+        says little.
 
         Args:
             filter_R: the candidate's factor for each singular vector.
@@ -155,7 +160,12 @@ class LeastSquares:
 
 
 class FeatureAttack(ColumnAttack):
-    """Base of the curious attacks on features, out of what was released or summed."""
+    """Base of the curious attacks on features, by regression from what was released or summed.
+
+    Attributes:
+        shadow_rows: number of rows whose features at the victim the adversary knows.
+        hidden: width of networks.
+    """
 
     target = "features"
 
@@ -175,14 +185,16 @@ class FeatureAttack(ColumnAttack):
 class Regression:
     """The regressions of one attack, which fit known rows in the same way for every set of columns.
 
+    Letters: N rows, n of them known (shadow rows), U unknown, C columns, F features of the victim.
+
     Attributes:
-        positions: alignment positions (N,) of all rows, ascending.
-        pairs: (n, F) the victim's features of the known (shadow) rows.
-        shadow: mask (N,) of the known rows.
+        positions: alignment positions of all rows, (N,), ascending.
+        pairs: the victim's features of the known rows, (n, F).
+        shadow: mask of the known rows, (N,).
         hidden: width of networks.
         iterations: maximum number of training iterations of a network.
         seed: seed of the networks' initial weights.
-        decoy: whether rows have other rows' releases.
+        decoy: whether rows have other rows' releases, to make a baseline.
     """
 
     positions: Tensor
@@ -195,10 +207,12 @@ class Regression:
 
     @classmethod
     def from_view(cls, view: AdversaryView, positions: Tensor, *, hidden: int, seed: int) -> Self:
-        """Return the regressions for rows at `positions` (N,), ascending, with the view's shadow
-        rows among them as known ones.
+        """Return the regressions for rows at `positions` (N,), ascending.
 
-        `hidden`: width of networks. Raises AttackError: fewer than two known rows, or no other.
+        The view's shadow rows (rows whose features the adversary knows) among them are the known
+        ones. `hidden`: width of networks.
+
+        Raises AttackError: there are fewer than two known rows, or no other.
         """
         shadow = view.knowledge.shadow
         shadow_N = torch.isin(positions, shadow.positions)
@@ -230,9 +244,9 @@ class Regression:
         return torch.from_numpy(~self.shadow)
 
     def predict_from_columns(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
-        """Fit each linear regressor on each of the sets (N, F), and predict the other rows.
+        """Fit each linear regressor on each set of columns (N, C), and predict the unknown rows.
 
-        A network is tried on the set with the best linear fit alone, since measuring it on held-out
+        A network is tried on one set only, that with the best linear fit: measuring it on held-out
         known rows takes another fit. It is among the predictions only if it is better there.
         """
         hashes = {name: hash_inputs(values_NF) for name, values_NF in columns.items()}
@@ -250,10 +264,12 @@ class Regression:
         return predictions | ({} if network is None else {f"{_NETWORK} on {name}": network})
 
     def cross_validate_guess(self, guess: Callable[["Regression"], FloatArray]) -> Prediction:
-        """Return the guesses of a function that fits known rows, with its R^2 on some known rows,
-        each guessed by a fit without it.
+        """Return what a function guesses that fits known rows, with its R^2 on known rows.
 
-        `guess`: regressions -> features (U, F) of the U rows that are not known there.
+        About ten known rows are left out in turn, and guessed by a fit without them.
+
+        `guess`: function of regressions that returns the features (U, F) of the U rows that are
+        unknown there.
         """
         errors = []
         known = np.flatnonzero(self.shadow)
@@ -268,11 +284,13 @@ class Regression:
         return Prediction(guess(self), held_out=1 - float(np.mean(errors)) / variance)
 
     def make_guess(self, attacks: Mapping[str, Prediction], own: Mapping[str, FloatArray]) -> Guess:
-        """Return the guess with these attacks and, as baselines, the known rows' mean and the same
-        regressions on own columns. All predict the U unknown rows.
+        """Return the guess of an attack for the U unknown rows, with its baselines.
 
-        `own`: sets of columns (N, F) that use nothing released; not used for a decoy, whose
-        baselines are not read.
+        The baselines are the known rows' mean, and the same regressions on own columns.
+
+        `attacks`: predictions that use what was released. `own`: sets of columns (N, C) that use
+        nothing released; not used for a decoy (releases of other rows), whose baselines are not
+        read.
         """
         mean_UF = np.tile(self.pairs.mean(axis=0), (int((~self.shadow).sum()), 1))
         shadow_rows = len(self.pairs)
@@ -284,10 +302,13 @@ class Regression:
         return Guess(positions=self.positions[self.unknown], attacks=attacks, baselines=baselines)
 
     def _fit_regressor(self, regressor: str, values_NF: FloatArray, hashed: str) -> Prediction:
-        """Fit a linear regressor of `REGRESSORS` to the known rows, and predict the others, (U, F).
+        """Fit a linear regressor of `REGRESSORS` to the known rows, and predict the unknown ones,
+        (U, F).
 
         The prediction's `held_out` is its leave-one-out R^2 on the known rows, in closed form.
-        `hashed`: a hash of the columns (N, C), by which equal fits are shared.
+
+        `regressor`: its name. `values_NF`: the columns of all rows. `hashed`: a hash of the
+        columns, by which equal fits are shared.
         """
 
         def predict_unknown() -> Prediction:
@@ -301,9 +322,10 @@ class Regression:
     def _fit_network(
         self, values_NF: FloatArray, hashed: str, threshold: float | None
     ) -> Prediction | None:
-        """Return the prediction of a network, (U, F); None: it predicts known rows no better.
+        """Return the prediction of a network, (U, F); None: it predicts known rows no better than
+        the threshold.
 
-        That is measured on a fifth of them, to which it is not fitted.
+        That is measured on a fifth of the known rows, to which it is not fitted.
 
         `values_NF`, `hashed`: the columns, and their hash. `threshold`: R^2 that it has to exceed;
         None: any will do.
@@ -322,7 +344,7 @@ class Regression:
                 model.predict(known_nC).reshape(wanted_nF.shape) - wanted_nF
             )
             error_n = squared_error_n.mean(axis=1)
-            # So few rows are lucky too often; a network has to be better by a standard error.
+            # On so few rows luck is frequent: a network has to be better by a standard error.
             error = float(error_n.mean() + error_n.std() / np.sqrt(len(error_n)))
             return Prediction(squared_error_n, held_out=self._scale_error(error))
 
@@ -339,12 +361,12 @@ class Regression:
 
     @cached_property
     def _inputs(self) -> tuple[str | int, ...]:
-        """All that a fit depends on besides the columns."""
+        """All that a fit depends on besides the columns, for `guess_once`."""
         return self.hidden, self.iterations, self.seed, hash_inputs(self.shadow, self.pairs)
 
     @cached_property
     def _scaled_pairs(self) -> FloatArray:
-        """The known features (n, F), of mean 0 in each column and variance 1 over all."""
+        """The known features (n, F), with mean 0 in each column and variance 1 over all."""
         return np.asarray((self.pairs - self.pairs.mean(axis=0)) / self._scale, dtype=np.float64)
 
     @cached_property
@@ -357,9 +379,10 @@ class Regression:
         return 1 - error / (float(np.square(self._scaled_pairs).mean()) or 1.0)
 
     def _fit_rows(self, regressor: str, values_NF: FloatArray, rows_n: NDArray[Any]) -> Any:
-        """Fit a new regressor to some of the known rows.
+        """Return a new regressor, fitted to some of the known rows.
 
-        `values_NF`: the columns of all rows. `rows_n`: indices of these rows among the known ones.
+        `regressor`: key of `REGRESSORS`. `values_NF`: the columns of all rows. `rows_n`: indices of
+        the rows to fit among the known ones.
         """
         model = REGRESSORS[regressor](self.hidden, self.iterations, self.seed % 2**32, len(rows_n))
         wanted_nF = self._scaled_pairs
@@ -388,10 +411,12 @@ def guess_features(
     released: Mapping[str, Tensor],
     seed: int,
 ) -> Guess:
-    """Guess the victim's features by regression on what was released, alone and joined with the own
-    features x; the baseline is the same from x.
+    """Guess the victim's features by regression on what was released, alone and joined with own
+    features.
 
-    `people_N`: alignment positions (N,). `released`: name -> values (N, C) of these people.
+    The baseline is the same from own features x alone.
+
+    `people_N`: alignment positions (N,). `released`: values (N, C) of these people, by name.
     """
     positions, order = people_N.sort()
     scaled = partial(standardise_columns, components=attack.components, seed=seed)

@@ -69,10 +69,11 @@ PROBES: Mapping[str, Callable[[int, int], Any]] = {
 
 
 class LabelProbe(ColumnAttack):
-    """Base of the attacks that a passive mounts on labels with these probes and clusters.
+    """Base of the attacks that a passive mounts on labels with classifiers (probes) or clusters.
 
     Attributes:
-        labels_per_class: 1, 4 and 40 are the usual settings; 0 clusters.
+        labels_per_class: number of labels of each class that the adversary knows; 1, 4 and 40 are
+            the usual settings. 0: it clusters the rows.
     """
 
     target = "labels"
@@ -83,8 +84,8 @@ class LabelProbe(ColumnAttack):
     iterations: int = Field(100, ge=1)
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why no label can have influenced the representations in this view; None: one
-        can.
+        """Return why no label can have influenced the representations in this view; None: one can
+        have.
         """
         exchange = view.description
         reason = explain_missing_releases(view)
@@ -93,10 +94,9 @@ class LabelProbe(ColumnAttack):
         return reason
 
     def from_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> Guess:
-        """Return a guess with only the baselines, from the own features x, for attacks that compute
-        their scores themselves.
+        """Return a guess with only the baselines, from the own features x.
 
-        `positions`: alignment positions (N,).
+        This is for attacks that compute their own scores. `positions`: alignment positions (N,).
         """
         x_NF = self.scale_own_columns(view, positions, seed)
         return guess_labels(view, positions, baselines={"x": x_NF}, seed=seed)
@@ -124,12 +124,19 @@ def guess_labels(
 ) -> Guess:
     """Guess the labels of the U unknown ones of all `positions` (N,), from each set of columns.
 
+    Classifiers (probes) are fitted to the known rows; without known labels, rows are clustered.
+
     Args:
-        attacks: name -> standardised columns (N, F) that use what was released.
-        fused: name -> released and own columns, both standardised, to be used together:
-            concatenated with several weights and, where labels are known, own ones as the prior.
-        baselines: name -> columns that use nothing released; not used for a decoy.
-        references: name -> columns of further scores to compare with; not used for a decoy.
+        view: view of the adversary, for its knowledge.
+        positions: alignment positions of all rows, (N,).
+        attacks: standardised columns (N, F) that use what was released, by name.
+        fused: pairs of released and own columns, both standardised, by name, to be used together:
+            concatenated with several weights and, where labels are known, with the own ones as
+            prior.
+        baselines: columns that use nothing released, by name; not used for a decoy (releases of
+            other rows).
+        references: columns of further scores to compare with, by name; not used for a decoy.
+        seed: seed of random models.
 
     Raises:
         AttackError: no label is to guess, or the known ones are of fewer than two classes.
@@ -148,8 +155,10 @@ def guess_labels(
         baselines = references = {}
 
     def guess_columns(columns_NF: FloatArray) -> dict[str, Prediction]:
-        """Return scores of the unknown rows from one set of columns: by every probe, or, if no
-        label is known, by k-means with one cluster for each class.
+        """Return scores of the unknown rows from one set of columns, (U, K).
+
+        They are by every classifier or, if no label is known, by k-means with one cluster for each
+        class.
         """
         if unknown_N.all():
             from sklearn.cluster import KMeans
@@ -166,7 +175,7 @@ def guess_labels(
         return {probe: Prediction(scores_NK[unknown_N]) for probe, scores_NK in scores.items()}
 
     def guess_column_sets(columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
-        """Return the guesses from each set of columns, named "<probe> on <columns>"."""
+        """Return the guesses from each set of columns, by "<classifier> on <columns>"."""
         return {
             f"{probe} on {name}": scores
             for name, columns_NF in columns.items()
@@ -180,6 +189,8 @@ def guess_labels(
     }
     guesses = guess_column_sets({**attacks, **joined})
     if not unknown_N.all():
+        # Released columns correct the class probabilities by own columns, with several degrees of
+        # trust.
         for name, (released_NF, own_NF) in fused.items():
             prior_NK = _score_rows("logistic", view, own_NF, labels_N, seed)
             for trust in TRUST:
@@ -200,16 +211,18 @@ def guess_labels(
 def _score_rows(
     name: str, view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
 ) -> FloatArray:
-    """Fit a probe to the known rows, and return class scores (N, K) of all rows.
+    """Fit a classifier (probe) to the known rows, and return class scores (N, K) of all rows.
 
-    `name`: name of the probe, the model that is fitted. `labels_N`: -1 where unknown. Equal fits of
-    one attack are shared. `columns_NF`: what the probe reads.
+    Equal fits of one attack are shared.
+
+    `name`: key of `PROBES`. `columns_NF`: what the classifier reads. `labels_N`: classes, -1 where
+    unknown.
     """
     iterations = view.iterations
     classes = view.knowledge.classes
 
     def fit_probe() -> Prediction:
-        """Fit and score, with zeros for classes that no known row has."""
+        """Fit the classifier, and score all rows; classes that no known row has get 0."""
         known_N = labels_N >= 0
         probe = PROBES[name](iterations, seed % 2**32)
         fit_model(probe, columns_NF[known_N], labels_N[known_N])
@@ -221,13 +234,13 @@ def _score_rows(
 
 
 def name_clusters(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict[str, Prediction]:
-    """Return predictions whose clusters are assigned to classes: by the truth, as an upper bound,
-    and by the priors, if known.
+    """Return predictions that assign clusters to classes in two ways.
 
-    The latter assigns to each class a cluster of about its share: Hungarian matching on
-    |size / N - prior|. It is little informative where the priors are nearly uniform.
+    By the truth, which is an upper bound, and by the priors (shares of the classes), if known. The
+    latter gives each class a cluster of about its share: Hungarian matching on |size / N - prior|.
+    It is little informative where the priors are nearly uniform.
 
-    `scores_NK`: of each row for each cluster.
+    `scores_NK`: score of each of N rows for each of K clusters.
     """
     predictions = {"clusters named by the truth": Prediction(scores_NK, clusters=True)}
     if priors is not None:
@@ -240,10 +253,11 @@ def name_clusters(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict
 
 
 def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> "_Bottom":
-    """Copy the coalition's own networks, to be trained below a head on flattened own features.
+    """Return a copy of the coalition's own networks, to be trained below a head on own features.
 
-    The output is standardised: on these rows (N, F), in the order of `own_columns`, it has mean 0
-    and variance 1. `fresh`: whether all weights are drawn again.
+    The features are flattened rows (N, F), in the order of `own_columns`. The output is
+    standardised: on these rows it has mean 0 and variance 1. `fresh`: whether all weights are drawn
+    again.
     """
     networks = nn.ModuleList([copy.deepcopy(view.networks[name]).float() for name in view.features])
     if fresh:
@@ -259,15 +273,19 @@ def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> 
 
 
 class _Bottom(nn.Module):
-    """A network from flattened features of all members (B, F) to their concatenated and
-    standardised representations (B, D).
+    """A network from flattened features of all members (B, F) to their representations (B, D).
+
+    The members' representations are concatenated and standardised.
     """
 
     mean: Tensor
     spread: Tensor
 
     def __init__(self, networks: nn.ModuleList, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Join the members' networks; `shapes` are those of their features, a row."""
+        """Join the members' networks.
+
+        `shapes`: shape of a row of each member's features.
+        """
         super().__init__()
         self._networks = networks
         self._shapes = shapes
@@ -285,11 +303,11 @@ class _Bottom(nn.Module):
 
 
 def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor | None:
-    """Return the output (N, D) of the coalition's networks on its features before training.
+    """Return the output (N, D) of the coalition's networks on its features, with fresh weights.
 
     In joint training the coalition released a function of its own features. A random such function
-    contains nothing that it does not know, and may still make a probe better: it is a baseline.
-    None where the view lacks a member's network.
+    contains nothing that it does not know, and may still make a classifier better: it is a
+    baseline. None: the view lacks a member's network.
 
     `positions`: alignment positions (N,).
     """
@@ -303,7 +321,8 @@ def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor |
 
 @torch.no_grad()
 def apply_in_parts(network: nn.Module, rows_NF: Tensor) -> Tensor:
-    """Return a network's output for rows (N, F), computed in parts, since convolution maps of all
-    would fill the memory.
+    """Return a network's output for rows (N, F).
+
+    It is computed in parts, since the convolution maps of all rows would fill the memory.
     """
     return torch.cat([network(part) for part in rows_NF.split(_ROWS_AT_ONCE)])

@@ -40,9 +40,10 @@ _State = Mapping[str, Tensor]  # parameters by name
 
 
 def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> FloatArray:
-    """Return log(p / (1 - p)) of the true class's probability p, (..., N) (Section IV).
+    """Return a model's confidence in each true class: log(p / (1 - p)), (..., N).
 
-    `scores_NK`: class scores or log-probabilities (..., N, K); leading axes may be models.
+    p is the true class's probability (Carlini et al. 2022, Section IV). `scores_NK`: class scores
+    or log-probabilities (..., N, K); leading axes may be models. `labels_N`: the true classes.
     """
     logp_NK = scores_NK.double().log_softmax(-1)
     true_N1 = labels_N.to(logp_NK.device)[:, None].expand(*logp_NK.shape[:-1], 1)
@@ -58,13 +59,14 @@ def likelihood_ratio(
     *,
     own_variances: bool = False,
 ) -> FloatArray:
-    """Return for each candidate (N,) the log-likelihood of its confidence under the shadow models
-    that trained on it, minus that under those that did not. S is the number of shadow models.
+    """Return for each of N candidates how much more its confidence fits models that trained on it.
 
-    Both are normal distributions with the candidate's own mean.
+    This is the log-likelihood of the confidence under the shadow models that trained on the
+    candidate, minus that under those that did not, (N,). Both are normal distributions with the
+    candidate's own mean. S is the number of shadow models.
 
     Args:
-        phi_N: the model's logit confidences.
+        phi_N: the attacked model's logit confidences.
         shadow_SN: those of the shadow models.
         inside_SN: which shadow model trained on which candidate; for each at least one did, and one
             did not.
@@ -76,7 +78,7 @@ def likelihood_ratio(
         """Return log N(phi; mean, deviation), (N,), of the selected shadow models."""
         mean_N = np.where(selected_SN, shadow_SN, 0).sum(axis=0) / selected_SN.sum(axis=0)
         square_SN = np.where(selected_SN, np.square(shadow_SN - mean_N), 0)
-        axis = 0 if own_variances else None
+        axis = 0 if own_variances else None  # over the models, or over all
         deviation = np.sqrt(square_SN.sum(axis=axis) / selected_SN.sum(axis=axis))
         return np.asarray(
             scipy.stats.norm.logpdf(phi_N, mean_N, np.maximum(deviation, _MIN_DEVIATION))
@@ -86,12 +88,15 @@ def likelihood_ratio(
 
 
 class Membership(Attack):
-    """The attack LiRA, and two thresholds on the confidence alone.
+    """The attack LiRA on who trained the model, and two thresholds on the confidence alone.
 
-    Attacks: the likelihood ratio, with one variance or with each candidate's own; the
-    confidence compared with that of the shadow models that did not train on the row (offline);
-    the confidence as it is (Yeom et al., 2018). Baseline: the mean confidence of the shadow
-    models, that is, how easy a row is. Decoys: each candidate's predictions are another's.
+    It compares the attacked model's confidence in a row's label with that of shadow models: models
+    that the adversary trains with and without the row.
+
+    Attacks: the likelihood ratio, with one variance or with each candidate's own; the confidence
+    compared with that of the shadow models that did not train on the row (offline); the confidence
+    as it is (Yeom et al., 2018). Baseline: the mean confidence of the shadow models, that is, how
+    easy a row is. Decoys: each candidate's predictions are another's.
 
     Attributes:
         shadow_models: S, even; 16 to 64 are usual.
@@ -115,8 +120,10 @@ class Membership(Attack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Train shadow models on halves of the candidates, and compare the victim's confidence with
-        theirs. S shadow models train on H candidates each.
+        """Train shadow models on halves of the candidates, and compare the model's confidence with
+        theirs.
+
+        Letters: S shadow models, H candidates in a half, N candidates, K classes.
         """
         candidates = view.knowledge.candidates
         knowledge = view.knowledge
@@ -129,7 +136,7 @@ class Membership(Attack):
         rows_SH = draw_halves(self.shadow_models, len(candidates), seed)
 
         def make_usual_network() -> nn.Module:
-            """Return a network of the library's default architecture, where the victim's is
+            """Return a network of the library's default architecture; used where the victim's is
             unknown.
             """
             return nn.Sequential(*make_encoder_and_head(ModelSettings(), shape, knowledge.classes))
@@ -141,6 +148,7 @@ class Membership(Attack):
         inside_SN = np.zeros(shadow_SN.shape, dtype=bool)
         np.put_along_axis(inside_SN, rows_SH.numpy(), values=True, axis=1)
         phi_N = logit_confidence(view.answers(candidates.features), candidates.labels)
+        # Mean confidence of the shadow models that did not train on the row.
         outside_N = np.where(inside_SN, 0, shadow_SN).sum(axis=0) / (~inside_SN).sum(axis=0)
         others_N = shuffle_rows(torch.arange(len(phi_N)), seed, "attacks", "decoy").numpy()
 
@@ -159,7 +167,7 @@ class Membership(Attack):
 
 
 def draw_halves(models: int, rows: int, seed: int) -> Tensor:
-    """Return the training rows of each shadow model, (S, N // 2), sorted.
+    """Return the training rows of each shadow model, (S, N // 2), sorted: S `models`, N `rows`.
 
     Models come in pairs with complementary halves, so that each row is in half of the models if
     their number is even.
@@ -179,7 +187,7 @@ class Shadows:
     times faster than one after another.
 
     Attributes:
-        make: returns one network, rows -> class scores (B, K), without buffers.
+        make: function that returns one network, from rows to class scores (B, K), without buffers.
         train: the victim's training settings, as far as they are known.
         seed: seed of weights, halves, batches and dropout.
         device: where they train.
@@ -191,10 +199,12 @@ class Shadows:
     device: torch.device
 
     def train_and_score(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
-        """Train model s on the H rows rows_SH[s]; return the scores of all rows, (S, N, K).
+        """Train model s on the H rows rows_SH[s], all at once; return the scores of all rows, (S,
+        N, K).
 
-        `features_N`, `labels_N`: features and labels of all candidates. Raises AttackError:
-        networks with buffers.
+        `features_N`, `labels_N`: features and labels of all N candidates.
+
+        Raises AttackError: networks have buffers, which differ between models.
         """
         networks = self._make_networks(len(rows_SH))
         base = networks[0]
@@ -206,13 +216,13 @@ class Shadows:
             raise AttackError(
                 f"shadow models are networks without buffers, got {', '.join(buffers)}"
             )
-        call = _build_stacked_forward(base)
+        score_rows = _build_stacked_forward(base)
         features_N = features_N.to(self.device)
         labels_N = labels_N.to(self.device)
         optimiser = self._make_optimiser(list(parameters.values()))
         with seed_draws(self.seed, "shadows", "dropout"):
             for index_SB in self._iter_batches(rows_SH):
-                scores_SBK = call(parameters, features_N[index_SB])
+                scores_SBK = score_rows(parameters, features_N[index_SB])
                 # The sum over models of their mean losses: each model gets its own gradient.
                 loss = F.cross_entropy(scores_SBK.flatten(0, 1), labels_N[index_SB].flatten())
                 optimiser.zero_grad()
@@ -220,10 +230,13 @@ class Shadows:
                 _clip_gradients(parameters, self.train.max_gradient_norm)
                 optimiser.step()
         base.eval()
-        return self._score_models(lambda rows: call(parameters, rows), features_N, len(rows_SH))
+        return self._score_models(
+            lambda rows: score_rows(parameters, rows), features_N, len(rows_SH)
+        )
 
     def score_one_by_one(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
-        """Train one model s after another on rows_SH[s]; return the scores of all rows, (S, N, K).
+        """Train model s on rows_SH[s], one model after another; return the scores of all rows, (S,
+        N, K).
 
         `features_N`, `labels_N`: features and labels of all candidates.
         """
@@ -262,7 +275,9 @@ class Shadows:
         )
 
     def _iter_batches(self, rows_SH: Tensor) -> Iterator[Tensor]:
-        """Yield every batch of every epoch, (S, B); each of S models shuffles its own H rows."""
+        """Yield every batch of every epoch: row indices (S, B). Each of S models shuffles its own H
+        rows.
+        """
         draw = torch.Generator().manual_seed(derive_seed(self.seed, "shadows", "batches"))
         for _ in range(self.train.epochs):
             order_SH = torch.rand(rows_SH.shape, generator=draw).argsort(dim=1)
@@ -274,24 +289,26 @@ class Shadows:
     def _score_models(
         self, call: Callable[[Tensor], Tensor], features_N: Tensor, models: int
     ) -> Tensor:
-        """Return the scores of all candidates' rows by S `models`, (S, N, K), computed in parts.
+        """Return the scores of all candidates' rows by all models, (S, N, K), computed in parts.
 
-        `call`: rows (S, B, ...) -> scores (S, B, K) of all models.
+        `call`: function from rows (S, B, ...) to scores (S, B, K) of all models. `models`: S.
         """
         parts = features_N.split(max(1, _SCORED_AT_ONCE // models))
         return torch.cat([call(rows.expand(models, *rows.shape)).cpu() for rows in parts], dim=1)
 
 
 def _build_stacked_forward(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
-    """Return a function (stacked parameters, rows (S, B, ...)) -> scores (S, B, K) of S models with
-    the architecture of `base`.
+    """Return a function that applies S models with stacked parameters to rows.
 
-    A chain of linear layers with biases needs no vmap: one fused product and sum a layer is faster.
+    It takes the parameters and rows (S, B, ...), and returns scores (S, B, K). All models have the
+    architecture of `base`. A chain of linear layers with biases needs no vmap: one fused product
+    and sum a layer is faster.
     """
-    leaves = [(name, layer) for name, layer in base.named_modules() if not list(layer.children())]
-    simple = (nn.Linear, nn.ReLU, nn.Flatten, nn.Dropout)
+    layers = [(name, layer) for name, layer in base.named_modules() if not list(layer.children())]
+    simple_layers = (nn.Linear, nn.ReLU, nn.Flatten, nn.Dropout)
     is_simple_chain = all(
-        isinstance(layer, simple) and getattr(layer, "bias", 0) is not None for _, layer in leaves
+        isinstance(layer, simple_layers) and getattr(layer, "bias", 0) is not None
+        for _, layer in layers
     )
     if not is_simple_chain:
         return torch.vmap(
@@ -301,7 +318,7 @@ def _build_stacked_forward(base: nn.Module) -> Callable[[_State, Tensor], Tensor
     def apply_layers(state: _State, rows_SBF: Tensor) -> Tensor:
         """Apply a chain of layers to rows (S, B, F), each model with its own weights."""
         values = rows_SBF.flatten(2)
-        for name, layer in leaves:
+        for name, layer in layers:
             if isinstance(layer, nn.Linear):
                 bias_S1D = state[f"{name}.bias"][:, None]
                 weight_SDF = state[f"{name}.weight"]
@@ -314,9 +331,9 @@ def _build_stacked_forward(base: nn.Module) -> Callable[[_State, Tensor], Tensor
 
 
 def _clip_gradients(parameters: _State, bound: float | None) -> None:
-    """Scale each model's gradient to the norm `bound`, in place, if it is longer; None: none is.
+    """Scale each model's gradient to the norm `bound`, in place, if it is longer; None: no bound.
 
-    `parameters`: stacked, the first axis is that of the models.
+    `parameters`: stacked parameters by name; the first axis is that of the models.
     """
     if bound is None:
         return
@@ -356,8 +373,10 @@ class AveragedMembership(Attack):
     strangers: Strangers = "outside"
 
     def explain_missing_input(self, view: AdversaryView) -> str | None:
-        """Return why there is nobody to guess about: no average of weights, no candidates, or no
-        labelled people of its own; None: there is somebody.
+        """Return why there is nobody to guess about; None: there is somebody.
+
+        There is no average of weights, there are no candidates, or the adversary has no labelled
+        people of its own.
         """
         if view.description.opens != "weights":
             return f"{view.description}: no weights are averaged"
@@ -371,14 +390,16 @@ class AveragedMembership(Attack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Score candidates by how well the averaged model fits them, and by how much better than an
-        own model. `labels_A`: the adversary's labels by alignment position; n candidates.
+        own model.
+
+        n is the number of candidates.
         """
         candidates = view.knowledge.candidates
         train = view.knowledge.alike
         assert candidates is not None
         assert train is not None
         adversary = view.parties[0]
-        labels_A = view.labels[adversary]
+        labels_A = view.labels[adversary]  # the adversary's labels by alignment position
         has_label = labels_A >= 0
         own_model = train(view.features[adversary][has_label], labels_A[has_label])
         average = view.networks[adversary]
@@ -386,8 +407,8 @@ class AveragedMembership(Attack):
         with torch.no_grad():
             fit_n = _compute_fit(average(rows_n), candidates.labels)
         easy_n = _compute_fit(own_model(candidates.features), candidates.labels)
-        # A decoy gives each person the fit of the next one by the own model, so that fits remain
-        # about as close to that model's as they were.
+        # A decoy gives each person the averaged model's fit of another one: of the next in the
+        # order of the own model's fits. The two fits then stay about as close as they were.
         order_n = np.argsort(easy_n)
         others_n = np.empty_like(order_n)
         others_n[order_n] = np.roll(order_n, 1)
@@ -404,8 +425,10 @@ class AveragedMembership(Attack):
 
 
 def _make_guess(*scores: Mapping[str, FloatArray]) -> Guess:
-    """Make a guess from the scores (n,) of candidates by variant: of attacks, of baselines and of
-    decoys, in this order.
+    """Return the guess of an attack on membership.
+
+    `scores`: scores (n,) of the candidates by variant, of attacks, of baselines and of decoys, in
+    this order.
     """
     attacks, baselines, decoys = (
         {name: Prediction(values_n[:, None]) for name, values_n in scores_by_variant.items()}
