@@ -39,11 +39,14 @@ def compute_guesses(
     on_pass: Callable[[], None] = lambda: None,
     check: Callable[[Guess], None] = lambda guess: None,
 ) -> list[Guess]:
-    """Return what the attack guesses, once with the decoys of each exchange of releases.
+    """Return what the attack guesses, with the decoys of each exchange of releases between rows.
 
-    `exchanges`: number of exchanges, and so of guesses. `on_pass`: called after each run of the
-    attack; an error that it raises ends them. `check`: called with the first guess; it raises an
-    error for one that cannot be scored.
+    A decoy is what the same attack guesses from releases of other rows. There is one guess for each
+    exchange; the guesses differ only in their decoys.
+
+    `exchanges`: number of exchanges. `on_pass`: function that is called after each run of the
+    attack; an error that it raises ends them. `check`: function that is called with the first
+    guess; it raises an error for one that cannot be scored.
     """
     from sklearn import config_context
 
@@ -55,6 +58,7 @@ def compute_guesses(
         if not attack.is_exchangeable:
             return guesses
         for number, guess in enumerate(guesses):
+            # The first exchange has the attack's own seed.
             exchange_seed = derive_seed(seed, "exchange", number) if number else seed
             decoy_view = exchange_releases(view, exchange_seed)
             if decoy_view is None:
@@ -71,18 +75,18 @@ def compute_guesses(
 def exchange_releases(view: AdversaryView, seed: int) -> AdversaryView | None:
     """Return `view` with every release attributed to another row; None if it shows no two rows.
 
-    Columns of noise beside the own features make a probe better or worse by chance, and of many
-    such variants the best looks good. A decoy has the same luck and knows nothing of any row. Where
-    releases are independent of all that the adversary has, an attack and its decoys are
-    exchangeable, so the expected advantage is exactly 0, whatever the attack (a permutation test;
-    Good, 2005, Permutation, Parametric, and Bootstrap Tests of Hypotheses, Section 1.2). Baselines
-    that compute functions of what the adversary has are left to the attack.
+    The result is a decoy. Columns of noise beside the own features make a classifier better or
+    worse by chance, and the best of many such variants looks good. A decoy has the same luck and
+    knows nothing of any row. If releases are independent of all that the adversary has, an attack
+    and its decoys are exchangeable, so the expected advantage is exactly 0, whatever the attack (a
+    permutation test; Good, 2005, Permutation, Parametric, and Bootstrap Tests of Hypotheses,
+    Section 1.2). Baselines that compute functions of what the adversary has are left to the attack.
 
-    The order is the same in all epochs. Rows are exchanged within a group of which equally much was
-    seen: people whom a malicious adversary asked about; rows that trained, which got gradients or
-    pseudo-labels, or of which a sum was revealed; and the others, which are test rows. Within each,
-    people whom the victim holds and those whom it does not are groups of their own. So a decoy
-    guesses the same rows.
+    The order is the same in all epochs. Rows are exchanged within groups of which equally much was
+    seen, so that a decoy guesses the same rows. The groups are people whom a malicious adversary
+    asked about; rows with a reply (gradients, pseudo-labels, or a revealed sum), which trained; and
+    the others, which are test rows. Each is divided into people of whom the victim has a row and
+    others.
 
     `seed`: seed of the random exchange.
     """
@@ -101,18 +105,19 @@ def exchange_releases(view: AdversaryView, seed: int) -> AdversaryView | None:
     stands_for = torch.arange(int(all_positions.max()) + 1)
     for name, group in groups.items():
         is_held_N = view.has_rows(view.knowledge.victim, group)
-        for part, rows in ((name, group[is_held_N]), (f"{name}, not held", group[~is_held_N])):
-            order = shuffle_rows(rows, seed, "attacks", "decoy", part)
+        halves = {name: group[is_held_N], f"{name}, not held": group[~is_held_N]}
+        for half_name, rows in halves.items():
+            order = shuffle_rows(rows, seed, "attacks", "decoy", half_name)
             stands_for[order] = order.roll(1)  # of two rows or more, none keeps its own release
     return replace(view, stands_for=stands_for)
 
 
 def add_decoys(guess: Guess, decoy: Guess) -> Guess:
-    """Return `guess` with what the attack guessed from exchanged releases as its decoys.
+    """Return `guess` with decoys: what the attack guessed from exchanged releases.
 
-    Those rows are kept that both guess; epochs may lack some.
+    Only rows that both guess remain; epochs may lack some.
 
-    `decoy`: the guess of the same attack from a view whose releases were exchanged.
+    `decoy`: the guess of the same attack from a view whose releases were exchanged between rows.
 
     Raises:
         AttackError: exchanging the releases changed nothing, so that the decoys would hide all that
@@ -144,5 +149,5 @@ def add_decoys(guess: Guess, decoy: Guess) -> Guess:
 
 
 def _select_rows(predictions: Mapping[str, Prediction], rows: Tensor) -> dict[str, Prediction]:
-    """Return the predictions for `rows`: indices, or true for each row that stays."""
+    """Return the predictions for `rows`: indices, or a mask of the rows that stay."""
     return {name: prediction.select_rows(rows.numpy()) for name, prediction in predictions.items()}

@@ -272,12 +272,13 @@ class Truth:
         return self.trained[self.labels[self.trained] != UNLABELLED]
 
     def compute_class_priors(self) -> tuple[float, ...]:
-        """Return the share of each class among the labelled training rows; nothing where labels are
+        """Return the share of each class among the labelled training rows; nothing if labels are
         numbers.
 
         Raises AttackError: no training row has a label.
         """
-        if not self.classes:
+        is_regression = not self.classes
+        if is_regression:
             return ()
         labels = self.labels[self.positions_with_labels]
         if not len(labels):

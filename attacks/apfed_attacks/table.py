@@ -122,7 +122,10 @@ def full_suite(names: Iterable[str] = ATTACKS.ours) -> tuple[AttackChoice, ...]:
 
 
 def expand_choices(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
-    """Return the choices, checked as by `prepare_attack`, with the full suite in place of "all"."""
+    """Return the choices with the full suite in place of "all", after checking their options.
+
+    Raises ConfigError: an option is unknown or out of range, or "all" has options.
+    """
     expanded: list[AttackChoice] = []
     for choice in choices:
         if choice.name == ALL and choice.options:
@@ -137,7 +140,10 @@ def expand_choices(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
 
 
 def prepare_attack(choice: AttackChoice) -> Attack:
-    """Return the attack of a config's entry. ConfigError: an option is unknown or out of range."""
+    """Return the attack of an entry in the settings: an object with its options.
+
+    Raises ConfigError: an option is unknown or out of range.
+    """
     kind = find_attack(choice.name)
     try:
         return kind.model_validate(choice.options)

@@ -399,7 +399,11 @@ class Regression:
 def predict_by_ridge(
     known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray
 ) -> Prediction:
-    """Fit ridge regression (C columns) on P known rows; predict the targets of N others, (N, F)."""
+    """Fit ridge regression from C columns to the targets of P known rows; predict those of N
+    others.
+
+    Returns the targets, (N, F).
+    """
     predicted_NF = _make_ridge().fit(known_PC, wanted_PF).predict(columns_NC)
     return Prediction(predicted_NF.reshape(len(columns_NC), -1))
 
