@@ -337,8 +337,10 @@ class Lead:
         if reply.error in _UNANSWERED:
             self._show(f"{name}: its SuperNode does not answer")
             return
-        is_valid = type(exit_code) is int and 0 <= exit_code < 256
-        self._exit_codes[name] = exit_code if is_valid else _NO_ANSWER
+        if type(exit_code) is int and 0 <= exit_code < 256:
+            self._exit_codes[name] = exit_code
+        else:
+            self._exit_codes[name] = _NO_ANSWER
         self._show(f"{name}: {_describe_code(self._exit_codes[name])}")
 
 

@@ -1040,8 +1040,9 @@ def describe_table(data: OwnData, *, columns: bool) -> TableShape:
     if table.labels is not None:
         label_facts["labelled"] = _round_digits(len(data.labelled_rows))
         label_facts["classes"] = len(data.classes)
-    has_named_columns = encoding.kind == "columns"
-    names = tuple(column.name for column in encoding.columns) if has_named_columns else ()
+    names: tuple[str, ...] = ()
+    if encoding.kind == "columns":
+        names = tuple(column.name for column in encoding.columns)
     return TableShape(
         rows=_round_digits(len(table.ids)),
         features=table.features[0].numel(),

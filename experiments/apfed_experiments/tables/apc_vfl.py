@@ -324,7 +324,9 @@ def _make_measured_rows(
     `jobs`: jobs by number of features, number of aligned people and method. `part`: numbers of
     aligned people, each with a panel of the picture. `score`, `title`: name and title of the score.
     """
-    panels = {rows: f"{rows:,} aligned rows, {title}" for rows in part.aligned}
+    panels: dict[int | str, str] = {
+        rows: f"{rows:,} aligned rows, {title}" for rows in part.aligned
+    }
     measured_rows: dict[_CaseKey, TableRow] = {}
     for (features, rows, method), job in jobs.items():
         # A local model does not depend on the aligned people: it is drawn in every panel.
