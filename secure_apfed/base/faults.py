@@ -46,7 +46,8 @@ class Fault:
 
     Attributes:
         message: party, column, count, place and what to do.
-        remedies: settings, each of which mends the fault by itself; the first one is proposed.
+        remedies: alternatives, each a group of settings that together mend the fault; the first
+            one is proposed.
     """
 
     message: str
@@ -57,7 +58,7 @@ class TableError(DataError):
     """An error for unusable tables of one or several parties; contains all detected faults."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
-        """Join the messages of all faults, one a line."""
+        """Store the faults; the error's text has their messages, one a line."""
         self.faults = tuple(faults)
         lines = [fault.message for fault in self.faults]
         if len(lines) > 1:
@@ -66,8 +67,9 @@ class TableError(DataError):
 
     @property
     def lines(self) -> list[SettingLine]:
-        """The proposed settings, of each fault those of its first remedy."""
-        return [line for fault in self.faults for remedy in fault.remedies[:1] for line in remedy]
+        """The proposed settings: for each fault that has a remedy, the settings of the first."""
+        first_remedies = [fault.remedies[0] for fault in self.faults if fault.remedies]
+        return [line for remedy in first_remedies for line in remedy]
 
     @property
     def settings(self) -> str:
@@ -81,18 +83,20 @@ class TableError(DataError):
 
 
 class JoinedTableError(TableError):
-    """An error for the unusable table of a party that joins a project, which has no file of the run
-    yet.
+    """An error for the unusable table of a party that joins a project.
+
+    Such a party has no settings file of the run yet, so settings are proposed as command-line
+    options.
     """
 
     @property
     def remedy(self) -> tuple[str, str]:
-        """Advice, and the proposed settings as command-line options."""
+        """A line of advice, and the proposed settings as command-line options."""
         return "Or join with these options, too:", format_options(self.lines)
 
 
 class FaultList:
-    """The faults that were found so far."""
+    """A collection of the faults found so far in one or several tables."""
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
@@ -101,31 +105,37 @@ class FaultList:
         return bool(self.faults)
 
     def add_error(self, error: DataError) -> None:
-        """Add the faults of an error, unless they were added before."""
+        """Add the faults of an error, except those that were added before.
+
+        An error other than a TableError counts as one fault without remedy.
+        """
         faults = error.faults if isinstance(error, TableError) else (Fault(str(error)),)
         self.faults += [fault for fault in faults if fault not in self.faults]
 
     @contextmanager
     def gather_faults(self) -> Iterator[None]:
-        """Collect the faults of a DataError that the block raises, and continue after the block."""
+        """Collect the faults of a DataError that the `with` block raises, instead of raising it.
+
+        The rest of the block is skipped; the program continues after it.
+        """
         try:
             yield
         except DataError as error:
             self.add_error(error)
 
     def raise_faults(self) -> None:
-        """Raise TableError if there is a fault."""
+        """Raise one TableError with all collected faults, if there are any."""
         if self.faults:
             raise TableError(self.faults)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A maker of proposed settings for one party's table.
+    """A builder of the settings that errors propose for one party's table.
 
     Attributes:
         party: the table's party.
-        lists: the present lists in the party's settings, by key, such as ignore.
+        lists: the party's present settings that are lists, by key, such as `ignore`.
     """
 
     party: str
@@ -163,8 +173,9 @@ def describe_remedies(remedies: Sequence[Remedy]) -> str:
 
 
 def _merge_lines(lines: Sequence[SettingLine]) -> dict[tuple[str, ...], Any]:
-    """Return the values of settings by path; lists of one path are merged, of other values the
-    first is taken.
+    """Return one value for each path of the settings, which may propose several.
+
+    Several lists for a path are merged; of several other values the first is taken.
     """
     values = dict[tuple[str, ...], Any]()
     for line in lines:
@@ -175,7 +186,10 @@ def _merge_lines(lines: Sequence[SettingLine]) -> dict[tuple[str, ...], Any]:
 
 
 def format_options(lines: Sequence[SettingLine]) -> str:
-    """Return the settings as command-line options, a line each, quoted for a shell."""
+    """Return the settings as `--set` options of a command, quoted for a shell.
+
+    Each stands on a line of its own; lines are joined by a backslash.
+    """
     settings = [
         f"{'.'.join(path)}={format_value(value)}" for path, value in _merge_lines(lines).items()
     ]
@@ -185,7 +199,7 @@ def format_options(lines: Sequence[SettingLine]) -> str:
 def format_settings(lines: Sequence[SettingLine]) -> str:
     """Return the settings as nested YAML, with remarks as comments.
 
-    Lists of one key are merged, of other values the first is taken.
+    Several lists for a key are merged; of several other values the first is taken.
     """
     values = _merge_lines(lines)
     remarks = dict[tuple[str, ...], str]()
@@ -193,7 +207,8 @@ def format_settings(lines: Sequence[SettingLine]) -> str:
         if line.remark:
             remarks.setdefault(line.path, line.remark)
     yaml_lines = list[str]()
-    open_keys: tuple[str, ...] = ()  # the keys under which the last line stands
+    open_keys: tuple[str, ...] = ()  # the parent keys of the last written line
+    # Sorted by parent keys, so that each parent key is written once.
     for path in sorted(values, key=lambda path: path[:-1]):
         for depth, key in enumerate(path[:-1]):
             if path[: depth + 1] != open_keys[: depth + 1]:
@@ -219,5 +234,6 @@ def format_value(value: Any) -> str:
     if isinstance(value, str):
         if _PLAIN.fullmatch(value) and value.lower() not in _YAML_WORDS:
             return value
+        # Unprintable characters become escapes; printable ones of any script stay readable.
         return json.dumps(value, ensure_ascii=not value.isprintable())
     return json.dumps(value)

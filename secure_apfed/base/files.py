@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 # Separators and skipped characters (white space, quotes, semicolons), and a sign behind them that
 # may begin a formula; the last four signs are full-width forms.
 _FORMULA = re.compile(r'(^[\s";]*|[\s";]+)([=+\-@\uff1d\uff0b\uff0d\uff20])?')
-_NO_SEPARATORS = ' "'  # of these characters, those that begin no new cell
+_NO_SEPARATORS = ' "'  # skipped characters that begin no new cell
 _RESTORE = "restore it from a copy"
 VERSIONS = "versions.json"
 """The file of a run that says which versions of all libraries wrote it."""
@@ -54,7 +54,7 @@ PAYLOADS = "transcript-*.bin"
 
 
 def _explain_missing(folder: Path) -> str:
-    """Return advice for a missing file in a run's folder."""
+    """Return advice for a missing file in this folder, which should be a run's."""
     if not folder.is_dir():
         return "there is no such folder"
     has_config, has_result = ((folder / name).is_file() for name in ("config.yaml", "result.json"))
@@ -64,7 +64,7 @@ def _explain_missing(folder: Path) -> str:
 
 
 def describe_missing(path: Path) -> str:
-    """Return in words that there is no such file, and where a relative path was searched."""
+    """Return a sentence that a file is missing; it says where a relative path was looked up."""
     if path.is_absolute():
         return f"there is no file {path}; check the path"
     return (
@@ -74,8 +74,9 @@ def describe_missing(path: Path) -> str:
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Open a regular file to read it. Raises CheckpointError: a missing or unreadable file, a pipe,
-    device or folder.
+    """Open a regular file to read it.
+
+    Raises CheckpointError: missing or unreadable, or a pipe, device or folder.
     """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
@@ -121,10 +122,13 @@ def load_text(path: Path) -> str:
 
 
 def load_json(path: Path, kind: type[PartT], *, file_format: FileFormat | None = None) -> PartT:
-    """Read a JSON file as this type.
+    """Read a JSON file, and return its content as an object of type `kind`.
 
     Args:
-        file_format: format of the file, whose number is checked before anything else.
+        path: path of the file.
+        kind: the expected type, which pydantic validates.
+        file_format: format of the file, whose number is checked before anything else; None: the
+            file has no versioned format.
 
     Raises CheckpointError: missing, not JSON, of another type, or in an unsupported format.
     """
@@ -140,7 +144,10 @@ def load_json(path: Path, kind: type[PartT], *, file_format: FileFormat | None =
 
 
 def load_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
-    """Read a file of one JSON value a line. Raises CheckpointError: unreadable, of another type."""
+    """Read a file of one JSON value a line; return the values, each of type `kind`.
+
+    Empty lines are skipped. Raises CheckpointError: unreadable, or a value of another type.
+    """
     lines = _load_content(path).splitlines()
     return tuple(
         _validate_content(path, kind, _parse_json(path, line, f"line {number}: "))
@@ -161,11 +168,11 @@ def _load_content(path: Path) -> bytes:
 
 
 def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
-    """Parse JSON, refusing huge integers and NaN.
+    """Parse JSON, but refuse NaN, infinities and integers of more than 20 digits.
 
     `path`, `place`: file and place of the content, for the error; `place` is "line 3: " or empty.
 
-    Raises CheckpointError: not such JSON.
+    Raises CheckpointError: not JSON, or with a refused number.
     """
     try:
         return json.loads(content, parse_int=_parse_integer, parse_constant=_refuse_constant)
@@ -177,7 +184,7 @@ def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
 
 
 def _parse_integer(digits: str) -> int:
-    """Return an integer. Raises ValueError: too many digits."""
+    """Return an integer of JSON. Raises ValueError: it has too many digits."""
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
@@ -189,10 +196,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def describe_origin(path: Path) -> str:
-    """Return advice for a run's file that another version wrote; "": this version did, or it is
-    not known.
+    """Return advice for a run's file that another version of this library wrote.
 
-    The version is read from versions.json in the same folder.
+    The version is read from versions.json in the same folder. Returns "" if this version wrote the
+    file, or if versions.json is missing or damaged.
     """
     writer_version = ""
     with contextlib.suppress(CheckpointError):
@@ -210,22 +217,25 @@ def _validate_content(
 ) -> PartT:
     """Return a file's parsed value as this type.
 
-    `path`: path of the file, for the error. `remedy`: what the error advises.
+    `path`: path of the file, for the error. `remedy`: what the error advises; the default gives
+    way to advice on the version that wrote the file, if another one did.
 
     Raises CheckpointError: names the field that does not fit.
     """
+    # Imported late, since it takes long to load.
     from pydantic import TypeAdapter, ValidationError
 
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        position = f", at {place!r}" if place else ""
+        first_fault = error.errors()[0]
+        field_path = ".".join(map(str, first_fault["loc"]))
+        position = f", at {field_path!r}" if field_path else ""
         if remedy == _RESTORE:
             remedy = describe_origin(path) or remedy
         raise CheckpointError(
-            f"{path}: is not as this version writes it{position}: {first['msg'].lower()}; {remedy}"
+            f"{path}: is not as this version writes it{position}: "
+            f"{first_fault['msg'].lower()}; {remedy}"
         ) from None
 
 
@@ -235,9 +245,12 @@ def _make_not_a_file_error(path: Path) -> CheckpointError:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder that only its owner may enter, or restrict an existing run folder so.
+    """Create a folder that only its owner may enter, or restrict an existing one to its owner.
 
-    Raises CheckpointError: others may read it and it has other files, or it cannot be made.
+    An existing folder is restricted only if it is empty or a run's folder: others may need the
+    files of any other folder.
+
+    Raises CheckpointError: others may enter a folder with such other files, or it cannot be made.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -258,10 +271,12 @@ def make_private(folder: Path) -> None:
 
 
 def own_subfolder(folder: Path) -> Path:
-    """Return a folder within one that may have been sent by others; create it if missing.
+    """Create a subfolder if it is missing, and return its path; refuse a link in its place.
 
-    Raises CheckpointError: a link, through which files elsewhere would be written or deleted,
-    or a file.
+    The folder around it may come from somebody else, who may have put a link there. Through it,
+    files elsewhere would be written or deleted.
+
+    Raises CheckpointError: a link or a file is in its place, or it cannot be made.
     """
     try:
         folder.mkdir(mode=0o700, parents=True)
@@ -278,10 +293,10 @@ def own_subfolder(folder: Path) -> Path:
 
 
 def open_regular(path: Path, *, create: bool) -> int:
-    """Return a descriptor that reads anywhere and writes at the end; the caller closes it.
+    """Open a log, and return a descriptor that reads anywhere and writes at the end.
 
-    Only this very file is opened: a symbolic link in its place would let the next session change a
-    file of somebody else's choice; a pipe would make it wait for ever.
+    The caller closes it. A symbolic link is refused, since whoever made it would choose which file
+    is changed. A pipe is refused, since opening it could wait for ever.
 
     `create`: make the file if it is missing.
 
@@ -313,8 +328,8 @@ def open_regular(path: Path, *, create: bool) -> int:
 def add_line(log: Path, fields: Mapping[str, Any], *, is_durable: bool = True) -> None:
     """Append a JSON object as a line to a log, which is created if missing.
 
-    A newline comes first, since the last line may be incomplete. `is_durable`: wait until the line
-    is on the disk, not only with the operating system.
+    A newline comes first, since a crash may have left the last line incomplete. `is_durable`: wait
+    until the line is on the disk, not only with the operating system.
     """
     with FileIO(open_regular(log, create=True), "a") as lines:
         lines.write(f"\n{json.dumps(fields)}\n".encode())
@@ -342,9 +357,9 @@ def refuse_replacing_input(output: Path, option: str, *inputs: Path) -> None:
     if not output.exists():
         return
     for path in inputs:
-        inside = path.is_dir() and path.resolve() in output.resolve().parents
-        is_part = inside and output.suffix not in _FREE_SUFFIXES
-        if is_part or (path.exists() and path.samefile(output)):
+        is_inside = path.is_dir() and path.resolve() in output.resolve().parents
+        is_run_file = is_inside and output.suffix not in _FREE_SUFFIXES
+        if is_run_file or (path.exists() and path.samefile(output)):
             raise ConfigError(
                 f"{option} {output}: expected a file that this command does not read, but it is "
                 f"read from {path} and would be replaced; give {option} another name"
@@ -352,10 +367,10 @@ def refuse_replacing_input(output: Path, option: str, *inputs: Path) -> None:
 
 
 def write_atomically(path: Path, *contents: bytes, private: bool = False) -> None:
-    """Write a file, replacing an existing one in one step; `private` files are readable by their
-    owner only.
+    """Write a file, replacing an existing one in one step, so that no reader sees half of it.
 
-    `contents`: the parts of the file, written one after the other.
+    `contents`: the parts of the file, written one after the other. `private`: only its owner may
+    read the file.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
@@ -369,7 +384,8 @@ def write_atomically(path: Path, *contents: bytes, private: bool = False) -> Non
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
-        if isinstance(error, OSError) and error.filename is None:  # such as on a full disk
+        # On a full disk, for example, the error names no file.
+        if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
         raise
 
@@ -387,6 +403,7 @@ def to_json(content: Any, *, indent: int | None = None) -> str:
     if text.replace("\n", "").isprintable():
         return text
     return "".join(
+        # json.dumps gives the escape in quotes, which are cut off.
         character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
         for character in text
     )
@@ -406,27 +423,34 @@ def _replace_non_finite(content: Any) -> Any:
 
 
 def escape_cell(value: object) -> object:
-    """Return the value, or a text that no spreadsheet takes for a formula."""
+    """Return a cell of CSV, with apostrophes where a spreadsheet could take its text for a formula.
+
+    Numbers, also those written as text, stay as they are.
+    """
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
         return _FORMULA.sub(_add_apostrophe, value)
     return value
 
 
 def _add_apostrophe(match: re.Match[str]) -> str:
-    """Return a match of `_FORMULA` with an apostrophe before a sign that could begin a formula."""
+    """Return a match of `_FORMULA` with an apostrophe before a sign that could begin a formula.
+
+    A sign can begin a formula at the start of the text, and behind a character that a spreadsheet
+    takes for a separator of cells.
+    """
     separators, sign = match.groups(default="")
     begins_cell = match.start() == 0 or separators.strip(_NO_SEPARATORS)
     return f"{separators}'{sign}" if sign and begins_cell else f"{separators}{sign}"
 
 
 def to_csv(frame: "pd.DataFrame", *, header: bool = True) -> str:
-    """Return the frame as CSV without its index, each cell and column name by `escape_cell`.
+    """Return the frame as CSV without its index, with cells and column names by `escape_cell`.
 
-    People open it in a spreadsheet, which takes some texts for formulas, and IDs and class names
-    may come from others' tables. As OWASP recommends (CSV Injection), a text that begins like a
-    formula gets an apostrophe before it, and so does what follows a semicolon, tab or newline in
-    it: where a comma is the decimal mark, a spreadsheet takes semicolons as separators, and quotes
-    within such a cell do not protect it. Numbers, negative ones too, stay as they are.
+    People open the file in a spreadsheet, which takes some texts for formulas. IDs and class names
+    may come from other parties' tables. As OWASP recommends (CSV Injection), a text that begins
+    like a formula gets an apostrophe before it. So does text behind a semicolon, tab or newline:
+    where a comma is the decimal mark, a spreadsheet takes semicolons as separators, and quotes do
+    not protect such a cell. Numbers, negative ones too, stay as they are.
 
     `header`: whether column names come first.
     """

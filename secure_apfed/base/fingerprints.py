@@ -35,6 +35,12 @@ violin volcano vulture waffle wagon walnut water weasel welcome whale window
 
 
 def format_as_words(content: bytes, count: int) -> str:
-    """Return `count` words of a public key (`IDENTITY_WORDS`) or of a digest (`DOCUMENT_WORDS`)."""
+    """Return a fingerprint of `content` as `count` words, which two people can compare aloud.
+
+    The digest is scrypt, which is slow on purpose: a search for other content with equal words
+    must compute it for each candidate.
+
+    `content`: a public key (`IDENTITY_WORDS` words) or a document's digest (`DOCUMENT_WORDS`).
+    """
     digest = hashlib.scrypt(content, salt=_SALT, n=2**14, r=8, p=1, dklen=count)
     return " ".join(_WORDS[byte] for byte in digest)

@@ -65,6 +65,7 @@ class FileFormat:
         """
         fields = content if isinstance(content, Mapping) else {}
         number = fields.get(self.key, self.unnumbered)
+        # In Python a bool is an int, too; here it is refused.
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise CheckpointError(
                 f"{path}: {self.key} of a {self.title}: expected a whole number from 1 to "
@@ -86,7 +87,10 @@ class FileFormat:
         return number
 
     def describe_misfit(self, number: int) -> str:
-        """Return advice for a file in a supported format whose fields do not fit.
+        """Return advice for a file of a supported format whose content is not valid in it.
+
+        A file of this version's own format is damaged. An older one may come from a version that
+        can still read it.
 
         `number`: the file's format number.
         """
@@ -206,7 +210,9 @@ def find_installed_version() -> str:
 
 
 def find_writer(versions: Any) -> str:
-    """Return which other version of this library wrote a run; "" if this one did.
+    """Return which other version of this library wrote a run.
+
+    Returns "" if this version did, or if the content names no valid version.
 
     Args:
         versions: the untrusted content of versions.json.

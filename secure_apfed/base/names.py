@@ -43,8 +43,10 @@ DateFormat: TypeAlias = Annotated[str, AfterValidator(check_date_format)]
 
 
 def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
-    """Return the name. Raises ValueError: longer than `at_most` letters, or with other characters
-    than names may have.
+    """Return the name unchanged if files may be named after it.
+
+    Raises ValueError: it is empty, longer than `at_most` letters, or has a character that names
+    may not have.
     """
     if len(name) > at_most or not re.fullmatch(_NAME_PATTERN, name):
         shortened = repr(name if len(name) <= at_most else f"{name[:at_most]}...")
@@ -58,9 +60,10 @@ def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
 def check_parties(names: Iterable[str]) -> None:
     """Check the names of a run's parties.
 
-    Raises ValueError: malformed, reserved, or equal up to case.
+    Raises ValueError: a name is malformed or reserved, or two are equal up to case, since their
+    files would be the same on some file systems.
     """
-    name_by_key: dict[str, str] = {}
+    name_by_key: dict[str, str] = {}  # the key is the name without capitals
     for name in names:
         _check_party_name(name)
         other = name_by_key.get(name.casefold())
@@ -73,12 +76,12 @@ def check_parties(names: Iterable[str]) -> None:
 
 
 def column_name(name: object) -> str:
-    """Return a column's name as text, in Unicode's form NFC: a number is its digits."""
+    """Return a column's name as text in Unicode's form NFC; a number becomes its digits."""
     return unicodedata.normalize("NFC", str(name))
 
 
 def _check_party_name(name: str) -> str:
-    """Return a party's name. Raises ValueError: malformed or reserved."""
+    """Return a party's name unchanged. Raises ValueError: malformed or reserved."""
     if check_name(name).casefold() in RESERVED:
         raise ValueError(
             f"a party cannot be called {name!r}, which stands for something else in every run; "
@@ -88,7 +91,7 @@ def _check_party_name(name: str) -> str:
 
 
 def _check_party_keys(by_party: dict[str, _T]) -> dict[str, _T]:
-    """Return a mapping whose keys are parties' names. Raises ValueError: some are no such names."""
+    """Return a mapping by party unchanged. Raises ValueError: a key is no valid party name."""
     check_parties(by_party)
     return by_party
 
@@ -102,17 +105,22 @@ ByParty: TypeAlias = Annotated[dict[str, _T], AfterValidator(_check_party_keys)]
 
 
 def log_file(folder: Path, kind: str, name: str, suffix: str) -> Path:
-    """Return `folder/KIND-NAME.SUFFIX` for a party's name, which may have `UPDATES` behind it.
+    """Return the path `folder/KIND-NAME.SUFFIX` of a party's log.
+
+    `name`: the party's name; with `UPDATES` ("+updates") appended for its log of DP-SGD updates.
 
     Raises:
-        ConfigError: the name could reach another file than its own.
+        ConfigError: the name is malformed, so that the path could be outside the folder.
     """
     own_file(folder, name.removesuffix(UPDATES))
     return folder / f"{kind}-{name}.{suffix}"
 
 
 def own_file(folder: Path, name: str) -> Path:
-    """Return `folder/NAME` for a party's name; ConfigError: it could reach another file."""
+    """Return the path `folder/NAME` for a party's name.
+
+    Raises ConfigError: the name is malformed, so that the path could be outside the folder.
+    """
     try:
         return folder / check_name(name)
     except ValueError as error:

@@ -49,7 +49,7 @@ def escape_text(text: str, *, keep: str = "") -> str:
 def quote_text(text: object, *, maximum: int = _MAX_LETTERS) -> str:
     """Return another party's text in quotes, escaped and shortened to `maximum` characters.
 
-    Other values are shown as Python writes them, under the same rules.
+    Values of other types are shown as Python's `repr`, also escaped and shortened.
     """
     if not isinstance(text, str):
         return escape_text(repr(text)[:maximum])
@@ -58,10 +58,12 @@ def quote_text(text: object, *, maximum: int = _MAX_LETTERS) -> str:
 
 
 def find_unprintable(value: Any, prefix: str = "", *, level: int = 0) -> Iterator[str]:
-    """Yield the dotted paths in plain values whose text is not printable, or that are nested too
-    deeply.
+    """Yield the dotted path of each text in nested plain values that is not printable.
 
-    Keys count as text. Paths are escaped. `prefix`, `level`: path and depth of `value` itself.
+    Keys count as text. A value nested too deeply is yielded, too, and not searched. Paths are
+    escaped.
+
+    `prefix`, `level`: path and depth of `value` itself, as the function calls itself.
     """
     if level > _MAX_LEVELS:
         yield f"{prefix} (more than {_MAX_LEVELS} levels deep)"

@@ -21,12 +21,18 @@ _LOGGER = logging.getLogger(__name__)
 PhaseName: TypeAlias = Literal[
     "start", "read", "agree", "align", "train", "baselines", "attacks", "report"
 ]
-_PROCESS_START = time.perf_counter()  # that the interpreter takes before it is not measured
+_PROCESS_START = time.perf_counter()  # the interpreter's own start, before it, is not measured
 
 
 @dataclass
 class Phase:
-    """The cost of a phase: seconds by the clock, seconds of all processors, and bytes."""
+    """The cost of a phase.
+
+    Attributes:
+        seconds: by the wall clock.
+        processor_seconds: on all processor cores together.
+        peak_bytes: peak memory of the process from its start to the end of the phase.
+    """
 
     seconds: float = 0.0
     processor_seconds: float = 0.0
@@ -36,7 +42,8 @@ class Phase:
 def peak_memory() -> int:
     """Return the peak memory of this process so far, in bytes.
 
-    On Linux `ru_maxrss` would include the parent process's memory, so it is not used.
+    On Linux it is VmHWM of /proc, since `ru_maxrss` would include the parent process's memory.
+    Elsewhere it is `ru_maxrss`, which macOS counts in bytes and other systems in KiB.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -50,20 +57,21 @@ class Phases(dict[PhaseName, Phase]):
     """The phases in the order in which they began."""
 
     def __init__(self) -> None:
-        """Start with the phase from the process's start on."""
+        """Begin with the phase `start`, which began with the process."""
         super().__init__()
         self._name: PhaseName = "start"
         self._last_seconds = _PROCESS_START
         self._last_processor_seconds = 0.0
 
     def end_phase(self) -> None:
-        """Add the cost since the last call to the current phase."""
+        """Add what the process used since the last call of this method to the current phase."""
         seconds = time.perf_counter()
         # User and system time, of this process and of children that were waited for.
         processor_seconds = sum(os.times()[:4])
         phase = self.setdefault(self._name, Phase())
         phase.seconds += seconds - self._last_seconds
         phase.processor_seconds += processor_seconds - self._last_processor_seconds
+        # A peak since the process's start is never below that of an earlier phase.
         phase.peak_bytes = max(peak_memory(), *(other.peak_bytes for other in self.values()))
         self._last_seconds = seconds
         self._last_processor_seconds = processor_seconds
@@ -79,7 +87,11 @@ _PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
 
 @contextmanager
 def profile_phases() -> Iterator[Phases]:
-    """Measure the phases of this block; the first began with the process."""
+    """Measure the cost of the phases that `begin_phase` reports in this block.
+
+    Yields their costs, which are complete once the block ends. The first phase began with the
+    process.
+    """
     phases = Phases()
     token = _PHASES.set(phases)
     try:
@@ -90,7 +102,7 @@ def profile_phases() -> Iterator[Phases]:
 
 
 def begin_phase(name: PhaseName) -> None:
-    """Report that this phase begins here."""
+    """Report that this phase begins here; outside `profile_phases` it is only logged."""
     _LOGGER.debug("phase begins: %s", name)
     if (phases := _PHASES.get()) is not None:
         phases.begin_phase(name)

@@ -94,13 +94,20 @@ OfModule = TypeVar("OfModule", bound=nn.Module)
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
-    """Return a 63-bit seed for one purpose of the run with this seed."""
+    """Return a 63-bit seed for one purpose of the run with this seed; other purposes get others.
+
+    `purpose`: words and numbers that name what is drawn, such as a role and a step.
+    """
+    # The separator is in no name, so that different purposes never give the same text.
     text = "\x1f".join(map(str, (seed, *purpose)))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    first_word = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+    return first_word >> 1  # 63 bits, so that it is a positive signed 64-bit integer
 
 
 class Draws(TorchFunctionMode):
-    """The random numbers of one purpose: by `get_generator`, or by torch's own functions within
+    """The random numbers of one purpose, independent of torch's global generators.
+
+    They are drawn by a generator of `get_generator`, or by torch's own random functions in a block
     `with draws:`.
 
     On the CPU they are what torch's own generator would draw at the same seed, dropout included. A
@@ -109,7 +116,7 @@ class Draws(TorchFunctionMode):
     """
 
     def __init__(self, seed: int) -> None:
-        """Start from this seed; a generator for each device is made at its first use."""
+        """Store the seed; the generator of each device is made from it at its first use."""
         super().__init__()
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -124,13 +131,16 @@ class Draws(TorchFunctionMode):
     def __torch_function__(
         self, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a torch function, as torch's modes do; if it draws random numbers, draw them from
-        this object's generators.
+        """Call a torch function within `with draws:`; its random numbers are this object's.
+
+        torch calls this method in place of each function: `func` with its `args` and `kwargs`;
+        `types` is not used (see torch's `TorchFunctionMode`).
         """
         kwargs = kwargs or {}
         if func not in _RANDOM:
             return func(*args, **kwargs)
         if func is F.dropout or func is torch.dropout:
+            # Neither takes a generator, so dropout is computed here.
             if kwargs:
                 kwargs = {_DROPOUT_PARAMETERS.get(name, name): kwargs[name] for name in kwargs}
             return self._draw_dropout(*args, **kwargs)
@@ -139,15 +149,17 @@ class Draws(TorchFunctionMode):
                 return func(*args, **kwargs)
         if func in _REPLACED:
             # Functions such as randn_like take no generator; those that take a shape do.
-            like = args[0] if args else kwargs.pop("input")
-            kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
+            template = args[0] if args else kwargs.pop("input")
+            kwargs = {"dtype": template.dtype, "device": template.device, **kwargs}
             kwargs.pop("memory_format", None)
             func = _REPLACED[func]
-            args = (like.shape,)
+            args = (template.shape,)
         if kwargs.get("generator") is None:
             # A generator must be on the device of the tensor that is drawn.
-            first = args[0] if args else next(iter(kwargs.values()))
-            device = first.device if isinstance(first, Tensor) else kwargs.get("device")
+            first_argument = args[0] if args else next(iter(kwargs.values()))
+            device = kwargs.get("device")
+            if isinstance(first_argument, Tensor):
+                device = first_argument.device
             kwargs = {**kwargs, "generator": self.get_generator(device)}
         return func(*args, **kwargs)
 
@@ -156,8 +168,9 @@ class Draws(TorchFunctionMode):
     ) -> Tensor:
         """Return values after dropout, with the mask drawn from this object's generator.
 
-        `p`: probability that a value becomes 0. `training`: False: values stay. `inplace`: whether
-        they are changed in place (arguments of torch's dropout).
+        The arguments are called as in torch's dropout. `p`: probability that a value becomes 0; the
+        others are divided by 1 - p. `training`: if False, all values stay. `inplace`: whether
+        `values` itself is changed.
         """
         if not training or not 0 < p < 1 or not values.numel():
             return F.dropout(values, p, training, inplace)
@@ -169,9 +182,11 @@ class Draws(TorchFunctionMode):
 
     @contextmanager
     def _seed_global_generators(self, *values: object) -> Iterator[None]:
-        """Seed torch's global generators in this block, for one thread at a time, and restore them.
+        """Seed torch's global generators in this block, and restore their state afterwards.
 
-        They are those of the CPU and of the devices of `values`, a call's arguments.
+        It serves functions that draw from them alone. A lock lets only one thread do so at a time.
+        The generators are those of the CPU and of every GPU that holds one of `values`, the
+        arguments of a call.
         """
         seed = int(torch.randint(2**62, (), generator=self.get_generator()))
         gpus = {
@@ -185,7 +200,7 @@ class Draws(TorchFunctionMode):
 def seed_draws(seed: int, *purpose: str | int) -> Draws:
     """Return the random numbers of one purpose of the run with this seed.
 
-    Each returned object starts from the beginning.
+    Each call returns a new object, which draws the same numbers from the first one on.
     """
     return Draws(derive_seed(seed, *purpose))
 
@@ -208,17 +223,22 @@ _DRAW_NOTHING: set[type[nn.Module]] = {
 
 
 def draws_nothing(kind: type[OfModule]) -> type[OfModule]:
-    """Register a module class whose forward pass draws no random number, which saves the cost of
-    `Draws`; return it, as a decorator.
+    """Register a module class as one whose forward pass draws no random number; a decorator.
+
+    A network of such modules alone runs without `Draws`, which costs time at each call of torch.
     """
     _DRAW_NOTHING.add(kind)
     return kind
 
 
 def may_draw(network: nn.Module) -> bool:
-    """Return whether some of a network's modules may draw random numbers."""
+    """Return whether a network's forward pass may draw random numbers.
+
+    It is True for every module class that is not registered (`draws_nothing`), and for modules with
+    hooks, which may run any code.
+    """
     for module in network.modules():
-        has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)  # which may draw
+        has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
         is_zero_dropout = type(module) is nn.Dropout and not module.p
         if has_hooks or not (type(module) in _DRAW_NOTHING or is_zero_dropout):
             return True
@@ -226,21 +246,26 @@ def may_draw(network: nn.Module) -> bool:
 
 
 def shuffle_rows(rows: torch.Tensor, seed: int, *purpose: str | int) -> torch.Tensor:
-    """Return `rows` (N,) in an order that depends on seed and purpose only."""
+    """Return `rows` (N,) in an order that depends on N, seed and purpose only.
+
+    It is drawn on the CPU, so that it is the same on any device.
+    """
     generator = torch.Generator().manual_seed(derive_seed(seed, *purpose))
     return rows[torch.randperm(len(rows), generator=generator, device="cpu").to(rows.device)]
 
 
 class _DefaultDtype:
-    """A switch of torch's default dtype to float32, counted by the blocks that need it, since the
-    default belongs to the process and not to a thread.
+    """A switch of torch's default dtype to float32, for blocks that may run in several threads.
+
+    The default belongs to the process and not to a thread. So the first block sets it, and the last
+    one to end restores it.
     """
 
     def __init__(self) -> None:
-        """Start without blocks."""
+        """Start without any block that needs float32."""
         self._lock = threading.Lock()
-        self._blocks = 0
-        self._former = torch.float32
+        self._blocks = 0  # that need float32 now
+        self._former = torch.float32  # the default before the first of them
 
     @contextmanager
     def as_float32(self) -> Iterator[None]:
@@ -265,10 +290,10 @@ _DEFAULT_DTYPE = _DefaultDtype()
 
 @contextmanager
 def isolate_torch_modes() -> Iterator[None]:
-    """Run the block with gradients, by default in float32 and on the CPU.
+    """Run the block as if the caller had changed no mode of torch, and restore the modes after it.
 
-    Everything is restored afterwards. The default dtype is the process's: other threads see float32
-    meanwhile.
+    In the block gradients are enabled, autocast and inference mode are off, and the default is
+    float32 on the CPU. The default dtype belongs to the process, so other threads see float32, too.
     """
     with ExitStack() as stack:
         stack.enter_context(_DEFAULT_DTYPE.as_float32())
@@ -284,11 +309,15 @@ def isolate_torch_modes() -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """Return how many processor cores this process may use, at most OMP_NUM_THREADS if that is
-    set.
+    """Return how many processor cores this process may use.
+
+    That is OMP_NUM_THREADS at most, if this variable is set.
     """
-    affinity = hasattr(os, "sched_getaffinity")
-    cores = (len(os.sched_getaffinity(0)) if affinity else os.cpu_count()) or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    # OMP_NUM_THREADS may be a list, with a number for each level of nesting; the first counts.
     limit = re.match(r"\s*([0-9]{1,9})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
     if limit:
         cores = min(cores, int(limit[1]))
@@ -297,7 +326,7 @@ def usable_cores() -> int:
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """Limit torch to this number of threads in the block."""
+    """Set torch's number of threads to `count` in the block."""
     former = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -308,11 +337,12 @@ def limit_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit all libraries to one thread in the block.
+    """Limit torch and the libraries of linear algebra to one thread in the block.
 
-    So fits do not depend on the number of cores, and small ones do not wait for other threads.
+    So fitted models do not depend on the number of cores, and small fits do not wait for threads.
     """
-    # Loaded first, with SciPy: a library that is loaded later would not be limited.
+    # Imported first, since the limit applies only to libraries that are loaded already (SciPy's is
+    # one of them).
     import sklearn  # noqa: F401
 
     with limit_threads(1), threadpool_limits(1):

@@ -18,7 +18,7 @@ StepLoss: TypeAlias = float | Tensor
 
 
 def send_tensor(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the values on a device and of this dtype, without waiting for the copy to end.
+    """Return the values on a device and of this dtype (None: theirs), not waiting for the copy.
 
     Use it for batches, not for tables: torch keeps the pinned memory for the next copy. Values that
     are already there with this dtype are returned without a copy. Values from the CPU are converted
@@ -41,8 +41,9 @@ def fetch_tensors(*values: Tensor) -> tuple[Tensor, ...]:
 
 
 def defer_reading(loss: Tensor) -> StepLoss:
-    """Return a scalar loss as a number if it is on the CPU; else itself, detached, to be read later
-    together with others, since reading waits for the GPU.
+    """Return a scalar loss as a number if it is on the CPU, else as a detached tensor.
+
+    Reading a number waits for the GPU, so `read_losses` reads several together later.
     """
     return loss.item() if loss.device.type == "cpu" else loss.detach()
 
@@ -51,5 +52,5 @@ def read_losses(losses: list[Tensor]) -> list[float]:
     """Return the values of scalar tensors on one GPU, waiting for it only once."""
     if not losses:
         return []
-    (read,) = fetch_tensors(torch.stack(losses))
-    return [float(number) for number in read]
+    (host_losses,) = fetch_tensors(torch.stack(losses))
+    return [float(loss) for loss in host_losses]

@@ -12,7 +12,11 @@ _TRANSLATE: ContextVar[Callable[[str], str]] = ContextVar("translate", default=s
 
 @contextmanager
 def translate_warnings(translation: Callable[[str], str]) -> Iterator[None]:
-    """Translate the text of the library's warnings in this block, as a caller names settings."""
+    """Apply `translation` to the texts of the library's warnings in this block.
+
+    A caller without a run's file passes settings as arguments; the warnings then name these
+    arguments, and not keys of the file.
+    """
     token = _TRANSLATE.set(translation)
     try:
         yield
@@ -21,5 +25,5 @@ def translate_warnings(translation: Callable[[str], str]) -> Iterator[None]:
 
 
 def translate(text: str) -> str:
-    """Return a warning's text as the caller names settings."""
+    """Return a warning's text with settings as the caller names them (`translate_warnings`)."""
     return _TRANSLATE.get()(text)

@@ -23,7 +23,7 @@ __all__ = [
     "working_on",
 ]
 
-_MAX_MARKS = 512  # of progress that are remembered
+_MAX_MARKS = 512  # pairs of time and progress that are stored for an estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Work:
     """The progress of a long computation.
 
     Attributes:
-        name: what is computed, such as "solo baselines".
+        name: what is computed, such as "alignment, buckets".
         done, total: number of its finished parts, and of all.
         part: the current part; empty: it has no name.
     """
@@ -50,8 +50,8 @@ class Work:
 class TimeLeft:
     """An estimate of the time left of a computation, from the times when its parts ended.
 
-    The pace is that of the later half of these times: a slow first part (loading, compiling), or
-    parts that were done before, count only during the first half. Nothing is estimated before two
+    The pace is measured over the later half of these times. So a slow first part (loading,
+    compiling), or parts that were done before, soon stop to count. Nothing is estimated before two
     parts have ended.
 
     `clock`: returns seconds, as `time.monotonic`.
@@ -59,21 +59,24 @@ class TimeLeft:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        # Seconds of the clock, and how many parts were done then; oldest first.
         self._marks: list[tuple[float, float]] = [(clock(), 0.0)]
 
     def note_progress(self, done: float) -> None:
         """Record that this number of parts are done now; a lower number restarts the estimate."""
-        last = self._marks[-1][1]
-        if done < last:
+        last_done = self._marks[-1][1]
+        if done < last_done:
             self._marks = [(self._clock(), done)]
-        elif done > last:
+        elif done > last_done:
             self._marks.append((self._clock(), done))
         if len(self._marks) > _MAX_MARKS:
+            # Drop every other mark to bound memory; the first and the last stay.
             del self._marks[1:-1:2]
 
     def estimate_seconds(self, total: float) -> float | None:
-        """Return the seconds that the remaining parts of `total` take; None: too early to
-        estimate.
+        """Return an estimate of the seconds until all `total` parts are done.
+
+        Returns None while fewer than two parts have ended, which is too early.
         """
         last_end, done = self._marks[-1]
         remaining = total - done
@@ -107,7 +110,7 @@ def describe_time_left(seconds: float | None) -> str:
 
 
 def parse_work_event(event: Mapping[str, Any]) -> tuple[str, Work]:
-    """Return the party and the work of an event that `WorkLeft.as_json` wrote."""
+    """Return the party and its progress from an event, a mapping that `WorkLeft.as_json` made."""
     name = str(event["name"])
     part = str(event["part"])
     work = Work(name=name, done=int(event["done"]), total=int(event["total"]), part=part)
@@ -129,9 +132,10 @@ def observing_work(observer: _Observer) -> Iterator[None]:
 
 
 def report_work(name: str, done: int, total: int, part: str = "") -> None:
-    """Report the progress of a computation to the observer, if there is one.
+    """Report the progress of a computation to the observer of `observing_work`, if there is one.
 
-    Arguments: the attributes of `Work`.
+    `name`: what is computed. `done`, `total`: number of its finished parts, and of all. `part`:
+    name of the current part; "": it has none.
     """
     observer = _OBSERVER.get()
     if observer is not None:
@@ -140,7 +144,10 @@ def report_work(name: str, done: int, total: int, part: str = "") -> None:
 
 @contextmanager
 def working_on(name: str, part: str = "") -> Iterator[None]:
-    """Report this block as a computation of one part, which ends even if the block fails."""
+    """Report the `with` block as a computation of one part.
+
+    It is reported as done even if the block fails, so that no display shows it for ever.
+    """
     report_work(name, 0, 1, part)
     try:
         yield
