@@ -37,6 +37,7 @@ _RENEWAL_DAYS = 30
 _MIN_FREE_BYTES = 2**30
 _MAX_CLOCK_DIFFERENCE_S = 300.0
 _NOT_RUNNING_CAUSES = ("nobody listens there", "reached nobody", "did not come to the relay")
+# Exit codes, as of a run that meets the same error.
 _SETTINGS_CODE = 2
 _DATA_CODE = 3
 _REFUSED_CODE = 4
@@ -102,13 +103,23 @@ def check(
 
 
 class Checks:
-    """The checks of one party.
+    """The checks of whether one party is ready to start a run.
 
     Attributes:
-        code: exit code of the first failure; 0: none.
+        path: path of the party's file.
+        file: content of the party's file.
+        config: settings of the run.
+        role: the party's role in the run: active, passive, aggregator or dealer.
+        identity: the party's long-term key pair.
+        identities: public identity of each peer, by name.
+        is_quiet: whether no progress is printed.
+        connect: connects the party to all others; None: connect as the party's file says.
+        code: exit code of the first failed check; 0: none failed.
         faults: faults of tables, found so far.
-        patterns: number of IDs by pattern.
-        sealed: the sealed project; None: there is none in the party's folder.
+        patterns: how many IDs of the party's table are written in each pattern (kinds of characters
+            in place of the characters); set by the check of the table.
+        sealed: the sealed project, which holds what all parties agreed on; None: there is none in
+            the party's folder.
     """
 
     def __init__(
@@ -118,6 +129,8 @@ class Checks:
 
         `path`: path of the party's file. `is_quiet`: print no progress. `connect`: connects the
         party to all others; None: connect as the party's file says.
+
+        Raises ConfigError: a file is wrong, or the folder has no identity.
         """
         from secure_apfed.base.faults import FaultList
         from secure_apfed.config.file import load_config
@@ -138,22 +151,26 @@ class Checks:
             raise ConfigError(f"{file.folder} holds no identity.pem; put it back, or answer anew")
         self.identity = PartyFolder(file.folder).load_identity()
         self.identities = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
-        sealed = file.folder / SEALED
-        self.sealed = (
-            SignedFile.from_file(sealed).open_document(SealedProject, sealed)
-            if sealed.exists()
-            else None
-        )
+        sealed_path = file.folder / SEALED
+        self.sealed: SealedProject | None = None
+        if sealed_path.exists():
+            signed = SignedFile.from_file(sealed_path)
+            self.sealed = signed.open_document(SealedProject, sealed_path)
 
     @property
     def settings(self) -> str:
-        """The settings that repair the faults of tables, as YAML; "" if there are none."""
+        """The settings that repair the tables' faults, as YAML to paste into the run's file; "" if
+        there are none.
+        """
         from secure_apfed.base.faults import TableError
 
         return TableError(self.faults.faults).settings
 
     def run_checks(self, meet_s: float | None) -> Iterator[Finding]:
-        """Yield the findings of all checks.
+        """Run all checks and yield their findings; `code` is set by the first that fails.
+
+        Checks of the party's own files come first. Connections are tried only if none of these
+        failed.
 
         `meet_s`: seconds within which all parties connect to each other; None: only peers that
         already listen are tried.
@@ -171,6 +188,7 @@ class Checks:
         for name, run_check in local_checks.items():
             yield from self._try_check(name, run_check)
         if meet_s is not None and self.file.link == "nvflare" and self.connect is None:
+            # Only inside a job of NVFlare can the parties connect, which then gives `connect`.
             self.code = self.code or _SETTINGS_CODE
             text = f"the parties of a job of NVFlare's meet inside it: {SUBMIT_CHECK}"
             yield Finding("meeting", "meeting", "missing", text)
@@ -178,25 +196,27 @@ class Checks:
             yield from self._try_check("meeting", partial(self._meet_peers, meet_s))
         elif not self.code:
             yield from self._try_check("peers", self._check_peers)
-            how = (
+            # Clocks and versions are compared only if all parties connect at once.
+            advice = (
                 f"compared inside NVFlare: {SUBMIT_CHECK}"
                 if self.file.link == "nvflare"
                 else "compared by project check --meet 60"
             )
-            yield Finding("peers", "clock, version", "optional", how)
+            yield Finding("peers", "clock, version", "optional", advice)
 
     def _try_check(
         self, name: str, run_check: Callable[[], Iterator[Finding]]
     ) -> Iterator[Finding]:
         """Run one check; yield its findings, its failure, and its warnings.
 
-        A failure sets `code`, unless an earlier one has. `name`: name of the check, for its
-        findings.
-        `run_check`: yields its findings.
+        A failure sets `code`, unless an earlier check has failed.
+
+        `name`: name of the check, for its findings. `run_check`: yields the check's findings.
         """
         with warnings.catch_warnings(record=True) as caught_warnings:
             warnings.simplefilter("always")
             try:
+                # A list, so that the whole check runs within this block, which catches warnings.
                 yield from list(run_check())
             except _CHECK_ERRORS as error:
                 self.code = self.code or terminal.describe_failure(error).code
@@ -206,7 +226,10 @@ class Checks:
         )
 
     def _describe_failure(self, name: str, error: Exception) -> Iterator[Finding]:
-        """Yield a failure of a check, or each fault of a table."""
+        """Yield a finding for the error of a check, or for each fault of a table.
+
+        A table's faults are also added to `faults`. `name`: name of the check.
+        """
         from secure_apfed.base.faults import TableError
 
         if not isinstance(error, TableError):
@@ -217,8 +240,10 @@ class Checks:
             yield Finding(name, name, "missing", fault.message)
 
     def _check_limits(self) -> Iterator[Finding]:
-        """Check the party's own limits; yield settings that protect less than their defaults, and
-        organisations that run several parties.
+        """Check the run's settings against the limits that the party set in its own file.
+
+        Yields notes on settings that protect less than their defaults, and on organisations that
+        run several parties. Raises ConfigError: a limit is exceeded.
         """
         from secure_apfed.organisations.party import require_own_limits
         from secure_apfed.settings.protection import find_departures
@@ -228,14 +253,17 @@ class Checks:
             consequence = f"protects {departure.whom}: {departure.means}"
             text = f"{departure.value}, {departure.usual}; {consequence}"
             yield Finding("limits", departure.setting, "optional", text)
-        for organisation, conflict in (
-            self.sealed.proposal_document.conflicts if self.sealed else ()
-        ):
+        conflicts = self.sealed.proposal_document.conflicts if self.sealed else ()
+        for organisation, conflict in conflicts:
             text = f"{organisation} runs {' and '.join(conflict.parties)}: they {conflict.gets}"
             yield Finding("limits", "one organisation", "optional", text)
 
     def _check_contract(self) -> Iterator[Finding]:
-        """Check that the contract this party would sign agrees with the sealed project."""
+        """Check that the contract this party would sign agrees with the sealed project.
+
+        Link, identities, signed settings and the choice of the intersection protocol are compared.
+        Raises ConfigError: one of them differs. Without a sealed project a note says so.
+        """
         from secure_apfed.exchange.agreement import find_differences
         from secure_apfed.organisations.project import list_shared_settings, require_agreed_link
         from secure_apfed.runs.folder import SEALED
@@ -267,18 +295,21 @@ class Checks:
                 f"{file.config} differs from the sealed project in {', '.join(differences)}, which "
                 "all sign; nobody would begin"
             )
-        own_settings = list_shared_settings(self.config).get("alignment", {})
-        agreed = sealed.proposal_document.settings.get("alignment", {})
+        # These two are not signed, but they decide what others learn of each party's IDs.
+        own_alignment = list_shared_settings(self.config).get("alignment", {})
+        agreed_alignment = sealed.proposal_document.settings.get("alignment", {})
         for key in ("pairwise_overlaps", "dealer"):
-            if own_settings.get(key) != agreed.get(key):
+            if own_alignment.get(key) != agreed_alignment.get(key):
                 raise ConfigError(
                     f"{file.config} differs from the sealed project in alignment.{key}, which was "
-                    f"proposed to all: put {agreed.get(key, 'nothing')!r} back"
+                    f"proposed to all: put {agreed_alignment.get(key, 'nothing')!r} back"
                 )
         yield Finding("contract", "contract", "ok", f"as in {sealed.project_words}")
 
     def _check_table(self) -> Iterator[Finding]:
-        """Load the party's table, and report rows, columns, ID patterns and labels."""
+        """Load the party's table; yield its rows, columns, ID patterns and labels, as far as it has
+        them; nothing for a party without a table.
+        """
         from secure_apfed.organisations.party import load_party_data
 
         data = load_party_data(self.file, self.config, self.role)
@@ -299,26 +330,30 @@ class Checks:
             yield Finding("table", "labels", "ok", f"{text}{classes}")
 
     def _describe_columns(self, data: "OwnData") -> Finding:
-        """Return a finding with the columns that are features, by kind, and those left out."""
+        """Return a finding with the columns that are features, by kind (such as numeric), and those
+        left out; or that features are arrays or images.
+        """
         encoding = data.table.encoding
         if encoding.kind == "array":
             shape = " x ".join(map(str, encoding.shape))
             return Finding("table", "features", "ok", f"rows of {shape} numbers, as they are")
         if encoding.kind != "columns":
             return Finding("table", "features", "ok", "images")
-        by_kind: dict[str, list[str]] = {}
+        names_by_kind: dict[str, list[str]] = {}
         for column in encoding.columns:
-            by_kind.setdefault(column.kind, []).append(column.name)
-        kinds = [f"{kind}: {', '.join(names)}" for kind, names in by_kind.items()]
-        party = (self.config.data.parties or {}).get(self.file.party)
-        if party is not None and party.ignore:
-            kinds.append(f"left out by ignore: {', '.join(party.ignore)}")
-        return Finding("table", "features", "ok", "; ".join(kinds))
+            names_by_kind.setdefault(column.kind, []).append(column.name)
+        texts = [f"{kind}: {', '.join(names)}" for kind, names in names_by_kind.items()]
+        own_settings = (self.config.data.parties or {}).get(self.file.party)
+        if own_settings is not None and own_settings.ignore:
+            texts.append(f"left out by ignore: {', '.join(own_settings.ignore)}")
+        return Finding("table", "features", "ok", "; ".join(texts))
 
     def _describe_patterns(self, ids: Sequence[str]) -> Iterator[Finding]:
-        """Count the patterns in which the IDs are written, after the agreed normalisation.
+        """Count the patterns in which the IDs are written, after the agreed normalisation, and set
+        `patterns`.
 
-        Yields the patterns, and the rules that would unite several.
+        IDs that the parties write in different patterns never match. Yields the patterns, and
+        normalisation rules that would turn several of them into one.
         """
         from apfed_protocols.id_patterns import (
             LEGEND,
@@ -332,8 +367,8 @@ class Checks:
         from secure_apfed.alignment.overlap import propose_rules
 
         settings = self.config.alignment
-        canonical = canonical_ids(self.file.party, ids, settings)
-        self.patterns = count_patterns(list(map(decode_id, canonical)))
+        normalised_ids = canonical_ids(self.file.party, ids, settings)  # bytes
+        self.patterns = count_patterns(list(map(decode_id, normalised_ids)))
         text = f"written as {describe_patterns(self.patterns)} ({LEGEND})"
         yield Finding("table", "IDs", "ok", text)
         if remedy := propose_rules(suggest_rules(ids, make_id_rules(settings)), settings):
@@ -343,7 +378,7 @@ class Checks:
     def _check_other_tables(self) -> Iterator[Finding]:
         """Check tables of other parties whose files are on this machine, as in a simulation.
 
-        Raises TableError: a table has faults.
+        Raises TableError: tables have faults; it lists all of them.
         """
         from secure_apfed.base.faults import Fault, TableError
         from secure_apfed.data.tables import find_table_faults, has_table_here
@@ -359,8 +394,10 @@ class Checks:
             raise TableError(faults)
 
     def _check_folder(self) -> Iterator[Finding]:
-        """Check that the project in the folder has not ended, that the folder is private, and that
-        there is enough disk space.
+        """Check the party's folder: its project has not ended, it is private, and the disk has
+        space.
+
+        Raises CheckpointError: one of these does not hold.
         """
         from secure_apfed.runs.folder import require_open_project
 
@@ -372,16 +409,19 @@ class Checks:
             raise CheckpointError(
                 f"{folder} has {terminal.format_size(free_bytes)} left; make room for 1 GB"
             )
-        for path in (folder, folder / "identity.pem", *([tls.key] if tls else [])):
-            # Any right of the group or of others.
-            if path.exists() and path.stat().st_mode & 0o077:
+        private_paths = [folder, folder / "identity.pem"]
+        if tls is not None:
+            private_paths.append(tls.key)
+        for path in private_paths:
+            rights_of_others = path.stat().st_mode & 0o077 if path.exists() else 0
+            if rights_of_others:
                 raise CheckpointError(f"others may read {path}; shut it: chmod go-rwx {path}")
         text = f"its owner's alone, {terminal.format_size(free_bytes)} free"
         yield Finding("folder", "folder", "ok", text)
 
     def _check_certificate(self) -> Iterator[Finding]:
         """Check the party's TLS files and revocation list, and yield the days until its certificate
-        expires.
+        expires; nothing without TLS.
         """
         from cryptography.x509 import load_pem_x509_certificate
 
@@ -393,20 +433,25 @@ class Checks:
             return  # an ended project has no certificate any more
         yield from self._check_revocations()
         yield from self._compare_certificates()
-        files = (tls.ca, tls.certificate, tls.key)
         revoked = load_revocations(tls.revoked)
-        loaded = Credentials.from_files(*files, name=self.file.party, revoked=revoked)
-        ends = load_pem_x509_certificate(loaded.certificate).not_valid_after_utc
-        days = (ends - dt.datetime.now(dt.UTC)).days
+        credentials = Credentials.from_files(
+            tls.ca, tls.certificate, tls.key, name=self.file.party, revoked=revoked
+        )
+        expires_at = load_pem_x509_certificate(credentials.certificate).not_valid_after_utc
+        days = (expires_at - dt.datetime.now(dt.UTC)).days
         text = f"{days} days left"
         if days >= _RENEWAL_DAYS:
             yield Finding("certificate", "certificate", "ok", text)
         else:
-            text += f", until {ends:%Y-%m-%d %H:%M} UTC; {RENEWAL}"
+            text += f", until {expires_at:%Y-%m-%d %H:%M} UTC; {RENEWAL}"
             yield Finding("certificate", "certificate", "optional", text)
 
     def _check_revocations(self) -> Iterator[Finding]:
-        """Check that the revocation list is read, and report the parties that it names."""
+        """Check that the party's file names its revocation list, and yield which parties the list
+        revokes.
+
+        Raises ConfigError: a list beside the party's file revokes something, but is not named.
+        """
         from secure_apfed.exchange.certificates import load_revocations
         from secure_apfed.organisations.revocation import find_revoked_names, find_unread_lists
 
@@ -431,7 +476,9 @@ class Checks:
         yield Finding("certificate", "revoked", "optional" if names else "ok", text)
 
     def _compare_certificates(self) -> Iterator[Finding]:
-        """Yield a note if the project was sealed again but this party uses old certificates."""
+        """Yield a note if this party's certificate or authority is not that of the sealed project,
+        for example since the project was sealed again.
+        """
         from secure_apfed.organisations.revocation import find_newest_pem
         from secure_apfed.runs.folder import SEALED
 
@@ -441,10 +488,11 @@ class Checks:
             return
         certificate = tls.certificate.read_text(encoding="utf-8", errors="replace")
         authorities = tls.ca.read_text(encoding="utf-8", errors="replace")
-        newest = find_newest_pem(
+        # The sealed one, unless the organiser renewed it afterwards.
+        newest_certificate = find_newest_pem(
             self.file.folder, self.file.party, sealed.certificates[self.file.party]
         )
-        if certificate != newest or sealed.ca not in authorities:
+        if certificate != newest_certificate or sealed.ca not in authorities:
             text = (
                 f"{tls.certificate} or {tls.ca} is not the one of {self.file.folder / SEALED}: "
                 "where no authority of your own renewed it, join that file again"
@@ -452,7 +500,12 @@ class Checks:
             yield Finding("certificate", "sealed certificate", "optional", text)
 
     def _check_peers(self) -> Iterator[Finding]:
-        """Connect to each peer that listens, and yield whether it proves its identity."""
+        """Connect to each peer that this party dials; yield whether it listens and proves its
+        identity.
+
+        A peer that does not listen yet is a note. Any other failure sets `code`. Links that cannot
+        be dialled outside of a run yield nothing.
+        """
         from secure_apfed.organisations.party import LINKS
 
         file = self.file
@@ -482,45 +535,24 @@ class Checks:
 
         `meet_s`: seconds to wait for the others. Raises RemoteProtocolError: something differs.
         """
-        from secure_apfed.exchange import Links, StatusTracker, run_role
-        from secure_apfed.organisations.party import connect_peers
         from secure_apfed.organisations.project import digest_content
 
-        file = self.file
-        me = self.file.party
-        waiting_file = file.model_copy(update={"meet_s": meet_s})
-        status = StatusTracker()
-        status.start_session(me, list(file.peers), None, meet_s=meet_s)
-        board = progress.Board(lambda: (status.build_status(),))
-        with progress.show_board(board, as_json=self.is_quiet):
-            connect = self.connect or connect_peers
-            transport = connect(
-                waiting_file, self.identity, self.identities, status.observe_missing
-            )
-        links = Links(me, list(file.peers), transport.send_frame, lambda envelope, size: None)
         own_facts = {
             "version": _get_version(),
             "settings": digest_content(self.config.collect_terms()).hex(),
             "sealed project": self.sealed.digest.hex() if self.sealed else "",
         }
-        shares = compute_pattern_shares(self.patterns)
-        greeting: dict[str, Any] = {**own_facts, **({_PATTERNS_KEY: shares} if shares else {})}
-        reports = run_role(
-            _exchange_reports(links, list(file.peers), greeting),
-            links,
-            transport,
-            timeout_s=file.timeout_s,
-        )
+        own_report: dict[str, Any] = dict(own_facts)
+        own_shares = compute_pattern_shares(self.patterns)
+        if own_shares:
+            own_report[_PATTERNS_KEY] = own_shares
+        reports = self._connect_and_exchange(own_report, meet_s)
         for name, (report, clock_difference_s) in reports.items():
-            for fact, own_value in own_facts.items():
-                if report.get(fact) != own_value:
-                    raise RemoteProtocolError(
-                        f"{name} has another {fact} than {me}, where it is {own_value:.16}; at one "
-                        "of them `project check` without --meet names what differs"
-                    )
+            self._require_same_facts(name, report, own_facts)
             if clock_difference_s > _MAX_CLOCK_DIFFERENCE_S:
                 raise RemoteProtocolError(
-                    f"the clocks of {name} and {me} are {clock_difference_s:,.0f} s apart; set them"
+                    f"the clocks of {name} and {self.file.party} are {clock_difference_s:,.0f} s "
+                    "apart; set them"
                 )
             text = (
                 f"met, with the same {', '.join(own_facts)}; clocks within "
@@ -532,17 +564,60 @@ class Checks:
             for name, (report, _) in reports.items()
             if _PATTERNS_KEY in report
         }
-        if shares:
-            yield from self._compare_patterns(shares, patterns_by_peer)
+        if own_shares:
+            yield from self._compare_patterns(own_shares, patterns_by_peer)
+
+    def _connect_and_exchange(
+        self, own_report: Mapping[str, Any], meet_s: float
+    ) -> dict[str, tuple[dict[str, Any], float]]:
+        """Connect to all peers, send them this party's report, and return their reports by name,
+        each with the difference between the two clocks in seconds.
+
+        `meet_s`: seconds to wait for the others.
+        """
+        from secure_apfed.exchange import Links, StatusTracker, run_role
+        from secure_apfed.organisations.party import connect_peers
+
+        file = self.file
+        peers = list(file.peers)
+        waiting_file = file.model_copy(update={"meet_s": meet_s})
+        status = StatusTracker()
+        status.start_session(file.party, peers, None, meet_s=meet_s)
+        board = progress.Board(lambda: (status.build_status(),))
+        with progress.show_board(board, as_json=self.is_quiet):
+            connect = self.connect or connect_peers
+            transport = connect(
+                waiting_file, self.identity, self.identities, status.observe_missing
+            )
+        # The last argument would record what was sent: a check records nothing.
+        links = Links(file.party, peers, transport.send_frame, lambda envelope, size: None)
+        exchange = _exchange_reports(links, peers, own_report)
+        return run_role(exchange, links, transport, timeout_s=file.timeout_s)
+
+    def _require_same_facts(
+        self, peer: str, report: Mapping[str, Any], own_facts: Mapping[str, str]
+    ) -> None:
+        """Raise RemoteProtocolError if a peer's report has another value than one of this party's
+        facts.
+        """
+        for fact, own_value in own_facts.items():
+            if report.get(fact) != own_value:
+                raise RemoteProtocolError(
+                    f"{peer} has another {fact} than {self.file.party}, where it is "
+                    f"{own_value:.16}; at one of them `project check` without --meet names what "
+                    "differs"
+                )
 
     def _compare_patterns(
         self, own_patterns: Mapping[str, int], patterns_by_peer: Mapping[str, Mapping[str, int]]
     ) -> Iterator[Finding]:
-        """Yield how each other party writes its IDs, the normalisation rules that would unite all,
-        and differences that no rule removes.
+        """Yield how each other party writes its IDs, the normalisation rules that would make their
+        patterns equal, and differences that no rule removes.
 
-        `own_patterns`, `patterns_by_peer`: shares in per cent by pattern of IDs. Sets `code` if a
-        peer's patterns share no ID with this party's.
+        Sets `code` if no ID can be of a peer's patterns and of this party's, since the intersection
+        would be empty.
+
+        `own_patterns`, `patterns_by_peer`: pattern of IDs -> share of the IDs in per cent.
         """
         from apfed_protocols.id_patterns import (
             describe_patterns,
@@ -562,8 +637,8 @@ class Checks:
         )
         yield Finding("meeting", "patterns of IDs", "ok", text)
         uniting_rules = set[str]()
-        incompatible_peers = list[str]()
-        padded_peers = list[str]()
+        incompatible_peers = list[str]()  # no rule makes their patterns equal to this party's
+        padded_peers = list[str]()  # IDs differ by zeros at the beginning
         for name, peer_patterns in patterns_by_peer.items():
             is_same = peer_patterns.keys() == own_patterns.keys()
             text = f"{name} writes IDs as {describe_patterns(peer_patterns)}"
@@ -602,8 +677,10 @@ class Checks:
 async def _exchange_reports(
     links: "Links", peers: list[str], own_report: Mapping[str, Any]
 ) -> dict[str, tuple[dict[str, Any], float]]:
-    """Send this party's report to all peers; return each peer's report and, in seconds, the
-    difference between its clock and this one.
+    """Send this party's report and clock to all peers, and receive theirs.
+
+    Returns for each peer its report, and the difference between its clock and this one in seconds,
+    transmission included.
 
     Raises RemoteProtocolError: a peer connected for a run and not for this check.
     """
@@ -625,7 +702,10 @@ async def _exchange_reports(
 
 
 def format_findings(checks: Checks, findings: Sequence[Finding]) -> str:
-    """Return the findings as lines of text, below a line on whether the party is ready."""
+    """Return the findings as lines of text, below a line on whether the party is ready.
+
+    `checks`: the checks that made the findings.
+    """
     title = f"{checks.file.party}: {'not ready' if checks.code else 'ready'}"
     lines = [
         f"{_STATE_MARKS[finding.state]:6}{finding.name}: {finding.value}" for finding in findings
@@ -634,7 +714,10 @@ def format_findings(checks: Checks, findings: Sequence[Finding]) -> str:
 
 
 def compute_pattern_shares(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the patterns of at least 1 % of the IDs, 12 at most, with shares in whole per cent.
+    """Return the share in whole per cent of each pattern that at least 1 % of the IDs have; of 12
+    patterns at most.
+
+    Peers read the result (`project check --meet`).
 
     `counts`: number of IDs by pattern, most frequent first.
     """
@@ -655,10 +738,11 @@ def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
         isinstance(value, dict)
         and len(value) <= _MAX_PATTERNS
         and all(_is_pattern(pattern) for pattern in value)
+        # Not isinstance: True is an int, too.
         and all(type(share) is int and 1 <= share <= 100 for share in value.values())
         and sum(value.values()) <= 100
     )
-    if not is_valid or not isinstance(value, dict):
+    if not is_valid or not isinstance(value, dict):  # the second for the type checker
         raise RemoteProtocolError(
             f"{sender} sent no patterns of IDs: at most {_MAX_PATTERNS} are expected, each of at "
             f"most {_LONGEST_PATTERN} characters with a share of 1 to 100 per cent; all run the "
@@ -668,11 +752,12 @@ def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
 
 
 def _is_pattern(text: object) -> bool:
-    """Return whether a peer's value is a pattern of IDs: printable text of marks for kinds of
-    characters, in which no ID can hide.
+    """Return whether a value from a peer is a pattern of IDs: a short printable text in which
+    letters and digits only stand for kinds of characters (A, a, 9, 09), so that it holds no ID.
     """
     if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_PATTERN:
         return False
+    # Code points such as U+200B name invisible characters; all other letters must be marks.
     alphanumeric_runs = re.findall(r"[^\W_]+", _CODE_POINT.sub("-", text))
     return text.isprintable() and all(map(_PATTERN_RUN.fullmatch, alphanumeric_runs))
 

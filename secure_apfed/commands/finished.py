@@ -41,19 +41,25 @@ OwnEncoder = Annotated[
 ]
 OwnHead = Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="The same for the head.")]
 
+_REFUSED_CODE = 4
+"""Exit code if another party refused or left."""
+
 
 def _import_networks(encoder: str | None, head: str | None) -> dict[str, Any]:
     """Import the user's own networks; return them as keyword arguments of `load_model`.
 
-    Only the command's options name them: a run's folder never says which code to import.
+    Only the command's options name code: a run's folder may come from somebody else, and code that
+    it named would run here.
 
-    `encoder`, `head`: MODULE:NAME of the code; None: the run's network is one of ours.
+    `encoder`, `head`: MODULE:NAME of the code; None: the run's network is a built-in one.
     """
     from secure_apfed.settings.plugins import import_code
 
     names = {"encoder": encoder, "head": head}
     return {
-        part: import_code(name, key=f"--{part}") for part, name in names.items() if name is not None
+        option: import_code(name, key=f"--{option}")
+        for option, name in names.items()
+        if name is not None
     }
 
 
@@ -62,7 +68,7 @@ def _import_passive_networks(named: Sequence[str]) -> dict[str, Any]:
 
     `named`: texts PASSIVE=MODULE:NAME, such as lab=my_nets:encode.
 
-    Raises ConfigError: a text has another form.
+    Raises ConfigError: a text has another form, or its code cannot be imported.
     """
     from secure_apfed.errors import ConfigError
     from secure_apfed.settings.plugins import import_code
@@ -91,10 +97,11 @@ def finish_run(
     Args:
         config: settings of the run.
         result: result of the run, with its folder, where everything is stored.
-        baselines: whether local models are measured.
-        quiet: print the result as JSON, and nothing else.
-        contributions: whether the loss of the measure without each passive is measured.
-        phases: measured phases of the run, whose costs are printed; None: not measured.
+        baselines: whether to train and measure the active's local models.
+        quiet: print the result as JSON; progress is printed only if `json_events`.
+        contributions: whether to train again without each passive, to measure what it adds.
+        phases: times of the run's phases, to which those of these steps are added and which are
+            printed; None: they are not measured.
         json_events: print progress as JSON lines.
     """
     from apfed_experiments.finished import mount_attacks
@@ -102,41 +109,38 @@ def finish_run(
     folder = result.folder
     assert folder is not None
     begin_phase("baselines")
-    options: dict[str, Any] = {"as_json": quiet and not json_events, "json_events": json_events}
-    with progress.show_work(config.data.active_name if json_events else "", **options):
-        solo = measure_local_models(config, result, quiet=quiet) if baselines else None
+    display_options: dict[str, Any] = {
+        "as_json": quiet and not json_events,
+        "json_events": json_events,
+    }
+    with progress.show_work(config.data.active_name if json_events else "", **display_options):
+        local_models = measure_local_models(config, result, quiet=quiet) if baselines else None
     who_helped = _measure_passives_worth(result, quiet=quiet) if contributions else None
     begin_phase("attacks")
     if config.attacks and not quiet:
-        names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
-        note = f"mounting attacks: {names}"
-        if result.recorded is None:
-            note = (
-                "each party ran in a process of its own, and nobody holds what all of them sent: "
-                "attacks are those of each party on what it let out itself; run it with "
-                "--transport memory for those that read more"
-            )
-        terminal.show_note(note)
+        _announce_attacks(config, result)
     if result.recorded is None:
-        results = _merge_attacks(folder)
+        # Each party has attacked its own messages already.
+        attack_results = _merge_attacks(folder)
     else:
-        with progress.show_work(**options):
-            results = mount_attacks(folder, recording=result.recorded)
+        with progress.show_work(**display_options):
+            attack_results = mount_attacks(folder, recording=result.recorded)
     begin_phase("report")
-    page = report_if_possible(folder)
-    if page is not None and result.recorded is None:
-        for party in _open_folder(folder).list_ended_parties():
-            report_if_possible(party)
+    report_path = report_if_possible(folder)
+    if report_path is not None and result.recorded is None:
+        # Parties in processes of their own have folders of their own, each with its report.
+        for party_folder in _open_folder(folder).list_ended_parties():
+            report_if_possible(party_folder)
     if not quiet:
-        _show_result(config, result, results, solo, page)
+        _show_result(config, result, attack_results, local_models, report_path)
     tradeoff = run_own_tradeoff(config, folder / "tradeoff", quiet=quiet)
     if phases is not None:
         phases.end_phase()
     if quiet:
-        figures = _collect_figures(config, result, results, solo)
+        figures = _collect_figures(config, result, attack_results, local_models)
         outputs = {
             "who_helped": _dump_record(who_helped),
-            "report": page,
+            "report": report_path,
             "tradeoff": None if tradeoff is None else tradeoff.tables[0].export_rows(),
             "phases": phases and {name: asdict(phase) for name, phase in phases.items()},
         }
@@ -145,15 +149,33 @@ def finish_run(
         terminal.show_phases(phases)
 
 
+def _announce_attacks(config: "Config", result: "RunResult") -> None:
+    """Print which attacks are mounted or, without a record of all messages, why each party only
+    attacks what it sent itself.
+
+    `config`: settings of the run, which name attacks. `result`: its `recorded` is None if each
+    party ran in a process of its own.
+    """
+    names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
+    note = f"mounting attacks: {names}"
+    if result.recorded is None:
+        note = (
+            "each party ran in a process of its own, and nobody holds what all of them sent: "
+            "attacks are those of each party on what it let out itself; run it with "
+            "--transport memory for those that read more"
+        )
+    terminal.show_note(note)
+
+
 def _collect_figures(
     config: "Config",
     result: "RunResult",
-    results: "Sequence[AttackResult]",
-    solo: "BaselinesRecord | None",
+    attack_results: "Sequence[AttackResult]",
+    local_models: "BaselinesRecord | None",
 ) -> dict[str, Any]:
-    """Return a finished run's metrics and privacy costs as `--json` prints them.
+    """Return a finished run's metrics, privacy costs and attack results, as `--json` prints them.
 
-    `results`: results of attacks. `solo`: the local models; None: not measured.
+    `local_models`: measures of the active's local models; None: not measured.
     """
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import load_finished_run
@@ -177,72 +199,83 @@ def _collect_figures(
         "never_predicted": dict(result.never_predicted),
         "privacy": asdict(result.privacy),
         "promises": [promise.as_json() for promise in result.promises],
-        "attacks": [attack.as_json() for attack in results],
-        "directions": [headline.as_json() for headline in headlines_by_direction(results, config)],
+        "attacks": [attack.as_json() for attack in attack_results],
+        # The strongest result for each direction: who reads whose data.
+        "directions": [
+            headline.as_json() for headline in headlines_by_direction(attack_results, config)
+        ],
         "contributions": result.contributions,
         "stated": result.stated,
         "less_protected": describe_departures(config),
         "shared_organisations": describe_shared_organisations(folder),
-        "solo": None if solo is None else solo.model_dump(mode="json"),
+        "solo": _dump_record(local_models),
         "verdict": dict(describe_run(load_finished_run(folder))),
         "folder": folder,
     }
 
 
 def _measure_passives_worth(result: "RunResult", *, quiet: bool) -> "WhoHelped":
-    """Train again without each passive, store what each contributes in the run's folder, return it.
+    """Measure what each passive contributes to the run's measure, by a training without it.
 
-    `quiet`: show no progress.
+    The record is written to the run's folder and returned. `quiet`: show no progress.
     """
     from secure_apfed.runs.worth import measure_worth
 
     assert result.folder is not None
     with progress.show_count("trainings without a passive", quiet=quiet) as on_done:
-        worth = measure_worth(result, on_done=on_done)
+        who_helped = measure_worth(result, on_done=on_done)
     files = _open_folder(result.folder)
-    files.write_json(files.who_helped, worth.model_dump(mode="json"))
-    return worth
+    files.write_json(files.who_helped, who_helped.model_dump(mode="json"))
+    return who_helped
 
 
-def _dump_record(written: "Written | None") -> "dict[str, Any] | None":
-    """Return a record as plain values; None stays None."""
-    return None if written is None else written.model_dump(mode="json")
+def _dump_record(record: "Written | None") -> "dict[str, Any] | None":
+    """Return a stored record (a pydantic model) as plain values for JSON; None stays None."""
+    return None if record is None else record.model_dump(mode="json")
 
 
 def _open_folder(folder: Path) -> "Files":
-    """Return the run's folder; its module is imported only when a command needs it."""
+    """Return the object that knows the files in a run's folder.
+
+    Its module is imported only here, so that the command line starts fast.
+    """
     from secure_apfed.runs.folder import RunFolder as Files
 
     return Files(folder)
 
 
 def _merge_attacks(folder: Path) -> "tuple[AttackResult, ...]":
-    """Return the attack results of parties in processes of their own, merged in `attacks.json`.
+    """Return the attack results that parties in processes of their own stored.
 
-    `folder`: folder of the run. If it is the active's own folder, only the active's results are
-    read.
+    Each party attacked its own messages. All results together are also written to `attacks.json`
+    of the run's folder, if there are any.
+
+    `folder`: folder of the run, with one folder for each party on this machine. If it is the
+    active's own folder, only the active's results are read.
     """
     from apfed_attacks.interface import AttackResult
     from secure_apfed.base.files import load_json
 
-    run = _open_folder(folder)
-    paths = [path / "attacks.json" for path in run.list_ended_parties() or (folder,)]
-    results = tuple(
-        result
-        for path in paths
-        if path.is_file()
-        for result in load_json(path, tuple[AttackResult, ...])
-    )
-    if results:
-        run.write_json(folder / "attacks.json", [result.as_json() for result in results])
-    return results
+    files = _open_folder(folder)
+    party_folders = files.list_ended_parties() or (folder,)
+    merged: list[AttackResult] = []
+    for party_folder in party_folders:
+        path = party_folder / "attacks.json"
+        if path.is_file():
+            merged += load_json(path, tuple[AttackResult, ...])
+    if merged:
+        files.write_json(folder / "attacks.json", [result.as_json() for result in merged])
+    return tuple(merged)
 
 
 def attack_own_messages(record: "OwnRecord", folder: Path, *, quiet: bool) -> None:
-    """Attack what a party sent, if its settings say so, and store the results in its folder.
+    """Attack what a party sent, if its settings name attacks, and write `attacks.json`.
 
-    `record`: what the party sent, and its own table, which is the ground truth. `quiet`: print
-    nothing.
+    Args:
+        record: what the party sent, and its own table, with which attacks are scored. A party
+            without a table is not attacked.
+        folder: the party's folder.
+        quiet: print nothing.
     """
     if not record.config.attacks or record.data is None:
         return
@@ -257,20 +290,25 @@ def attack_own_messages(record: "OwnRecord", folder: Path, *, quiet: bool) -> No
 
 
 def report_passive(folder: Path, *, quiet: bool) -> None:
-    """Make the report of a passive in its folder and print its path, as JSON if `quiet`."""
-    page = report_if_possible(folder)
+    """Write the report of a passive to its folder and print the report's path, as JSON if `quiet`.
+
+    Without the extra that draws reports, JSON holds null in place of the path.
+    """
+    report_path = report_if_possible(folder)
     if quiet:
-        terminal.print_json({"folder": folder, "report": page})
-    elif page is not None:
-        typer.echo(page)
+        terminal.print_json({"folder": folder, "report": report_path})
+    elif report_path is not None:
+        typer.echo(report_path)
 
 
 def measure_local_models(
     config: "Config", result: "RunResult", *, quiet: bool
 ) -> "BaselinesRecord | None":
-    """Measure the local models of a run's active on the same rows and labels, and return them.
+    """Train local models on the active's columns alone, with the run's rows and labels; return
+    their measures.
 
-    None where they cannot be measured; a note says why unless `quiet`.
+    Returns None if they cannot be measured: under DP-SGD, or if the rows do not fit into memory. A
+    note says why, unless `quiet`.
     """
     from apfed_experiments.solo import (
         LEFT_OUT,
@@ -292,14 +330,14 @@ def measure_local_models(
 def _show_result(
     config: "Config",
     result: "RunResult",
-    results: "Sequence[AttackResult]",
-    solo: "BaselinesRecord | None",
-    page: Path | None,
+    attack_results: "Sequence[AttackResult]",
+    local_models: "BaselinesRecord | None",
+    report_path: Path | None,
 ) -> None:
     """Print a finished run's table (scores, people, gain, privacy, attacks) and its verdict.
 
-    `results`: results of attacks. `solo`: the local models; None: not measured. `page`: path of the
-    report; None: none was written.
+    `local_models`: measures of the active's local models; None: not measured. `report_path`: None
+    if no report was written.
     """
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import load_finished_run
@@ -308,7 +346,7 @@ def _show_result(
 
     assert result.folder is not None
     finished = load_finished_run(result.folder)
-    several = f" in {result.sessions} sessions" if result.sessions > 1 else ""
+    sessions_text = f" in {result.sessions} sessions" if result.sessions > 1 else ""
     rows = [
         *_list_score_rows(config, result, finished),
         *_list_ranking_rows(result),
@@ -317,18 +355,18 @@ def _show_result(
             for people in load_common_people(_open_folder(result.folder))
         ),
         *_list_class_rows(config, result),
-        *_list_gain_rows(result, finished, solo),
-        ("sent", f"{result.wire_bytes / 1e6:.1f} MB{several}"),
+        *_list_gain_rows(result, finished, local_models),
+        ("sent", f"{result.wire_bytes / 1e6:.1f} MB{sessions_text}"),
         *_list_privacy_rows(config, result),
         *(
             (headline.direction.title, headline.text)
-            for headline in headlines_by_direction(results, config)
+            for headline in headlines_by_direction(attack_results, config)
         ),
         *_list_departure_rows(config, result.folder),
         ("run folder", str(result.folder)),
     ]
-    if page is not None:
-        rows.append(("report", str(page)))
+    if report_path is not None:
+        rows.append(("report", str(report_path)))
     terminal.show_rows("Result", ("", ""), rows)
     terminal.show_rows("\nVerdict", ("", ""), describe_run(finished))
 
@@ -336,9 +374,10 @@ def _show_result(
 def _list_score_rows(
     config: "Config", result: "RunResult", finished: "FinishedRun"
 ) -> Iterator[tuple[str, str]]:
-    """Yield title and text of the run's measure by way of inference, then of the accuracies.
+    """Yield title and text of the run's measure, then of its accuracies, by variant of the model.
 
-    `finished`: the run as its folder stores it.
+    Variants are ways to predict, such as locally or jointly. `finished`: the run as its folder
+    stores it.
     """
     from apfed_experiments.variants import describe_tested_rows, title_variant
     from secure_apfed.measures.table import ACCURACY, MEASURES
@@ -350,6 +389,7 @@ def _list_score_rows(
         name: describe_tested_rows(config, finished.outcome, name) for name in result.accuracy
     }
     for name, value in result.scores.items():
+        # Defined accuracies follow below; an undefined one is listed here, with the reason.
         if measure is not ACCURACY or math.isnan(value):
             text = measure_text(measure, name, value, result.undefined)
             yield f"{measure.title}, {titles[name]}", f"{text} {tested[name]}"
@@ -359,8 +399,8 @@ def _list_score_rows(
 
 
 def _list_ranking_rows(result: "RunResult") -> Iterator[tuple[str, str]]:
-    """Yield title and text of the prevalence of the positive class, and of ranking measures with
-    their intervals.
+    """Yield title and text of the prevalence of the positive class, then of each ranking measure
+    (such as AUC) with its interval; nothing if the run has no ranking.
     """
     from secure_apfed.measures.table import MEASURES
 
@@ -378,8 +418,8 @@ def _list_ranking_rows(result: "RunResult") -> Iterator[tuple[str, str]]:
 
 
 def _list_class_rows(config: "Config", result: "RunResult") -> Iterator[tuple[str, str]]:
-    """Yield title and text of coefficients, of the threshold of the positive class, and of classes
-    that are never predicted.
+    """Yield title and text of linear models' coefficients, of the decision threshold, and of
+    classes that no test row is predicted to have; each only if there is one.
     """
     from secure_apfed.runs.outcome import describe_unpredicted_classes
 
@@ -387,35 +427,39 @@ def _list_class_rows(config: "Config", result: "RunResult") -> Iterator[tuple[st
         yield f"coefficients of {table.party}", table.describe_largest()
     if result.threshold is not None:
         yield "threshold of the positive class", f"{result.threshold:.3f}"
-    missing = describe_unpredicted_classes(config, result.never_predicted)
-    if missing is not None:
-        yield "never predicted", missing
+    unpredicted_text = describe_unpredicted_classes(config, result.never_predicted)
+    if unpredicted_text is not None:
+        yield "never predicted", unpredicted_text
 
 
 def _list_gain_rows(
-    result: "RunResult", finished: "FinishedRun", solo: "BaselinesRecord | None"
+    result: "RunResult", finished: "FinishedRun", local_models: "BaselinesRecord | None"
 ) -> Iterator[tuple[str, str]]:
     """Yield title and text of the best local model, the gain over it, each passive's worth, and the
     use of votes.
 
-    `finished`: the run as its folder has it. `solo`: the local models; None: not measured.
+    A passive's worth is what the measure loses in a training without it. `finished`: the run as its
+    folder stores it. `local_models`: measures of the active's local models; None: not measured.
     """
     from apfed_experiments.worth import AROUND_ZERO, DEPENDS, list_worth_rows
 
-    if solo is not None:
-        yield "best local model", solo.describe_best()
-        yield "gain", solo.describe_gain(finished.gain)
+    if local_models is not None:
+        yield "best local model", local_models.describe_best()
+        yield "gain", local_models.describe_gain(finished.gain)
     if finished.who_helped is not None:
-        for passive, _, worth, shows, _ in list_worth_rows(finished.who_helped):
-            yield f"worth of {passive}", f"{worth}: {shows}" if shows else worth
+        for passive, _, worth, interpretation, _ in list_worth_rows(finished.who_helped):
+            text = f"{worth}: {interpretation}" if interpretation else worth
+            yield f"worth of {passive}", text
         yield "how to read a worth", f"{DEPENDS} {AROUND_ZERO}"
     if result.help is not None:
         yield "votes", str(result.help)
 
 
 def _list_privacy_rows(config: "Config", result: "RunResult") -> Iterator[tuple[str, str]]:
-    """Yield title and text of each epsilon, of epsilon_x (representations) by other accountants,
-    and of the epsilons that passives state for their own messages.
+    """Yield title and text of each privacy guarantee.
+
+    Then follow epsilon_x (the cost of representations) by other accountants, and the costs that
+    passives in processes of their own report for their messages.
     """
     from secure_apfed.settings.promises import NO_ACCOUNT, promise_of_account
 
@@ -424,13 +468,14 @@ def _list_privacy_rows(config: "Config", result: "RunResult") -> Iterator[tuple[
     if config.method.figure == "epsilon_x":
         for name, value in result.privacy.accountants.items():
             yield f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}"
-    for name, statement in result.stated.items():
-        accounts = ", ".join(
+    for passive, statement in result.stated.items():
+        costs = ", ".join(
             f"{account['figure']} {promise_of_account(account).text}"
             for account in statement["accounts"]
         )
-        how = "signed" if statement["step"] is not None else "it never said"
-        yield f"stated by {name}", f"{accounts or NO_ACCOUNT}, {how}"
+        has_reported = statement["step"] is not None
+        source = "signed" if has_reported else "it never said"
+        yield f"stated by {passive}", f"{costs or NO_ACCOUNT}, {source}"
 
 
 def _list_departure_rows(config: "Config", folder: Path) -> Iterator[tuple[str, str]]:
@@ -488,9 +533,10 @@ def attack(
     from secure_apfed.learning.descent import find_device
     from secure_apfed.runs.outcome import load_recording
 
-    chosen = _choose_attacks(attacks or [], options or [])
+    choices = _choose_attacks(attacks or [], options or [])
     if not as_json:
-        terminal.show_note(f"mounting {', '.join(dict.fromkeys(choice.name for choice in chosen))}")
+        names = ", ".join(dict.fromkeys(choice.name for choice in choices))
+        terminal.show_note(f"mounting {names}")
     target_device = None if device is None else find_device(device)
     with progress.show_work(as_json=as_json):
         recording = load_recording(
@@ -499,29 +545,36 @@ def attack(
             encoders=_import_passive_networks(passive_encoders or []),
         )
         results = mount_attacks(
-            folder, chosen, seed=seed, device=target_device, recording=recording
+            folder, choices, seed=seed, device=target_device, recording=recording
         )
-    page = report_if_possible(folder)
-    headlines = headlines_by_direction(results, _open_folder(folder).load_config())
+    report_path = report_if_possible(folder)
+    config = _open_folder(folder).load_config()
+    headlines = headlines_by_direction(results, config)
     if as_json:
-        attack_rows = [result.as_json() for result in results]
-        directions = [headline.as_json() for headline in headlines]
         terminal.print_json(
-            {"attacks": attack_rows, "directions": directions, "folder": folder, "report": page}
+            {
+                "attacks": [result.as_json() for result in results],
+                "directions": [headline.as_json() for headline in headlines],
+                "folder": folder,
+                "report": report_path,
+            }
         )
         return
     _show_attacks(results, headlines)
-    if _open_folder(folder).load_config().effective_transcript.keep == "none":
+    if config.effective_transcript.keep == "none":
         terminal.show_note(
             "note: nothing that was sent is kept, since the run's file names no attacks; name "
             "them, or set transcript.keep, and play the run anew for those that read it"
         )
-    if page is not None:
-        typer.echo(page)
+    if report_path is not None:
+        typer.echo(report_path)
 
 
 def report_if_possible(folder: Path) -> Path | None:
-    """Make a run's report; without the extra that draws it, print a note and return None."""
+    """Write a run's report and return its path.
+
+    Without the optional packages that draw reports, print how to install them, and return None.
+    """
     try:
         from apfed_experiments.report import write_report
 
@@ -537,13 +590,15 @@ def report_if_possible(folder: Path) -> Path | None:
 
 
 def _show_attacks(results: "Sequence[AttackResult]", headlines: "Sequence[Headline]") -> None:
-    """Print the best adversary's result of each attack, and a summary by direction.
+    """Print the result of the most successful adversary of each attack, and a summary by direction.
 
-    `headlines`: one for each direction (who reads whose what).
+    Attacks without an advantage are listed with their reason for declining.
+
+    `headlines`: the summary, one for each direction: which role reads which data of which other.
     """
     from apfed_attacks.interface import select_headlines
 
-    worst_results = select_headlines(results)
+    best_results = select_headlines(results)
     rows: list[tuple[str, ...]] = [
         (
             result.attack,
@@ -554,12 +609,12 @@ def _show_attacks(results: "Sequence[AttackResult]", headlines: "Sequence[Headli
             str(result.variant),
             str(result.baseline),
         )
-        for result in worst_results
+        for result in best_results
         if result.advantage is not None
     ]
     columns = ("attack", "target", "by", "advantage", "in", "best variant", "over")
     terminal.show_rows("Attacks, the worst adversary of each", columns, rows)
-    for result in worst_results:
+    for result in best_results:
         if result.advantage is None:
             terminal.show_note(f"{result.attack} declined: {result.reason}")
     direction_rows = [
@@ -573,10 +628,13 @@ def _show_attacks(results: "Sequence[AttackResult]", headlines: "Sequence[Headli
 
 
 def _choose_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
-    """Return the attacks to run: those with options once with these, others with their full suites.
+    """Return the attacks to run, with their options.
+
+    An attack with options of the user runs once, with these. Any other runs with every set of
+    options that its class proposes (its suite). Without names and options, all attacks are run.
 
     `names`: names of attacks, or "all"; a text may hold several, separated by commas. `options`:
-    texts ATTACK.KEY=VALUE. Without either, all attacks are run.
+    texts ATTACK.KEY=VALUE.
 
     Raises ConfigError: a name or an option is unknown or malformed.
     """
@@ -585,26 +643,28 @@ def _choose_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[Atta
     from secure_apfed.config import AttackChoice
     from secure_apfed.errors import ConfigError
 
-    parts = [part.strip() for text in names for part in text.split(",")]
-    requested = [part for part in parts if part]
+    stripped_names = [name.strip() for text in names for name in text.split(",")]
+    requested = [name for name in stripped_names if name]
     if names and not requested:
         raise ConfigError("--attacks: no name is given; leave it out for all attacks")
     options_by_attack = _parse_attack_options(options)
     if ALL in requested or not (requested or options_by_attack):
         requested = list(ATTACKS)
-    named = list(dict.fromkeys([*requested, *options_by_attack]))
-    chosen: list[AttackChoice] = []
-    for name in named:
+    choices: list[AttackChoice] = []
+    for name in dict.fromkeys([*requested, *options_by_attack]):
         if name in options_by_attack:
-            chosen.append(AttackChoice(name=name, options=options_by_attack[name]))
-            prepare_attack(chosen[-1])
+            choice = AttackChoice(name=name, options=options_by_attack[name])
+            prepare_attack(choice)  # only to refuse wrong options before anything runs
+            choices.append(choice)
         else:
-            chosen += full_suite([name])
-    return tuple(chosen)
+            choices += full_suite([name])
+    return tuple(choices)
 
 
 def _parse_attack_options(options: Sequence[str]) -> dict[str, dict[str, object]]:
-    """Return the options in texts ATTACK.KEY=VALUE, by attack and key.
+    """Parse texts ATTACK.KEY=VALUE; return for each attack its options by key.
+
+    Values are read as YAML, so that 4 is a number.
 
     Raises ConfigError: a text is malformed.
     """
@@ -627,10 +687,12 @@ def _parse_attack_options(options: Sequence[str]) -> dict[str, dict[str, object]
 
 
 def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
-    """Run what a study lacks, and return its result.
+    """Run the parts of a study that its folder does not hold yet, and return its result.
 
-    Unless `quiet`, print a first result as soon as possible, and at the end the tables and how to
-    read them. `jobs`: number of runs at a time.
+    Unless `quiet`, print a first result as soon as possible, if the study has one. At the end print
+    its tables, how to read them, its failed runs, and the path of its page.
+
+    `jobs`: number of runs at a time.
     """
     from apfed_experiments import runner
 
@@ -659,15 +721,15 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
 
 
 def run_own_tradeoff(config: "Config", folder: Path, *, quiet: bool) -> "Answer | None":
-    """Run the trade-off study in a run's configuration, and return its result.
+    """Run the trade-off study (accuracy against leakage) that a run's `tradeoff` section asks for.
 
-    `folder`: folder of the study. Returns None if the configuration holds no study.
+    `folder`: folder of the study. Returns the study's result; None if there is no such section.
     """
     if not config.tradeoff:
         return None
     from apfed_experiments.tradeoff import declare_study, make_tradeoff
 
-    return run_study(declare_study(make_tradeoff(config), folder), 2, quiet=quiet)
+    return run_study(declare_study(make_tradeoff(config), folder), jobs=2, quiet=quiet)
 
 
 def runs(
@@ -741,27 +803,27 @@ def predict(
     networks = _import_networks(encoder, head)
     if output is None:
         predictions = predict_file(model, data, id_columns=id_column, **networks)
-        compared = predictions.compared
+        comparison = predictions.compared
         record = predictions.as_json()
     else:
+        # Rows are written block by block, since all predictions may not fit into memory.
         predictions = None
-        compared = predict_into(model, data, output, id_columns=id_column, **networks)
-        record = {"rows": compared.rows, **compared.as_json()}
+        comparison = predict_into(model, data, output, id_columns=id_column, **networks)
+        record = {"rows": comparison.rows, **comparison.as_json()}
     if as_json:
         terminal.print_json({**record, "output": output})
-    elif predictions is None:
-        terminal.show_note(f"{compared.rows} rows written to {output}")
+        return
+    if predictions is None:
+        terminal.show_note(f"{comparison.rows} rows written to {output}")
     else:
         _show_predictions(predictions.to_frame())
-    if as_json:
-        return
-    for column in compared.drift:
+    for column in comparison.drift:  # each column, compared with the training rows
         if column.notable:
             terminal.show_note(f"column {column.name!r}: {column.notable}")
 
 
 def _show_predictions(frame: "pd.DataFrame") -> None:
-    """Print predictions as a table."""
+    """Print predictions as a table: numbers with four digits, texts (IDs, classes) as they are."""
     rows = [
         tuple(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row)
         for row in frame.itertuples(index=False, name=None)
@@ -778,18 +840,22 @@ def _predict_jointly(
     *,
     as_json: bool,
 ) -> None:
-    """Predict rows together with the passives that serve, and print or write the predictions.
+    """Predict rows together with the passives that run `secure-apfed serve`, and print or write the
+    predictions.
 
     Args:
         model: folder of the run.
         data: file of the rows.
         output: file for the predictions; None: they are printed.
         party: settings file of the active.
-        id_columns: value of --id-column, which must not be given here.
+        id_columns: value of --id-column, which must be empty: people are looked up by the ID
+            columns of the training.
         as_json: print JSON.
 
-    Raises ConfigError: options do not fit together. Ends the process with code 4 if a party left or
-    refused; all rows are predicted and written first.
+    Raises:
+        ConfigError: options do not fit together.
+        typer.Exit: with code 4 if a party left or refused. All rows are predicted first, the
+            remaining ones by the active alone.
     """
     from secure_apfed.errors import ConfigError
     from secure_apfed.exchange import StatusTracker
@@ -806,18 +872,18 @@ def _predict_jointly(
             f"--jointly {party}: its folder is not {model}; give the run of that file"
         )
     status = StatusTracker()
-    frames = list["pd.DataFrame"]()
+    blocks = list["pd.DataFrame"]()  # of predictions; empty if they are written to a file
     board = progress.Board(lambda: (status.build_status(),))
     with progress.show_board(board, as_json=as_json):
         counts = predict_jointly(
-            party, data, output, status=status, write=None if output else frames.append
+            party, data, output, status=status, write=None if output else blocks.append
         )
     if as_json:
-        rows = [row for frame in frames for row in frame.to_dict("records")]
+        rows = [row for block in blocks for row in block.to_dict("records")]
         terminal.print_json({**asdict(counts), "predictions": rows, "output": output})
     else:
-        for frame in frames:
-            _show_predictions(frame)
+        for block in blocks:
+            _show_predictions(block)
         note = f"{counts.jointly} rows predicted jointly, {counts.alone} by the active alone"
         if counts.refused:
             note += (
@@ -827,7 +893,7 @@ def _predict_jointly(
             note += f", since {counts.why}"
         terminal.show_note(note)
     if counts.is_failure:
-        raise typer.Exit(4)
+        raise typer.Exit(_REFUSED_CODE)
 
 
 def columns(
