@@ -589,8 +589,7 @@ class Checks:
             transport = connect(
                 waiting_file, self.identity, self.identities, status.observe_missing
             )
-        # The last argument would record what was sent: a check records nothing.
-        links = Links(file.party, peers, transport.send_frame, lambda envelope, size: None)
+        links = Links(file.party, peers, transport.send_frame)
         exchange = _exchange_reports(links, peers, own_report)
         return run_role(exchange, links, transport, timeout_s=file.timeout_s)
 

@@ -36,6 +36,7 @@ project_app = typer.Typer(
 identity_app = typer.Typer(
     no_args_is_help=True, help="Create or show a party's long-term key pair."
 )
+# Parts of errors' messages by which `join` finds the advice that fits.
 _EMPTY_CELLS = "empty cells in"
 _LACKS_COLUMNS = "lacks the columns"
 PartyName = Annotated[str, typer.Option("--as", metavar="NAME", help="Name of this party.")]
@@ -118,13 +119,15 @@ def new(
 
     engine = _parse_engine(over)
     config = load_config(config_file, overrides=overrides or (), own=True)
-    home = folder or Path(party)
-    relays = _parse_pairs("--relay", [relay] if relay else [])
-    relay_by, relay_address = next(iter(relays.items()), (None, None))
+    party_folder = folder or Path(party)
+    relay_by: str | None = None
+    relay_address: str | None = None
+    if relay:
+        ((relay_by, relay_address),) = _parse_pairs("--relay", [relay]).items()
     proposal = propose_project(
         config,
         party,
-        home,
+        party_folder,
         certificates=certificates,
         columns=show_columns,
         relay_by=relay_by,
@@ -139,7 +142,8 @@ def new(
     if not as_json:
         others = ", ".join(name for name in proposal.roles if name != party)
         typer.echo(
-            f"\nSend {home / PROPOSAL} to {others}; each joins it, and sends back an answer."
+            f"\nSend {party_folder / PROPOSAL} to {others}; each joins it, and sends back an "
+            "answer."
         )
 
 
@@ -184,7 +188,7 @@ def join(
     """Reply to a proposal, or install the sealed project, by the kind of the file."""
     from secure_apfed.organisations import project
 
-    home = folder or Path(party)
+    party_folder = folder or Path(party)
     signed = project.SignedFile.from_file(file)
     is_sealed = signed.document.get("kind") == "sealed project"
     received: SealedProject | Proposal = (
@@ -197,9 +201,9 @@ def join(
     if over is not None:
         _require_engine(over, file, received)
     if is_sealed:
-        accepted = project.accept_project(file, party, home)
-        next_step = f"Next: secure-apfed project check --config {home / 'party.yaml'}"
-        _show_sealed_project(accepted, home, next_step, as_json=as_json)
+        accepted = project.accept_project(file, party, party_folder)
+        next_step = f"Next: secure-apfed project check --config {party_folder / 'party.yaml'}"
+        _show_sealed_project(accepted, party_folder, next_step, as_json=as_json)
         return
     table_options = {
         "file": table and str(table.absolute()),
@@ -210,7 +214,7 @@ def join(
         proposal = project.answer_proposal(
             file,
             party,
-            home,
+            party_folder,
             columns=show_columns,
             certificates=certificates,
             table={key: value for key, value in table_options.items() if value is not None},
@@ -226,8 +230,8 @@ def join(
     except DataError as error:
         raise DataError(_reword_for_joining(str(error))) from error
     if not as_json:
-        answer = home / project.ANSWER.format(party)
-        settings = home / project.RUN
+        answer = party_folder / project.ANSWER.format(party)
+        settings = party_folder / project.RUN
         typer.echo(f"\nTo take part, send {answer} to {proposal.party}. Settings: {settings}.")
 
 
@@ -283,8 +287,9 @@ def end_party_project(
     plan = plan_end(owner)
     if not as_json:
         _show_end(plan)
-    asks = not (yes or as_json or plan.is_done) and sys.stdin.isatty()
-    if yes or (asks and typer.confirm("Delete these, and end the project here?")):
+    # JSON is read by programs, which cannot reply; nor can a standard input that is no terminal.
+    can_ask = not (yes or as_json or plan.is_done) and sys.stdin.isatty()
+    if yes or (can_ask and typer.confirm("Delete these, and end the project here?")):
         ending = end_project(owner, now=time.time())
         if as_json:
             terminal.print_json({**ending.as_json(), "is_ended": True})
@@ -302,7 +307,7 @@ def end_party_project(
 
 
 def _show_end(plan: "EndPlan") -> None:
-    """Print which files would be deleted and which stay."""
+    """Print which files would be deleted and which stay; or that the project has ended before."""
     if plan.is_done:
         terminal.show_note(
             f"the project of {plan.owner.party} was ended in {plan.owner.folder} before; there is "
@@ -315,8 +320,10 @@ def _show_end(plan: "EndPlan") -> None:
 
 
 def _reword_for_joining(message: str) -> str:
-    """Return an error's message with advice for a joining party, which has options of this command
-    in place of the run's file.
+    """Return an error's message about a table with advice for a party that joins a project.
+
+    The usual advice is to change the run's file, which such a party does not have yet: it gives
+    options of `project join` instead. Messages of other forms are returned as they are.
     """
     message = message.replace(" in the run's file", "")
     if _EMPTY_CELLS in message:
@@ -328,12 +335,19 @@ def _reword_for_joining(message: str) -> str:
 
 
 def _require_words(words: str, file: Path, received: "SealedProject | Proposal") -> None:
-    """Require that the words of `--words` are those of the organiser or of the whole project.
+    """Verify the words that people compared by telephone: a fingerprint of the organiser's identity
+    or of the whole project.
 
-    Their number says whose they are. `file`: path of what the organiser sent. `received`: its
-    content.
+    Which of the two it is follows from the number of words.
 
-    Raises ConfigError: too few or too many words. Raises RemoteProtocolError: other words.
+    Args:
+        words: value of the option `--words`, with blanks between the words.
+        file: path of what the organiser sent, for errors.
+        received: its content.
+
+    Raises:
+        ConfigError: neither fingerprint has this number of words.
+        RemoteProtocolError: the words differ from the fingerprint.
     """
     from secure_apfed.organisations.project import SealedProject
 
@@ -341,10 +355,15 @@ def _require_words(words: str, file: Path, received: "SealedProject | Proposal")
     if isinstance(received, SealedProject):
         words_by_owner["whole project"] = received.project_words.split()
     given_words = words.split()
-    owners = [name for name, right in words_by_owner.items() if len(right) == len(given_words)]
+    owners = [
+        owner
+        for owner, right_words in words_by_owner.items()
+        if len(right_words) == len(given_words)
+    ]
     if not owners:
         needed = " or ".join(
-            f"the {len(right)} of the {name}" for name, right in words_by_owner.items()
+            f"the {len(right_words)} of the {owner}"
+            for owner, right_words in words_by_owner.items()
         )
         raise ConfigError(f"--words: {len(given_words)} words were given; say {needed}")
     owner = owners[0]
@@ -357,7 +376,12 @@ def _require_words(words: str, file: Path, received: "SealedProject | Proposal")
 
 
 def _require_engine(over: str, file: Path, received: "SealedProject | Proposal") -> None:
-    """Raise ConfigError if `--over` names another framework (engine) than the organiser's file."""
+    """Raise ConfigError if `--over` names another engine than the organiser's file.
+
+    An engine is what carries the messages: gRPC, NVFlare or Flower.
+
+    `over`: value of the option. `file`: path of what the organiser sent. `received`: its content.
+    """
     from secure_apfed.organisations.project import SealedProject
 
     proposal = received.proposal_document if isinstance(received, SealedProject) else received
@@ -388,7 +412,9 @@ def show_identity(folder: Annotated[Path, typer.Argument()], as_json: AsJson = F
 
 
 def _show_identity(folder: Path, *, as_json: bool) -> None:
-    """Print a party's public identity, in hex and as words."""
+    """Print the public identity of the party in a folder, in hex and as words to compare by
+    telephone.
+    """
     from secure_apfed.base.fingerprints import IDENTITY_WORDS, format_as_words
     from secure_apfed.runs.folder import PartyFolder
 
@@ -401,19 +427,26 @@ def _show_identity(folder: Path, *, as_json: bool) -> None:
 
 
 def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Return the NAME=VALUE texts of an option as a mapping.
+    """Return the NAME=VALUE texts of an option as a mapping from names to values.
 
     `option`: name of the option, for errors. Raises ConfigError: a text is malformed, or a name
     repeated.
     """
-    pairs = dict(text.partition("=")[::2] for text in texts)
-    if len(pairs) < len(texts) or not all(name and value for name, value in pairs.items()):
-        raise ConfigError(f"{option} {' '.join(texts)}: expected NAME=VALUE, and each name once")
-    return pairs
+    value_by_name: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value or name in value_by_name:
+            raise ConfigError(
+                f"{option} {' '.join(texts)}: expected NAME=VALUE, and each name once"
+            )
+        value_by_name[name] = value
+    return value_by_name
 
 
 def _parse_engine(text: str) -> "EngineName":
-    """Return the framework (Flower, NVFlare) that `--over` names. Raises ConfigError: unknown."""
+    """Return the engine (gRPC, NVFlare or Flower) that `--over` names. Raises ConfigError:
+    unknown.
+    """
     from secure_apfed.organisations.engines import find_engine
 
     try:
@@ -423,9 +456,11 @@ def _parse_engine(text: str) -> "EngineName":
 
 
 def _parse_groups(options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the parties that each `--allow-together` option names, such as bank+aggregator.
+    """Return the group of parties that each `--allow-together` option names, as bank+aggregator.
 
-    Raises ConfigError: an option names fewer than two.
+    One organisation may run the parties of a group, although they could collude.
+
+    Raises ConfigError: an option names fewer than two parties.
     """
     groups = tuple(tuple(text.split("+")) for text in options)
     if any(len(group) < 2 or not all(group) for group in groups):
@@ -445,30 +480,23 @@ def _show_proposal(
 ) -> None:
     """Print what a proposal requests of a party, what others learn of it, and what it learns.
 
+    The party decides by this whether it takes part.
+
     Args:
         proposal: the organiser's proposal.
         config: the proposed run.
-        own_shape: shape of the party's table; None: it is not disclosed.
+        own_shape: numbers of rows and columns of the party's table, as it discloses them; None: it
+            discloses nothing.
         party: name of this party.
         as_json: print JSON.
 
     Raises ConfigError: such a run would not start.
     """
     from apfed_experiments.report.who_learns import COALITIONS, RunFacts
-    from secure_apfed.planning.forecast import forecast
-    from secure_apfed.settings.data import TableShape
     from secure_apfed.settings.protection import find_departures
 
-    links: tuple[Link, ...] = ()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the rows of tables that are only assumed
-        shapes = dict.fromkeys(proposal.list_names("active", "passive"), own_shape or TableShape())
-        try:
-            links = forecast(config, shapes).links
-        except DataError as error:  # the run may still be possible with the other parties' tables
-            terminal.show_note(
-                f"note: what is sent cannot be predicted from this table alone: {error}"
-            )
+    links = _forecast_links(proposal, config, own_shape)
+    # `apart`: each party runs in a process of its own.
     facts = RunFacts.from_settings(config, passives=len(proposal.list_names("passive")), apart=True)
     request = dict(_describe_request(proposal, config, party, own_shape, links))
     by_others = f"What others learn about {party}"
@@ -503,11 +531,38 @@ def _show_proposal(
     for title, rows in leaks_by_title.items():
         if rows:
             columns = (first_columns.get(title, "who"), "can read", "what remains open")
-            terminal.show_rows(f"\n{title}", columns[: len(rows[0])], rows)
+            width = len(rows[0])  # rows of colluding parties have no third column
+            terminal.show_rows(f"\n{title}", columns[:width], rows)
+
+
+def _forecast_links(
+    proposal: "Proposal", config: "Config", own_shape: "TableShape | None"
+) -> "tuple[Link, ...]":
+    """Return the traffic of each link in the proposed run, if all tables had this party's shape.
+
+    Returns nothing, and prints a note, if this table alone does not allow a forecast.
+
+    `own_shape`: shape of this party's table; None: default numbers of rows and columns are assumed.
+    """
+    from secure_apfed.planning.forecast import forecast
+    from secure_apfed.settings.data import TableShape
+
+    shapes = dict.fromkeys(proposal.list_names("active", "passive"), own_shape or TableShape())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the rows of tables that are only assumed
+        try:
+            return forecast(config, shapes).links
+        except DataError as error:  # the run may still be possible with the other parties' tables
+            terminal.show_note(
+                f"note: what is sent cannot be predicted from this table alone: {error}"
+            )
+            return ()
 
 
 def _describe_organisations(proposal: "Proposal") -> Iterator[str]:
-    """Yield a sentence on each organisation that runs several parties, and what it can read so."""
+    """Yield a sentence on each organisation that runs several parties which could collude, with
+    what it can read or alter.
+    """
     for organisation, conflict in proposal.conflicts:
         yield (
             f"{organisation} runs {' and '.join(conflict.parties)}, which was allowed by name: "
@@ -525,16 +580,21 @@ def _describe_request(
     """Yield title and text of what a proposal requests of this party: role, columns, training,
     bytes and joint prediction.
 
-    `own_shape`: shape of its table; None: not disclosed. `links`: the forecast traffic.
+    Args:
+        proposal: the organiser's proposal.
+        config: the proposed run.
+        party: name of this party.
+        own_shape: shape of its table, as it discloses it; None: it discloses nothing.
+        links: the forecast traffic of each link.
     """
     data = config.data
     train = config.train
-    size = terminal.format_size
+    format_size = terminal.format_size
     yield "organiser", f"{proposal.party}, by telephone: {proposal.words}"
     yield "role", f"{proposal.roles[party]} of {config.method.title}"
-    no_address = "over the engine" if proposal.over == "nvflare" else "dials out only"
+    without_address = "over the engine" if proposal.over == "nvflare" else "dials out only"
     for name, role in proposal.roles.items():
-        address = proposal.addresses.get(name, no_address)
+        address = proposal.addresses.get(name, without_address)
         organisation = proposal.run_by.get(name)
         yield f"{name} ({role})", f"{address}, run by {organisation}" if organisation else address
     if proposal.relay is not None:
@@ -546,46 +606,58 @@ def _describe_request(
         ids = ", ".join(data.id_columns(party)) if data.parties else data.id_column
         yield "columns", f"IDs in {ids}{labels}; features: numbers, dates or texts"
         table_text = "nothing about it is disclosed (--table)"
-        if own_shape is not None:
-            named = ", ".join(own_shape.columns or ()) or "names not disclosed"
+        if not data.parties:
+            table_text = f"its part of {data.dataset}"  # a built-in data set
+        elif own_shape is not None:
+            column_names = ", ".join(own_shape.columns or ()) or "names not disclosed"
             table_text = (
-                f"disclosed: about {own_shape.rows:,} rows, {own_shape.features} features, {named}"
+                f"disclosed: about {own_shape.rows:,} rows, {own_shape.features} features, "
+                f"{column_names}"
             )
-        yield "table", table_text if data.parties else f"its part of {data.dataset}"
+        yield "table", table_text
     yield "training", f"{train.epochs} epochs at most, batches of {train.batch_size}"
-    sent = sum(link.wire_bytes for link in links if link.sender == party)
-    received = sum(link.wire_bytes for link in links if link.receiver == party)
+    sent = format_size(sum(link.wire_bytes for link in links if link.sender == party))
+    received = format_size(sum(link.wire_bytes for link in links if link.receiver == party))
     is_assumed = own_shape is None and bool(data.parties)
     assumption = ", for tables of 1,000 rows" if is_assumed else ""
-    yield "bytes", f"sends about {size(sent)}, gets about {size(received)}{assumption}"
+    yield "bytes", f"sends about {sent}, gets about {received}{assumption}"
     yield from _describe_serving(config, party, own_shape, role=proposal.roles[party])
 
 
 def _describe_engine(proposal: "Proposal") -> str:
-    """Return a sentence on the engine (framework that carries messages), its server, who runs that,
-    and what that one can see.
+    """Return a sentence on the proposal's engine, NVFlare or Flower, which carries the messages.
+
+    It names the engine's server, the organisation that runs the server, and what the server can
+    see.
     """
     from secure_apfed.base.peer_text import quote_text
     from secure_apfed.organisations.engines import SERVER, TITLES
 
-    sees = {
+    visible_to_server = {
         "nvflare": "it sees who takes part, and times and sizes of sealed frames, and reads none",
         "flower": "it sees who takes part, when, and how each party ended, and gets no frames; "
         "who submits a run sends code to each SuperNode: see docs/flower.md",
     }
     return (
         f"{TITLES[proposal.over]}, whose server is at {proposal.server}, run by "
-        f"{quote_text(proposal.run_by[SERVER])}: {sees[proposal.over]}"
+        f"{quote_text(proposal.run_by[SERVER])}: {visible_to_server[proposal.over]}"
     )
 
 
 def _describe_serving(
     config: "Config", party: str, own_shape: "TableShape | None", *, role: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield title and text on the joint predictions that a passive takes part in by default.
+    """Yield title and text on the joint predictions that a passive takes part in by default, if it
+    runs `secure-apfed serve`.
 
-    Nothing for other roles, and for methods that predict without passives. `role`: this party's
-    role.
+    Yields nothing for other roles, and for methods that predict without passives.
+
+    Args:
+        config: the proposed run.
+        party: name of this party.
+        own_shape: shape of its table, by which the number of answers is limited; None: it discloses
+            nothing.
+        role: its role.
     """
     from secure_apfed.methods import METHODS
     from secure_apfed.methods.joint import Tvfl
@@ -596,7 +668,7 @@ def _describe_serving(
     if config.alignment.pairwise_overlaps == "hidden":
         yield "joint prediction", "not served, since a lookup tells whom a passive knows"
         return
-    limits_text = "a tenth of its people" if own_shape is None else ""
+    limits_text = "a tenth of its people"
     if own_shape is not None:
         limits = ServeSettings().limits_for(own_shape.rows)
         limits_text = f"{limits.a_day:,} people a day and {limits.in_all:,} answers in all"
@@ -614,10 +686,17 @@ def _describe_leaks(
     sender: str | None = None,
     receiver: str | None = None,
 ) -> Iterator[tuple[str, ...]]:
-    """Yield what the messages of one party reveal: peers and kind, what can be read, what remains.
+    """Yield what messages from a party, or to it, reveal, as rows of a table.
 
-    Give either `sender` or `receiver`: the party. Kinds of every protocol, which reveal nothing of
-    data, are left out. `facts`: facts of the run. `links`: the forecast traffic.
+    Each row has the peers with the kind of message, what its receiver can read, and what is not
+    protected. Kinds that every run sends, such as keys, reveal nothing of the data and are left
+    out.
+
+    Args:
+        proposal: the organiser's proposal.
+        facts: the facts of the run that decide what can be read.
+        links: the forecast traffic of each link.
+        sender, receiver: the party; exactly one of the two is given.
     """
     from apfed_experiments.report.who_learns import Role, Rule, find_rule
     from secure_apfed.exchange import Kind
@@ -641,7 +720,8 @@ def _describe_leaks(
 def _format_listen_address(address: str) -> str:
     """Return the address on which a relay listens, given its address in a proposal.
 
-    It is written anew, since the organiser chose the text and it becomes part of a command.
+    The organiser chose the text, and it becomes part of a command that is printed for copying. So
+    host and port are parsed and formatted again, which leaves no room for other commands.
     """
     from ipaddress import ip_address
 
@@ -655,33 +735,45 @@ def _format_listen_address(address: str) -> str:
 def _show_sealed_project(
     sealed: "SealedProject", folder: Path, next_step: str, *, as_json: bool
 ) -> None:
-    """Print the words of all parties' identities and of the project, and the relay's command.
+    """Print the words of all parties' identities and of the project, and what to do next.
+
+    A party that runs the relay also gets the command that starts it. As JSON only the words are
+    printed.
 
     `folder`: this party's folder, which may have the relay's key. `next_step`: a sentence on what
     to do next.
     """
-    words = {name: answer.words for name, answer in sealed.answer_documents.items()}
+    words_by_party = {name: answer.words for name, answer in sealed.answer_documents.items()}
     if as_json:
-        terminal.print_json({"words": words, "project_words": sealed.project_words})
+        terminal.print_json({"words": words_by_party, "project_words": sealed.project_words})
         return
-    terminal.show_rows("Who takes part", ("", "words of its identity"), list(words.items()))
+    rows = list(words_by_party.items())
+    terminal.show_rows("Who takes part", ("", "words of its identity"), rows)
     typer.echo(f"Project words, compare by telephone: {sealed.project_words}")
-    address = sealed.proposal_document.relay
-    if address is not None and (folder / "relay-key.pem").exists():
-        files = {name: folder / f"{name}.pem" for name in ("ca", "relay-certificate", "relay-key")}
-        options = " ".join(f"--{key.removeprefix('relay-')} {path}" for key, path in files.items())
-        allowed = " ".join(
-            f"--allow {answer.identity}" for answer in sealed.answer_documents.values()
-        )
-        from secure_apfed.organisations.revocation import REVOKED
-
-        if (folder / REVOKED).exists():
-            options += f" --revoked {folder / REVOKED}"
-        typer.echo(
-            f"The relay: secure-apfed relay --listen {_format_listen_address(address)} {options} "
-            f"{allowed}"
-        )
+    relay_address = sealed.proposal_document.relay
+    if relay_address is not None and (folder / "relay-key.pem").exists():
+        typer.echo(f"The relay: {_format_relay_command(sealed, folder, relay_address)}")
     typer.echo(next_step)
-    over = sealed.proposal_document.over
-    if over != "grpc":
-        typer.echo(f"Its engine: commands for this party are in {folder / over / 'README.md'}.")
+    engine = sealed.proposal_document.over
+    if engine != "grpc":
+        typer.echo(f"Its engine: commands for this party are in {folder / engine / 'README.md'}.")
+
+
+def _format_relay_command(sealed: "SealedProject", folder: Path, address: str) -> str:
+    """Return the command that starts the project's relay, which only the parties may use.
+
+    `folder`: folder of the party that runs the relay, with its certificate and key. `address`: the
+    relay's address in the proposal.
+    """
+    from secure_apfed.organisations.revocation import REVOKED
+
+    options = [
+        f"--listen {_format_listen_address(address)}",
+        f"--ca {folder / 'ca.pem'}",
+        f"--certificate {folder / 'relay-certificate.pem'}",
+        f"--key {folder / 'relay-key.pem'}",
+    ]
+    if (folder / REVOKED).exists():
+        options.append(f"--revoked {folder / REVOKED}")
+    options += [f"--allow {answer.identity}" for answer in sealed.answer_documents.values()]
+    return f"secure-apfed relay {' '.join(options)}"
