@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from secure_apfed.runs.audit_log import Summary
 
-_SHUTDOWN_S = 10.0
+_SHUTDOWN_S = 10.0  # time to notify peers after SIGTERM
 certs_app = typer.Typer(
     no_args_is_help=True,
     help="Show, renew and revoke TLS certificates; `secure-apfed project` issues them.",
 )
-_DISAGREE_CODE = 4
+_DISAGREE_CODE = 4  # exit code if two audit logs disagree
 audit_log_app = typer.Typer(
     no_args_is_help=True, help="Verify a party's audit log, or compare those of two parties."
 )
@@ -47,7 +47,10 @@ LogArgument = Annotated[
 
 
 def _print_schema(is_requested: bool) -> None:
-    """Print the JSON schema of event lines and exit, if the option is given."""
+    """Print the JSON schema of the lines that --json-events prints, and end the process.
+
+    `is_requested`: whether --json-events-schema was given; else nothing happens.
+    """
     if is_requested:
         from secure_apfed.runs.events import build_schema
 
@@ -102,24 +105,25 @@ def party(
         threading.Thread(target=watch_stdin, daemon=True).start()
     file = PartyFile.from_file(config)
     status = StatusTracker()
-    records = list[OwnRecord]()
-    # A misspelt attack is refused before hours of training.
-    shared = load_config(file.config)
-    refuse_code(shared, source=f"{file.config}, which all parties share,")
-    shared.note_attacks()  # each party sets its own; a proposal has none
-    expand_choices(shared.attacks)
+    records = list[OwnRecord]()  # gets one entry: what this party sent
+    shared_config = load_config(file.config)
+    refuse_code(shared_config, source=f"{file.config}, which all parties share,")
+    # Attacks may be code all the same: each party sets its own, and a proposal has none.
+    shared_config.note_attacks()
+    expand_choices(shared_config.attacks)  # refuses a misspelt attack before hours of training
     board = progress.Board(lambda: (status.build_status(),))
     me = file.party
     display_options: dict[str, Any] = {"as_json": as_json, "json_events": json_events}
 
     def show_restart(why: str) -> None:
+        """Print why the session restarts, and no longer show work that was interrupted."""
         board.drop_work()
         terminal.show_line(why)
 
     with (
         progress.write_metrics(board, metrics_file),
         observing_work(lambda work: board.update_work(work, me)),
-        progress.show_board(board, as_json=as_json, json_events=json_events),
+        progress.show_board(board, **display_options),
     ):
         result = run_party(
             config,
@@ -134,17 +138,19 @@ def party(
     with progress.show_work(me, **display_options):
         finished.attack_own_messages(records[0], file.folder, quiet=quiet)
     if result is None or result.folder is None:
-        if report:  # else the parent process reports
+        # Only the active has a result. Without `report` the parent process reports for all.
+        if report:
             finished.report_passive(file.folder, quiet=quiet)
         return
-    settings = RunFolder(result.folder).load_config()
+    run_config = RunFolder(result.folder).load_config()
     if report:
         finished.finish_run(
-            settings, result, baselines=baselines, quiet=quiet, json_events=json_events
+            run_config, result, baselines=baselines, quiet=quiet, json_events=json_events
         )
-    elif baselines:  # the parent process reports
+    elif baselines:
+        # Only the active's process has its rows; the measures are stored for the parent's report.
         with progress.show_work(me, **display_options):
-            finished.measure_local_models(settings, result, quiet=quiet)
+            finished.measure_local_models(run_config, result, quiet=quiet)
 
 
 def serve(
@@ -178,18 +184,22 @@ class Terminated(ApfedError):  # noqa: N818 - it is no error
 
 
 def _end_by_signal(number: int, frame: FrameType | None) -> None:
-    """Raise `Terminated` at a signal, so that peers are notified and files are completed, as after
+    """Raise `Terminated` at SIGTERM, so that peers are notified and files are completed, as after
     an error.
+
+    `number`, `frame`: what Python passes to a signal handler; not used.
     """
     raise Terminated("ended by SIGTERM")
 
 
 def watch_stdin() -> None:
-    """Wait until stdin is closed, since the process that started this one has ended; then end it.
+    """Wait until stdin is closed, then end this process.
 
-    SIGTERM gives it `_SHUTDOWN_S` seconds to notify its peers.
+    Run in a thread of a process that another one started and keeps a pipe to: stdin closes when
+    the other has ended, even if that crashed. SIGTERM comes first, and leaves 10 seconds to notify
+    peers.
     """
-    while os.read(sys.stdin.fileno(), 1):
+    while os.read(sys.stdin.fileno(), 1):  # b"" once stdin is closed
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_SHUTDOWN_S)
@@ -247,19 +257,20 @@ def relay(
     else:
         raise ConfigError("a relay needs --ca, --certificate and --key; `project join` prints all")
     try:
-        identities = None if allow is None else frozenset(map(bytes.fromhex, allow))
+        allowed_identities = None if allow is None else frozenset(map(bytes.fromhex, allow))
     except ValueError as error:
         raise ConfigError("--allow: an identity is 64 letters in hex") from error
     should_end = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: should_end.set())
     if end_with_stdin:
         threading.Thread(target=watch_stdin, daemon=True).start()
-    running_relay = Relay(address, credentials, identities, revoked=revoked)
-    listens = spell_address((address[0], running_relay.port))
+    running_relay = Relay(address, credentials, allowed_identities, revoked=revoked)
+    # With the actual port, since the caller may give port 0 for any free one.
+    actual_address = spell_address((address[0], running_relay.port))
     if as_json:
-        terminal.print_json({"listens": listens})
+        terminal.print_json({"listens": actual_address})
     else:
-        terminal.show_note(f"the relay listens at {listens}; it ends with Ctrl-C")
+        terminal.show_note(f"the relay listens at {actual_address}; it ends with Ctrl-C")
     try:
         should_end.wait()
     finally:
@@ -275,23 +286,25 @@ def show_certificates(
     from secure_apfed.exchange.certificates import hash_certificate, list_dns_names
 
     now = dt.datetime.now(dt.UTC)
-    described = [
-        {
-            "file": str(file),
-            "names": ", ".join(list_dns_names(certificate)),
-            "valid_until": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
-            "days_left": (certificate.not_valid_after_utc - now).days,
-            "issuer": certificate.issuer.rfc4514_string(),
-            "serial": f"{certificate.serial_number:x}",
-            "sha256": hash_certificate(certificate),
-        }
-        for file, certificate in ((file, _load_certificate(file)) for file in files)
-    ]
+    descriptions: list[dict[str, Any]] = []
+    for file in files:
+        certificate = _load_certificate(file)
+        descriptions.append(
+            {
+                "file": str(file),
+                "names": ", ".join(list_dns_names(certificate)),
+                "valid_until": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
+                "days_left": (certificate.not_valid_after_utc - now).days,
+                "issuer": certificate.issuer.rfc4514_string(),
+                "serial": f"{certificate.serial_number:x}",
+                "sha256": hash_certificate(certificate),
+            }
+        )
     if as_json:
-        terminal.print_json({"certificates": described})
+        terminal.print_json({"certificates": descriptions})
         return
-    rows = [tuple(map(str, row.values())) for row in described]
-    terminal.show_rows("Certificates", tuple(described[0]), rows)
+    rows = [tuple(map(str, description.values())) for description in descriptions]
+    terminal.show_rows("Certificates", tuple(descriptions[0]), rows)
 
 
 @certs_app.command("request")
@@ -390,30 +403,36 @@ def revoke_certificates(
     from secure_apfed.organisations.revocation import find_readers
 
     _append_revocations(revoked, _parse_revocations(what), note)
-    listed = sorted(load_revocations(revoked))
-    reading, others = find_readers(revoked, beside=[Path.cwd()])
-    if not reading and not for_others:
-        named = [f"{file.path} of {file.party} names {file.revoked or 'none'}" for file in others]
+    entries = sorted(load_revocations(revoked))
+    # Parties' files on this machine: those that name this list, and those that do not.
+    readers, others = find_readers(revoked, beside=[Path.cwd()])
+    if not readers and not for_others:
+        other_lists = [
+            f"{file.path} of {file.party} names {file.revoked or 'none'}" for file in others
+        ]
+        reason = "; ".join(other_lists) or "there is no party.yaml beside it or below"
         raise ConfigError(
-            f"{revoked} names {len(listed)} now, and no party's file reads it, so it protects "
-            f"nobody here ({'; '.join(named) or 'there is no party.yaml beside it or below'}). "
+            f"{revoked} names {len(entries)} now, and no party's file reads it, so it protects "
+            f"nobody here ({reason}). "
             f"Say `revoked: {revoked.absolute()}` under `tls` in the party.yaml, start the party "
             "again, and revoke anew; or say --for-others where it is for other machines"
         )
-    relays = sorted({file.relay for file in (*reading, *others) if file.relay is not None})
+    relays = sorted({file.relay for file in (*readers, *others) if file.relay is not None})
     if as_json:
         terminal.print_json(
             {
                 "list": str(revoked),
-                "revoked": listed,
-                "read_by": [str(file.path) for file in reading],
+                "revoked": entries,
+                "read_by": [str(file.path) for file in readers],
                 "not_read_by": [str(file.path) for file in others],
                 "relays": relays,
             }
         )
         return
-    readers = ", ".join(f"{file.party} ({file.path})" for file in reading) or "nobody here"
-    terminal.show_note(f"{revoked} names {len(listed)}; read by {readers}: give it to all parties")
+    readers_text = ", ".join(f"{file.party} ({file.path})" for file in readers) or "nobody here"
+    terminal.show_note(
+        f"{revoked} names {len(entries)}; read by {readers_text}: give it to all parties"
+    )
     for file in others:
         terminal.show_note(
             f"note: {file.path} of {file.party} reads {file.revoked or 'no list'}, and not this one"
@@ -426,20 +445,22 @@ def revoke_certificates(
 
 
 def _parse_revocations(named: Sequence[str]) -> list[str]:
-    """Return the entries of a revocation list: hex without colons, in lower case.
+    """Return what a user revokes as entries of a revocation list: hex without colons, in lower
+    case.
 
-    `named`: each an entry, or a certificate's file, whose hash is the entry.
+    `named`: each text is the path of a certificate, whose hash becomes the entry, or an entry: a
+    certificate's hash or serial number, or a party's identity.
 
-    Raises ConfigError: one is neither a file nor hex.
+    Raises ConfigError: a text is neither a file nor hex.
     """
     from secure_apfed.exchange.certificates import hash_certificate
 
     entries = []
-    for name in named:
-        if Path(name).is_file():
-            entry = hash_certificate(_load_certificate(Path(name)))
+    for text in named:
+        if Path(text).is_file():
+            entry = hash_certificate(_load_certificate(Path(text)))
         else:
-            entry = name.lower().replace(":", "")
+            entry = text.lower().replace(":", "")
         if not entry or not set(entry) <= set(string.hexdigits):
             raise ConfigError("certs revoke: name files of certificates that are there, or hex")
         entries.append(entry)
@@ -449,18 +470,23 @@ def _parse_revocations(named: Sequence[str]) -> list[str]:
 def _append_revocations(revoked: Path, entries: Sequence[str], note: str) -> None:
     """Append entries to a revocation list, each with today's date and a note.
 
-    `revoked`: path of the list, which is created if it is missing.
+    `revoked`: path of the list, which is created if it is missing. `entries`: hex. `note`: the
+    reason as free text; empty: none.
     """
-    existing = revoked.read_text(encoding="utf-8") if revoked.exists() else ""
-    if existing and not existing.endswith("\n"):
-        existing += "\n"
-    remark = f"  # {dt.datetime.now(dt.UTC):%Y-%m-%d} {' '.join(note.split())}".rstrip()
-    lines = "".join(f"{entry}{remark}\n" for entry in entries)
-    revoked.write_text(existing + lines, encoding="utf-8")
+    existing_text = revoked.read_text(encoding="utf-8") if revoked.exists() else ""
+    if existing_text and not existing_text.endswith("\n"):
+        existing_text += "\n"
+    one_line_note = " ".join(note.split())  # a line break would begin another entry
+    remark = f"  # {dt.datetime.now(dt.UTC):%Y-%m-%d} {one_line_note}".rstrip()
+    new_lines = "".join(f"{entry}{remark}\n" for entry in entries)
+    revoked.write_text(existing_text + new_lines, encoding="utf-8")
 
 
 def _load_certificate(file: Path) -> "x509.Certificate":
-    """Return the certificate in a PEM file. Raises ConfigError: the file holds none."""
+    """Return the certificate in a PEM file.
+
+    Raises ConfigError: the file cannot be read, or holds no certificate.
+    """
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
@@ -555,14 +581,17 @@ def restart_counter(
 
 
 def _show_log_summary(summary: "Summary") -> None:
-    """Print the summary of an audit log as two tables: of the log, and of its envelopes."""
+    """Print the summary of a party's audit log as two tables: facts about the log, and how many
+    envelopes (messages with headers) it sent and received.
+    """
     from secure_apfed.settings.promises import epsilon_words, figure_title
 
-    epsilon_row = (
-        "epsilon, last",
-        "none: no ledger counts what it sent, so nothing is promised of it",
-    )
-    if summary.figure is not None:
+    if summary.figure is None:
+        epsilon_row = (
+            "epsilon, last",
+            "none: no ledger counts what it sent, so nothing is promised of it",
+        )
+    else:
         epsilon_row = f"{figure_title(summary.figure)}, last", epsilon_words(summary.epsilon)
     rows = [
         ("party", summary.party),
@@ -573,7 +602,8 @@ def _show_log_summary(summary: "Summary") -> None:
         ("opened", f"{summary.opened:,} times, {summary.agreed:,} sessions agreed"),
         ("cut after a kill", f"{summary.cut:,} bytes"),
         epsilon_row,
-        *((name, f"counted {noted.number:,}") for name, noted in summary.counters.items()),
+        # Counters limit what a party gives away; the log notes how far each has come.
+        *((name, f"counted {line.number:,}") for name, line in summary.counters.items()),
     ]
     rows += [
         (
@@ -599,12 +629,16 @@ def _show_log_summary(summary: "Summary") -> None:
 
 
 def _describe_ending(summary: "Summary") -> str:
-    """Return in words whether the log's end is signed, or which lines may have been changed."""
+    """Return in words whether the log's end is signed, or which lines may have been changed.
+
+    An attacker with the party's disk can rewrite lines after the last signature, for which the key
+    is needed.
+    """
     if summary.has_final_signature:
         return "signed by the identity"
-    lines = "1 line" if summary.unsigned == 1 else f"{summary.unsigned:,} lines"
-    torn = f" and {summary.torn:,} bytes of a torn line" if summary.torn else ""
+    lines_text = "1 line" if summary.unsigned == 1 else f"{summary.unsigned:,} lines"
+    torn_text = f" and {summary.torn:,} bytes of a torn line" if summary.torn else ""
     return (
-        f"{lines}{torn} after the last signature of {summary.party}: there it "
+        f"{lines_text}{torn_text} after the last signature of {summary.party}: there it "
         "may have been shortened or written anew"
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from secure_apfed.learning.autoencoder import EncoderQuality
     from secure_apfed.settings.data import TableShape
 
+# For noise without a run's file.
 _GUARD_MECHANISMS = ("gaussian", "frozen_gaussian")
 _DEFAULT_EPOCHS = 50
 _DEFAULT_DELTA = 1e-5
@@ -76,8 +77,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Forecast time, traffic and privacy cost of a run, or find the noise for an epsilon."""
-    planned: dict[str, Any] = {}
-    shapes = None
+    forecast_fields: dict[str, Any] = {}
+    shapes = None  # all tables lie here and are read
     if party_file is not None and config_file is not None:
         raise typer.BadParameter("give CONFIG, or --config, not both")
     if baselines and (party_file is not None or config_file is None):
@@ -101,11 +102,15 @@ def plan(
         config = _load_changed_config(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
         )
-        planned = _forecast_run(config, shapes, quiet=as_json, links=links, baselines=baselines)
+        forecast_fields = _forecast_run(
+            config, shapes, quiet=as_json, links=links, baselines=baselines
+        )
         if rehearsal_epsilon is not None:
-            planned["rehearsal"] = _rehearse_votes(config, rehearsal_epsilon, quiet=as_json)
+            rehearsal = _rehearse_votes(config, rehearsal_epsilon, quiet=as_json)
+            forecast_fields["rehearsal"] = rehearsal
         guard = config.guard
         calibrations = []
+        # Only representations get the guard's noise.
         if guard.epsilon is not None and "representations are sent" in config.method.facts:
             calibrations.append(
                 _calibrate_noise(
@@ -117,7 +122,7 @@ def plan(
                 )
             )
     if as_json:
-        terminal.print_json({**planned, "calibration": calibrations})
+        terminal.print_json({**forecast_fields, "calibration": calibrations})
         return
     if calibrations:
         _show_noise(calibrations)
@@ -131,11 +136,15 @@ def _load_changed_config(
     epochs: int | None,
     delta: float | None,
 ) -> "Config":
-    """Return the run in a file with the changes of the command's options.
+    """Return the settings of the run in a file, changed as the command's options say.
 
-    `overrides`: settings such as train.epochs=3. `epsilon`: epsilon of the guard (the mechanism
-    that clips and perturbs representations), which becomes gaussian if the file has none.
-    `epsilon`, `epochs` and `delta` are None for unchanged.
+    Args:
+        path: path of the run's file.
+        overrides: changed settings, such as train.epochs=3.
+        epsilon: new epsilon of the guard (the mechanism that clips and perturbs representations),
+            which becomes gaussian if the file has none; None: unchanged.
+        epochs: new number of epochs; None: unchanged.
+        delta: new delta of every (epsilon, delta); None: unchanged.
     """
     from secure_apfed.config.file import load_config
 
@@ -149,17 +158,21 @@ def _load_changed_config(
         mechanism = config.guard.mechanism
         changes += [
             f"guard.mechanism={'gaussian' if mechanism == 'none' else mechanism}",
-            "guard.sigma=null",
+            "guard.sigma=null",  # a guard has sigma or epsilon, not both
             f"guard.epsilon={epsilon!r}",
         ]
     return load_config(path, overrides=changes, own=True) if changes else config
 
 
 def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
-    """Return the shapes of all parties' tables, the active's first, and the path of the run's file.
+    """Return the shapes (numbers of rows and columns) of all parties' tables, the active's first,
+    and the path of the run's file.
 
-    `path`: path of a party's file. Its own table is read; others are as declared in the sealed
-    project. A party that declared none is assumed to have a table like this one, with a note.
+    This party's own table is read; the others' shapes are those that they declared in the sealed
+    project. A party that declared none is assumed to have a table like this one, and a note says
+    so. Another note names each organisation that runs several parties.
+
+    `path`: path of a party's file.
     """
     from secure_apfed.config.file import load_config
     from secure_apfed.organisations.party import (
@@ -174,19 +187,23 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
 
     file = PartyFile.from_file(path)
     config = load_config(file.config)
-    sealed = file.folder / SEALED
+    sealed_path = file.folder / SEALED
     data = load_party_data(file, config, determine_role(file, config))
     own_shape = TableShape() if data is None else describe_table(data, columns=False)
-    shapes = {file.party: own_shape}
-    if sealed.exists():
-        project = SignedFile.from_file(sealed).open_document(SealedProject, sealed)
-        answers = project.answer_documents
+    shapes: dict[str, TableShape] = {}
+    if sealed_path.exists():
+        project = SignedFile.from_file(sealed_path).open_document(SealedProject, sealed_path)
         for organisation, conflict in project.proposal_document.conflicts:
             terminal.show_note(
                 f"note: {organisation} runs {' and '.join(conflict.parties)}, which was allowed by "
                 f"name: together they {conflict.gets}"
             )
-        shapes = {name: answer.table for name, answer in answers.items() if answer.table} | shapes
+        shapes = {
+            name: answer.table
+            for name, answer in project.answer_documents.items()
+            if answer.table is not None
+        }
+    shapes[file.party] = own_shape
     names = (file.active, *file.passives)
     if undeclared := [name for name in names if name not in shapes]:
         terminal.show_note(
@@ -204,14 +221,19 @@ def _forecast_run(
     links: bool,
     baselines: bool,
 ) -> dict[str, Any]:
-    """Forecast a run, print the forecast unless `quiet`, and return it as plain values.
+    """Forecast time, traffic and privacy costs of a run; print the forecast unless `quiet`.
 
     Args:
-        config: the run.
-        shapes: shapes of all parties' tables; None: all tables are here and are read.
+        config: settings of the run.
+        shapes: shapes (numbers of rows and columns) of all parties' tables; None: all tables are
+            here and are read.
         quiet: print nothing.
-        links: show the traffic of each link.
+        links: show the traffic of each link instead of the total.
         baselines: also forecast the time of local models, by training them on two samples.
+
+    Returns:
+        The forecast as plain values, with the settings that protect less than by default under
+        "departures".
     """
     from secure_apfed.planning.forecast import forecast
     from secure_apfed.settings.protection import find_departures
@@ -219,31 +241,40 @@ def _forecast_run(
     if baselines:
         from apfed_experiments.solo import estimate_baseline_seconds
 
-        planned = forecast(
+        run_forecast = forecast(
             config, shapes, time_baselines=partial(estimate_baseline_seconds, config)
         )
     else:
-        planned = forecast(config, shapes)
+        run_forecast = forecast(config, shapes)
     departures = find_departures(config)
     if not quiet:
-        terminal.show_forecast(config.name, planned, links=links)
+        terminal.show_forecast(config.name, run_forecast, links=links)
         terminal.show_departures(departures)
-        for warning in planned.warnings:
+        for warning in run_forecast.warnings:
             terminal.show_note(f"note: {warning}")
-    promises = [promise.as_json() for promise in planned.promises]
-    departed = [asdict(departure) for departure in departures]
-    return {**asdict(planned), "promises": promises, "departures": departed}
+    return {
+        **asdict(run_forecast),
+        "promises": [promise.as_json() for promise in run_forecast.promises],
+        "departures": [asdict(departure) for departure in departures],
+    }
 
 
 def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:
-    """Simulate a run of votes_rehearsal, a dry run on labelled rows; return how often each party's
-    votes agree with the labels.
+    """Estimate how often each passive's votes (labels that it assigns to rows) would be right.
 
-    Each passive reveals, with noise, on how many labelled rows its vote would be right; the vote on
-    a row is fitted without the row's label. All tables are read here; parties with only
-    their own table run votes_rehearsal together instead.
+    A run of the method votes_rehearsal is simulated: each passive reveals, with noise, on how many
+    labelled rows its vote equals the label. The vote on a row is fitted without the row's label.
+    All tables are read here; parties that have only their own table run votes_rehearsal together
+    instead.
 
-    `epsilon`: epsilon of the one number that a passive reveals. `quiet`: print nothing.
+    Args:
+        config: settings of the run with votes.
+        epsilon: privacy cost of the one number that each passive reveals.
+        quiet: print nothing.
+
+    Returns:
+        For each party the share of labelled rows on which its votes are right, and the standard
+        deviation of that share's noise, as plain values.
 
     Raises ConfigError: the run's method has no votes, or the epsilon is out of range.
     """
@@ -258,28 +289,30 @@ def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[st
         raise ConfigError(f"--with-peers: nobody votes in method {config.method.name}")
     if not 0 < epsilon < math.inf:
         raise ConfigError(f"--with-peers: an epsilon is above 0 and finite, got {epsilon:g}")
-    rehearsal = next(
+    # The method by which passives reveal only the number of right votes.
+    rehearsal_method = next(
         name for name, method in METHODS.items() if method.settings.opens_votes == "count"
     )
     vote_settings = config.method.model_dump(include=set(VoteSettings.model_fields) - {"name"})
-    changed = {
-        "method": {**vote_settings, "name": rehearsal, "epsilon": epsilon},
+    changes = {
+        "method": {**vote_settings, "name": rehearsal_method, "epsilon": epsilon},
         "attacks": [],
+        # Each number has noise of its own, and no secure sum is used.
         "colluders": 0,
         "secure_sum": {**config.secure_sum.model_dump(), "noise": None},
     }
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rehearsal"
-        run(type(config).model_validate({**config.model_dump(), **changed}), path)
-        agreement = load_outcome(RunFolder(path)).agreement
+        run(type(config).model_validate({**config.model_dump(), **changes}), path)
+        agreement_by_party = load_outcome(RunFolder(path)).agreement
     if not quiet:
         rows = [
-            (name, f"{party_agreement.labels:.2f}", f"{party_agreement.labels_noise:.2f}")
-            for name, party_agreement in agreement.items()
+            (party, f"{agreement.labels:.2f}", f"{agreement.labels_noise:.2f}")
+            for party, agreement in agreement_by_party.items()
         ]
         title = f"\nVotes on labelled rows, one number of epsilon {epsilon:g} a passive"
         terminal.show_rows(title, ("party", "share that is right", "deviation of its noise"), rows)
-    return {name: asdict(party_agreement) for name, party_agreement in agreement.items()}
+    return {party: asdict(agreement) for party, agreement in agreement_by_party.items()}
 
 
 def _calibrate_noise(
@@ -287,12 +320,20 @@ def _calibrate_noise(
 ) -> dict[str, Any]:
     """Return the noise with which all releases of one row are (epsilon, delta)-DP, as plain values.
 
-    A row is released once in every epoch, or once in all for `frozen_gaussian`. Adjacency is
-    replace-one. There is no amplification by subsampling, since passives know who is in a batch.
+    A row's representation is released once in every epoch, or once in all for `frozen_gaussian`.
+    Adjacency is replace-one. There is no amplification by subsampling, since passives know who is
+    in a batch.
 
-    `mechanism`: mechanism of the guard. `clip`: L2 bound of a representation. `sigma` is the
-    standard deviation of the noise on each number, `noise_multiplier` that divided by the
-    sensitivity 2C. `epochs`: number of training epochs.
+    Args:
+        mechanism: mechanism of the guard, which clips representations and adds noise.
+        epsilon, delta: the guarantee.
+        epochs: number of training epochs.
+        clip: C, the L2 bound of a representation.
+
+    Returns:
+        The arguments, and releases: how often a row is released; sigma: the standard deviation of
+        the noise on each number; noise_multiplier: sigma / (2C), where 2C is the sensitivity; mu:
+        the mu of Gaussian differential privacy that equals (epsilon, delta).
     """
     from secure_apfed.privacy.accountants import calibrate_sigma, gdp_mu
 
@@ -312,7 +353,10 @@ def _calibrate_noise(
 
 
 def _show_noise(calibrations: Sequence[Mapping[str, Any]]) -> None:
-    """Print noise as a table; `calibrations`: one for each row, from `_calibrate_noise`."""
+    """Print calibrated noise as a table.
+
+    `calibrations`: the rows, as `_calibrate_noise` returns them; all for one epsilon and delta.
+    """
     columns = ("guard", "releases of a row", "sigma", "sigma / (2C)", "clip C", "mu")
     rows = [
         (
@@ -363,6 +407,7 @@ def check_encoder(
         )
     data = load_data(config.data, seed=config.seed)
     assert data.active.labels is not None
+    # Labels of other rows are hidden, as from training. N rows of the active.
     labels_N = torch.full_like(data.active.labels, UNLABELLED)
     labels_N[data.labelled_rows] = data.active.labels[data.labelled_rows]
     quality = measure_encoder_quality(
@@ -392,7 +437,10 @@ def check_encoder(
 
 
 def _show_quality(quality: "EncoderQuality", *, title: str) -> None:
-    """Print a classifier's accuracy on the encoder's code, compared with that on the columns."""
+    """Print a classifier's accuracy on the encoder's output (its code), and on the raw columns.
+
+    `title`: title of the table.
+    """
     threshold_text = f"{100 * quality.threshold:g} fewer are borne"
     rows = [
         (f"columns, {len(quality.columns)} folds", f"{100 * quality.columns.mean():.2f} %"),

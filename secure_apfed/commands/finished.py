@@ -304,11 +304,12 @@ def report_passive(folder: Path, *, quiet: bool) -> None:
 def measure_local_models(
     config: "Config", result: "RunResult", *, quiet: bool
 ) -> "BaselinesRecord | None":
-    """Train local models on the active's columns alone, with the run's rows and labels; return
-    their measures.
+    """Return the measures of local models, which learn from the active's columns alone, on the rows
+    and labels of a run.
 
-    Returns None if they cannot be measured: under DP-SGD, or if the rows do not fit into memory. A
-    note says why, unless `quiet`.
+    They are trained and stored in the run's folder, or read from there if the run's rows are not at
+    hand (`result.trained` is None). Returns None if there are none: under DP-SGD, or if the rows do
+    not fit into memory. A note says why, unless `quiet`.
     """
     from apfed_experiments.solo import (
         LEFT_OUT,

@@ -20,7 +20,7 @@ from secure_apfed.errors import NarrowBatchWarning
 if TYPE_CHECKING:
     from apfed_experiments.runner import Study
 
-# Names for the help, which must not import the tables whose keys they are; a test compares them.
+# Names for the help texts. The tables that have them as keys are slow to import; a test compares.
 LEAKS = (
     "inversion",
     "chosen",
@@ -43,7 +43,7 @@ LEAKS = (
 
 BASES = ("main-digits", "main-breast-cancer", "main-handwritten")
 
-_FAILED_CODE = 3
+_FAILED_CODE = 3  # exit code if a run of a study failed
 app = typer.Typer(no_args_is_help=True, help="Studies over many runs: gain, cost and leakage.")
 Seeds = Annotated[int, typer.Option(min=1, help="Number of runs (seeds) of each setting.")]
 Output = Annotated[Path, typer.Option(help="Folder for the results.")]
@@ -68,14 +68,18 @@ def choose_backend(
 
 
 def _start_workers() -> AbstractContextManager[None]:
-    """Start worker processes, which import what runs need while the block does so, too."""
+    """Start the server from which worker processes are forked, for a `with` block.
+
+    Imports stand in this block: the server imports the same modules at the same time, so that
+    nobody waits.
+    """
     from apfed_experiments.workers import start_workers
 
     return start_workers()
 
 
 def _describe_choice(names: Sequence[str]) -> str:
-    """Return the help text of an option that takes some of these names."""
+    """Return the help text of an option that takes some of these names, and all by default."""
     return f"Some of: {', '.join(names)}; all unless given. May be repeated."
 
 
@@ -143,13 +147,14 @@ def gains(
 ) -> None:
     """Measure the gain over the best local model, case by case."""
     with _start_workers():
-        from apfed_experiments import gains as help_by_case
+        from apfed_experiments import gains as gains_study
 
-    known_cases = help_by_case.CASES if tables is None else help_by_case.list_own_cases(tables)
-    default_patterns = help_by_case.QUICK if quick and tables is None else ("*",)
-    cases = help_by_case.select_cases(only or default_patterns, known_cases)
-    default_seeds = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
-    study = help_by_case.declare_study(output, cases, seeds=seeds or default_seeds)
+    known_cases = gains_study.CASES if tables is None else gains_study.list_own_cases(tables)
+    # The quick version takes three of the built-in cases, and all cases of one's own tables.
+    default_patterns = gains_study.QUICK if quick and tables is None else ("*",)
+    cases = gains_study.select_cases(only or default_patterns, known_cases)
+    default_seeds = gains_study.QUICK_SEEDS if quick else gains_study.SEEDS
+    study = gains_study.declare_study(output, cases, seeds=seeds or default_seeds)
     _run_study(study, jobs, as_json=as_json)
 
 
@@ -194,8 +199,9 @@ def leaks(
     _check_names(only, LEAKS)
     from apfed_experiments.leaks import declare_study
 
-    warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
-    _run_study(declare_study(only or LEAKS, store), 1, as_json=as_json)
+    # It concerns honest steps before an attack, which are not what is measured.
+    warnings.simplefilter("ignore", NarrowBatchWarning)
+    _run_study(declare_study(only or LEAKS, store), jobs=1, as_json=as_json)
 
 
 @app.command()
@@ -244,25 +250,28 @@ def audit(
         seed=seed,
         device=find_device(device),
     )
-    _run_study(study, 1, as_json=as_json)
+    _run_study(study, jobs=1, as_json=as_json)
 
 
 def _run_study(study: "Study[Any]", jobs: int, *, as_json: bool) -> None:
-    """Run a study, and print its result as text or JSON; end the process with an error code if a
-    part failed.
+    """Run a study, and print its result as text or JSON.
 
-    `jobs`: number of runs at a time.
+    `jobs`: number of runs at a time. Raises typer.Exit: a run failed; the process then ends with
+    an error code, and the same command tries failed runs again.
     """
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # studies compare with unsafe choices
     answer = finished.run_study(study, jobs, quiet=as_json)
     if as_json:
         terminal.print_json(answer.as_json())
     if answer.failures:
-        raise typer.Exit(_FAILED_CODE)  # the same command tries failed parts again
+        raise typer.Exit(_FAILED_CODE)
 
 
 def _check_names(chosen: Sequence[str] | None, names: Sequence[str]) -> None:
-    """Raise a usage error, which suggests the nearest, if a chosen name is not among `names`."""
+    """Raise a usage error (typer.BadParameter) if a chosen name is not among the known `names`.
+
+    The error suggests the nearest name. `chosen`: None: nothing was chosen.
+    """
     for name in chosen or ():
         if name not in names:
             from secure_apfed.settings import unknown_name
@@ -301,7 +310,9 @@ def table(
 
 
 def _list_tables(*, as_json: bool) -> None:
-    """Print the tables of the papers that can be measured."""
+    """Print the papers' tables and figures that `study table` can reproduce, with the hours that
+    each takes.
+    """
     from apfed_experiments.tables import TABLES
 
     if as_json:
