@@ -66,14 +66,15 @@ __all__ = [
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_SURE = 6.0  # standard errors
-_MAX_WRONG = 1e-7  # how often a class that keeps its word is refused, at most
+_MARGIN = 6.0  # standard errors that are allowed for chance
+_MAX_WRONG = 1e-7  # largest probability that a class with a true claim is refused
+# The synthetic people that labellers vote on.
 _PEOPLE = 60
 _COLUMNS = 5
 _CLASSES = 3
 _SEEDS = 2
-_QUESTIONS = 80
-_ANSWERS = 20_000
+_QUESTIONS = 80  # requests of votes, each with fresh noise
+_ANSWERS = 20_000  # randomised answers for each true label
 
 
 def check_sensitivity(
@@ -82,10 +83,10 @@ def check_sensitivity(
     """Refuse a claimed sensitivity that two inputs exceed.
 
     Args:
-        contribute: maps one input to the numbers that get noise.
+        contribute: maps one input to the numbers to which noise is added afterwards.
         rows: possible inputs of one person; extreme ones find the most faults.
-        claimed: how far two results lie apart at most, L2.
-        name: the class that claims it, for the message.
+        claimed: the largest L2 distance between the numbers of two inputs.
+        name: the class that claims it, for the error.
 
     Raises:
         PromiseError: two results lie further apart.
@@ -108,16 +109,18 @@ def check_sensitivity(
 def check_labeller(labeller: Labeller) -> None:
     """Refuse a labeller that breaks `inductive`, `signed`, `linear`, `model` or the norm of rows.
 
-    It labels synthetic clusters of people, and votes on them; see `check_votes` for the replaced
-    rows. If `model` has a finite mu, the test distinguishes two tables that differ in one labelled
-    person by the votes on others, over 80 requests: missing noise is found, slightly weak noise is
-    not.
+    The labeller (the rule by which a passive votes on rows) is fitted to synthetic people in one
+    cluster for each class, and votes on them. `check_votes` tests the first properties by replacing
+    rows. If `model` has a finite mu (of Gaussian differential privacy), the test tries to tell two
+    tables that differ in one labelled person apart, by the votes on others over 80 requests. It
+    finds missing noise, but not slightly weak noise.
 
     Raises:
         PromiseError: names the class, the property and the measurement.
     """
     for seed in range(_SEEDS):
         features_UF, labelled_n, labels_n = _draw_people(seed)
+        # With and without votes on labelled rows that do not use these rows' own labels.
         for is_judge in (True, False):
             check_votes(labeller, features_UF, labelled_n, labels_n, _CLASSES, is_judge=is_judge)
         if labeller.linear:
@@ -127,8 +130,10 @@ def check_labeller(labeller: Labeller) -> None:
 
 
 def _draw_people(seed: int) -> tuple[Floats, Integers, Integers]:
-    """Return features of random people in one cluster a class, and the positions and labels of
-    some.
+    """Draw random people, one cluster for each class.
+
+    Returns the features of U people, (U, F), and the positions and labels, (n,), of the n people
+    that have a label.
     """
     generator = np.random.default_rng(seed)
     classes_U = generator.permutation(np.arange(_PEOPLE) % _CLASSES)
@@ -139,15 +144,16 @@ def _draw_people(seed: int) -> tuple[Floats, Integers, Integers]:
 
 
 def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers) -> None:
-    """Raise PromiseError unless votes for a class add up over the labels that name it.
+    """Raise PromiseError unless the votes are linear in the labels: its matrix (U, n) times the
+    one-hot labels (n, K).
 
-    `features_UF`: rows (U, F).
+    `features_UF`: features of U people, (U, F). `labelled_n`: positions of the n labelled ones.
     """
     name = type(labeller).__name__
     if not isinstance(labeller, LinearLabeller):
         raise PromiseError(f"{name} says linear = True, and is no LinearLabeller with a matrix")
     matrix_Un = labeller.compute_matrix(features_UF, labelled_n)
-    require_short(labeller, matrix_Un)
+    require_short(labeller, matrix_Un)  # the norm of its rows, on which a bound relies
     generator = np.random.default_rng(0)
     for _ in range(3):
         labels_n = generator.integers(0, _CLASSES, len(labelled_n))
@@ -163,65 +169,81 @@ def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers)
 def _check_model(labeller: Labeller) -> None:
     """Raise PromiseError if votes on others reveal a labelled person's features better than mu
     allows.
+
+    Two tables differ in one labelled person, whose features change their signs in the second. The
+    labeller votes on everybody else, once for each of Q requests with fresh noise. A classifier
+    tells the tables apart by these votes: half of the requests fit it, the others score it.
     """
     name = type(labeller).__name__
     mu = labeller.model.mu
     features_UF, labelled_n, labels_n = _draw_people(0)
-    two_n = np.array([0, int((labels_n != labels_n[0]).argmax())])  # of few, one decides most
+    # Only two labelled people, of different classes: one of few influences the model most.
+    two_n = np.array([0, int((labels_n != labels_n[0]).argmax())])
     labelled_n = labelled_n[two_n]
     labels_n = labels_n[two_n]
-    other_UF = features_UF.copy()
-    other_UF[labelled_n[0]] *= -1
-    others_U = np.setdiff1d(np.arange(_PEOPLE), labelled_n[:1])
+    changed_UF = features_UF.copy()
+    changed_UF[labelled_n[0]] *= -1
+    unchanged_people = np.setdiff1d(np.arange(_PEOPLE), labelled_n[:1])
 
     def collect_votes(rows_UF: Floats) -> Floats:
-        """Return votes on the other people, by question.
+        """Return the votes on all people but the changed one, for each request, (Q, V): V class
+        scores.
 
-        `rows_UF`: rows (U, F).
+        `rows_UF`: features of all people, (U, F).
         """
-        labellers = (labeller.for_question(b"measured %d" % number) for number in range(_QUESTIONS))
-        return np.stack(
-            [
-                asked_labeller.label_rows(rows_UF, labelled_n, labels_n, _CLASSES)[others_U].ravel()
-                for asked_labeller in labellers
-            ]
-        )
+        votes = []
+        for number in range(_QUESTIONS):
+            asked_labeller = labeller.for_question(b"measured %d" % number)
+            votes_UK = asked_labeller.label_rows(rows_UF, labelled_n, labels_n, _CLASSES)
+            votes.append(votes_UK[unchanged_people].ravel())
+        return np.stack(votes)
 
     votes_QV = collect_votes(features_UF)
-    other_votes_QV = collect_votes(other_UF)
-    if np.ptp(votes_QV, axis=0).max() <= 1e-12:
+    changed_votes_QV = collect_votes(changed_UF)
+    spread = np.ptp(votes_QV, axis=0).max()  # of one score over the requests
+    if spread <= 1e-12:
         raise PromiseError(
             f"{name} says that its model is private ({labeller.model}), but its votes on "
             f"{_QUESTIONS} questions are the same: there is no noise on what it fitted"
         )
     half = _QUESTIONS // 2
-    along_V = votes_QV[:half].mean(axis=0) - other_votes_QV[:half].mean(axis=0)
-    projected_Q = votes_QV @ along_V
-    other_projected_Q = other_votes_QV @ along_V
-    cut = (np.median(projected_Q[:half]) + np.median(other_projected_Q[:half])) / 2
-    right = int((projected_Q[half:] > cut).sum())
-    wrong = int((other_projected_Q[half:] > cut).sum())
-    proved = _bound_mu(right, wrong, _QUESTIONS - half)
-    if proved > mu:
+    # Votes are projected on the difference of the two tables' means, and cut half-way.
+    direction_V = votes_QV[:half].mean(axis=0) - changed_votes_QV[:half].mean(axis=0)
+    projected_Q = votes_QV @ direction_V
+    changed_projected_Q = changed_votes_QV @ direction_V
+    cut = (np.median(projected_Q[:half]) + np.median(changed_projected_Q[:half])) / 2
+    true_positives = int((projected_Q[half:] > cut).sum())
+    false_positives = int((changed_projected_Q[half:] > cut).sum())
+    measured_mu = _bound_mu(true_positives, false_positives, _QUESTIONS - half)
+    if measured_mu > mu:
         raise PromiseError(
             f"{name} says that its model is private ({labeller.model}, mu {mu:.3g}), but votes on "
-            f"others tell one labelled person's features as well as mu {proved:.3g} at least"
+            f"others tell one labelled person's features as well as mu {measured_mu:.3g} at least"
         )
 
 
-def _bound_mu(right: int, wrong: int, questions: int) -> float:
-    """Return a lower bound of mu (Clopper and Pearson 1934; Dong, Roth and Su 2022, Definition
-    2.6).
+def _bound_mu(true_positives: int, false_positives: int, trials: int) -> float:
+    """Return a lower bound of mu-Gaussian differential privacy from a test's hits and false alarms.
 
-    `right`: questions answered right, and wrong.
+    It is the normal quantile of the true positive rate minus that of the false positive rate (Dong,
+    Roth and Su 2022, Definition 2.6). Both rates are replaced by their confidence limits (Clopper
+    and Pearson 1934), so that chance rarely makes the bound too high. 0: nothing is proved.
+
+    `trials`: number of trials with each of the two tables.
     """
-    beta = scipy.stats.beta.ppf
-    right_rate = float(beta(_MAX_WRONG, right, questions - right + 1)) if right else 0.0
-    wrong_rate = (
-        float(beta(1 - _MAX_WRONG, wrong + 1, questions - wrong)) if wrong < questions else 1.0
-    )
-    normal = scipy.special.ndtri
-    return float(normal(right_rate) - normal(wrong_rate)) if right_rate > wrong_rate else 0.0
+    quantile = scipy.stats.beta.ppf
+    lowest_true_rate = 0.0
+    if true_positives:
+        lowest_true_rate = float(quantile(_MAX_WRONG, true_positives, trials - true_positives + 1))
+    highest_false_rate = 1.0
+    if false_positives < trials:
+        highest_false_rate = float(
+            quantile(1 - _MAX_WRONG, false_positives + 1, trials - false_positives)
+        )
+    if lowest_true_rate <= highest_false_rate:
+        return 0.0
+    normal_quantile = scipy.special.ndtri
+    return float(normal_quantile(lowest_true_rate) - normal_quantile(highest_false_rate))
 
 
 def check_defence(make: Callable[[], GradientDefence]) -> None:
@@ -231,7 +253,7 @@ def check_defence(make: Callable[[], GradientDefence]) -> None:
     that a resumed run repeats; keep shape and type; and not modify its input.
 
     Args:
-        make: builds one, always with the same noise source.
+        make: builds the defence, always with the same noise source.
 
     Raises:
         PromiseError: names the class and the measurement.
@@ -246,13 +268,14 @@ def check_defence(make: Callable[[], GradientDefence]) -> None:
     generator = torch.Generator().manual_seed(0)
     gradient_BD = torch.randn(16, 6, generator=generator, device="cpu")
     labels_B = torch.arange(16) % 2
-    gradient_BD += 2.0 * labels_B[:, None]
+    gradient_BD += 2.0 * labels_B[:, None]  # the gradients differ by class, as real ones do
     for released in defence.protects:
-        knows = labels_B if released == "returned gradients" else None
+        # Only the active, which returns gradients, knows the labels.
+        known_labels = labels_B if released == "returned gradients" else None
+        leaving = Leaving(step=3, receiver="peer", labels=known_labels)
         before_BD = gradient_BD.clone()
-        outputs = [
-            _run_defence(make(), gradient_BD, Leaving(3, "peer", knows), seed) for seed in (0, 1)
-        ]
+        # Only the global generators differ; a defence that draws from them changes its output.
+        outputs = [_run_defence(make(), gradient_BD, leaving, seed) for seed in (0, 1)]
         if not torch.equal(gradient_BD, before_BD):
             raise PromiseError(f"{name} writes to the gradient that it was given; return another")
         if any(
@@ -277,9 +300,11 @@ def check_defence(make: Callable[[], GradientDefence]) -> None:
 def _run_defence(
     defence: GradientDefence, gradient_BD: Tensor, leaving: Leaving, seed: int
 ) -> Tensor:
-    """Run a defence with seeded global generators, which it must not use.
+    """Return what a defence makes of a gradient, while torch's and NumPy's global generators, which
+    it must not use, have this seed.
 
-    `gradient_BD`: the batch's gradients.
+    `gradient_BD`: gradients of B rows, D numbers each. `leaving`: step and receiver of the
+    gradient, with labels if the party knows them.
     """
     with keep_random_state():
         torch.default_generator.manual_seed(seed)
@@ -313,44 +338,60 @@ def check_label_mechanism(mechanism: LabelMechanism) -> None:
         priors.append((weights_K / weights_K.sum()).expand(len(labels_N), classes))
     for prior_NK in priors:
         answers_N = mechanism.randomise_labels(labels_N, key=fresh_key(), prior_NK=prior_NK)
-        counts = _count_answers(answers_N.numpy().reshape(classes, _ANSWERS), classes)
-        _require_odds(counts, mechanism.epsilon, name)
+        answers_KA = answers_N.numpy().reshape(classes, _ANSWERS)
+        _require_odds(_count_answers(answers_KA, classes), mechanism.epsilon, name)
 
 
 def check_vote_response(response: VoteResponse) -> None:
-    """Refuse randomised answers for votes, or for no vote, that reveal more of a vote than
-    `epsilon` allows.
+    """Refuse a randomised response for votes whose answers reveal more of a vote than `epsilon`
+    allows.
+
+    A vote for each class, and no vote (all scores 0), are randomised 20,000 times each.
+
+    Raises:
+        PromiseError: names the class and the measurement.
     """
     classes = response.classes
-    votes_KK = np.vstack([np.eye(classes), np.zeros((1, classes))])
-    votes_UK = np.repeat(votes_KK, _ANSWERS, axis=0)
+    no_vote = np.zeros((1, classes))
+    inputs_YK = np.vstack([np.eye(classes), no_vote])
+    votes_UK = np.repeat(inputs_YK, _ANSWERS, axis=0)
     answers_U = response.randomise_votes(votes_UK, key=fresh_key(), about=b"measured")
-    counts = _count_answers(answers_U.reshape(classes + 1, _ANSWERS), classes)
-    _require_odds(counts, response.epsilon, type(response).__name__)
+    answers_YA = answers_U.reshape(classes + 1, _ANSWERS)
+    _require_odds(_count_answers(answers_YA, classes), response.epsilon, type(response).__name__)
 
 
 def _count_answers(answers_YA: NDArray[Any], classes: int) -> NDArray[np.int64]:
-    """Return how often each class was answered, (true classes, answered classes)."""
+    """Return how often each input got each class as its answer, (Y, K).
+
+    `answers_YA`: A answered classes for each of Y inputs. `classes`: K.
+    """
     return np.stack([np.bincount(answers_A, minlength=classes) for answers_A in answers_YA])
 
 
 def _require_odds(counts_YK: NDArray[np.int64], epsilon: float, name: str) -> None:
-    """Compare each answer's share under any two inputs, with a margin for chance.
+    """Raise PromiseError if some answer is more than e^epsilon times as probable under one input as
+    under another.
 
-    `counts_YK`: answers by true label.
+    Probabilities are estimated with a margin of 6 standard errors, so that chance refuses no true
+    claim.
+
+    `counts_YK`: how often each of Y inputs got each of K answers. `name`: the class that claims
+    epsilon, for the error.
     """
-    shares_YK = counts_YK / counts_YK.sum(axis=1, keepdims=True)
-    errors_YK = np.sqrt(shares_YK * (1 - shares_YK) / counts_YK.sum(axis=1, keepdims=True))
-    least_K = np.clip(shares_YK - _SURE * errors_YK, 0, None).max(axis=0)
-    # Of an answer that never came, as if it had come a few times.
-    smallest = _SURE**2 / counts_YK.sum(axis=1).max()
-    most_K = np.maximum(shares_YK + _SURE * errors_YK, smallest).min(axis=0)
+    totals_Y1 = counts_YK.sum(axis=1, keepdims=True)
+    shares_YK = counts_YK / totals_Y1
+    errors_YK = np.sqrt(shares_YK * (1 - shares_YK) / totals_Y1)
+    # For each answer: the highest share that some input surely has, and the lowest possible one.
+    highest_K = np.clip(shares_YK - _MARGIN * errors_YK, 0, None).max(axis=0)
+    # An answer that never came has a standard error of 0, and may still have a small probability.
+    smallest_share = _MARGIN**2 / totals_Y1.max()
+    lowest_K = np.maximum(shares_YK + _MARGIN * errors_YK, smallest_share).min(axis=0)
     with np.errstate(divide="ignore"):
-        proved = float(np.log(least_K / most_K).max())
-    if proved > epsilon:
+        measured_epsilon = float(np.log(highest_K / lowest_K).max())
+    if measured_epsilon > epsilon:
         raise PromiseError(
-            f"{name} says epsilon {epsilon:g}, but some answer comes e^{proved:.3g} times as often "
-            "under one input as under another, at least"
+            f"{name} says epsilon {epsilon:g}, but some answer comes e^{measured_epsilon:.3g} "
+            "times as often under one input as under another, at least"
         )
 
 
@@ -358,7 +399,7 @@ def check_attack(name: str, **how: Any) -> None:
     """Refuse an attack that misses a planted leak, or finds one where nothing leaked.
 
     Args:
-        name: of ours, an installed package's, or package.module:Name.
+        name: name of the attack: a built-in one, an installed package's, or package.module:Name.
         how: `options`, `planted` and `quiet`, as `apfed_attacks.testing.check_attack` takes them.
 
     Raises:
@@ -376,9 +417,10 @@ def check_method(config: "Config", folder: Path) -> None:
     hidden labels; and interrupted half-way and resumed.
 
     Args:
-        config: of a small built-in set, with `party_seeds: shared_for_comparison`; a guard's noise
-            is "reproducible_insecure".
-        folder: an empty one, for the runs.
+        config: settings of a run on a small built-in data set. They must have
+            `party_seeds: shared_for_comparison` and, with a guard, reproducible noise
+            (`guard.noise: reproducible_insecure`), since runs are compared.
+        folder: an empty folder, for the runs.
 
     Raises:
         PromiseError: names the method, and what differs.
@@ -395,8 +437,9 @@ def check_method(config: "Config", folder: Path) -> None:
     )
     name = config.method.name
     check_declared(config, result)
-    lying = exchange_hidden_labels(data)
-    if run(config, None, data=lying).accuracy != result.accuracy:
+    # A method that reads no hidden labels gives the same result with others.
+    data_with_other_labels = exchange_hidden_labels(data)
+    if run(config, None, data=data_with_other_labels).accuracy != result.accuracy:
         raise PromiseError(
             f"{name} learns from labels that nobody was told: with those of other training rows "
             "exchanged its accuracy is another; read data.labelled_rows alone"
@@ -408,7 +451,8 @@ def check_declared(config: "Config", result: "RunResult") -> None:
     """Refuse a method whose declared facts differ from the messages and results of its run.
 
     Args:
-        result: of a run in memory with these settings, whose recording holds what was sent.
+        config: settings of the run, with the method.
+        result: result of a run in memory with these settings, whose recording holds what was sent.
 
     Raises:
         PromiseError: names the method, the fact, and what was seen.
@@ -419,14 +463,16 @@ def check_declared(config: "Config", result: "RunResult") -> None:
     method = config.method
     recording = result.recording
     active = recording.data.active.name
+    # Kinds of messages that were sent, each with whether the active sent it.
     sent = {(flow.kind, flow.sender == active) for flow in recording.transcript.flows}
     senders = {by_active for kind, by_active in sent if kind is Kind.REPRESENTATIONS}
-    sides = {True: "active", False: "passives"}
+    side_titles = {True: "active", False: "passives"}
     is_encoding = method.representations_from == "passives" or method.sums_representations
+    # fact -> what the method declares, and what its run shows
     facts: dict[str, tuple[Any, Any]] = {
         "representations_from": (
             method.representations_from,
-            " and ".join(sides[by_active] for by_active in sorted(senders)) or None,
+            " and ".join(side_titles[by_active] for by_active in sorted(senders)) or None,
         ),
         "has_passives": (method.has_passives, bool(sent)),
         "aligns": (method.has_passives and method.aligns, (Kind.ALIGNMENT, True) in sent),
@@ -456,24 +502,31 @@ def check_declared(config: "Config", result: "RunResult") -> None:
 
 def exchange_hidden_labels(data: "VerticalData") -> "VerticalData":
     """Return the data with other labels for the training rows whose labels are hidden from
-    training.
+    training, to test whether a method reads them.
+
+    Class k of K becomes class K - 1 - k. Raises PromiseError: the rows have no labels.
     """
     labels = data.active.labels
     if labels is None:
         raise PromiseError("whether hidden labels are read is measured where rows have labels")
-    hidden = data.train_rows[~torch.isin(data.train_rows, data.labelled_rows)]
-    other = labels.clone()
-    other[hidden] = len(data.classes) - 1 - labels[hidden]
-    return replace(data, table=replace(data.active, labels=other))
+    hidden_rows = data.train_rows[~torch.isin(data.train_rows, data.labelled_rows)]
+    other_labels = labels.clone()
+    other_labels[hidden_rows] = len(data.classes) - 1 - labels[hidden_rows]
+    return replace(data, table=replace(data.active, labels=other_labels))
 
 
 def _check_resumed(
     config: "Config", folder: Path, uninterrupted: "RunResult", *, at_step: int
 ) -> None:
-    """Check that a run interrupted at a step can be resumed, and gives the same result."""
+    """Interrupt a run at a step, resume it, and compare it with the same run without interruption.
+
+    `folder`: the interrupted run is stored below it. Raises PromiseError: accuracy or privacy costs
+    differ.
+    """
     from secure_apfed.runs.run import run
 
     def stop(progress: Any) -> None:
+        """Interrupt the run as Ctrl-C does."""
         if progress.step == at_step:
             raise KeyboardInterrupt
 
