@@ -38,7 +38,13 @@ class Config(RunSettings):
     @field_validator("method", mode="before")
     @classmethod
     def _find_method_settings(cls, value: Any, info: ValidationInfo) -> MethodSettings:
-        """Return the settings of the named method; the table of methods is imported only here."""
+        """Return the settings of the method that `value` names.
+
+        The table of methods is imported only here, since it imports the code that trains.
+
+        `value`: the method's name, or a mapping with it. `info`: says whether the settings are read
+        from JSON.
+        """
         from secure_apfed.methods import method_settings
 
         return method_settings(value, as_json=info.mode == "json")
@@ -75,15 +81,17 @@ class Config(RunSettings):
             raise ValueError(str(error)) from error
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
-        """Restore the configuration from a pickle of this party's, and import the plug-ins that it
-        names.
+        """Restore the configuration from a pickle that this party made, and import the plug-ins
+        that it names.
+
+        Unpickling skips the validation that imports plug-ins, and a worker process starts without
+        them.
 
         `state`: fields and private values, as pydantic pickles them.
         """
         from secure_apfed.config.checks import import_named_plugins
 
         super().__setstate__(state)
-        # An unpickled object skipped the validation that imports plug-ins, as in a new process.
         import_named_plugins(self)
 
     @model_validator(mode="after")
@@ -95,7 +103,7 @@ class Config(RunSettings):
         from secure_apfed.methods.checks import check_method
 
         if "measure" not in self.model_fields_set:
-            # Nothing else sets a field of frozen settings: a default that depends on another.
+            # The settings are frozen; only such a default, which depends on another field, is set.
             object.__setattr__(self, "measure", TASKS[self.task].headline)
         check_task(self)
         check_method(self)
@@ -103,8 +111,9 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _make_split_private(self) -> Self:
-        """Split tables at random where training labels are private, since a split by class reads
-        them.
+        """Make test rows of own tables drawn at random if training labels are private.
+
+        The default split by class reads labels, so its result would depend on private ones.
 
         Raises ValueError: the settings ask for a split by class.
         """

@@ -22,29 +22,34 @@ from secure_apfed.settings.run import RunSettings
 
 
 def _find_measure(name: str) -> str:
-    """Return the measure's name. Raises ConfigError, which names the nearest: it is unknown."""
+    """Return the measure's name unchanged. Raises ConfigError: the name is unknown; suggests the
+    nearest.
+    """
     if name not in MEASURES:
         raise ConfigError(unknown_name(name, MEASURES))
     return name
 
 
 def _return_after_check(check: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Return a function that checks settings and returns them unchanged."""
+    """Return a function that runs `check` on settings and returns them unchanged, as entries of
+    `CHECKS` do.
+    """
 
-    def keep(value: Any) -> Any:
+    def check_and_return(value: Any) -> Any:
         check(value)
         return value
 
-    return keep
+    return check_and_return
 
 
 def _check_data(data: DataSettings) -> DataSettings:
-    """Return data settings with the name of the set as its table has it, after checking the
-    partition.
+    """Return data settings with the data set's name in the catalogue, after checking the partition.
+
+    The data set of a plug-in is imported.
     """
-    settings = take_dataset(data)
-    check_data(settings)
-    return settings
+    resolved = take_dataset(data)
+    check_data(resolved)
+    return resolved
 
 
 CHECKS: Mapping[str, Callable[[Any], Any]] = {
@@ -64,7 +69,10 @@ for an unknown name, with the nearest.
 
 
 def import_named_plugins(config: RunSettings) -> None:
-    """Import the plug-ins that settings name; another process has checked the settings."""
+    """Import the plug-ins that settings name.
+
+    Used in a worker process, which receives settings that another process has checked.
+    """
     from secure_apfed.methods import METHODS
 
     METHODS.take_name(config.method.name, key="method")
@@ -78,10 +86,10 @@ def import_named_plugins(config: RunSettings) -> None:
 
 
 def adapt_to_task(data: DataSettings, task: str | None) -> DataSettings:
-    """Return the data settings, where labels of users' tables are read as numbers if the task needs
-    that and no classes are set.
+    """Return the data settings; for a task that predicts numbers, with labels of users' own tables
+    read as numbers, unless classes are set.
 
-    `task`: name of the task; None: it is invalid.
+    `task`: name of the task; None: its own check failed, so that nothing is adapted.
     """
     task_type = TASKS.get(task or "")
     if task_type is None or not task_type.learns_numbers:
@@ -92,9 +100,12 @@ def adapt_to_task(data: DataSettings, task: str | None) -> DataSettings:
 
 
 def check_task(config: RunSettings) -> None:
-    """Raise ValueError if task, measure, labels and parties do not fit together."""
-    for problem in _list_problems(config):
-        raise ValueError(problem)
+    """Raise ValueError with the first problem if task, measure, labels and parties do not fit
+    together.
+    """
+    first_problem = next(_list_problems(config), None)
+    if first_problem is not None:
+        raise ValueError(first_problem)
 
 
 def _list_problems(config: RunSettings) -> Iterator[str]:

@@ -64,64 +64,72 @@ def describe_errors(
 ) -> list[tuple[KeyPath, str]]:
     """Return key path and description of every problem that pydantic found.
 
-    At most a hundred, since each takes time; if there are more, a last one with an empty path says
-    so.
+    At most 100 are described, since each takes time. If there are more, a last entry with an empty
+    path says so.
 
     Args:
-        cls: the class that refused the settings.
+        cls: the settings class that refused the settings.
         error: the error that the class raised.
         raw: the settings as plain values from YAML.
     """
-    problems: dict[KeyPath, list[ErrorDetails]] = {}
-    overflow: list[tuple[KeyPath, str]] = []
+    # A union reports one error for each of its members, all at the same path.
+    details_by_path: dict[KeyPath, list[ErrorDetails]] = {}
+    are_too_many = False
     for detail in error.errors(include_url=False):
         path = (*_locate_error(detail, raw), *_find_key_names(cls, detail, raw))
-        if path not in problems and len(problems) == _MAX_PROBLEMS:
-            overflow = [((), f"has more problems than these {_MAX_PROBLEMS}; mend them first")]
+        if path not in details_by_path and len(details_by_path) == _MAX_PROBLEMS:
+            are_too_many = True
             break
-        problems.setdefault(path, []).append(detail)
-    return [
-        *((path, _describe_problem(cls, path, details, raw)) for path, details in problems.items()),
-        *overflow,
+        details_by_path.setdefault(path, []).append(detail)
+    descriptions: list[tuple[KeyPath, str]] = [
+        (path, _describe_problem(cls, path, details, raw))
+        for path, details in details_by_path.items()
     ]
+    if are_too_many:
+        descriptions.append(((), f"has more problems than these {_MAX_PROBLEMS}; mend them first"))
+    return descriptions
 
 
 def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
-    """Return the key path of an error in the settings.
+    """Return the key path of an error in the settings file.
 
-    Pydantic's location also holds names of union members, which no file contains; only names that
-    lead to a value in `raw`, the settings as plain values from YAML, are kept.
+    Pydantic's own location of the error also holds names of union members, which no file contains.
+    Only names that lead to a value in the file are kept.
 
-    `detail`: one of pydantic's errors.
+    `detail`: one of pydantic's errors. `raw`: the settings as plain values from YAML.
     """
     names = list(detail["loc"])
     is_missing = detail["type"] == "missing"
-    missing_key = [names.pop()] if is_missing else []  # not in `raw`
+    missing_key = [names.pop()] if is_missing else []  # not in `raw`, so added at the end
     path = []
     value = raw
     for name in names:
         if isinstance(value, dict):
-            # JSON keys are texts, those of YAML may be numbers.
-            keys = {str(key): key for key in value}
-            if str(name) in keys:
-                value = value[keys[str(name)]]
+            # Pydantic read JSON, whose keys are texts; keys of YAML may be numbers.
+            key_by_text = {str(key): key for key in value}
+            if str(name) in key_by_text:
+                value = value[key_by_text[str(name)]]
                 path.append(name)
         elif isinstance(value, list) and isinstance(name, int) and name < len(value):
             value = value[name]
             path.append(name)
     if detail["type"] == "union_tag_invalid":
+        # The key whose value chooses the union's member, as "kind".
         path.append(detail["ctx"]["discriminator"].strip("'()"))
     return (*path, *missing_key)
 
 
 def _find_key_names(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list[str]:
-    """Return the key path at the beginning of one of our validators' messages, such as
-    "train.patience: ...", split at its dots; empty if there is none.
+    """Return the key path with which a validator's message begins, as ["train", "patience"] of
+    "train.patience: ...".
 
-    It is relative to the error's location, which for a field's own validator includes that field.
-    `raw`: the settings as plain values from YAML.
+    Only validators of the settings classes write such messages; other errors give an empty list.
+    The path continues the error's location: a validator of a whole section names the key in it.
 
-    `detail`: one of pydantic's errors.
+    Args:
+        cls: the settings class that refused the settings.
+        detail: one of pydantic's errors.
+        raw: the settings as plain values from YAML.
     """
     if detail["type"] != "value_error":
         return []
@@ -132,52 +140,79 @@ def _find_key_names(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list
 def _describe_problem(
     cls: type[Settings], path: KeyPath, details: list[ErrorDetails], raw: Any
 ) -> str:
-    """Return one problem in words: an unknown or missing key, our validator's message, or what was
+    """Return one problem in words: an unknown or missing key, a validator's message, or what was
     expected and what was given.
 
-    `details`: pydantic's errors at `path`: several for a union, one for each member. `raw`: the
-    settings as plain values from YAML.
+    Args:
+        cls: the settings class that refused the settings.
+        path: key path of the problem in the file.
+        details: pydantic's errors at `path`; of a union one for each member.
+        raw: the settings as plain values from YAML.
     """
     first = details[0]
     if first["type"] == "extra_forbidden":
-        *above, name = first["loc"]
-        names = sorted(set(_list_known_keys(cls, tuple(above), raw)))
-        guess = _find_section(cls, str(name), value=first["input"]) if not above else ""
-        guess = guess or did_you_mean(str(name), names)
-        return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(names)}"
+        return _describe_unknown_key(cls, first, raw)
     if first["type"] == "missing":
         return "is missing; it has no default"
     if first["type"] in ("value_error", "assertion_error"):
         message = str(first["ctx"]["error"])
         key_text, _, rest = message.partition(": ")
         keys = tuple(key_text.split("."))
-        names_field = bool(rest) and path[-len(keys) :] == keys
-        return rest if names_field else message  # the path names the field already
+        begins_with_key = bool(rest) and path[-len(keys) :] == keys
+        return rest if begins_with_key else message  # the error's place names the key already
+    return _describe_wrong_value(cls, path, details)
+
+
+def _describe_unknown_key(cls: type[Settings], detail: ErrorDetails, raw: Any) -> str:
+    """Return the text about a key that no setting has, with the nearest key and all known ones.
+
+    `cls`: the settings class that refused the key. `detail`: pydantic's error. `raw`: the settings
+    as plain values from YAML.
+    """
+    *parents, name = detail["loc"]
+    known_keys = sorted(set(_list_known_keys(cls, tuple(parents), raw)))
+    guess = _suggest_section(cls, str(name), value=detail["input"]) if not parents else ""
+    guess = guess or did_you_mean(str(name), known_keys)
+    return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(known_keys)}"
+
+
+def _describe_wrong_value(cls: type[Settings], path: KeyPath, details: list[ErrorDetails]) -> str:
+    """Return what was expected at a key path, what was given, and the nearest choice, if any.
+
+    `cls`: the settings class that refused the value. `details`: pydantic's errors about it.
+    """
+    first = details[0]
     # Every member of a union reports what it expected; all are listed, each once.
-    expected = dict.fromkeys(_describe_expectation(detail) for detail in details)
-    value = first["input"]
-    if first["type"] == "union_tag_invalid":
-        value = first["ctx"]["tag"]
-    expectation = " or ".join(expected)
-    nearest = _suggest_choice(value, details)
-    if len(path) == 1 and not isinstance(value, dict):
-        section = _find_section(cls, str(path[0]), value=value)
-        nearest = nearest or (section and f"; {section.removesuffix('.')}")
-    return f"expected {expectation}, got {_format_value(value)}{nearest}"
+    expectations = dict.fromkeys(_describe_expectation(detail) for detail in details)
+    value = first["ctx"]["tag"] if first["type"] == "union_tag_invalid" else first["input"]
+    hint = _suggest_choice(value, details)
+    if not hint and len(path) == 1 and not isinstance(value, dict):
+        suggestion = _suggest_section(cls, str(path[0]), value=value)
+        hint = f"; {suggestion.removesuffix('.')}" if suggestion else ""
+    return f"expected {' or '.join(expectations)}, got {_format_value(value)}{hint}"
 
 
-def _find_section(cls: type[Settings], key: str, *, value: Any) -> str:
-    """Return where a key belongs that stands above the section which has it; "" if none has."""
+def _suggest_section(cls: type[Settings], key: str, *, value: Any) -> str:
+    """Return a hint for a key that was written at the top of a file and belongs into a section.
+
+    For `epochs: 3` it is "a setting of train is written train: {epochs: 3}."; "" if no section has
+    the key.
+    """
     for section in ("train", "model", "data"):
         field = cls.model_fields.get(section)
-        kind = None if field is None else field.annotation
-        if isinstance(kind, type) and issubclass(kind, Settings) and key in kind.model_fields:
+        section_class = None if field is None else field.annotation
+        if not isinstance(section_class, type) or not issubclass(section_class, Settings):
+            continue
+        if key in section_class.model_fields:
             return f"a setting of {section} is written {section}: {{{key}: {format_value(value)}}}."
     return ""
 
 
 def _describe_expectation(detail: ErrorDetails) -> str:
-    """Return what was expected, in words instead of pydantic's error type."""
+    """Return what was expected, in words instead of pydantic's error type.
+
+    `detail`: one of pydantic's errors.
+    """
     if (expected := _EXPECTED.get(detail["type"])) is None:
         return detail["msg"].lower()
     context = detail.get("ctx", {})
@@ -214,27 +249,29 @@ def _format_value(value: Any) -> str:
 def _list_known_keys(annotation: Any, path: KeyPath, value: Any) -> Iterator[str]:
     """Yield the keys that the settings at `path` may have.
 
-    `annotation`: declared type at the top. `value`: plain values there, which choose members of
-    unions.
+    `annotation`: declared type of the whole settings. `value`: the whole as plain values; a name or
+    kind in it chooses the class where several are possible.
     """
     for model in _find_models_at(annotation, path, value):
         yield from model.model_fields
 
 
 def _find_models_at(annotation: Any, path: KeyPath, value: Any) -> Iterator[type[BaseModel]]:
-    """Yield the settings classes at `path` inside a declared type.
+    """Yield the settings classes at `path` inside a declared type; several for a union.
 
-    `value`: the plain value of this type, which chooses members of unions. `annotation`: the
-    declared type.
+    `annotation`: the declared type. `value`: the plain value of this type; a name or kind in it
+    chooses the class where several are possible.
     """
-    for option in _list_union_members(annotation):
-        arguments = get_args(option)
-        if isinstance(option, type) and issubclass(option, BaseModel):
-            yield from _find_models_within(_find_named_class(option, value), path, value)
-        elif path and get_origin(option) is dict:
-            yield from _find_models_at(arguments[1], path[1:], _get_item(value, path[0]))
-        elif path and get_origin(option) in (tuple, list):
-            yield from _find_models_at(arguments[0], path[1:], _get_item(value, path[0]))
+    for member in _list_union_members(annotation):
+        arguments = get_args(member)
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            yield from _find_models_within(_find_named_class(member, value), path, value)
+        elif path and get_origin(member) is dict:
+            value_type = arguments[1]
+            yield from _find_models_at(value_type, path[1:], _get_item(value, path[0]))
+        elif path and get_origin(member) in (tuple, list):
+            item_type = arguments[0]
+            yield from _find_models_at(item_type, path[1:], _get_item(value, path[0]))
 
 
 def _find_models_within(
@@ -243,15 +280,15 @@ def _find_models_within(
     """Yield the settings classes at `path` inside a settings class.
 
     `path` may hold names or tags of union members, as pydantic's locations do; they are skipped.
-    `value`: the plain value of this class.
+    `model`: the settings class. `value`: its settings as plain values.
     """
     if not path:
         yield model
         return
     name = path[0]
     if name in model.model_fields:
-        inner = model.model_fields[str(name)].annotation
-        yield from _find_models_at(inner, path[1:], _get_item(value, name))
+        field_type = model.model_fields[str(name)].annotation
+        yield from _find_models_at(field_type, path[1:], _get_item(value, name))
     elif name == model.__name__ or name in _list_tags(model):
         yield from _find_models_within(model, path[1:], value)
 
@@ -261,9 +298,12 @@ def _get_item(value: Any, key: str | int) -> Any:
 
 
 def _find_named_class(model: type[BaseModel], value: Any) -> type[BaseModel]:
-    """Return the class among `model` and its subclasses, at any depth, whose tag the value names.
+    """Return the class among `model` and its subclasses, at any depth, that a value names.
 
-    `value`: a mapping with `name`, or the name itself. Returns `model` if no class has this name.
+    For example, the settings of a method are declared by their base class, and the value's name
+    chooses the subclass. Returns `model` if no class has the name.
+
+    `value`: a mapping with `name`, or the name itself.
     """
     name = _get_item(value, "name") if isinstance(value, dict) else value
     if not isinstance(name, str) or name in _list_tags(model):
@@ -290,7 +330,9 @@ def _list_union_members(annotation: Any) -> Iterator[Any]:
 
 
 def _list_tags(model: type[BaseModel]) -> Iterator[Any]:
-    """Yield the literals, or the code, that distinguish this class in a union of settings."""
+    """Yield the names that choose this class among several settings classes: the literals of its
+    fields, such as its `name` or `kind`, and the import path of a plug-in's class.
+    """
     for field in model.model_fields.values():
         if get_origin(field.annotation) is Literal:
             yield from get_args(field.annotation)
@@ -350,15 +392,15 @@ def load_settings_text(
 
     Raises ConfigError, with a line for each problem.
     """
-    raw, lines = _parse_settings(text, source)
-    overridden = {_apply_override(raw, override) for override in overrides}
+    raw, line_by_path = _parse_settings(text, source)
+    overridden_paths = {_apply_override(raw, override) for override in overrides}
     settings, problems = _validate(cls, raw, own=own)
     if settings is not None:
         return settings
     messages = []
     for path, problem in problems:
         if path:
-            place = _describe_source(source, path, lines, overridden)
+            place = _describe_source(source, path, line_by_path, overridden_paths)
             messages.append(f"{place}: {'.'.join(map(str, path))}: {problem}")
         else:
             messages.append(f"{source}: {problem}")
@@ -370,22 +412,24 @@ def load_config_values(
 ) -> Config:
     """Return the run that a caller's values describe; they may name the caller's own code.
 
-    `describe_place`: how the caller gave a setting, by its path in a run's file; None: the caller
-    did not, and need not hear of it.
+    Args:
+        values: settings by name, nested as in a run's file.
+        describe_place: returns how the caller gave the setting at a path, such as the name of an
+            argument; "": no place is named; None: the caller did not give the setting, and its
+            problem is left out.
 
-    Raises ConfigError: a setting is wrong; lists all of them, each by its place.
+    Raises ConfigError: settings are wrong; lists all problems, each by its place.
     """
     raw, _ = _parse_settings(json.dumps(values, default=str), "the settings")
     settings, problems = _validate(Config, raw, own=True)
     if settings is not None:
         return settings
-    placed = [(describe_place(path), problem) for path, problem in problems]
-    lines = [
-        f"{place}: {problem}" if place else problem
-        for place, problem in placed
-        if place is not None
-    ]
-    raise ConfigError("\n".join(dict.fromkeys(lines)))
+    lines = []
+    for path, problem in problems:
+        place = describe_place(path)
+        if place is not None:
+            lines.append(f"{place}: {problem}" if place else problem)
+    raise ConfigError("\n".join(dict.fromkeys(lines)))  # each line once
 
 
 def _validate(
@@ -424,6 +468,7 @@ def read_options(kind: type[SettingsT], options: Mapping[str, Any], *, key: str)
 
 
 def dump_settings(settings: Settings) -> str:
+    """Return settings as YAML that can be read back, defaults included."""
     return format_yaml(settings.model_dump(mode="json"))
 
 
@@ -444,6 +489,8 @@ def _parse_settings(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPat
 def _apply_override(raw: dict[str, Any], override: str) -> KeyPath:
     """Set one override, such as "train.epochs=3", in the raw settings; return its key path.
 
+    `raw`: the settings as plain values from YAML, which are changed; missing sections are made.
+
     Raises ConfigError: the override is malformed, or its path leads through a plain value.
     """
     key, equals, text = override.partition("=")
@@ -458,7 +505,7 @@ def _apply_override(raw: dict[str, Any], override: str) -> KeyPath:
         if isinstance(section, dict) and section.get(name) is None:
             section[name] = {}
         elif name == "method" and isinstance(section, dict) and isinstance(section[name], str):
-            section[name] = {"name": section[name]}  # the file gives the name alone
+            section[name] = {"name": section[name]}  # `method: votes` gives the name alone
         section = section[path[-1]]
     path.append(_parse_index(section, names[-1], override))
     section[path[-1]] = value
@@ -468,7 +515,8 @@ def _apply_override(raw: dict[str, Any], override: str) -> KeyPath:
 def _parse_index(section: Any, name: str, override: str) -> str | int:
     """Return a part of an override's path as a key of a mapping or an index of a list.
 
-    `section`: the mapping or list that has it. `override`: the whole, for errors.
+    `section`: the mapping or list that the part leads into. `name`: the part. `override`: the whole
+    override, for errors.
 
     Raises ConfigError: the list has no such index, or `section` is neither.
     """
@@ -481,18 +529,21 @@ def _parse_index(section: Any, name: str, override: str) -> str | int:
 
 
 def _describe_source(
-    source: str, path: KeyPath, lines: Mapping[KeyPath, int], overridden: set[KeyPath]
+    source: str,
+    path: KeyPath,
+    line_by_path: Mapping[KeyPath, int],
+    overridden_paths: set[KeyPath],
 ) -> str:
     """Return where a key was given: "--set", or file and line of the key or its nearest parent.
 
-    `source`: name of the file. `lines`: line of each key path in it. `overridden`: key paths that
-    --set gave.
+    `source`: name of the file. `overridden_paths`: key paths that --set gave.
     """
-    path_and_parents = [path[:end] for end in range(len(path), 0, -1)]
-    if any(parent in overridden for parent in path_and_parents):
+    path_and_parents = [path[:end] for end in range(len(path), 0, -1)]  # the nearest first
+    if any(parent in overridden_paths for parent in path_and_parents):
         return "--set"
     for parent in path_and_parents:
-        if parent in lines:
-            return f"{source}:{lines[parent]}"
-    has_overridden_part = any(key_path[: len(path)] == path for key_path in overridden)
+        if parent in line_by_path:
+            return f"{source}:{line_by_path[parent]}"
+    # A section that is not in the file, but that --set made by one of its keys.
+    has_overridden_part = any(key_path[: len(path)] == path for key_path in overridden_paths)
     return "--set" if path and has_overridden_part else source

@@ -40,22 +40,29 @@ def list_parameters(settings: Any, defaults: Mapping[str, Any]) -> dict[str, Any
         defaults: the estimator's values where the user set nothing, nested in the same way.
             Elsewhere the declared defaults of the settings hold.
     """
-    values = dict(_iter_defaults(Config))
     nested = settings if isinstance(settings, Mapping) else {}
     method = nested.get(_METHOD, defaults.get(_METHOD))
-    name = _get_method_name(method)
-    if name in METHODS:
-        values |= _iter_defaults(METHODS[name].settings, (_METHOD,))
-    values |= dict(_iter_set_values(defaults))
-    values |= dict(_iter_set_values(nested))
-    listed = {_SEPARATOR.join(path): value for path, value in values.items() if _is_parameter(path)}
-    # A section is left out where its parts are listed, or a caller would set both.
-    parents = {key.rpartition(_SEPARATOR)[0] for key in listed}
-    return {key: listed[key] for key in listed if key not in parents or key == _METHOD}
+    method_name = _get_method_name(method)
+    # Later values replace earlier ones.
+    value_by_path = dict(_iter_defaults(Config))
+    if method_name in METHODS:
+        value_by_path |= _iter_defaults(METHODS[method_name].settings, (_METHOD,))
+    value_by_path |= dict(_iter_set_values(defaults))
+    value_by_path |= dict(_iter_set_values(nested))
+    value_by_name = {
+        _SEPARATOR.join(path): value for path, value in value_by_path.items() if _is_parameter(path)
+    }
+    # A section is left out if its parts are listed, or a caller would set both.
+    sections = {name.rpartition(_SEPARATOR)[0] for name in value_by_name}
+    return {
+        name: value
+        for name, value in value_by_name.items()
+        if name not in sections or name == _METHOD
+    }
 
 
 def list_set_names(settings: Mapping[str, Any]) -> frozenset[str]:
-    """Return the flat names of the settings that the user set."""
+    """Return the flat names, such as train__epochs, of the settings in nested mappings."""
     return frozenset(_SEPARATOR.join(path) for path, _ in _iter_set_values(settings))
 
 
@@ -63,7 +70,7 @@ def replace_setting(nested: Any, key: str, value: Any) -> dict[str, Any]:
     """Return a copy of nested settings in which one has a new value.
 
     Args:
-        nested: settings as in a run's file, or None for none; they are not changed.
+        nested: settings as in a run's file, which are not changed; None: no settings.
         key: flat name of the setting, such as "train__epochs".
         value: the new value.
 
@@ -108,22 +115,26 @@ def list_declared_names() -> Iterator[str]:
 def find_nearest_name(key: str, names: Sequence[str]) -> str:
     """Return the known flat name that is closest to a misspelt one; "" if none is close.
 
-    Whole names are compared first, then their last parts. `names`: the known names.
+    Whole names are compared first, then their last parts: a user may leave the section out, as in
+    epoch for train__epochs.
+
+    `key`: the misspelt name. `names`: the known names.
     """
     close_names = get_close_matches(key, names, n=1, cutoff=0.8)
     if close_names:
         return close_names[0]
     last_part = key.rpartition(_SEPARATOR)[2]
-    # Of names with the same last part the first is suggested.
+    # Reversed, so that the first of several names with one last part stays and is suggested.
     name_by_last_part = {name.rpartition(_SEPARATOR)[2]: name for name in reversed(names)}
     close_parts = get_close_matches(last_part, list(name_by_last_part), n=1, cutoff=0.6)
     return name_by_last_part[close_parts[0]] if close_parts else ""
 
 
 def convert_numpy_numbers(value: Any) -> Any:
-    """Return the value with Python's numbers in place of numpy's, at any depth.
+    """Return the value with Python's numbers in place of NumPy's, at any depth of mappings, lists
+    and tuples.
 
-    Searches over parameters draw numpy's.
+    Searches over parameters draw numbers of NumPy, which settings would refuse.
     """
     if isinstance(value, Mapping):
         return {key: convert_numpy_numbers(inner) for key, inner in value.items()}
@@ -137,12 +148,12 @@ def _iter_defaults(
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield path and default of every setting that has a default, at any depth of sections.
 
-    `kind`: class of the settings. `prefix`: path of its section.
+    `kind`: class of the settings. `prefix`: path of its section in a run's settings.
     """
-    for name, declared in kind.model_fields.items():
-        if declared.is_required():
+    for name, field in kind.model_fields.items():
+        if field.is_required():
             continue
-        default = declared.get_default(call_default_factory=True, validated_data={})
+        default = field.get_default(call_default_factory=True, validated_data={})
         if isinstance(default, Settings):
             yield from _iter_defaults(type(default), (*prefix, name))
         else:
@@ -152,10 +163,12 @@ def _iter_defaults(
 def _iter_set_values(
     nested: Mapping[str, Any], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and value of every setting in nested mappings or settings objects, sections apart.
+    """Yield path and value of every setting in nested mappings or settings objects.
 
-    `method` is also yielded as a whole, since it may be a name alone. An empty section is yielded
-    itself. `prefix`: path of `nested`.
+    The parts of a section are yielded in place of the section. An empty section is yielded itself,
+    and so is `method`, besides its parts: it may be a name alone.
+
+    `prefix`: path of `nested` in a run's settings.
     """
     for name, value in nested.items():
         path = (*prefix, str(name))
@@ -181,9 +194,10 @@ def _is_parameter(path: tuple[str, ...]) -> bool:
 
 
 def _is_known(path: tuple[str, ...], settings: Mapping[str, Any]) -> bool:
-    """Return whether there is a setting at this path, for the method that `settings` name.
+    """Return whether a run has a setting at this path, with the method that `settings` name.
 
-    Declared keys hold `*` where users choose a name.
+    `settings`: the settings so far, nested as in a run's file; a method that they name adds its own
+    keys.
     """
     if not _is_parameter(path):
         return False
@@ -193,9 +207,10 @@ def _is_known(path: tuple[str, ...], settings: Mapping[str, Any]) -> bool:
         method_keys = list_keys(METHODS[method].settings)
         declared_paths |= {(_METHOD, *key.split(".")) for key in method_keys}
 
-    def matches_path(declared: tuple[str, ...]) -> bool:
-        if len(declared) != len(path):
+    def matches_path(declared_path: tuple[str, ...]) -> bool:
+        """Return whether the declared path is `path`; its `*` is any name that users choose."""
+        if len(declared_path) != len(path):
             return False
-        return all(part in ("*", name) for part, name in zip(declared, path, strict=True))
+        return all(part in ("*", name) for part, name in zip(declared_path, path, strict=True))
 
     return any(map(matches_path, declared_paths))

@@ -38,9 +38,11 @@ class _Loader(yaml.SafeLoader):
     source = ""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a node as PyYAML does, with its arguments, but refuse aliases.
+        """Compose the next node as PyYAML does, but refuse aliases.
 
-        Raises ConfigError: the node is an alias, which could expand to billions of values.
+        `parent`, `index`: where the node stands, as PyYAML passes them.
+
+        Raises ConfigError: the node is an alias; a few of them could expand to billions of values.
         """
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it out
@@ -56,6 +58,7 @@ class _Dumper(yaml.SafeDumper):
     """A writer of YAML that `_Loader` reads back unchanged."""
 
     def ignore_aliases(self, data: Any) -> bool:
+        """Return True: equal objects are written out, since `_Loader` refuses aliases."""
         return True
 
 
@@ -68,12 +71,13 @@ _Dumper.add_implicit_resolver(
 
 
 def load_text(path: Path) -> str:
-    """Return a settings file's text. Raises ConfigError: missing, unreadable, too large or not
-    UTF-8.
+    """Return a settings file's text, with Unix line ends.
+
+    Raises ConfigError: the file is missing, unreadable, larger than `MAX_BYTES`, or not UTF-8.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)  # one more byte shows that the file is too large
         if len(content) > MAX_BYTES:
             raise _too_large_error(str(path))
         return content.decode("utf-8").replace("\r\n", "\n")
@@ -92,7 +96,9 @@ def load_text(path: Path) -> str:
 def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
     """Return the value of a YAML text, and the line of each key path, from 1.
 
-    `source`: name of the text in errors. Raises ConfigError: not YAML of the allowed kind.
+    An empty text has the value None. `source`: name of the text in errors.
+
+    Raises ConfigError: not YAML, or with aliases, repeated keys, tags, or very long numbers.
     """
     if len(text) > MAX_BYTES:
         raise _too_large_error(source)
@@ -103,8 +109,9 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
             node = loader.get_single_node()
             if node is None:
                 return None, {}
-            lines = dict(_list_key_lines(node, source))
-            return loader.construct_document(node), lines
+            # Nodes are checked before values are made of them.
+            line_by_path = dict(_list_key_lines(node, source))
+            return loader.construct_document(node), line_by_path
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
@@ -133,16 +140,19 @@ def format_yaml(content: Any) -> str:
 
 
 def _too_large_error(source: str) -> ConfigError:
+    """Return the error for a text of more than `MAX_BYTES`. `source`: its name."""
     return ConfigError(f"{source}: is larger than {MAX_BYTES} bytes; expected YAML with settings")
 
 
 def _list_key_lines(
     node: yaml.Node, source: str, path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, int]]:
-    """Yield the path and line of every key and list item below a node.
+    """Check all nodes below a node; yield the path and line of every key and list item.
 
-    `path`: key path of the node. Raises ConfigError: a repeated key, a key that is no text, a tag,
-    or a number of very many digits.
+    `node`: the parsed YAML. `source`: name of the text in errors. `path`: key path of the node.
+
+    Raises ConfigError: a repeated key, a key that is no text, a tag, or a number of very many
+    digits.
     """
     _check_node(node, source)
     if isinstance(node, yaml.SequenceNode):
@@ -184,4 +194,5 @@ def _check_node(node: yaml.Node, source: str) -> None:
 
 
 def _format_key(key: yaml.Node) -> str:
+    """Return a key that is no text, for an error."""
     return repr(key.value[:80]) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
