@@ -59,7 +59,9 @@ CODE_NAME = re.compile(f"{_DOTTED_PATH}:{_DOTTED_PATH}")
 
 
 def require_code_name(name: str) -> str:
-    """Return the text if it is package.module:Name. Raises ValueError: another form."""
+    """Return the text unchanged if it is an import path, package.module:Name. Raises ValueError:
+    another form.
+    """
     if not CODE_NAME.fullmatch(name):
         raise ValueError(
             "code of one's own is named as package.module:Name, such as my_nets:resnet; got "
@@ -95,8 +97,8 @@ _noted_code: set[str] = set()
 
 @contextmanager
 def reading_settings(*, own: bool) -> Iterator[None]:
-    """Mark the settings that are read in this block as the party's own, or as another's, which may
-    not name code.
+    """Mark the settings that are read in this block as the party's own, which may name code, or as
+    another party's, which may not.
     """
     token = _is_own.set(own)
     try:
@@ -106,7 +108,10 @@ def reading_settings(*, own: bool) -> Iterator[None]:
 
 
 def note_code(code: str) -> None:
-    """Trust an import path later, if the settings that are being read are the party's own."""
+    """Trust an import path from now on, if the settings that are being read are the party's own.
+
+    The code itself is imported later, such as an attack's after the run.
+    """
     if _is_own.get():
         _noted_code.add(code)
 
@@ -122,11 +127,13 @@ def require_owner(code: str, *, key: str, noted: bool = False) -> None:
     Args:
         code: import path of the code.
         key: the setting that names it, for the error.
-        noted: whether only settings read before count (`note_code`); else also those that are
-            being read, if they are the party's own.
+        noted: True: only code that settings named before is trusted (`note_code`); False: also
+            code that the settings which are being read name, if they are the party's own.
     """
-    trusted = {name.strip() for name in os.environ.get(_VARIABLE, "").split(",")} | _noted_code
-    if code not in trusted and (noted or not _is_own.get()):
+    trusted_by_environment = {name.strip() for name in os.environ.get(_VARIABLE, "").split(",")}
+    if code in trusted_by_environment or code in _noted_code:
+        return
+    if noted or not _is_own.get():
         raise ConfigError(
             f"{key}: {code!r} names code, and only the party that runs code may name it; read "
             "your own file by load_config(path, own=True), or, if you trust another's, set the "
@@ -151,8 +158,10 @@ def _read_entry_points(group: str, path: tuple[str, ...]) -> dict[str, str]:
 
 
 def find_code_name(name: str, kind: PluginKind) -> str | None:
-    """Return the import path that a name stands for: itself, or what an installed package declares;
-    None: neither. Nothing is imported.
+    """Return the import path of the code that a name stands for; nothing is imported.
+
+    The name is an import path itself, or one that an installed package declares for a plug-in of
+    this kind. None: neither, as for a built-in entry.
     """
     if CODE_NAME.fullmatch(name):
         return name
@@ -202,21 +211,24 @@ class PluginTable(dict[str, _EntryT]):
         self._prepare = prepare
 
     def list_names(self) -> tuple[str, ...]:
-        """Return every name that a run may use here: the built-in ones, then those of installed
-        packages.
+        """Return every name that settings may use on this machine: the built-in ones, then those
+        that installed packages declare.
         """
         declared = sorted(set(list_declared(self._kind)) - set(self.ours))
         return (*self.ours, *declared)
 
     def take_name(self, name: str, *, key: str) -> str:
-        """Return the table's key of an entry, which is imported if it is a plug-in.
+        """Return the table's key of the entry with this name; a plug-in is imported and added.
+
+        The key of a plug-in is its import path.
 
         Args:
-            name: a built-in one, an installed package's, or package.module:Name.
+            name: name of a built-in entry, a name that an installed package declares, or an import
+                path, package.module:Name.
             key: the setting that names it, for errors.
 
-        Raises ConfigError: no such entry, one of another kind, or one that another party named
-        (`require_owner`).
+        Raises ConfigError: there is no such entry, it is of another kind, or another party named
+        its code (`require_owner`).
         """
         if name in self:
             return name
@@ -234,9 +246,10 @@ class PluginTable(dict[str, _EntryT]):
 
 
 def require_class(candidate: Any, base: type) -> Any:
-    """Return an imported object that is a subclass of `base` without abstract methods.
+    """Return the candidate, an imported object, if it is a subclass of `base` without abstract
+    methods.
 
-    Raises TypeError: not such a class.
+    Raises TypeError: it is not such a class; says what is missing.
     """
     base_name = f"{base.__module__}.{base.__name__}"
     if not (isinstance(candidate, type) and issubclass(candidate, base)):
@@ -267,8 +280,10 @@ def import_name(name: str, *, key: str, code_folder: Path | None = None) -> Any:
     """Return the object that `package.module:Name` names.
 
     Args:
+        name: import path of the object.
         key: the setting that names it, for errors.
-        code_folder: a folder whose modules may be named; None: the working directory.
+        code_folder: a folder whose modules may be named, besides installed ones; None: the working
+            directory.
 
     Raises ConfigError: malformed, or there is no such module or name, or its import fails.
     """
@@ -297,26 +312,34 @@ def import_name(name: str, *, key: str, code_folder: Path | None = None) -> Any:
 
 
 def _list_own_names(code_object: Any) -> list[str]:
-    """Return the public names of a module or class that are defined there, not imported."""
-    home = getattr(code_object, "__name__", "")
+    """Return the public names of a module or class that are defined there, not imported.
+
+    An error suggests them in place of a misspelt name.
+    """
+    own_module = getattr(code_object, "__name__", "")
     return [
         name
         for name, value in vars(code_object).items()
         if not name.startswith("_")
         and not isinstance(value, ModuleType)
-        and getattr(value, "__module__", home) == home
+        and getattr(value, "__module__", own_module) == own_module
     ]
 
 
 def _is_part_of(missing: str | None, module_name: str) -> bool:
-    """Return whether the module that was not found is the wanted one, or a package that holds
-    it.
+    """Return whether the module that was not found is the wanted one, or a package that holds it.
+
+    Otherwise the wanted module exists, and a module that it imports is missing. `missing`: name of
+    the module that was not found.
     """
     return missing is not None and f"{module_name}.".startswith(f"{missing}.")
 
 
 def _describe_missing_module(module_name: str, key: str, folder: Path) -> str:
-    """Return the error for a module that is nowhere, with advice."""
+    """Return the error's text for a module that was not found, with advice.
+
+    `key`: the setting that names it. `folder`: the folder that was searched first.
+    """
     first, _, rest = module_name.partition(".")
     if rest == "py":
         return f"{key}: a module is named without .py: write {first}:NAME, not {module_name}:NAME"
@@ -327,7 +350,9 @@ def _describe_missing_module(module_name: str, key: str, folder: Path) -> str:
 
 
 def _describe_import_error(error: Exception) -> str:
-    """Return an error that a module of one's own raised when it was imported, and where."""
+    """Return the type and text of an error that a user's module raised when it was imported, with
+    the line.
+    """
     line = find_failed_line(error)
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {text}{f' ({line})' if line else ''}"

@@ -144,7 +144,9 @@ class Promise:
     @property
     def sentence(self) -> str:
         """The text, with the reason if there is no finite epsilon."""
-        return self.text if self.state == "bounded" or not self.why else f"{self.text}: {self.why}"
+        if self.state == "bounded" or not self.why:
+            return self.text
+        return f"{self.text}: {self.why}"
 
     @property
     def short(self) -> str:
@@ -152,6 +154,10 @@ class Promise:
         return describe_epsilon(self.figure, self.epsilon)
 
     def format_title(self, *, fixed: bool = False) -> str:
+        """Return the title of the epsilon: its name, its party, and what it covers.
+
+        `fixed`: whether to add which part of the model the guarantee holds fixed.
+        """
         return figure_title(self.figure, of=self.party, fixed=fixed)
 
     def as_json(self) -> dict[str, Any]:
@@ -160,16 +166,18 @@ class Promise:
 
 
 def epsilon_words(epsilon: float | None) -> str:
-    """Return a finite epsilon as a number, any other one as its meaning."""
+    """Return a finite epsilon as a number, an infinite one as "no guarantee", and None as "nothing
+    is sent".
+    """
     if epsilon is None:
         return NOTHING_SENT
     return NO_GUARANTEE if math.isinf(epsilon) else f"{epsilon:.3g}"
 
 
 def list_epsilons(promises: Iterable[Promise]) -> dict[str, float]:
-    """Return the epsilon of each guarantee by its title; infinite without one.
+    """Return epsilons by the titles of their promises; infinite where there is no guarantee.
 
-    Those about data that are not sent are left out.
+    Promises about data that are not sent have no epsilon and are left out.
     """
     return {
         promise.format_title(): promise.epsilon
@@ -191,7 +199,10 @@ def describe_epsilon(figure: str, epsilon: float | None) -> str:
 def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
     """Return the title of an epsilon: its name, its party, and what it covers.
 
-    `of`: the party; "": not named. `fixed`: whether to add what the guarantee assumes to be fixed.
+    Args:
+        figure: name of the epsilon, one of `FIGURES`.
+        of: the party; "": it is not named.
+        fixed: whether to add which part of the model the guarantee holds fixed.
 
     Examples:
         >>> figure_title("epsilon_v", of="shop", fixed=True)
@@ -217,41 +228,44 @@ def promises_of(
             (kind of epsilon), epsilon, delta and releases.
     """
     method = config.method
-    features = [
+    feature_promises = [
         *_list_representation_promises(method, spent),
         *_list_passive_promises(config, contributions),
     ]
-    features.sort(key=lambda promise: promise.figure != method.figure)
-    labels = Promise(
+    # The one that covers a party's messages comes first.
+    feature_promises.sort(key=lambda promise: promise.figure != method.figure)
+    label_promise = Promise(
         figure="epsilon_y",
         epsilon=spent.epsilon_y,
         delta=spent.delta,
         why="" if math.isfinite(spent.epsilon_y) else _explain_label_exposure(config),
     )
-    model = Promise(
+    model_promise = Promise(
         figure="epsilon_model",
         epsilon=spent.epsilon_model,
         delta=spent.delta,
         why="" if math.isfinite(spent.epsilon_model) else "the model is not trained privately",
     )
-    return (*features, labels, model)
+    return (*feature_promises, label_promise, model_promise)
 
 
 def _explain_label_exposure(config: "RunSettings") -> str:
-    """Return why a label has no finite epsilon, and what holds nevertheless."""
+    """Return why the epsilon of a training label is infinite in a run with these settings."""
     if config.train.meets_labels_after:
         return "no message depends on a label, but the finished model does, without noise"
     return "no label privacy and no private training"
 
 
-def _list_representation_promises(method: "MethodSettings", figures: Spent) -> Iterator[Promise]:
-    """Yield the guarantee for representations, or that the active trains without passives."""
+def _list_representation_promises(method: "MethodSettings", spent: Spent) -> Iterator[Promise]:
+    """Yield the promise for representations if they are sent, or that nothing is sent if the active
+    trains without passives; else nothing.
+
+    `spent`: the cost of the run's releases.
+    """
     method_facts = method.facts
     if "representations are sent" in method_facts:
-        reason = "" if math.isfinite(figures.epsilon_x) else _UNGUARDED
-        yield _make_promise(
-            "epsilon_x", figures.epsilon_x, figures.delta, figures.releases, why=reason
-        )
+        reason = "" if math.isfinite(spent.epsilon_x) else _UNGUARDED
+        yield _make_promise("epsilon_x", spent.epsilon_x, spent.delta, spent.releases, why=reason)
     elif "passives take part" not in method_facts:
         yield Promise(figure="epsilon_x", epsilon=None, why="the active trains alone")
 
@@ -259,31 +273,38 @@ def _list_representation_promises(method: "MethodSettings", figures: Spent) -> I
 def _list_passive_promises(
     config: "RunSettings", contributions: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Promise]:
-    """Yield the guarantees for what passives send other than representations.
+    """Yield the promises for what passives send other than representations: votes or contributions
+    to sums.
+
+    One for each passive with a privacy cost or, if there is none, one without a guarantee.
 
     `contributions`: passive that adds noise -> the privacy cost of what it sends.
     """
-    for name, account in contributions.items():
-        yield promise_of_account(account, party=name)
+    for passive, cost in contributions.items():
+        yield promise_of_account(cost, party=passive)
     method = config.method
     reason = _explain_missing_noise(method)
-    if reason and method.find_noise(config) is not None:
+    if contributions or not reason:
+        return
+    if method.find_noise(config) is not None:
+        # There is noise, but only the passives know their costs.
         reason = "no passive has said yet what it charged"
-    if reason and not contributions:
-        yield Promise(figure=method.passives_figure, epsilon=math.inf, why=reason)
+    yield Promise(figure=method.passives_figure, epsilon=math.inf, why=reason)
 
 
 def _explain_missing_noise(method: "MethodSettings") -> str:
-    """Return why what passives send besides representations is not bounded; "":
-    they send nothing.
+    """Return why votes and contributions of passives have no finite epsilon, unless they add noise;
+    "": the method has neither.
     """
-    return next((reason for fact, reason in _WITHOUT_NOISE.items() if fact in method.facts), "")
+    method_facts = method.facts
+    return next((reason for fact, reason in _WITHOUT_NOISE.items() if fact in method_facts), "")
 
 
 def promise_of_account(account: Mapping[str, Any], *, party: str = "") -> Promise:
-    """Return the guarantee of one privacy cost.
+    """Return the promise that follows from one privacy cost.
 
-    `account`: its figure (name of the epsilon), epsilon, delta and releases.
+    `account`: the cost: figure (name of the epsilon), epsilon, delta and releases. `party`: whose
+    messages caused it; "": not named.
     """
     epsilon = float(account["epsilon"])
     reason = "" if math.isfinite(epsilon) else "what was charged has no finite bound"
@@ -301,10 +322,14 @@ def _make_promise(
     party: str = "",
     why: str = "",
 ) -> Promise:
-    """Return a privacy guarantee; epsilon 0 means that nothing was sent yet.
+    """Return the promise for an epsilon; of epsilon 0 it says that nothing was sent yet.
 
-    `why`: the reason for an infinite epsilon. `figure`: name of the epsilon. `releases`: the most
-    releases of one row that it covers; None: not counted.
+    Args:
+        figure: name of the epsilon.
+        epsilon, delta: the privacy cost.
+        releases: the most releases of one row that it covers; None: not counted.
+        party: whose rows it protects; "": not named.
+        why: the reason if epsilon is infinite; else "".
     """
     if epsilon == 0:
         return Promise(figure=figure, epsilon=None, party=party, why=_NOT_YET)
@@ -314,9 +339,9 @@ def _make_promise(
 
 
 def worst_promise(promises: Iterable[Promise], figure: str) -> Promise:
-    """Return the weakest guarantee for one name of an epsilon (`figure`), as epsilon_x.
+    """Return the promise with the largest epsilon among those for one kind of epsilon.
 
-    Raises ValueError: no guarantee has this name.
+    `figure`: name of the epsilon, such as epsilon_x. Raises ValueError: no promise has this name.
     """
     candidates = [promise for promise in promises if promise.figure == figure]
     if not candidates:
@@ -333,30 +358,37 @@ def promise_of_party(
         config: settings of the run.
         role: role of the party in it: active, passive, aggregator or dealer.
         accounts: privacy costs in its ledgers, without those of private updates, which send
-            nothing.
+            nothing; the highest counts.
     """
     if accounts:
-        return promise_of_account(max(accounts, key=lambda account: float(account["epsilon"])))
+        highest_cost = max(accounts, key=lambda account: float(account["epsilon"]))
+        return promise_of_account(highest_cost)
     if role not in ("active", "passive"):
         return Promise(figure=config.method.figure, epsilon=None, why="it holds no table")
-    labels = _find_label_promise(config) if role == "active" else None
-    nothing = Promise(figure=config.method.figure, epsilon=None, why="nothing of its rows leaves")
-    return _find_feature_promise(config, role) or labels or nothing
+    feature_promise = _find_feature_promise(config, role)
+    if feature_promise is not None:
+        return feature_promise
+    label_promise = _find_label_promise(config) if role == "active" else None
+    if label_promise is not None:
+        return label_promise
+    return Promise(figure=config.method.figure, epsilon=None, why="nothing of its rows leaves")
 
 
 def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
-    """Return the guarantee of a party whose ledger records no cost yet; None: it sends nothing that
-    depends on its features.
+    """Return the promise for the features of a party whose ledgers record no cost yet; None: it
+    sends nothing that depends on its features.
 
     `role`: active or passive.
     """
     method = config.method
-    if method.representations_from == ("active" if role == "active" else "passives"):
+    side = "active" if role == "active" else "passives"
+    if method.representations_from == side:
         if config.guard.mechanism == "none":
             return Promise(figure="epsilon_x", epsilon=math.inf, why=_UNGUARDED)
         return Promise(figure="epsilon_x", epsilon=None, why=_NOT_YET)
     reason = _explain_missing_noise(method)
-    if not reason or (role == "active" and not _OWN_ROWS_OF_ALL & method.facts):
+    sends_own_rows = role == "passive" or bool(_OWN_ROWS_OF_ALL & method.facts)
+    if not reason or not sends_own_rows:
         return None
     if method.find_noise(config) is not None:
         return Promise(figure=method.passives_figure, epsilon=None, why=_NOT_YET)
@@ -364,7 +396,7 @@ def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
 
 
 def _find_label_promise(config: "RunSettings") -> Promise | None:
-    """Return the active's guarantee for its labels; None: nothing that depends on them is sent."""
+    """Return the promise for the active's labels; None: nothing that depends on them is sent."""
     reason = next(
         (reason for fact, reason in _LABELS_LEAVE.items() if fact in config.method.facts), ""
     )
