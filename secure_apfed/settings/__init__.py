@@ -91,7 +91,10 @@ class Protection:
         return number if self.less == "lower" else -number
 
     def _convert_to_number(self, value: Any) -> float:
-        """Return a value as a number; a list or mapping by its length."""
+        """Return a value as a number: a name by `numbers`, a list or mapping by its length.
+
+        An unknown name is NaN, which counts as less protective than any value.
+        """
         if isinstance(value, str):
             return self.numbers.get(value, math.nan)
         if isinstance(value, Mapping | tuple | list):
@@ -99,9 +102,10 @@ class Protection:
         return float(value)
 
     def is_less(self, value: Any, reference: Any) -> bool:
-        """Return whether a value protects less than the reference; True if they
-        cannot be compared.
+        """Return whether a value protects less than the reference; True if they cannot be
+        compared.
         """
+        # Not `<`, which is False if a strength is NaN.
         return not self.compute_strength(value) >= self.compute_strength(reference)
 
 
@@ -128,7 +132,7 @@ def protects(
     numbers: Mapping[str, float] = {},
     read: Callable[[Any], Any] | None = None,
 ) -> Protection | Unprotective:
-    """Return the mark of a key that protects these parties, or nobody.
+    """Return the mark of a settings key whose value protects these parties, or nobody.
 
     Args:
         whom: the parties whose data the key's value protects.
@@ -150,6 +154,7 @@ def protects(
         "higher": higher,
         "other": other,
     }
+    # Exactly one of the three is given.
     ((less, means),) = [(less, means) for less, means in meanings.items() if means is not None]
     return Protection(
         whom=whom,
@@ -183,26 +188,30 @@ class Settings(BaseModel):
             elif isinstance(value, Settings):
                 terms[name] = value.collect_terms()
             elif isinstance(value, Mapping):
+                # Settings by name, such as those of each passive.
                 terms[name] |= {
-                    key: part.collect_terms()
-                    for key, part in value.items()
-                    if isinstance(part, Settings)
+                    key: section.collect_terms()
+                    for key, section in value.items()
+                    if isinstance(section, Settings)
                 }
         return terms
 
 
 def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """Return "did you mean 'x'?" with the known name that is closest; "" if none is close."""
-    close = get_close_matches(name, list(names), n=1, cutoff=cutoff)
-    return f"did you mean {close[0]!r}?" if close else ""
+    """Return "did you mean 'x'?" with the known name that is closest; "" if none is close.
+
+    `names`: the known names. `cutoff`: least similarity from 0 to 1, as of `difflib`.
+    """
+    close_names = get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return f"did you mean {close_names[0]!r}?" if close_names else ""
 
 
 def unknown_name(name: str, names: Iterable[str]) -> str:
-    """Return an error text for a name that is not among these, with the nearest one and all of
-    them.
+    """Return the error's text for a name that is not among the known `names`: with the nearest one,
+    if any is close, and all of them.
     """
-    names = list(names)
+    known_names = list(names)
     shortened = name[:_MAX_SHOWN]
-    guess = did_you_mean(shortened, names)
-    known = f"{guess} Known" if guess else "known"
-    return f"{shortened!r} is unknown; {known} are {', '.join(names)}"
+    guess = did_you_mean(shortened, known_names)
+    introduction = f"{guess} Known" if guess else "known"
+    return f"{shortened!r} is unknown; {introduction} are {', '.join(known_names)}"

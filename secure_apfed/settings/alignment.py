@@ -104,7 +104,10 @@ class AlignmentSettings(Settings):
 
     @field_validator("normalisation")
     @classmethod
-    def _is_in_order(cls, rules: tuple[IdRule, ...]) -> tuple[IdRule, ...]:
+    def _sort_rules(cls, rules: tuple[IdRule, ...]) -> tuple[IdRule, ...]:
+        """Return the rules in the order of `ID_RULES`, each once, since the order of writing does
+        not matter.
+        """
         return tuple(rule for rule in ID_RULES if rule in rules)
 
     @model_validator(mode="after")
@@ -131,7 +134,9 @@ class AlignmentSettings(Settings):
         return "vole" if self.dealer else "ot"
 
     def collect_terms(self) -> dict[str, Any]:
-        """Return the protocol to run, without a party's own choices."""
+        """Return the settings that all parties sign, with the selected protocol in place of `auto`
+        and of the choices that lead to it.
+        """
         return super().collect_terms() | {"protocol": self.backend}
 
     def for_a_trial(self) -> "AlignmentSettings":
@@ -140,11 +145,11 @@ class AlignmentSettings(Settings):
         Overlaps may be shown, any number of common rows is enough, and no history counts the run,
         so that every protocol may be tried.
         """
-        trial = {
+        changes = {
             "protocol": self.backend,
             "pairwise_overlaps": "shown",
             "minimum_rows": 1,
             "history": None,
             "runs_with_a_peer": None,
         }
-        return self.model_copy(update=trial)
+        return self.model_copy(update=changes)

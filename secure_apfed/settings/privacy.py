@@ -208,8 +208,10 @@ class DefenceOfOthers(Settings):
     @model_validator(mode="before")
     @classmethod
     def _collect_options(cls, content: Any) -> Any:
-        """Return the settings of a plug-in defence, with all keys but `kind` moved into `options`,
-        and a declared name replaced by its import path.
+        """Return the settings of a plug-in defence in the form that this class declares.
+
+        All keys but `kind` are moved into `options`, unless that is given. A name that an installed
+        package declares is replaced by its import path.
 
         `content`: settings as they are written. Raises ValueError: no such defence is known.
         """
@@ -232,9 +234,11 @@ _PLUG_IN_TAG = "package.module:Name"
 # Named after the key: pydantic quotes the name of this function where the key is missing.
 def kind(defence: Any) -> Any:
     """Return the tag by which pydantic picks the class of a defence's settings: a built-in kind, or
-    that of plug-ins.
+    the one tag of all plug-ins.
 
-    `defence`: settings of the defence, parsed or not.
+    Any other kind is returned as it is, so that pydantic's error lists the known ones.
+
+    `defence`: settings of the defence: a mapping, or an object that was validated before.
     """
     name = defence.get("kind") if isinstance(defence, Mapping) else getattr(defence, "kind", None)
     if not isinstance(name, str) or name in _DEFENCES:

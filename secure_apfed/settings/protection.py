@@ -40,7 +40,7 @@ Limit: TypeAlias = bool | int | float | str
 NO_DEFAULT = object()
 """Placeholder for the default of a key that must be set."""
 _UNKNOWN = "nobody said whom this setting protects; ask who wrote the method"
-# Settings of one party that all parties learn: they choose the intersection.
+# Settings that each party decides, and that all parties learn: they choose the intersection.
 _SHARED_ALL_THE_SAME = frozenset({"dealer", "pairwise_overlaps"})
 _MAX_SHOWN = 60
 
@@ -115,8 +115,14 @@ def find_departures(settings: Settings) -> tuple[Departure, ...]:
 def find_keys(settings: Settings, default: Any = None, prefix: str = "") -> Iterator[Key]:
     """Yield every key of settings that all parties agree on, with its value, default and mark.
 
-    `default`: settings of the same class that replace its defaults; None: none. `prefix`: dotted
-    path of these settings, with a dot at the end.
+    A mark says whom the key's value protects. A section has keys of its own, unless it has a mark
+    as a whole.
+
+    Args:
+        settings: the settings, or a section of them.
+        default: settings of the same class, whose values count as the defaults; None: the class's
+            own defaults.
+        prefix: dotted path of these settings, with a dot at the end; "" at the top.
     """
     for name, declared in type(settings).model_fields.items():
         if _is_of_each_party(name, declared):
@@ -135,41 +141,48 @@ def find_keys(settings: Settings, default: Any = None, prefix: str = "") -> Iter
         elif not _find_settings_classes(declared.annotation):
             yield Key(path=path, value=value, default=default_value, mark=None)
         elif isinstance(value, Mapping | tuple):
+            # Settings by name, such as those of each passive, or a list of settings.
             parts = value.items() if isinstance(value, Mapping) else enumerate(value)
-            for index, part in parts:
-                yield from find_keys(part, None, f"{path}.{index}.")
+            for name_or_index, part in parts:
+                yield from find_keys(part, None, f"{path}.{name_or_index}.")
 
 
 def find_key_types(
     kind: type[Settings], prefix: str = ""
 ) -> Iterator[tuple[str, Protection | Unprotective | FollowsFrom | None]]:
-    """Yield the dotted path and the mark of every key that settings of this class may have.
+    """Yield the dotted path and the mark of every key that settings of this class may have, except
+    those that each party decides for itself.
 
-    `*` stands for any name. `prefix`: path of these settings, with a dot at the end.
+    In a path, `*` stands for any name or index. `prefix`: path of these settings, with a dot at the
+    end; "" at the top.
     """
     for name, declared in kind.model_fields.items():
         if _is_of_each_party(name, declared):
             continue
         mark = _get_protection_mark(declared)
-        inner = _find_settings_classes(declared.annotation)
-        if mark is not None or not inner:
+        section_classes = _find_settings_classes(declared.annotation)
+        if mark is not None or not section_classes:
             yield f"{prefix}{name}", mark
             continue
         is_collection = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
-        for part in inner:
-            yield from find_key_types(part, f"{prefix}{name}.{'*.' if is_collection else ''}")
+        for section_class in section_classes:
+            section_prefix = f"{prefix}{name}.{'*.' if is_collection else ''}"
+            yield from find_key_types(section_class, section_prefix)
 
 
 def list_keys(kind: type[Settings], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted path of every key that settings of this class may have, those of single
-    parties included; `*` stands for any name. `prefix`: path before the keys, empty or ending in a
-    dot.
+    """Yield the dotted path of every key that settings of this class may have, sections and keys
+    that each party decides for itself included.
+
+    In a path, `*` stands for any name or index. `prefix`: path of these settings, with a dot at the
+    end; "" at the top.
     """
     for name, declared in kind.model_fields.items():
         yield f"{prefix}{name}"
         is_collection = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
-        for part in _find_settings_classes(declared.annotation):
-            yield from list_keys(part, f"{prefix}{name}.{'*.' if is_collection else ''}")
+        for section_class in _find_settings_classes(declared.annotation):
+            section_prefix = f"{prefix}{name}.{'*.' if is_collection else ''}"
+            yield from list_keys(section_class, section_prefix)
 
 
 def require_limits(
@@ -200,10 +213,12 @@ def require_limits(
     for side, limits in (("minima", minima), ("maxima", maxima)):
         for pattern, limit in limits.items():
             mark = _find_limited_mark(pattern, side, limit, known, file)
+            # "other" marks a key whose values are names; those of all others are numbers.
             bound = _BOUND_WORDS[side] if mark.less != "other" else " or what protects more"
             matches = [key for key in keys if _is_match(pattern, key.path)]
             values = [(key.path, key.value) for key in matches] or [(pattern, None)]
             for path, value in values:
+                # A limit of a number that the run does not have cannot be met.
                 is_missing = value is None and mark.less != "other"
                 if not is_missing and not mark.is_less(value, limit):
                     continue
@@ -223,7 +238,7 @@ _BOUND_WORDS = {"minima": " at least", "maxima": " at most"}
 def _find_limited_mark(
     pattern: str, side: str, limit: Limit, known_marks: Mapping[str, Any], file: str
 ) -> Protection:
-    """Return the protection mark of the key that a party's limit names.
+    """Return the protection mark of the key that a party's limit names, after checking the limit.
 
     Args:
         pattern: the limit's dotted path, in which `*` is any name.
@@ -275,10 +290,17 @@ def _is_match(pattern: str, path: str) -> bool:
 def _make_key(
     path: str, settings: Settings, default: Any, value: Any, default_value: Any, mark: Any
 ) -> Key:
-    """Return a key with its value and default, which its mark may derive from all `settings`.
+    """Return a key with its value and default.
 
-    `default`: settings of the same class that replace the defaults of `settings`. `value`,
-    `default_value`: the key's own value and default.
+    A mark may compare another value than the key's own, which it reads from the whole section: the
+    protocol of an intersection, for example, follows from several keys.
+
+    Args:
+        path: dotted path of the key.
+        settings: the section that has the key.
+        default: settings of the same class, whose values count as defaults; None: the class's own.
+        value, default_value: the key's own value and default.
+        mark: the key's mark.
     """
     read_value = mark.read if isinstance(mark, Protection) else None
     if read_value is None:
@@ -290,10 +312,12 @@ def _make_key(
 
 
 def _find_default(declared: FieldInfo) -> Any:
+    """Return the default of a settings key; `NO_DEFAULT` if it must be set."""
     return NO_DEFAULT if declared.is_required() else declared.get_default(call_default_factory=True)
 
 
 def _is_of_each_party(name: str, declared: FieldInfo) -> bool:
+    """Return whether each party decides this settings key for itself, unknown to the others."""
     return EACH_ALONE in declared.metadata and name not in _SHARED_ALL_THE_SAME
 
 
@@ -311,14 +335,16 @@ def _get_protection_mark(declared: FieldInfo) -> Any:
 
 
 def _strip_annotations(annotation: Any) -> Any:
-    """Return the type within Annotated."""
+    """Return the declared type inside any number of `Annotated`."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     return annotation
 
 
 def _find_settings_classes(annotation: Any) -> list[type[Settings]]:
-    """Return the settings classes that a value of this type is or contains."""
+    """Return the settings classes that a value of this declared type is or contains, such as the
+    members of a union or the class of a list's items.
+    """
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     parts: Sequence[Any] = get_args(_strip_annotations(annotation))

@@ -49,12 +49,12 @@ MAX_PARAMETERS = 2**28
 _AUTO_SIZE = 32  # of a representation
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 """Pattern of the device on which a party computes, as its settings name it."""
-# As model.projection is read where it names no number, for comparisons.
+# Numbers that names of model.projection count as, where protection is compared.
 _PROJECTIONS: Mapping[str, float] = {"auto": 64, "none": math.inf}
-# What null takes, of 8 numbers a row or more.
+# The value of rules.minimum_spread for null, if a row has 8 numbers or more.
 _SPREAD = 0.0005
-# By who reads single contributions: nobody, active and aggregator under some conditions, active and
-# aggregator, the aggregator alone.
+# Secure sums, the most protective first. Single contributions are read by: nobody; active and
+# aggregator together, under some conditions; active and aggregator together; the aggregator alone.
 _SUMS = (
     ("crypten", "bfv + pairwise masks", "plain + pairwise masks"),
     "plain + recoverable masks",
@@ -64,13 +64,15 @@ _SUMS = (
 
 
 def _sum_name(settings: "SumSettings") -> str:
-    """Return the name of a sum in the table of sums."""
+    """Return the name by which `_SUMS` and `SECURE_SUMS` have this secure sum: scheme and masks, as
+    "plain + pairwise masks".
+    """
     masks = "" if settings.masks == "none" else f" + {settings.masks} masks"
     return f"{settings.scheme}{masks}"
 
 
 def _adds_to_sums(settings: "PassiveSettings") -> bool:
-    """Return whether a passive contributes: its weight lambda is above 0."""
+    """Return whether a passive contributes to sums: its weight (lambda_p of Eq. 8) is above 0."""
     return settings.weight > 0
 
 
@@ -157,28 +159,34 @@ class ModelSettings(Settings):
 
     @field_validator("head_network", mode="before")
     @classmethod
-    def _is_a_head(cls, head: object) -> object:
+    def _check_head(cls, head: object) -> object:
+        """Return the value unchanged. Raises ValueError: a text that is neither "own" nor an import
+        path.
+        """
         return require_code_name(head) if isinstance(head, str) and head != "own" else head
 
     @field_validator("network", mode="before")
     @classmethod
-    def _is_a_network(cls, network: object) -> object:
+    def _resolve_network(cls, network: object) -> object:
         """Return a built-in network's name, or the import path of a user-defined one.
 
         Raises ValueError: neither of them; names the nearest name, or the form of such a path.
         """
-        built_in = get_args(get_args(cls.model_fields["network"].annotation)[0])
-        if isinstance(network, str) and network not in built_in:
-            network = expand_name(network, "networks")
-            if ":" not in network and "." not in network:
-                raise ValueError(unknown_name(network, (*built_in, *list_declared("networks"))))
-            require_code_name(network)
-        return network
+        # The annotation is a union of the built-in names (a Literal) and import paths.
+        literal = get_args(cls.model_fields["network"].annotation)[0]
+        built_in_names = get_args(literal)
+        if not isinstance(network, str) or network in built_in_names:
+            return network
+        code = expand_name(network, "networks")
+        is_like_path = ":" in code or "." in code
+        if not is_like_path:
+            raise ValueError(unknown_name(code, (*built_in_names, *list_declared("networks"))))
+        return require_code_name(code)
 
     @model_validator(mode="after")
-    def _is_bounded(self) -> Self:
-        """Refuse networks of too many parameters, which another party may propose, before any is
-        built.
+    def _check_parameter_count(self) -> Self:
+        """Refuse networks with too many parameters before one is built, since another party may
+        have proposed them.
         """
         parameters = self.min_parameters
         if parameters > MAX_PARAMETERS:
@@ -200,17 +208,17 @@ class ModelSettings(Settings):
         layers, of the head, from random features, and of the GRUs of sequences.
         """
         size = self.representation_size
-        hidden_layers = sum(inputs * outputs for inputs, outputs in pairwise((*self.hidden, size)))
-        head_layers = sum(inputs * outputs for inputs, outputs in pairwise(self.head))
-        random_features = 0
+        hidden_weights = sum(inputs * outputs for inputs, outputs in pairwise((*self.hidden, size)))
+        head_weights = sum(inputs * outputs for inputs, outputs in pairwise(self.head))
+        random_feature_weights = 0
         if self.network in ("random_features", "cross_view"):
-            random_features = self.random_features * size
+            random_feature_weights = self.random_features * size
         # A bidirectional GRU has 3 gates in each of 2 directions.
-        grus = sum(
+        gru_weights = sum(
             steps * channels + 6 * size * (channels + size + 2)
             for steps, channels in self.sequences
         )
-        return hidden_layers + head_layers + random_features + grus
+        return hidden_weights + head_weights + random_feature_weights + gru_weights
 
     @property
     def representation_size(self) -> int:
@@ -405,8 +413,8 @@ class TrainSettings(Settings):
 
     @field_validator("device")
     @classmethod
-    def _is_a_device(cls, device: str) -> str:
-        """Refuse a device other than auto, cpu, cuda or cuda:N."""
+    def _check_device(cls, device: str) -> str:
+        """Return the device unchanged. Raises ValueError: it is not auto, cpu, cuda or cuda:N."""
         if not DEVICE.fullmatch(device):
             raise ValueError(f"expected auto, cpu, cuda or one GPU, as cuda:1; got {device!r}")
         return device
@@ -461,11 +469,13 @@ class PassiveSettings(Settings):
 
     @field_validator("objective", mode="before")
     @classmethod
-    def _take_code(cls, objective: object) -> object:
-        """Return the settings of an objective that is given by name or is user-defined.
+    def _resolve_objective(cls, objective: object) -> object:
+        """Return an objective's settings as a mapping, if it is given by name or is user-defined.
 
-        `objective`: a name, a mapping with a name, or settings. Own code becomes the objective
-        `own`, with all other keys but row_wise as its options.
+        User-defined code becomes the objective `own`; all other keys but row_wise become its
+        options. Anything else is returned as it is, and pydantic checks it.
+
+        `objective`: a name, a mapping with a name, or settings.
         """
         content = {"name": objective} if isinstance(objective, str) else objective
         if not isinstance(content, Mapping) or not isinstance(content.get("name"), str):
@@ -479,13 +489,13 @@ class PassiveSettings(Settings):
             if declared:
                 raise ValueError(unknown_name(name, (*_OBJECTIVES, *declared)))
             return content  # pydantic's error then lists the built-in objectives
-        own: dict[str, Any] = {"name": "own", "code": code}
-        own["options"] = {
+        own_loss: dict[str, Any] = {"name": "own", "code": code}
+        own_loss["options"] = {
             key: value for key, value in content.items() if key not in ("name", "row_wise")
         }
         if "row_wise" in content:
-            own["row_wise"] = content["row_wise"]
-        return own
+            own_loss["row_wise"] = content["row_wise"]
+        return own_loss
 
 
 class NoiseSettings(Settings):
