@@ -41,8 +41,8 @@ def check_alignment(settings: AlignmentSettings) -> None:
 
     Raises:
         ConfigError: date formats are ambiguous.
-        ValueError: no protocol has this name; so many IDs are allowed that the announcement of
-            their number alone would use up the peers' memory; or the protocol reveals to the active
+        ValueError: no protocol has this name; or the settings allow so many IDs that a peer could
+            use up others' memory by announcing that number; or the protocol reveals to the active
             which people it shares with each passive, against `pairwise_overlaps: hidden`.
     """
     # Called for its ConfigError: date formats that are ambiguous.
@@ -54,6 +54,7 @@ def check_alignment(settings: AlignmentSettings) -> None:
         )
     backend = SET_INTERSECTIONS[settings.backend]
     largest = backend.find_largest_size()
+    # A resumable protocol divides IDs into buckets, and takes memory for one bucket only.
     if settings.maximum_ids > largest and not issubclass(backend, ResumableIntersection):
         raise ValueError(
             f"maximum_ids: whoever announced {settings.maximum_ids:,} IDs to {settings.backend} "
@@ -70,10 +71,12 @@ def check_alignment(settings: AlignmentSettings) -> None:
 
 
 def require_overlaps_shown(settings: AlignmentSettings, party: str) -> None:
-    """Raise ConfigError if the settings forbid joint prediction for the sake of privacy.
+    """Raise ConfigError if the settings forbid joint prediction.
 
-    Joint prediction reveals to the active which of its people each passive knows, which
-    `pairwise_overlaps: hidden` forbids. `party`: this party's name, for the error.
+    Joint prediction reveals to the active which of its people each passive knows. The setting
+    `pairwise_overlaps: hidden` promises that it does not learn this.
+
+    `party`: this party's name, for the error.
     """
     if settings.pairwise_overlaps == "hidden":
         raise ConfigError(
@@ -84,7 +87,9 @@ def require_overlaps_shown(settings: AlignmentSettings, party: str) -> None:
 
 
 def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> list[bytes]:
-    """Return a party's IDs, in their order, as bytes in the normal form that the parties agreed on.
+    """Return a party's IDs as bytes in the agreed normal form, in the order of `ids`.
+
+    `party`: the party's name, for errors.
 
     Raises DataError: an ID is missing or repeated, or there are too many.
     """
@@ -103,17 +108,19 @@ def make_intersection(
     """Return the configured set-intersection protocol, ready for one intersection.
 
     All parties must pass equal arguments, except for `progress`. IDs must come from
-    `canonical_ids`; peers with another normalisation are refused. If the settings name a history,
-    each role that the protocol creates is recorded there. The creation then raises DataError if a
-    peer had all its runs, or if the session was used before.
+    `canonical_ids`; peers with another normalisation are refused.
+
+    If the settings name a history (a file of this party's earlier intersections), creating a role
+    of the protocol records the run there. It raises DataError if a peer has used up its allowed
+    runs, or if the session was used before.
 
     Args:
         settings: the agreed settings.
         session: the name of the intersection, used once.
         dealer: the party that supplies randomness, if the protocol needs one.
         output: what the intersection reveals, and to whom.
-        sizes: by party, the number of IDs that it announces in place of the true number; for
-            protocols with a dealer.
+        sizes: the number of IDs that each party announces in place of its true number, by party;
+            for protocols with a dealer.
         progress: called with the progress of this party's work.
     """
     check_alignment(settings)
@@ -136,9 +143,9 @@ def make_intersection(
 def max_guesses(settings: AlignmentSettings) -> Guesses:
     """Return how many guessed IDs a party that deviates from the protocol can test at most.
 
-    The limits hold for one intersection: `hub` for the active, `member` for a passive. They are
-    above `maximum_ids` for protocols that divide IDs into buckets: each bucket is padded to a fixed
-    size, and a deviating party may put guesses in place of the padding.
+    The limits hold for one intersection: `hub` for the active, `member` for a passive. Protocols
+    that divide IDs into buckets pad each bucket to a fixed size. A deviating party may put guesses
+    in place of the padding, so their limits are above `maximum_ids`.
     """
     largest = settings.maximum_ids
     backend = SET_INTERSECTIONS[settings.backend]

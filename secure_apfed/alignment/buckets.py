@@ -44,29 +44,32 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 def choose_bucket_count(largest: int) -> int:
     """Return into how many buckets all parties divide their IDs: a power of two.
 
-    `largest`: size of the largest set of all parties; a bucket has about `BUCKET_IDS` IDs at most.
+    It is the smallest one with which a bucket has about `BUCKET_IDS` IDs (2^20) at most.
+
+    `largest`: size of the largest set of all parties.
     """
-    return 1 << max(0, math.ceil(largest / BUCKET_IDS) - 1).bit_length()
+    needed = math.ceil(largest / BUCKET_IDS)
+    return 1 << max(0, needed - 1).bit_length()
 
 
 def compute_capacity(size: int, buckets: int) -> int:
     """Return how many entries each bucket has, padding included, for a set of n = `size` IDs.
 
-    The true number in a bucket depends on the IDs, so every bucket is padded to this capacity. It
-    is so large that the probability that any bucket overflows is below 2^-40, and it follows from
-    public numbers, so all parties can compute it.
+    The true number of IDs in a bucket would reveal something about the set, so every bucket is
+    padded to this capacity. Any bucket overflows with probability at most 2^-40. The capacity
+    follows from public numbers, so all parties can compute it.
 
-    One keyed digest falls into a given one of the B buckets with probability p = 1 / B. By
-    Chernoff's bound more than c of the n digests do with probability at most exp(-n KL(c / n, p)),
-    where KL is the divergence of two Bernoulli distributions. The capacity is the smallest c for
-    which B exp(-n KL(c / n, p)) is below 2^-40.
+    The keyed digest of an ID falls into a given one of the B = `buckets` buckets with probability
+    p = 1 / B. By Chernoff's bound more than c of the n digests do with probability at most
+    exp(-n KL(c / n, p)), where KL is the divergence of two Bernoulli distributions. The capacity is
+    the smallest c for which B exp(-n KL(c / n, p)) is at most 2^-40.
     """
     if buckets == 1 or size == 0:
-        return size
+        return size  # the whole set, whose size is public, needs no padding
     required_exponent = math.log(buckets) + _OVERFLOW_BITS * math.log(2)
 
     def is_rare(count: int) -> bool:
-        """Return whether more than `count` IDs in one bucket are improbable enough."""
+        """Return whether some bucket gets more than `count` IDs with probability <= 2^-40."""
         share = count / size
         expected = 1 / buckets
         divergence = share * math.log(share / expected)
@@ -74,7 +77,7 @@ def compute_capacity(size: int, buckets: int) -> int:
             divergence += (1 - share) * math.log((1 - share) / (1 - expected))
         return size * divergence >= required_exponent
 
-    # The search begins at the mean, rounded up; more than all IDs are never in a bucket.
+    # The search begins at the mean, rounded up, and ends at `size`: no bucket has more.
     mean_count = -(-size // buckets)
     return bisect_left(range(size), True, lo=mean_count, key=is_rare)
 
@@ -86,14 +89,15 @@ def fingerprint_ids(
     key: bytes,
     count_work: Callable[[int], None] = lambda ids: None,
 ) -> bytes:
-    """Return a digest, 32 bytes, of all IDs of a party in their order.
+    """Return one digest, 32 bytes, of all IDs of a party in their order.
 
-    By it a party notices that its IDs have changed since an intersection was interrupted.
+    A party compares it with an earlier one, to notice that its IDs have changed since an
+    intersection was interrupted.
 
     Args:
         me: the party's name, for errors.
         ids: the IDs, one for each row.
-        settings: how IDs are normalised.
+        settings: the agreed settings, which say how IDs are normalised.
         key: key of the digest, 32 bytes.
         count_work: called with the number of IDs that were digested, block by block.
     """
@@ -138,7 +142,7 @@ class BucketedIds:
         folder: Path | None = None,
         count_work: Callable[[int], None] = lambda ids: None,
     ) -> None:
-        """Read and digest all IDs, and distribute them to buckets. The class describes arguments.
+        """Read and digest all IDs, and distribute them to buckets; see the class for the arguments.
 
         Raises:
             DataError: IDs are repeated, or more than the settings allow.
@@ -154,8 +158,9 @@ class BucketedIds:
             )
         self.capacity = compute_capacity(self.size, buckets)
         self._folder = folder
-        # Without a folder: by bucket, arrays of rows and digests, one for each block that was read.
-        self._parts_by_bucket: dict[int, list[NDArray[np.void]]] = {}
+        # Without a folder: for each bucket the records (row and digest) of its IDs, in one array
+        # for each block of IDs that was read.
+        self._record_blocks_by_bucket: dict[int, list[NDArray[np.void]]] = {}
         self.fingerprint = self._fill_buckets(ids, settings, key, count_work)
         self._check_buckets()
 
@@ -177,20 +182,18 @@ class BucketedIds:
         self.clear()
         with ExitStack() as closing:
             buckets_on_disk = range(self._buckets) if self._folder is not None else range(0)
-            files = [
-                closing.enter_context(
-                    os.fdopen(os.open(self._bucket_path(bucket), _NEW, 0o600), "wb")
-                )
-                for bucket in buckets_on_disk
-            ]
+            files = []
+            for bucket in buckets_on_disk:
+                descriptor = os.open(self._bucket_path(bucket), _NEW, 0o600)
+                files.append(closing.enter_context(os.fdopen(descriptor, "wb")))
             for piece in encode_pieces(self._me, ids, make_id_rules(settings)):
                 digests = _hash_ids(piece, key)
                 combined_hash.update(digests)
-                for bucket, part in enumerate(self._split_piece(digests, rows_read)):
+                for bucket, records in enumerate(self._split_by_bucket(digests, rows_read)):
                     if files:
-                        files[bucket].write(part.tobytes())
+                        files[bucket].write(records.tobytes())
                     else:
-                        self._parts_by_bucket[bucket].append(part)
+                        self._record_blocks_by_bucket[bucket].append(records)
                 rows_read += len(piece)
                 count_work(len(piece))
         if rows_read != self.size:
@@ -200,13 +203,14 @@ class BucketedIds:
             )
         return combined_hash.digest()
 
-    def _split_piece(self, digests: bytes, first_row: int) -> list[NDArray[np.void]]:
-        """Return, for each bucket, the row and digest of those IDs of a block that fall into it.
+    def _split_by_bucket(self, digests: bytes, first_row: int) -> list[NDArray[np.void]]:
+        """Return one array for each bucket, with row and digest of each ID that falls into it.
 
-        The bucket follows from the first 4 bytes of a digest: as many low bits as there are buckets
-        (a power of two).
+        The bucket's number is the first 4 bytes of the digest modulo the number of buckets, which
+        is a power of two.
 
-        `digests`: digests of N IDs, one after another. `first_row`: the row of the first of them.
+        `digests`: digests of N IDs, one after another. `first_row`: the row of the first ID; the
+        others follow.
         """
         count = len(digests) // DIGEST_BYTES
         records = np.empty(count, _RECORD)
@@ -231,8 +235,8 @@ class BucketedIds:
                     f"{self._me}: {len(records)} IDs fell into bucket {bucket}, which has room for "
                     f"{self.capacity}; start all parties again, so that they draw another key"
                 )
-            # The first 8 bytes of a digest suffice to show that there is no repetition; only if two
-            # are equal the whole digests are compared.
+            # If the first 8 bytes of all digests differ, no ID is repeated. Whole digests, which
+            # are slower, are compared only if two starts are equal.
             starts = np.sort(
                 np.frombuffer(records["digest"].tobytes(), "<u8")[:: DIGEST_BYTES // 8]
             )
@@ -259,10 +263,11 @@ class BucketedIds:
             )
 
     def load_bucket(self, bucket: int) -> tuple[list[bytes], Rows]:
-        """Return the entries of a bucket (digests), and the party's row of each; -1 for padding.
+        """Return a bucket's entries (digests of 32 bytes), and the party's row of each entry.
 
-        Both have `capacity` entries. Padding is derived from a secret, so that it is the same at
-        every call: repeated runs of the protocol must reveal nothing more.
+        Both have `capacity` entries; the last ones are padding, with row -1. Padding is derived
+        from a secret, so that it is the same at every call: a repeated run of the protocol must
+        reveal no more than the first.
         """
         records = self._load_records(bucket)
         missing = self.capacity - len(records)
@@ -271,12 +276,12 @@ class BucketedIds:
         )
         entries = records["digest"].tobytes() + padding
         rows = np.concatenate([records["row"].astype(np.int64), np.full(missing, -1, np.int64)])
-        listed: list[bytes] = np.frombuffer(entries, f"V{DIGEST_BYTES}").tolist()
-        return listed, rows
+        digests: list[bytes] = np.frombuffer(entries, f"V{DIGEST_BYTES}").tolist()
+        return digests, rows
 
     def clear(self) -> None:
         """Delete the content of all buckets, in memory and on the disk."""
-        self._parts_by_bucket = {bucket: [] for bucket in range(self._buckets)}
+        self._record_blocks_by_bucket = {bucket: [] for bucket in range(self._buckets)}
         if self._folder is not None:
             for file in self._folder.glob("ids-*.bin"):
                 file.unlink()
@@ -285,7 +290,7 @@ class BucketedIds:
         """Return the row and digest of each ID in a bucket, from memory or from its file."""
         if self._folder is not None:
             return np.fromfile(self._bucket_path(bucket), _RECORD)
-        return np.concatenate([np.empty(0, _RECORD), *self._parts_by_bucket[bucket]])
+        return np.concatenate([np.empty(0, _RECORD), *self._record_blocks_by_bucket[bucket]])
 
     def _bucket_path(self, bucket: int) -> Path:
         """Return the path of a bucket's file; only called if there is a folder."""
@@ -294,7 +299,7 @@ class BucketedIds:
 
 
 def _make_hasher(key: bytes) -> "hashlib.blake2b":
-    """Return a keyed BLAKE2b hash for the digest of all IDs of a party."""
+    """Return a new keyed BLAKE2b hash object, for one digest over all IDs of a party."""
     return hashlib.blake2b(key=key, digest_size=DIGEST_BYTES, person=b"apfed all ids")
 
 

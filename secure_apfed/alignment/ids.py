@@ -59,17 +59,19 @@ class IdFile:
         """
         self._party = party
         self._source = source
+        # How errors call the table; a table in memory is the result of a query.
         self._called = str(source) if isinstance(source, Path) else "its query"
         self._columns = (columns,) if isinstance(columns, str) else tuple(columns)
         with self._translate_errors():
-            self._opened, self._locate_line = self._open_rows()
-            names = self._opened.schema.names
-            if absent := [name for name in self._columns if names.count(name) != 1]:
+            self._dataset, self._locate_line = self._open_rows()
+            names = self._dataset.schema.names
+            wrong_columns = [name for name in self._columns if names.count(name) != 1]
+            if wrong_columns:
                 raise DataError(
-                    f"{party}: {self._called} must have each of the columns {', '.join(absent)} "
-                    f"once; it has {', '.join(names)}"
+                    f"{party}: {self._called} must have each of the columns "
+                    f"{', '.join(wrong_columns)} once; it has {', '.join(names)}"
                 )
-            self._rows = int(self._opened.count_rows())
+            self._rows = int(self._dataset.count_rows())
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -78,7 +80,8 @@ class IdFile:
     def pieces(self) -> Iterator[list[str]]:
         """Yield the IDs in blocks of some thousand rows; values of several columns are joined.
 
-        Raises DataError: some cells are not accepted as IDs; all rows are read to name them all.
+        Raises DataError: some cells are not accepted as IDs. The error comes after the last row, so
+        that it names all of them.
         """
         has_several_columns = len(self._columns) > 1
         readers = {
@@ -92,7 +95,7 @@ class IdFile:
             for name in self._columns
         }
         with self._translate_errors():
-            for batch in self._opened.to_batches(
+            for batch in self._dataset.to_batches(
                 columns=list(self._columns),
                 batch_size=_ROWS_PER_BLOCK,
                 batch_readahead=1,
@@ -112,12 +115,13 @@ class IdFile:
             reader.require_no_refusals()
 
     def _open_rows(self) -> "tuple[Dataset, Callable[[int], str] | None]":
-        """Open the rows for reading; return them with a function that names a row's line in a file.
+        """Open the table; return its data set, and a function that names a row's line in the file.
 
-        The function is None unless the rows are in one CSV file. Reading them takes the memory of
-        one block of rows, except for .xz files and for files with lines above the header, which are
-        read at once.
+        The function is None unless the table is one CSV file. Reading the data set takes the memory
+        of one block of rows. CSV files that are compressed as .xz, or that have lines above the
+        header, are read whole here, since data sets of pyarrow can neither skip lines nor read .xz.
         """
+        # Imported late, since pyarrow takes long to load.
         import pyarrow
         from pyarrow import csv, dataset, input_stream
 
@@ -139,12 +143,11 @@ class IdFile:
             null_values=sorted(EMPTY),
         )
         datasets = []
-        lines_above = 0  # in the last file; used if it is the only one
+        lines_above = 0  # lines above the header of the last file; used if it is the only one
         for file in files:
             head = load_csv_head(file, source=self._party, refuses_titles=False)
             lines_above = head.lines
             parsing = csv.ParseOptions(newlines_in_values=True, delimiter=head.separator)
-            # Data sets of pyarrow neither skip lines nor read .xz.
             if lines_above or file.suffix == ".xz":
                 with lzma.open(file) if file.suffix == ".xz" else input_stream(str(file)) as plain:
                     table = csv.read_csv(

@@ -80,24 +80,30 @@ _SMALL_BYTES = 2**20
 def count_alignment_heartbeats(maximum_ids: int, members: int) -> int:
     """Return how many heartbeats (progress reports) a party may send for a session's alignment.
 
-    The most work has the hub, the party that the intersection is computed at. It reads its IDs up
-    to three times, and for each other party (member) blinds its own IDs and the member's.
+    The limit is that of the hub, the party at which the intersection is computed, since it has the
+    most work. It reads its IDs up to three times. For each other party (member) it also blinds its
+    own IDs and the member's.
 
     `maximum_ids`: the agreed limit of IDs at each party. `members`: number of members.
     """
-    # 3 readings and 2 blindings for each member; rounded up, as padding adds a few per cent.
-    return count_allowed_heartbeats((4 + 3 * members) * maximum_ids)
+    # 3 readings, and 2 blindings for each member; counted as 4 and 3, since padding adds some.
+    readings = 4
+    blindings = 3 * members
+    return count_allowed_heartbeats((readings + blindings) * maximum_ids)
 
 
 class ProgressReporter:
     """A callback for a protocol's progress, which informs both the peers and the user.
 
-    Peers get heartbeats, which keep them from giving up. The progress of a protocol restarts at 0
-    for each part of its work.
+    Peers get heartbeats (progress reports), which keep them from giving up the wait. The
+    progress of a protocol restarts at 0 for each part of its work.
     """
 
     def __init__(self, heartbeats: Heartbeats) -> None:
-        """Start without progress; `heartbeats`: sends the heartbeats."""
+        """Start without progress.
+
+        `heartbeats`: the object that sends a heartbeat after enough work has been counted.
+        """
         self._heartbeats = heartbeats
         self._last_done = 0  # IDs processed in the present part of the work
 
@@ -154,20 +160,26 @@ async def align_hub(
         IntersectionTooSmallError: fewer people are common than the settings demand.
         RemoteProtocolError: a member does not follow the protocol.
     """
-    end = _End(links, links.me, tuple(members), ids, settings, folder)
+    party = _IntersectingParty(links, links.me, tuple(members), ids, settings, folder)
     with relay_heartbeats(links):
-        end.discard_other_ids()
-        openings = {
-            name: _parse_opening(_OPENING, await end.receive(name), settings) for name in members
+        party.discard_other_ids()
+        opening_by_member = {
+            name: _parse_opening(_OPENING, await party.receive(name), settings) for name in members
         }
-        sizes = {name: opening.size for name, opening in openings.items()}
-        agreed, start, resumes = end.propose_agreement(openings, session)
-        all_nonces = tuple(agreed.nonces.items())
-        reply = _Reply(resumes, start, agreed.session, agreed.buckets, len(ids), all_nonces)
+        sizes = {name: opening.size for name, opening in opening_by_member.items()}
+        agreed, start, resumes = party.propose_agreement(opening_by_member, session)
+        reply = _Reply(
+            resumes=resumes,
+            start=start,
+            session=agreed.session,
+            buckets=agreed.buckets,
+            size=len(ids),
+            nonces=tuple(agreed.nonces.items()),
+        )
         for name in members:
-            end.send(name, reply.pack())
-        await end.intersect_buckets(agreed, sizes, start, resumes=resumes)
-    return end.send_common_rows(sizes)
+            party.send(name, reply.pack())
+        await party.intersect_buckets(agreed, sizes, start, resumes=resumes)
+    return party.send_common_rows(sizes)
 
 
 async def align_member(
@@ -198,23 +210,24 @@ async def align_member(
         IntersectionTooSmallError: fewer people are common than the settings demand.
         RemoteProtocolError: the hub does not follow the protocol.
     """
-    end = _End(links, hub, tuple(members), ids, settings, folder)
-    end.discard_other_ids()
-    stored = end.unfinished.agreed
+    party = _IntersectingParty(links, hub, tuple(members), ids, settings, folder)
+    party.discard_other_ids()
+    interrupted = party.unfinished.agreed  # None: there is nothing to resume
     opening = _Opening(
         nonce=fresh_key(),
         size=len(ids),
-        resumable=stored.identity if stored else b"",
-        finished=end.unfinished.done_buckets if stored else 0,
+        resumable=interrupted.identity if interrupted else b"",
+        finished=party.unfinished.done_buckets if interrupted else 0,
     )
-    end.send(hub, opening.pack())
+    party.send(hub, opening.pack())
     # More patience than usual, since the hub itself waits for all other members.
-    reply = _parse_opening(_REPLY, await end.receive(hub, patience=4), settings)
-    agreed = end.check_reply(reply, opening, session)
-    await end.intersect_buckets(agreed, {hub: reply.size}, reply.start, resumes=reply.resumes)
-    return end.read_common_rows(
-        await end.receive(hub, maximum=_MAX_OPENING_BYTES + 8 * len(ids)), reply.size
-    )
+    reply = _parse_opening(_REPLY, await party.receive(hub, patience=4), settings)
+    agreed = party.check_reply(reply, opening, session)
+    await party.intersect_buckets(agreed, {hub: reply.size}, reply.start, resumes=reply.resumes)
+    # The last message has at most 8 bytes for each common ID.
+    longest = _MAX_OPENING_BYTES + 8 * len(ids)
+    last_message = await party.receive(hub, maximum=longest)
+    return party.read_common_rows(last_message, reply.size)
 
 
 class _Opening(NamedTuple):
@@ -272,6 +285,7 @@ def _parse_opening(
     """Parse the first message of a peer, and check the announced number of IDs.
 
     `adapter`: parser of the expected type, an `_Opening` from a member or a `_Reply` from the hub.
+    `settings`: the agreed settings, which limit the number of IDs.
 
     Raises RemoteProtocolError: the message is malformed, or announces more IDs than was agreed.
     """
@@ -290,8 +304,8 @@ def _parse_opening(
     return opening
 
 
-class _End:
-    """One party's end of an intersection over links, which runs bucket by bucket.
+class _IntersectingParty:
+    """One party's part in an intersection over links, which runs bucket by bucket.
 
     Attributes:
         terms: SHA-256 of the parties and the agreed settings. An interrupted intersection can only
@@ -325,6 +339,7 @@ class _End:
         self._ids = ids
         self._settings = settings
         self._peers = members if self._me == hub else (hub,)
+        # A member exchanges messages with the hub alone.
         document = json.dumps([hub, members, settings.collect_terms()], sort_keys=True)
         self.terms = hashlib.sha256(document.encode()).digest()
         self.unfinished = StoredIntersection.from_folder(folder, self.terms)
@@ -338,17 +353,17 @@ class _End:
     ) -> Envelope:
         """Wait for a peer's next alignment message, and return it.
 
-        `patience`: how long to wait, in units of patience. `maximum`: the largest number of bytes
-        of the message.
+        `patience`: how long to wait, in multiples of the contract's unit of patience. `maximum`:
+        the largest number of bytes of the message.
         """
         return await self._links.receive(
             peer, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=patience, maximum=maximum
         )
 
     def discard_other_ids(self) -> None:
-        """Delete the record of an interrupted intersection if this party's IDs have changed.
+        """Delete the record of an interrupted intersection if this party's IDs have changed since.
 
-        It could only be resumed with the same IDs.
+        The intersection could only be resumed with the same IDs.
         """
         stored = self.unfinished
         if stored.agreed is None:
@@ -377,6 +392,7 @@ class _End:
         agreed = self.unfinished.agreed
         resumable = {opening.resumable for opening in openings.values()}
         if agreed is not None and resumable == {agreed.identity}:
+            # It continues with the first bucket that any party has not finished.
             finished = [opening.finished for opening in openings.values()]
             return agreed, min(self.unfinished.done_buckets, *finished), True
         nonces = {self._me: fresh_key()}
@@ -386,10 +402,11 @@ class _End:
         return Agreed(session, self.terms, count, nonces), 0, False
 
     def check_reply(self, reply: _Reply, opening: _Opening, session: str) -> "Agreed":
-        """Check the hub's reply at a member; return what the parties agree on by it.
+        """Check the hub's reply at a member; return the agreement that it makes.
 
         The hub is the party that computes the intersection. The number of buckets must fit the
-        announced sizes, and the random bytes must be those of all parties, this one included.
+        announced sizes. All parties must have contributed random bytes, and this party's must be
+        the ones that it sent.
 
         Args:
             reply: the hub's reply.
@@ -421,11 +438,12 @@ class _End:
                 f"{hub} wants {reply.buckets} buckets, from {reply.start} on; expected a power of "
                 f"two from {minimum} to {maximum}, from 0 on"
             )
-        named = tuple(nonces)
-        if named != (hub, *self._members) or nonces[self._me] != opening.nonce:
+        contributors = tuple(nonces)
+        if contributors != (hub, *self._members) or nonces[self._me] != opening.nonce:
             raise RemoteProtocolError(
-                f"{hub} makes the key of buckets of random bytes of {', '.join(named)}; expected "
-                f"those of {', '.join((hub, *self._members))}, and of {self._me} those that it sent"
+                f"{hub} makes the key of buckets of random bytes of {', '.join(contributors)}; "
+                f"expected those of {', '.join((hub, *self._members))}, and of {self._me} those "
+                "that it sent"
             )
         if reply.session != session:
             raise RemoteProtocolError(
@@ -437,6 +455,9 @@ class _End:
         self, agreed: "Agreed", sizes: Mapping[str, int], start: int, *, resumes: bool
     ) -> None:
         """Intersect all buckets from `start` on, one after another, and store each result.
+
+        A new intersection first replaces the record of an earlier one. The run is also recorded in
+        this party's history, which may refuse a peer that has used up its runs.
 
         Args:
             agreed: what the parties agreed on.
@@ -470,29 +491,28 @@ class _End:
             own_ids.clear()
 
     def _estimate_heartbeats(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return, by peer, how many heartbeats (progress reports) its work may take at most.
+        """Return how many heartbeats (progress reports) each peer may send at most, by peer.
 
         The work follows from the announced sizes. A member (any party but the hub) digests its IDs
         twice, and in each bucket blinds its own padded list and the hub's. The hub does so for each
-        member.
+        member, and relays the heartbeats of the others.
 
         `buckets`: number of buckets. `sizes`: announced number of IDs by peer.
         """
         own_list = compute_capacity(len(self._ids), buckets)
-        members = len(self._members)
         if self._me == self._hub:
-            return {
-                peer: count_allowed_heartbeats(
-                    2 * size + buckets * (compute_capacity(size, buckets) + own_list)
-                )
-                for peer, size in sizes.items()
-            }
+            limits = dict[str, int]()
+            for peer, size in sizes.items():
+                blinded = compute_capacity(size, buckets) + own_list  # in each bucket
+                limits[peer] = count_allowed_heartbeats(2 * size + buckets * blinded)
+            return limits
+        members = len(self._members)
         # The sets of other members are known only to be no larger than the buckets allow.
         largest = buckets * bucketing.BUCKET_IDS
         member_list = own_list if members == 1 else compute_capacity(largest, buckets)
-        size = sizes[self._hub]
-        hub_list = compute_capacity(size, buckets)
-        work = 2 * size + members * largest + buckets * members * (hub_list + member_list)
+        hub_size = sizes[self._hub]
+        hub_list = compute_capacity(hub_size, buckets)
+        work = 2 * hub_size + members * largest + buckets * members * (hub_list + member_list)
         return {self._hub: count_allowed_heartbeats(work)}
 
     async def _intersect_bucket(
@@ -511,10 +531,12 @@ class _End:
             bucket: number of the bucket.
         """
         entries, row_of_entry = own_ids.load_bucket(bucket)
-        lists = {peer: compute_capacity(size, agreed.buckets) for peer, size in sizes.items()}
+        list_size_by_peer = {
+            peer: compute_capacity(size, agreed.buckets) for peer, size in sizes.items()
+        }
         agreement = IntersectionAgreement(
             session=f"{agreed.identity.hex()} {bucket} of {agreed.buckets}",
-            minimum_rows=0,
+            minimum_rows=0,  # the minimum holds for all buckets together (`send_common_rows`)
             maximum_ids=self._settings.maximum_ids,
             encoding="digests of ids v1",
             output=Output.HUB_ROWS,
@@ -526,12 +548,16 @@ class _End:
             threads=self._settings.threads,
             progress=ProgressReporter(self._links.heartbeats),
             secret=self.unfinished.secret,
-            expected_sizes=lists,
+            expected_sizes=list_size_by_peer,
         )
-        longest = protocol.compute_longest_message(max(own_ids.capacity, *lists.values()))
+        largest_list = max(own_ids.capacity, *list_size_by_peer.values())
+        longest = protocol.compute_longest_message(largest_list)
 
         async def run_role(role: Conversation) -> None:
-            """Run this party's role; messages of an interrupted attempt must come again equally."""
+            """Run this party's role over the links, until it is finished.
+
+            Peers must repeat the messages of an interrupted attempt at this bucket unchanged.
+            """
             checked = _RepeatCheckedRole(role, partial(self.unfinished.require_same, bucket))
             await self._links.run_conversation(
                 Kind.ALIGNMENT, checked, self._peers, maximum=longest
@@ -540,8 +566,10 @@ class _End:
         if self._me == self._hub:
             hub = protocol.make_hub(self._me, self._members, entries)
             await run_role(hub)
-            # Places count over all buckets of a member, whose lists are equally long.
-            places = [bucket * lists[name] + place for name, place in hub.places.items()]
+            # A member numbers the places of all its lists, which are equally long, in one sequence.
+            places = [
+                bucket * list_size_by_peer[name] + place for name, place in hub.places.items()
+            ]
             result = np.column_stack([row_of_entry[hub.rows], *places])
             if (result < 0).any():  # the row of padding is -1
                 raise RemoteProtocolError(
@@ -575,6 +603,7 @@ class _End:
                 self._me, minimum, f" ({len(results)} in common to all)"
             )
         results = results[random_permutation(len(results))]
+        # Column 0 has the hub's own rows; then follows a column of places for each member.
         for name, places in zip(self._members, results.T[1:], strict=True):
             integer_type = _pick_place_type(agreed.buckets, sizes[name])
             self.send(name, _PLACES_FOLLOW + places.astype(integer_type).tobytes())
@@ -627,9 +656,10 @@ def _pick_place_type(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
 
 @dataclass
 class _RepeatCheckedRole:
-    """A role of a protocol whose peers must repeat their messages when a bucket is run again.
+    """A role of a protocol that refuses changed messages when a bucket is run again.
 
-    Another message in its place could reveal more than one run does.
+    After an interruption peers must repeat their messages: another message in the place of the
+    first could reveal more than one run does.
 
     Attributes:
         role: the role.
@@ -677,10 +707,11 @@ class Agreed:
     @property
     def _seed(self) -> bytes:
         """The SHA-256 of all fields; random, since every party contributed random bytes."""
-        parts = [self.session.encode(), self.terms, self.buckets.to_bytes(4, "big")]
+        fields = [self.session.encode(), self.terms, self.buckets.to_bytes(4, "big")]
         for name, nonce in self.nonces.items():
-            parts += [name.encode(), nonce]
-        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+            fields += [name.encode(), nonce]
+        # With its length before each field, different fields never give the same bytes.
+        framed = b"".join(len(item).to_bytes(4, "big") + item for item in fields)
         return hashlib.sha256(b"secure-apfed buckets v1" + framed).digest()
 
     @property
@@ -760,7 +791,8 @@ class StoredIntersection:
     def store_fingerprint(self, fingerprint: bytes) -> None:
         """Store the agreement with the fingerprint of the party's IDs.
 
-        From then on the intersection can be resumed.
+        From then on the intersection can be resumed. So it is called only once all IDs are in their
+        buckets and the run has been admitted.
         """
         assert self.agreed is not None
         self.fingerprint = fingerprint
@@ -783,7 +815,7 @@ class StoredIntersection:
         self._write_file(f"result-{bucket}.bin", shape + result.astype("<i8").tobytes())
 
     def load_results(self) -> Rows:
-        """Return the results of all buckets, matrices with equal columns, one below the other."""
+        """Return the results of all buckets as one matrix, one bucket below the other."""
         assert self.agreed is not None
         results = []
         for bucket in range(self.agreed.buckets):

@@ -86,7 +86,8 @@ def _describe_mismatches(
 
     `is_common`: whether the person of each of the N own rows is common, (N,).
     """
-    step = max(1, math.ceil(len(ids) / _MAX_READ))  # of a large table only some rows are compared
+    # In a large table only every `step`-th row is compared, to bound the time.
+    step = max(1, math.ceil(len(ids) / _MAX_READ))
     rules = make_id_rules(settings)
     texts = [rules.normalise_text(text) for text in ids[::step]]
     are_common = is_common[::step].tolist()
@@ -96,7 +97,7 @@ def _describe_mismatches(
     rare = ", ".join(
         f"{pattern} ({common:,} of {total:,})" for pattern, (common, total) in unmatched.items()
     )
-    # Whether each ID of any other pattern is common.
+    # For each ID of any other pattern: whether it is common.
     others_are_common = [
         is_matched
         for text, is_matched in zip(texts, are_common, strict=True)
@@ -104,6 +105,7 @@ def _describe_mismatches(
     ]
     proposal = propose_rules(suggest_rules(ids, rules), settings)
     command = "secure-apfed project check --meet 60"
+    # If no rule would make the IDs match, the parties compare spellings with each other.
     remedy = proposal or f"compare how the parties write them, with `{command}`"
     return (
         f"{party}: IDs written as {rare} are far rarer among the common people than its others "
@@ -113,9 +115,9 @@ def _describe_mismatches(
 
 
 def propose_rules(rules: Sequence[str], settings: AlignmentSettings) -> str:
-    """Return advice to agree on the present normalisation rules and these further ones.
+    """Return advice to agree on the present normalisation rules and on some further ones.
 
-    Returns "" without further rules. `rules`: names of rules.
+    `rules`: names of the further rules; if there are none, the advice is "".
     """
     if not rules:
         return ""

@@ -18,16 +18,16 @@ from secure_apfed.base.names import check_name
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.settings.alignment import AlignmentSettings
 
-_PATIENCE_S = 30
+_PATIENCE_S = 30  # seconds to wait for another process that has the file locked
 
 
 class AlignmentHistory:
     """A record of the intersections that a party took part in, which limits their number by peer.
 
     A peer may put guessed IDs into its set (ID stuffing, attack A10). In each run it then learns
-    which of up to `maximum_ids` guesses are right, or of somewhat more guesses if it deviates from
-    the protocol (`secure_apfed.alignment.max_guesses`). Over many runs it could try out a whole
-    population. With at most R runs a peer tries out at most R times as many IDs as in one run.
+    which of up to `maximum_ids` guesses are right. If it deviates from the protocol, it can test
+    somewhat more guesses (`secure_apfed.alignment.max_guesses`). Over many runs it could try out a
+    whole population. With at most R runs a peer tries out at most R times as many IDs as in one.
     Peers are identified by the names that the links authenticate; a peer with two names gets twice
     the runs.
 
@@ -64,11 +64,13 @@ class AlignmentHistory:
     def for_party(
         cls, folder: PathLike, party: str, *, runs_with_a_peer: int
     ) -> "AlignmentHistory":
-        """Return the history of a party in a folder, which may have those of other parties, too.
+        """Return a party's history, in a file of its own in this folder.
 
-        So it is in simulations, where one process runs all parties.
+        In simulations one process runs all parties, and the folder has a file for each.
 
         `runs_with_a_peer`: how many runs with the same peer are allowed.
+
+        Raises DataError: the party's name cannot name a file, or the limit is below 1.
         """
         try:
             check_name(party)
@@ -83,9 +85,9 @@ class AlignmentHistory:
             session: name of the intersection, the same at all parties.
             peers: the parties that this party intersects its IDs with: all others at the party that
                 computes the intersection, and only that party at each other.
-            resumes: whether this continues an interrupted run on the same sets, which is recorded
-                already. Two attempts with equal messages reveal no more than one, so they count as
-                one.
+            resumes: whether this continues an interrupted run on the same sets. If that run is
+                recorded with the same peers, nothing is added: two attempts with equal messages
+                reveal no more than one.
 
         Raises:
             DataError: the session was used before, or a peer had all its runs; nothing is recorded.
@@ -151,10 +153,8 @@ class AlignmentHistory:
                 peers = fields["peers"]
             except (ValueError, TypeError, KeyError) as error:
                 raise self._make_malformed_line_error(number) from error
-            is_valid = isinstance(peers, list) and all(
-                isinstance(text, str) for text in (session, *peers)
-            )
-            if not is_valid:
+            has_names = isinstance(peers, list) and all(isinstance(peer, str) for peer in peers)
+            if not has_names or not isinstance(session, str):
                 raise self._make_malformed_line_error(number)
             peers_by_session[session] = sorted(peers)
             runs_by_peer.update(set(peers))
@@ -176,9 +176,9 @@ def admit_run(
     session: str,
     resumes: bool = False,
 ) -> None:
-    """Record an intersection in this party's history, or refuse it if a peer had all its runs.
+    """Record an intersection in this party's history, or refuse it if a peer has used up its runs.
 
-    Without a history in the settings nothing is recorded or refused.
+    If the settings name no history, the function does nothing.
 
     Args:
         settings: the agreed settings.
@@ -187,7 +187,10 @@ def admit_run(
         session: name of the intersection, the same at all parties.
         resumes: whether it continues an interrupted run, which is recorded already.
 
-    Raises DataError, CheckpointError, OSError: see `AlignmentHistory.record_run`.
+    Raises:
+        DataError: the session was used before, or a peer has used up its runs.
+        CheckpointError: the history is malformed, or another process has it locked.
+        OSError: the history cannot be written.
     """
     folder = settings.history
     runs = settings.runs_with_a_peer

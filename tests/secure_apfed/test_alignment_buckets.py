@@ -369,12 +369,12 @@ PLACES = [
 def test_places_that_cannot_be_common_are_refused(
     body: bytes, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = over_links._End.send
+    send = over_links._IntersectingParty.send
 
     def lie(self: Any, peer: str, payload: bytes) -> None:
         send(self, peer, body if payload[:1] == b"\1" else payload)
 
-    monkeypatch.setattr(over_links._End, "send", lie)
+    monkeypatch.setattr(over_links._IntersectingParty, "send", lie)
     with pytest.raises(RemoteProtocolError, match=f"^bank .*{says}"):
         Session().align()
 
@@ -394,6 +394,6 @@ def test_signs_reach_everybody_and_are_bounded(monkeypatch: pytest.MonkeyPatch) 
             self._links.heartbeats.count_work(20)
         await self._links.receive(self._peers, Kind.READY)
 
-    monkeypatch.setattr(over_links._End, "_intersect_bucket", flood)
+    monkeypatch.setattr(over_links._IntersectingParty, "_intersect_bucket", flood)
     with pytest.raises(RemoteProtocolError, match="more heartbeats than its work can take"):
         Session().align()
