@@ -73,8 +73,10 @@ MAX_GRID_POINTS = 2**22
 class GaussianRelease:
     """A release of one row with Gaussian noise added, its neighbour being any other row.
 
-    The noise multiplier is its standard deviation over the replace-one L2 sensitivity: sigma / (2C)
-    for a row clipped to norm C.
+    Attributes:
+        accountant: name of the accountant, in `ACCOUNTANTS`, whose epsilon is reported.
+        noise_multiplier: standard deviation sigma of the noise divided by the replace-one L2
+            sensitivity; so sigma / (2C) for a row clipped to norm C.
     """
 
     accountant: ClassVar[str] = "gdp"
@@ -101,7 +103,10 @@ class GaussianRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class NoPrivacy:
-    """A release of rows as they are: epsilon is infinite from the first release on."""
+    """A release of rows as they are: epsilon is infinite from the first release on.
+
+    It has the attributes of `GaussianRelease`, with an infinite mu and no noise multiplier.
+    """
 
     accountant: ClassVar[str] = "gdp"
     mu: ClassVar[float] = math.inf
@@ -119,21 +124,27 @@ Mechanism = GaussianRelease | NoPrivacy
 
 
 def compose_mu(mu: float, releases: int) -> float:
-    """Return the parameter of `releases` adaptive mu-GDP releases together."""
+    """Return the Gaussian DP parameter of `releases` adaptive mu-GDP releases together.
+
+    It is sqrt(releases) mu (Dong, Roth and Su 2022, Corollary 2).
+    """
     _check_releases(releases)
     return mu * math.sqrt(releases)
 
 
 def _check_releases(releases: int) -> None:
+    """Raise ConfigError if a number of releases is negative."""
     if releases < 0:
         raise ConfigError(f"a number of releases is at least 0, got {releases}")
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
-    """Return log delta(epsilon) of mu-GDP without cancelling the two large terms.
+    """Return the logarithm of the smallest delta for which mu-GDP implies (epsilon, delta)-DP.
 
-    Uses exp(epsilon) Phi(-b) = exp(-a^2 / 2) erfcx(b / sqrt 2) / 2 with a = epsilon/mu - mu/2
-    and b = epsilon/mu + mu/2, since epsilon = (b^2 - a^2) / 2.
+    That delta is Phi(-a) - exp(epsilon) Phi(-b) with a = epsilon/mu - mu/2, b = epsilon/mu + mu/2
+    and the normal CDF Phi (Dong, Roth and Su 2022, Corollary 1). exp(epsilon) may overflow, so the
+    second term is computed as exp(-a^2 / 2) erfcx(b / sqrt 2) / 2, which is equal since
+    epsilon = (b^2 - a^2) / 2. Logarithms keep the digits of small differences.
     """
     a = epsilon / mu - mu / 2
     b = epsilon / mu + mu / 2
@@ -148,7 +159,8 @@ def _log_delta(epsilon: float, mu: float) -> float:
 def gdp_epsilon(mu: float, delta: float) -> float:
     """Return the smallest epsilon for which mu-GDP implies (epsilon, delta)-DP.
 
-    Rounded up; infinite for an infinite mu. Raises ConfigError: mu or delta out of range.
+    It is rounded up, and infinite for an infinite mu. For a huge mu, where floating point loses all
+    digits, it is an upper bound. Raises ConfigError: mu or delta out of range.
     """
     _check_delta(delta)
     if mu < 0 or np.isnan(mu):
@@ -157,7 +169,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if mu == 0 or _log_delta(0, mu) <= np.log(delta) - _DELTA_MARGIN:
         return 0.0
-    # At this epsilon the first term alone is Phi(-sqrt(2 log 1/delta)) < delta.
+    # An upper bound: there the first of delta's two terms is Phi(-sqrt(2 log 1/delta)) < delta.
     high = float(mu * mu / 2 + mu * np.sqrt(2 * np.log(1 / delta)))
     # The search below would lose all digits: the upper bound is returned.
     if mu > _HUGE_MU:
@@ -175,9 +187,9 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def gdp_mu(epsilon: float, delta: float) -> float:
-    """Return the largest mu for which mu-GDP implies (epsilon, delta)-DP.
+    """Return the largest mu for which mu-GDP implies (epsilon, delta)-DP, rounded down.
 
-    Rounded down. Raises ConfigError: epsilon or delta out of range.
+    Raises ConfigError: epsilon or delta out of range.
     """
     _check_delta(delta)
     if not (np.isfinite(epsilon) and epsilon > 0):
@@ -189,7 +201,7 @@ def gdp_mu(epsilon: float, delta: float) -> float:
         """Return by how much log delta(epsilon) at this mu exceeds the target; it grows with mu."""
         return _log_delta(epsilon, float(np.exp(log_mu))) - target
 
-    # Bracket the root in log mu, then solve.
+    # Bracket the root in log mu, from mu = 1 on, then solve.
     low = high = 0.0
     while compute_excess(low) > 0:
         low -= 1
@@ -200,10 +212,12 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
 
 def calibrate_sigma(epsilon: float, delta: float, releases: int, clip: float) -> float:
-    """Return the noise that keeps a row within (epsilon, delta) over `releases` releases.
+    """Return sigma, the smallest noise with which all releases of a row are (epsilon, delta)-DP.
 
-    The replace-one sensitivity of a row clipped to norm `clip` is 2 clip, so
-    sigma = 2 clip sqrt(releases) / mu(epsilon, delta).
+    The replace-one sensitivity of a row clipped to L2 norm `clip` is 2 clip. So sigma, the standard
+    deviation of the noise on each number, is 2 clip sqrt(releases) / mu(epsilon, delta).
+
+    `releases`: how often one row is released. Raises ConfigError: a number out of range.
 
     Examples:
         >>> round(calibrate_sigma(epsilon=1.0, delta=1e-5, releases=1, clip=0.5), 2)
@@ -217,12 +231,16 @@ def calibrate_sigma(epsilon: float, delta: float, releases: int, clip: float) ->
 
 
 def _check_delta(delta: float) -> None:
+    """Raise ConfigError unless delta is between 0 and 1."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
 
 
 class NoFigureError(ConfigError):
-    """An accountant cannot compute an epsilon for these values; the message names its limit."""
+    """An error of an accountant that cannot compute an epsilon for these values.
+
+    The message names its limit.
+    """
 
 
 class Accountant:
@@ -245,15 +263,16 @@ class Accountant:
         self._library = library
 
     def is_available(self) -> bool:
-        """Return whether its library is installed, or it needs none."""
+        """Return whether the accountant's library is installed, or it needs none."""
         return self._library is None or importlib.util.find_spec(self._library) is not None
 
     def get_epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
         """Return epsilon at `delta` for `releases` adaptive releases; 0 for none.
 
         Raises:
-            ConfigError: numbers out of range, or its library is not installed.
-            NoFigureError: its grid would take too many points, or would omit more than delta.
+            ConfigError: numbers out of range, or the accountant's library is not installed.
+            NoFigureError: the accountant cannot compute an epsilon here: its grid would take too
+                much memory, or its numerics give no finite number.
         """
         _check_releases(releases)
         _check_delta(delta)
@@ -265,12 +284,15 @@ class Accountant:
         epsilon = self._compute_epsilon(mechanism.noise_multiplier, index(releases), delta)
         if self._library and not math.isfinite(epsilon):
             raise NoFigureError(f"its numerics end before delta {delta:.2g}: it says {epsilon}")
-        # If the RDP bound is below 0, (0, delta) holds, and is the figure.
+        # The RDP bound can be below 0; then (0, delta)-DP holds.
         return max(0.0, epsilon)
 
 
 def _compute_gdp_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
-    """Return the exact epsilon of `releases` Gaussian releases of one row."""
+    """Return the exact epsilon at `delta` of `releases` Gaussian releases of one row.
+
+    `noise_multiplier`: standard deviation of the noise over the replace-one sensitivity.
+    """
     return gdp_epsilon(compose_mu(1 / noise_multiplier, releases), delta)
 
 
@@ -280,7 +302,6 @@ def _compute_rdp_epsilon(noise_multiplier: float, releases: int, delta: float) -
     It lies 5 to 10 % above the exact figure, and several times as high for an epsilon below about
     1e-3, since only the orders in `_RDP_ORDERS` are tried.
 
-    `noise_multiplier`: standard deviation of the noise over the replace-one sensitivity.
     `noise_multiplier`: standard deviation of the noise over the replace-one sensitivity.
     `releases`: T, how often one row is released.
     """
@@ -297,8 +318,10 @@ def _compute_rdp_epsilon(noise_multiplier: float, releases: int, delta: float) -
 def _compute_pld_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
     """Return epsilon by privacy loss distributions through dp-accounting (Doroshenko et al. 2022).
 
-    It is an upper bound, within about 0.2 %; coarser for an epsilon near `_PLD_INTERVAL`.
+    It is an upper bound, within about 0.2 %; coarser for an epsilon near `_PLD_INTERVAL`, the
+    width of a cell of the grid on which it is computed.
 
+    `noise_multiplier`: standard deviation of the noise over the replace-one sensitivity.
     `releases`: T, how often one row is released.
 
     Raises:
@@ -308,8 +331,8 @@ def _compute_pld_epsilon(noise_multiplier: float, releases: int, delta: float) -
     points = _count_pld_grid_points(noise_multiplier, releases)
     if points > MAX_GRID_POINTS:
         raise NoFigureError(f"its grid would take {points:.2g} points (bound {MAX_GRID_POINTS:,})")
-    # Under its own replace-one relation it would double the sensitivity, which the noise
-    # multiplier already holds doubled.
+    # The noise multiplier is already relative to the replace-one sensitivity, which is twice the
+    # clip. Under its own replace-one relation the library would double it again.
     relation = library.NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = _import_library("dp_accounting.pld").PLDAccountant(relation, _PLD_INTERVAL)
     accountant.compose(library.GaussianDpEvent(noise_multiplier), releases)
@@ -319,9 +342,9 @@ def _compute_pld_epsilon(noise_multiplier: float, releases: int, delta: float) -
 def _count_pld_grid_points(noise_multiplier: float, releases: int) -> float:
     """Return how many grid points dp-accounting would use for `releases` Gaussian releases.
 
-    Their privacy loss together is normal with mean mu^2 / 2 and standard deviation mu. The library
-    cuts off a mass of exp(-50), half of it in each tail, and lays points `_PLD_INTERVAL` apart
-    from minus to plus the largest loss that remains.
+    The releases' privacy loss together is normal with mean mu^2 / 2 and standard deviation mu. The
+    library cuts off a mass of exp(-50), half of it in each tail. Its points lie `_PLD_INTERVAL`
+    apart, from minus to plus the largest loss that remains. The count bounds its memory.
 
     `noise_multiplier`: standard deviation of one release's noise over replace-one sensitivity.
     """

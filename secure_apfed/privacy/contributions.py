@@ -54,28 +54,31 @@ _SEEDED = (
 
 
 def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
-    """Return the L2 sensitivity of a party's contribution to one person, in fixed-point steps.
+    """Return how far a party's contribution moves in L2 if one person's features are replaced.
 
-    A clipped row has norm L at most, and rounding moves each of D numbers by half a step: two rows
-    are at most 2 L + sqrt(D) apart.
+    The unit is a step of fixed point. A clipped row has norm L at most, and rounding moves each of
+    its D numbers by half a step. So two rows are at most 2 L + sqrt(D) apart. The bound is slightly
+    enlarged, to cover the rounding errors of the clip itself.
 
     Args:
         levels: L, fixed-point steps in the clip bound.
         columns: D, numbers of a row.
-        rows: number of rows that a person's features move: 1 for reconstruction; B where all rows
-            of the batch move, as by negatives of a contrastive loss, which is sqrt(B) times as far.
+        rows: number of rows that a person's features move: 1 for a reconstruction loss; B, all
+            rows of the batch, for a contrastive loss with negatives. The distance is sqrt(rows)
+            times as large.
     """
     return math.sqrt(rows) * (2 * levels * _ROUNDING + math.sqrt(columns))
 
 
 def excess_of_sum(deviation: int, honest: int) -> float:
-    """Return tau, which bounds how far a sum of discrete Gaussians is from one discrete Gaussian.
+    """Return tau, a bound on how far a sum of discrete Gaussians is from one discrete Gaussian.
 
-    Kairouz, Liu and Steinke 2021 (The Distributed Discrete Gaussian Mechanism for Federated
-    Learning with Secure Aggregation), Theorem 1: 10 sum over k < n of exp(-2 pi^2 s^2 k / (k + 1)).
-    0 for one party.
+    tau = 10 sum over k = 1..n-1 of exp(-2 pi^2 s^2 k / (k + 1)), so 0 for one party. Kairouz, Liu
+    and Steinke 2021 (The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
+    Aggregation), Theorem 1.
 
-    `deviation`: s of each party's noise, in steps. `honest`: n, parties whose noise counts.
+    `deviation`: s, standard deviation of each party's noise, in steps of fixed point. `honest`: n,
+    number of parties whose noise counts (those that do not collude with the reader of the sum).
     """
     k = np.arange(1, honest)
     return float(10 * np.exp(-2 * (np.pi * deviation) ** 2 * k / (k + 1)).sum())
@@ -87,7 +90,7 @@ class SummedRelease:
 
     Attributes:
         deviation: s, standard deviation of each party's noise, in fixed-point steps.
-        honest: n, parties whose noise counts.
+        honest: n, number of parties whose noise counts, since they do not collude with the reader.
         sensitivity: replace-one L2 sensitivity of one party's contribution, in fixed-point steps.
         numbers: B D, values of one party in a batch.
         beside_mu: Gaussian DP parameter of a release that accompanies each sum, such as that of a
@@ -131,34 +134,38 @@ class SummedRelease:
 
     @property
     def tail(self) -> float:
-        """A bound on the probability that cutting off the noise's tails changed one release."""
+        """A bound on the probability that the cut-off tails of the noise change one release.
+
+        Noise is drawn from a range that omits a mass of `TAIL` for each number.
+        """
         return self.honest * self.numbers * TAIL
 
     def epsilon_of(self, releases: int, delta: float) -> float:
         """Return epsilon at `delta` of `releases` adaptive releases that involve one person.
 
-        rho adds up (Bun and Steinke 2016, Lemma 2.3). Cutting off the tails changes each release's
-        distribution by `tail` in total variation, which over T releases costs (1 + e^epsilon) T
-        tail of delta.
+        The rho of T releases add up (Bun and Steinke 2016, Lemma 2.3). Cutting off the noise's
+        tails changes the distribution of each release by `tail` in total variation. So a part
+        (1 + e^epsilon) T tail of delta is used up, and epsilon is computed at the rest. It is
+        infinite if no delta remains.
         """
         if releases < 0 or not 0 < delta < 1:
             raise ConfigError(f"expected releases >= 0 and 0 < delta < 1, got {releases}, {delta}")
         if releases == 0:
             return 0.0
         rho = releases * self.rho
-        cut = releases * self.tail
+        cut_tails = releases * self.tail
         epsilon = zcdp_epsilon(rho, delta)
         # The cut tails' part of delta grows with epsilon, and epsilon grows as delta's rest
         # shrinks: repeat until it holds, 8 times at most; if it never does, epsilon is infinite.
         # Beyond 700, exp would overflow.
         for _ in range(8):
-            remaining = delta - (1 + math.exp(min(epsilon, 700.0))) * cut
-            if remaining <= 0:
+            remaining_delta = delta - (1 + math.exp(min(epsilon, 700.0))) * cut_tails
+            if remaining_delta <= 0:
                 return math.inf
-            grown = zcdp_epsilon(rho, remaining)
-            if grown <= epsilon:
+            required_epsilon = zcdp_epsilon(rho, remaining_delta)
+            if required_epsilon <= epsilon:
                 return epsilon
-            epsilon = grown * _MARGIN
+            epsilon = required_epsilon * _MARGIN
         return math.inf
 
     def __str__(self) -> str:
@@ -170,11 +177,11 @@ class SummedRelease:
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """Return an epsilon for which rho-zCDP implies (epsilon, delta)-DP.
+    """Return an epsilon, rounded up, for which rho-zCDP implies (epsilon, delta)-DP.
 
-    Canonne, Kamath and Steinke 2020 (The Discrete Gaussian for Differential Privacy), Corollary
-    13: delta is the infimum over a > 1 of exp((a - 1)(a rho - epsilon)) / (a - 1) (1 - 1 / a)^a.
-    Here that bound is solved for epsilon at each a, and the smallest taken.
+    For every order a > 1, delta = exp((a - 1)(a rho - epsilon)) / (a - 1) (1 - 1 / a)^a is enough
+    (Canonne, Kamath and Steinke 2020, The Discrete Gaussian for Differential Privacy, Corollary
+    13). Here this is solved for epsilon, and the order with the smallest epsilon is searched.
     """
     if rho == 0:
         return 0.0
@@ -207,8 +214,13 @@ def calibrate_noise(
     """Return the smallest standard deviation of each party's noise, in fixed-point steps, with
     which `releases` sums stay within (epsilon, delta).
 
-    `honest`: parties whose noise counts. `sensitivity`: replace-one, L2, in fixed-point steps.
-    `numbers`: values of one party in a batch. `asker`: the setting to name in an error.
+    Args:
+        epsilon, delta: the largest privacy cost of all sums together.
+        releases: number of sums that involve one person.
+        honest: number of parties whose noise counts.
+        sensitivity: replace-one L2 sensitivity of one contribution, in fixed-point steps.
+        numbers: number of values of one party in a batch.
+        asker: the setting or class to name in an error.
 
     Raises ConfigError: no deviation that a sum can carry is enough.
     """
@@ -227,12 +239,13 @@ def min_deviation(is_enough: Callable[[int], bool], subject: str, instead: str) 
 
     Args:
         is_enough: false below some deviation and true from there on.
-        subject, instead: the release that needs the noise, and a remedy, in words for the error.
+        subject: the release that needs the noise, in words for the error.
+        instead: a remedy, in words for the error.
 
     Raises:
         ConfigError: no deviation that a sum can carry is enough.
     """
-    # Double an upper bound, then bisect.
+    # Double `high` until it is enough, then bisect; `low` is never enough.
     low = 0
     high = 1
     while not is_enough(high):
@@ -255,8 +268,12 @@ def min_deviation(is_enough: Callable[[int], bool], subject: str, instead: str) 
 def contributions_statement(single: str, *, seeded: bool) -> str:
     """Return the guarantee of noise under the sum, in words.
 
-    `single`: the parties that could read single contributions ("": none). `seeded`: whether the
-    noise follows from a seed.
+    `single`: in words, the parties that could read single contributions ("": none). `seeded`:
+    whether the noise is derived from the run's seed, so that whoever knows the seed can remove it.
     """
-    against = [f"not against {single}"] if single else []
-    return "; ".join([_STATEMENT, *against, *([_SEEDED] if seeded else [])])
+    sentences = [_STATEMENT]
+    if single:
+        sentences.append(f"not against {single}")
+    if seeded:
+        sentences.append(_SEEDED)
+    return "; ".join(sentences)

@@ -42,8 +42,12 @@ _SMALLEST = 1e-9
 
 @dataclass(frozen=True)
 class Leaving:
-    """A gradient's step and receiver, with the true labels (B,) of its rows if the party knows
-    them.
+    """The facts of a gradient that is about to be sent.
+
+    Attributes:
+        step: number of the training step.
+        receiver: name of the party that gets the gradient.
+        labels: the true labels of its rows, (B,); None: its sender does not know them.
     """
 
     step: int
@@ -56,9 +60,9 @@ class GradientDefence(ABC):
 
     Attributes:
         name: the defence's key in `DEFENCES`, and its `kind` in the configuration.
-        protects: kinds of messages that it changes; none by default. The party that sends this
-            message runs it; a method without this message refuses the defence.
-        gives: sentence on effect and missing guarantee, for the report.
+        protects: kinds of gradients that it changes; none by default. The party that sends such a
+            gradient runs the defence. A method that sends none refuses the defence.
+        gives: a sentence on the effect, for the report.
         settings: the class of the defence's own settings, if the defence is defined outside of this
             package.
     """
@@ -78,20 +82,22 @@ class GradientDefence(ABC):
 
     @abstractmethod
     def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
-        """Return the gradient to send instead of `gradient_BD`, one flat row for each of the batch.
+        """Return the gradient (B, D) to send instead of `gradient_BD`.
 
-        `leaving`: step, receiver, and labels if known.
+        `gradient_BD`: one flat row of D numbers for each of the batch's B rows. `leaving`: its step
+        and receiver, and the labels of its rows if the party knows them.
         """
 
 
 class Compression(GradientDefence):
-    """A gradient compression that sets all but the `keep` largest magnitudes of the batch to zero.
+    """A gradient compression, which keeps a share of a batch's numbers and sets the others to zero.
 
-    Lin, Han, Mao, Wang and Dally 2018 (Deep Gradient Compression), section 3, without their
-    accumulation of omitted gradients: each row is in a batch once an epoch, and omitted values are
-    meant to stay hidden. As a defence: Fu et al. 2022 (Label Inference Attacks Against Vertical
-    Federated Learning). The largest numbers carry most of what such attacks use. It saves no bytes
-    here, since zeros are sent too; so the message size does not reveal which numbers remained.
+    The share `keep` (a setting) with the largest magnitudes is kept. Source: Lin, Han, Mao, Wang
+    and Dally 2018 (Deep Gradient Compression), section 3. Their accumulation of omitted gradients
+    is left out: each row is in a batch once an epoch, and omitted values are meant to stay hidden.
+    Fu et al. 2022 (Label Inference Attacks Against Vertical Federated Learning) use it as a
+    defence. It saves no bytes here, since zeros are sent too; so the message size does not reveal
+    how many numbers are zero.
     """
 
     name: ClassVar[str] = "compression"
@@ -102,38 +108,44 @@ class Compression(GradientDefence):
         self._keep = settings.keep
 
     def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
-        """Return the batch with zeros in place of all but its ceil(keep * B * D) largest
-        magnitudes; of equal ones, the first are kept.
+        """Return the batch (B, D) with zeros except at the ceil(keep * B * D) largest magnitudes.
+
+        Of equal magnitudes the first ones are kept. `leaving` is not used.
         """
-        flat = gradient_BD.flatten()
-        kept_count = math.ceil(self._keep * len(flat))
-        if kept_count == len(flat):
+        numbers = gradient_BD.flatten()
+        kept_count = math.ceil(self._keep * len(numbers))
+        if kept_count == len(numbers):
             return gradient_BD
-        largest = flat.abs().sort(descending=True, stable=True).indices[:kept_count]
-        sparse = flat.new_zeros(len(flat))
-        sparse[largest] = flat[largest]
-        return sparse.reshape(gradient_BD.shape)
+        largest = numbers.abs().sort(descending=True, stable=True).indices[:kept_count]
+        compressed = numbers.new_zeros(len(numbers))
+        compressed[largest] = numbers[largest]
+        return compressed.reshape(gradient_BD.shape)
 
 
 def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -> tuple[Pair, Pair]:
-    """Return the variances of the noise along the difference of the class means, and across it.
+    """Return the variances of the Gaussian noise that hides binary labels best at this power.
 
-    Each is a pair for the (negative, positive) class, in units of |g1 - g0|^2, with g0 and g1 the
-    mean gradients. Of all noise of at most this `power`, it has the smallest
-    KL(P1 || P0) + KL(P0 || P1) of the perturbed classes, which is (Li et al. 2022, section 4.2,
-    Theorem 2), in nats, with a = along + spread and c = across + spread:
-    ((d - 1)(c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0) / 2 - d. The across variance is no
-    larger than the along variance. In the logarithms of the four numbers the problem is convex (a
-    geometric programme), so a local solver finds the optimum. The best test's AUC is at most
-    1/2 + sqrt(sumKL) / 2 - sumKL / 8 (their Theorem 1).
+    A gradient g has mean g0 for negative rows and g1 for positive ones. Returns two pairs, each for
+    the (negative, positive) class: the noise's variance along the direction g1 - g0, and its
+    variance in every direction across it. Their unit is |g1 - g0|^2. The across variance is no
+    larger than the along variance.
+
+    The noise minimises sumKL = KL(P1 || P0) + KL(P0 || P1), where P0 and P1 are the distributions
+    of the noisy gradients of both classes. With a = along + spread, c = across + spread and d
+    numbers in a gradient, in nats (Li et al. 2022, section 4.2, Theorem 2),
+    sumKL = ((d - 1)(c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0) / 2 - d.
+    An attacker's best test then has an AUC of at most 1/2 + sqrt(sumKL) / 2 - sumKL / 8 (their
+    Theorem 1). In the logarithms of a0, a1, c0 and c1 the problem is convex (a geometric
+    programme), so a local solver finds the optimum.
 
     Args:
         positive: share of positive rows.
         dimension: d, numbers of one gradient.
-        spread: variance of one number within each class, in the same units.
-        power: bound on the expected squared norm of the noise, in the same units.
+        spread: variance of one number within the (negative, positive) class, in the same unit.
+        power: bound on the expected squared norm of the noise, in the same unit.
     """
-    rest = dimension - 1
+    rest = dimension - 1  # directions across
+    # Vectors of four numbers are in the order a0, a1, c0, c1.
     spread_4 = np.array([*spread, *spread])
     floor = np.maximum(spread_4, _SMALLEST)
     weights = np.array([1 - positive, positive])
@@ -141,12 +153,12 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
     budget = power + float(weights @ spread_4)
 
     def compute_objective(logs: NDArray[np.float64]) -> float:
-        """Return the divergence but for factor and constant, at the logs of (a0, a1, c0, c1)."""
+        """Return 2 (sumKL + d) at the logarithms of (a0, a1, c0, c1); it has the same minimum."""
         a0, a1, c0, c1 = np.exp(logs)
         return float(rest * (c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0)
 
     def compute_gradient(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the derivative of the divergence by the logarithms of (a0, a1, c0, c1)."""
+        """Return the derivative of `compute_objective` by each of its four arguments."""
         a0, a1, c0, c1 = np.exp(logs)
         along = a0 / a1 - (a1 + 1) / a0, a1 / a0 - (a0 + 1) / a1
         across = rest * (c0 / c1 - c1 / c0)
@@ -173,21 +185,22 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
         options={"ftol": 1e-12, "maxiter": 200},
     )
     chosen = np.maximum(np.exp(solution.x) - spread_4, 0)
-    # Never above the power that was allowed, whatever the solver's tolerance.
+    # The solver may exceed the power by its tolerance; the noise is scaled down to it.
     chosen *= min(1.0, power / max(float(weights @ chosen), _SMALLEST * power))
     a0, a1, c0, c1 = map(float, chosen)
     return (a0, a1), (min(a0, c0), min(a1, c1))
 
 
 class Marvell(GradientDefence):
-    """A defence that adds the Gaussian noise that, for its power, reveals least about a binary
-    label.
+    """A defence that adds Gaussian noise to gradients, shaped to hide a binary label best.
 
-    Li, Sun, Yang, Gao, Zhang, Xie, Smith and Wang 2022 (Label Leakage and Protection in Two-party
-    Split Learning). Two deviations: a batch with rows of one class only, whose gradients would
-    reveal this class, is sent as zeros; and the power is always s |g1 - g0|^2, without a search.
-    The bound is about gradients that are Gaussian within each class, with moments estimated from
-    the batch, and about one release; many epochs of the same row add up.
+    Source: Li, Sun, Yang, Gao, Zhang, Xie, Smith and Wang 2022 (Label Leakage and Protection in
+    Two-party Split Learning). There are two deviations. A batch with rows of one class only, whose
+    gradients would reveal this class, is sent as zeros. The power is always s |g1 - g0|^2, with the
+    configured strength s and the classes' mean gradients g0 and g1, without the paper's search.
+
+    The paper's bound assumes gradients that are Gaussian within each class, with the moments that
+    are estimated from the batch. It is for one release; many epochs of the same row add up.
     """
 
     name: ClassVar[str] = "marvell"
@@ -209,7 +222,12 @@ class Marvell(GradientDefence):
     def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
         """Add the noise of `best_noise`, estimated from this batch's two classes.
 
-        A batch of one class becomes zeros, since its gradients would reveal the class.
+        A batch of one class becomes zeros, since its gradients would reveal the class. A batch
+        whose classes have equal mean gradients stays as it is.
+
+        `leaving`: step and receiver, for which noise is drawn once, and the labels (B,).
+
+        Raises LocalProtocolError: the labels are not known.
         """
         if leaving.labels is None:
             raise LocalProtocolError("marvell runs where the labels of a gradient's rows are known")
@@ -233,6 +251,7 @@ class Marvell(GradientDefence):
             spread=(negative_variance, positive_variance),
             power=self._strength,
         )
+        # Noise differs by receiver, since two receivers could compare what they got.
         use = f"{self.name} {leaving.receiver}"
         normals_BD = self._noise.draw_normals(gradient_BD, use=f"{use} across", step=leaving.step)
         along_BD = self._noise.draw_normals(gradient_BD, use=f"{use} along", step=leaving.step)
@@ -261,7 +280,7 @@ DEFENCES: PluginTable[type[GradientDefence]] = PluginTable(
 
 
 def take_defence(choice: DefenceSettings) -> None:
-    """Check that a configured defence exists and that its options are right; import a plug-in's.
+    """Import a configured defence, and check that it exists and that its options are right.
 
     Raises ConfigError: the defence does not exist, an option is wrong, or a plug-in was named by
     another party and this one does not trust it.
@@ -271,8 +290,9 @@ def take_defence(choice: DefenceSettings) -> None:
 
 
 def _read_settings(choice: DefenceSettings) -> Settings:
-    """Return the settings of a defence: a built-in's own, or those that a plug-in's
-    class declares.
+    """Return a defence's settings, parsed by the class that a plug-in declares for its options.
+
+    A built-in defence's settings are parsed already, and returned as they are.
     """
     if not isinstance(choice, DefenceOfOthers):
         return choice
@@ -314,8 +334,9 @@ def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -
 
 
 def describe_runners(kind: str, method: MethodSettings) -> str:
-    """Return in words which party runs a defence: the one that sends what it protects; "" if none
-    does.
+    """Return in words which parties run a defence: those that send the gradients it protects.
+
+    Returns "" if the method sends no such gradient. `kind`: the defence's key in `DEFENCES`.
     """
     senders = map(method.sender_of, DEFENCES[kind].protects)
     return " and ".join(dict.fromkeys(_RUN_BY[sender] for sender in senders if sender))
@@ -323,10 +344,12 @@ def describe_runners(kind: str, method: MethodSettings) -> str:
 
 def describe_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -> list[str]:
     """Return the report's sentences on a run's defences; empty if it has none."""
+    if not choices:
+        return []
     run_by = ", ".join(
         f"{choice.kind} by {describe_runners(choice.kind, method)}" for choice in choices
     )
-    return [f"defences without a guarantee: {run_by}"] if choices else []
+    return [f"defences without a guarantee: {run_by}"]
 
 
 @dataclass(frozen=True)
