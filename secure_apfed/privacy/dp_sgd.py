@@ -89,9 +89,10 @@ class GradientGuard(ClippedNoise):
 
     Args:
         clip: C, the L2 bound of one example's gradient over all parameters together.
-        noise_multiplier: sigma / C as Opacus counts it, sigma being the deviation of the noise
-            on each number of the sum.
+        noise_multiplier: sigma / C as Opacus counts it, with sigma the standard deviation of the
+            noise on each number of the sum.
         key: 32 secret bytes, the party's noise key.
+        noise: "secret", or "reproducible_insecure", which simulations use.
 
     Raises:
         ConfigError: clip or noise multiplier out of range.
@@ -101,7 +102,7 @@ class GradientGuard(ClippedNoise):
     def __init__(
         self, *, clip: float, noise_multiplier: float, key: bytes, noise: NoiseKind = "secret"
     ) -> None:
-        """Check the noise multiplier, and derive a key for gradient noise."""
+        """Check the noise multiplier, and derive a key that serves gradient noise only."""
         if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
             raise ConfigError(
                 f"a noise multiplier is a positive number, got {noise_multiplier}; leave dp_sgd "
@@ -110,10 +111,12 @@ class GradientGuard(ClippedNoise):
         super().__init__(clip, noise_multiplier * clip, derive_key(key, _PURPOSE), noise)
 
     def release(self, samples: Sequence[Tensor], *, step: int, rows: Tensor) -> Tensor:
-        """Return the noisy sum of clipped gradients, (P,) float64 on the CPU.
+        """Return the noisy sum over B examples of their clipped gradients.
+
+        The sum has the P numbers of all parameters one after another: (P,) float64 on the CPU.
 
         Args:
-            samples: per-example gradients (B, *shape) of each parameter.
+            samples: per-example gradients (B, *shape) of each parameter, a tensor of this shape.
             step: number of the run's step, from 0; noise is bound to it.
             rows: the examples' distinct positions in the table, int64 of shape (B,).
 
@@ -139,13 +142,16 @@ class GradientGuard(ClippedNoise):
 def sum_clipped_gradients(samples: Sequence[Tensor], clip: float) -> Tensor:
     """Return the sum over examples of their gradients, each scaled to norm `clip` if longer.
 
-    Guarantee: one example adds a norm of at most `clip`, for any numbers. An example whose gradient
-    is not finite adds nothing: an error would reveal that example.
+    The norm is that of an example's gradients of all parameters together. Guarantee: one example
+    adds a vector with a norm of at most `clip`, for any numbers. An example whose gradient is not
+    finite adds nothing: an error would reveal that example.
 
-    `samples`: per-example gradients (B, *shape) of each parameter. Returns (P,) float64 on the CPU.
+    `samples`: per-example gradients (B, *shape) of each parameter, for B examples. Returns the P
+    numbers of all parameters one after another, (P,) float64 on the CPU.
     """
     size = sum(math.prod(part.shape[1:]) for part in samples)
     total_P = torch.zeros(size, dtype=torch.float64, device=samples[0].device)
+    # A few examples at a time, which bounds the memory of float64 copies.
     chunk_rows = max(1, _CHUNK_NUMBERS // max(1, size))
     for start in range(0, len(samples[0]), chunk_rows):
         chunk = [part[start : start + chunk_rows].flatten(1).double() for part in samples]
@@ -155,15 +161,17 @@ def sum_clipped_gradients(samples: Sequence[Tensor], clip: float) -> Tensor:
 
 @dataclass(frozen=True)
 class PrivateUpdates:
-    """A party's gradient guard (DP-SGD) together with the account of its private updates."""
+    """A party's gradient guard (DP-SGD), and the ledger of its private updates."""
 
     guard: GradientGuard
     ledger: PrivacyLedger
 
 
 class PrivateGradient:
-    """Hooks on the modules' forward and backward passes that replace their gradient by the guard's
-    clipped and noisy one.
+    """A replacement of a party's gradients by clipped and noisy ones (DP-SGD).
+
+    Opacus' hooks on the modules store each example's gradient in a backward pass. `backward` then
+    sets the parameters' gradients to what the guard releases.
 
     Args:
         owner: the party, for errors.
@@ -171,7 +179,7 @@ class PrivateGradient:
         private: the guard and the ledger, which counts rows of the party's table.
 
     Raises:
-        ModelError: a module without per-example gradients, in the words of Opacus.
+        ModelError: a layer whose per-example gradients cannot be computed, in Opacus' words.
     """
 
     def __init__(
@@ -184,14 +192,17 @@ class PrivateGradient:
         _require_no_mixing_layers(owner, model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._layers = list(model.modules())
-        # Late, as in privacy/accountants.py: Opacus takes seconds to load.
+        # Imported late, since Opacus takes seconds to load.
         wrapper = importlib.import_module("opacus.grad_sample").GradSampleModule
-        # Its hooks hang on the layers, which the party goes on calling as before.
+        # The wrapper is kept for its hooks on the layers; the party goes on calling the modules.
         self._hooks = wrapper(model, loss_reduction="mean")
-        self._gradients_checked = False
+        self._gradients_checked = False  # whether the first backward pass was checked
 
     def forget_batch(self) -> None:
-        """Discard the per-example gradients of the last batch, also if it had no backward pass."""
+        """Discard all that Opacus stored for the last batch, also if it had no backward pass.
+
+        Otherwise the next backward pass would add to it.
+        """
         self._hooks.set_grad_sample_to_none()
         for layer in self._layers:
             for attribute in ("activations", "max_batch_len"):
@@ -201,10 +212,12 @@ class PrivateGradient:
             parameter._forward_counter = 0  # type: ignore[attr-defined]  # Opacus' own
 
     def zero_nonfinite_rows(self, h_BD: Tensor) -> Tensor:
-        """Return flat representations with zeros for every row that is not finite.
+        """Return representations (B, D) with zeros in every row that is not finite.
 
-        An error would reveal this one record to all parties. The parameters are private already, so
-        an error may name them. Raises ModelError: parameters that are not finite.
+        An error for one row would reveal this record to all parties. An error about parameters
+        reveals nothing, since they are private already (post-processing of noisy sums).
+
+        Raises ModelError: a parameter is not finite.
         """
         if not all(bool(p.isfinite().all()) for p in self._parameters):
             raise ModelError(
@@ -215,11 +228,11 @@ class PrivateGradient:
         return torch.where(finite_B1, h_BD, 0.0)
 
     def backward(self, loss: Tensor, *, step: int, rows: Tensor) -> None:
-        """Set the parameters' gradients to the noisy mean of a batch, once the ledger has recorded
-        its privacy cost.
+        """Compute a loss's gradients; replace them by the noisy mean of the clipped ones.
 
-        The noisy sum is drawn before the charge, since the ledger identifies it by its digest; a
-        refused charge discards it together with all gradients, so that nothing can be applied.
+        The ledger is charged (it records the privacy cost) before the gradients are set. The noisy
+        sum is drawn before the charge, since the ledger identifies it by its digest. A refused
+        charge discards it together with all gradients, so that nothing can be applied.
 
         Args:
             loss: a mean over the batch. Parameters that it does not use get no gradient.
@@ -234,33 +247,35 @@ class PrivateGradient:
             # The first layer's input, the features, rightly needs no gradient.
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
             loss.backward()
-        samples = {
+        samples_by_parameter = {
             p: sample for p in self._parameters if (sample := _get_grad_samples(p)) is not None
         }
         if not self._gradients_checked:
-            self._require_whole_gradients(samples)
+            self._require_whole_gradients(samples_by_parameter)
             self._gradients_checked = True
         # From here on no gradient without noise is left, whether the charge is refused or not.
         for parameter in self._parameters:
             parameter.grad = None
         self.forget_batch()
-        noisy_P = self._private.guard.release([*samples.values()], step=step, rows=rows)
+        samples = list(samples_by_parameter.values())
+        noisy_P = self._private.guard.release(samples, step=step, rows=rows)
         digest = hashlib.sha256(noisy_P.numpy().tobytes()).digest()
         self._private.ledger.charge(step=step, rows=rows, digest=digest)
-        parts = (noisy_P / len(rows)).split([p.numel() for p in samples])
-        for parameter, part in zip(samples, parts, strict=True):
-            parameter.grad = part.reshape(parameter.shape).to(parameter.device, parameter.dtype)
+        noisy_mean_P = noisy_P / len(rows)
+        gradients = noisy_mean_P.split([p.numel() for p in samples_by_parameter])
+        for parameter, flat in zip(samples_by_parameter, gradients, strict=True):
+            parameter.grad = flat.reshape(parameter.shape).to(parameter.device, parameter.dtype)
 
     def _require_whole_gradients(self, samples: Mapping[nn.Parameter, Tensor]) -> None:
-        """Refuse weights used outside their layer's forward, or whose layer is in two modules.
+        """Refuse parameters whose per-example gradients do not add up to their gradient.
 
-        Opacus' hooks miss such uses: the noisy gradient would still be private, but not that of the
-        loss. The error reveals nothing of an example: it tells only how weights are used.
+        Opacus' hooks miss weights that are used outside their layer's forward, and layers that two
+        modules share. The noisy gradient would still be private, but wrong. The error reveals
+        nothing of an example: it tells only how many weights are used so.
 
-        `samples`: per-example gradients (B, *shape) of each parameter.
+        `samples`: per-example gradients (B, *shape) by parameter.
 
-        Raises:
-            ModelError: names no number of a gradient.
+        Raises ModelError: a parameter has a gradient, and other or no per-example gradients.
         """
         incomplete = [p for p, sample_B in samples.items() if not _is_mean_of(p.grad, sample_B)]
         missing = [p for p in self._parameters if p.grad is not None and p not in samples]
@@ -274,8 +289,11 @@ class PrivateGradient:
 
 
 def _is_mean_of(gradient: Tensor | None, sample_B: Tensor) -> bool:
-    """Return whether a parameter's gradient is the mean of its per-example gradients (B, *shape),
-    up to rounding; not if it has none.
+    """Return whether a parameter's gradient equals the mean of its per-example gradients.
+
+    Rounding errors are allowed. False if the gradient is None.
+
+    `sample_B`: the per-example gradients, (B, *shape).
     """
     if gradient is None:
         return False
@@ -292,15 +310,15 @@ def _get_grad_samples(parameter: nn.Parameter) -> Tensor | None:
 
 
 def _require_no_mixing_layers(owner: str, model: nn.Module) -> None:
-    """Refuse networks with a layer that Opacus' validators reject, or with buffers.
+    """Refuse networks in which one example may change another one's gradient.
 
-    Opacus itself skips layers without parameters, and a batch normalisation without parameters
-    still mixes examples.
+    Those are networks with a layer that Opacus' validators reject, or with buffers. Opacus itself
+    does not validate layers without parameters; a batch normalisation without parameters still
+    mixes examples, so here all layers are validated.
 
     `owner`: the party, for errors.
 
-    Raises:
-        ModelError: names each reason.
+    Raises ModelError: names each reason.
     """
     validators = importlib.import_module("opacus.validators").ModuleValidator.VALIDATORS
     faults: set[str] = set()
@@ -330,7 +348,8 @@ class WholeTraining:
         updates: the ledger of private updates.
         delta: the delta of epsilon_model (one whole record) and epsilon_y (one label).
         budget: the largest epsilon_model; None never stops.
-        seeded: whether noise follows from the run's seed, as in simulations; reported.
+        seeded: whether noise is derived from the run's seed, as in simulations; the described
+            guarantee then says so.
     """
 
     def __init__(
@@ -353,28 +372,33 @@ class WholeTraining:
 
     @property
     def mu(self) -> float:
-        """The mu of Gaussian DP of all releases and updates so far, for one record."""
+        """The mu of Gaussian DP of all releases and updates so far, for one record.
+
+        Squares of mu add up under composition.
+        """
         return math.hypot(
             self._releases.get_privacy_spent().mu, self.updates.get_privacy_spent().mu
         )
 
     @property
     def epsilon_model(self) -> float:
-        """The epsilon of one record over all that passives receive and the finished
-        model together.
-        """
+        """The epsilon of one record, for all that passives receive and the finished model."""
         return gdp_epsilon(self.mu, self._delta)
 
     @property
     def epsilon_y(self) -> float:
-        """The epsilon of one label, with features unchanged, over the same messages and model.
+        """The epsilon of one label, for all that passives receive and the finished model.
 
-        Updates alone count: a released representation does not depend on its own label.
+        The record's features are unchanged. Only updates count: a released representation is
+        computed from features, not from the label.
         """
         return gdp_epsilon(self.updates.get_privacy_spent().mu, self._delta)
 
     def add_training_cost(self, spent: PrivacySpent) -> PrivacySpent:
-        """Return the cost of releases (`spent`) with epsilon_y and epsilon_model of training."""
+        """Return the cost of the releases, `spent`, completed by the cost of the updates.
+
+        Added are epsilon_y (one label), epsilon_model (one record), and lines of the derivation.
+        """
         updates = self.updates.get_privacy_spent()
         lines = (
             f"updates: {updates.releases} of one record at most, mu {updates.mu:.4g} together",
@@ -389,7 +413,10 @@ class WholeTraining:
         )
 
     def describe_guarantee(self, guard: RepresentationGuard | None) -> str:
-        """Return the guarantee in words for the report; `guard` None: nothing is sent."""
+        """Return the guarantee in words, for the report.
+
+        `guard`: the guard of the released representations; None: the run sends none.
+        """
         if guard is None:
             return (
                 "private training: the finished model is (epsilon_model, delta)-DP for one record, "
@@ -411,9 +438,11 @@ class WholeTraining:
     def _check_budget(self, ledger: PrivacyLedger, *, mu: float, step: int) -> None:
         """Raise BudgetExhaustedError if a ledger's next charge would exceed the common budget.
 
+        Each of the two ledgers calls it before a charge.
+
         Args:
-            ledger: the ledger that is about to record a release.
-            mu: Gaussian DP parameter of all its releases with the new one.
+            ledger: the ledger that is about to record a release or update.
+            mu: Gaussian DP parameter of all of the ledger's charges, the new one included.
             step: number of the run's step, for the message.
         """
         if self._budget is None:
@@ -431,9 +460,13 @@ class WholeTraining:
 def calibrate_updates(
     epsilon: float, delta: float, *, release: Mechanism, releases: int, updates: int
 ) -> float:
-    """Return sigma / C of the updates, so that the whole training stays within (epsilon, delta).
+    """Return the noise multiplier of the updates with which training is (epsilon, delta)-DP.
+
+    It is sigma / C, the standard deviation of the noise on a summed gradient over its clip. Costs
+    of releases and updates of one record count together.
 
     Args:
+        epsilon, delta: the privacy budget of one record.
         release: the mechanism of one release of a row.
         releases, updates: planned number of each for one record.
 
@@ -445,13 +478,15 @@ def calibrate_updates(
             f"calibration needs at least 1 planned update, got {updates}, and {releases} releases"
         )
     # Squares of mu add up over releases and updates.
-    allowed = gdp_mu(epsilon, delta) ** 2
-    spent_squared = releases * release.mu**2 if releases else 0.0
-    if spent_squared >= allowed:
+    allowed_mu_squared = gdp_mu(epsilon, delta) ** 2
+    # Without releases nothing is spent, even if a release's mu is infinite.
+    spent_mu_squared = releases * release.mu**2 if releases else 0.0
+    if spent_mu_squared >= allowed_mu_squared:
         raise ConfigError(
             f"dp_sgd.epsilon: the guard's {releases} releases of a row alone cost epsilon "
-            f"{gdp_epsilon(math.sqrt(spent_squared), delta):.4g}, so none of {epsilon:g} is left "
-            "for the updates; give the guard more noise (a smaller guard.epsilon), or dp_sgd more"
+            f"{gdp_epsilon(math.sqrt(spent_mu_squared), delta):.4g}, so none of {epsilon:g} is "
+            "left for the updates; give the guard more noise (a smaller guard.epsilon), or dp_sgd "
+            "more"
         )
-    # Solves updates (2 C / sigma)^2 = allowed - spent for sigma / C.
-    return 2 * math.sqrt(updates / (allowed - spent_squared))
+    # Each update has mu = 2 C / sigma, so updates (2 C / sigma)^2 = allowed - spent.
+    return 2 * math.sqrt(updates / (allowed_mu_squared - spent_mu_squared))

@@ -62,11 +62,10 @@ _SEED_STATEMENT = (
 
 
 class RepresentationGuard(ABC):
-    """A mechanism that protects representations before they are sent: h (as encoded) becomes z (as
-    sent).
+    """A mechanism that protects representations: h, as encoded, becomes z, which is sent.
 
-    A class that declares no noise has no guarantee: its epsilon is infinite. A declared one is
-    tested on its first release (`secure_apfed.privacy.measured.check_guard`).
+    A class that declares no noise (`mechanism`) has no guarantee: its epsilon is infinite. Declared
+    noise is measured before the first release (`secure_apfed.privacy.measured.check_guard`).
 
     Attributes:
         name: the guard's key in the table `GUARDS`.
@@ -80,17 +79,21 @@ class RepresentationGuard(ABC):
     def from_settings(
         cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
     ) -> "RepresentationGuard":
-        """Build the guard from a run's settings; the arguments are those of `make_guard`. This
-        default is for guards without settings.
+        """Return the guard that a run's settings describe; this default reads no settings.
+
+        Args:
+            settings: the configured mechanism, clip and epsilon or sigma.
+            delta: the delta at which epsilon is calibrated.
+            releases: T, how often each row is to be released.
+            key: 32 secret bytes, from which noise is derived.
         """
         return cls()
 
     @abstractmethod
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return z (B, D), which may be sent once the ledger has recorded its privacy cost;
-        differentiable.
+        """Return z (B, D), which may be sent once the ledger has recorded its privacy cost.
 
-        The same arguments give the same bytes.
+        It is differentiable. The same arguments give the same bytes.
 
         Args:
             h_BD: representations, float32 or float64.
@@ -103,16 +106,19 @@ class RepresentationGuard(ABC):
         """
 
     def twin(self, key: bytes, *, repeatable: bool) -> "RepresentationGuard | None":
-        """Return the same guard with this key, for measurements; None: measure a copy instead.
+        """Return a new guard with the same settings and this key, on which noise is measured.
 
-        `repeatable`: whether its noise depends on key and step only, so that releases of two twins
-        differ exactly as their inputs do.
+        The default returns None: a copy of this guard is measured instead.
+
+        `repeatable`: whether the new guard's noise shall depend on key and step only, so that the
+        releases of two such guards differ exactly as their inputs do.
         """
         return None
 
     def sensitivity(self) -> float:
-        """Return how far one released row can move in L2 if its person is replaced; may be
-        infinite.
+        """Return how far a released row, without noise, can move in L2 if its person is replaced.
+
+        The default is infinite: no bound is known.
         """
         return math.inf
 
@@ -121,8 +127,9 @@ class RepresentationGuard(ABC):
         return NoPrivacy()
 
     def largest_norm(self, dimension: int) -> float:
-        """Return a norm that a released row of `dimension` numbers exceeds with probability <
-        1e-14.
+        """Return a norm that a released row exceeds with probability below 1e-14.
+
+        The default is infinite: no bound is known. `dimension`: numbers of a row.
         """
         return math.inf
 
@@ -140,17 +147,24 @@ class RepresentationGuard(ABC):
         )
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return a mask (B,) of the rows whose release would repeat earlier bytes. Call it before
-        `release`, and pass the result to the ledger: repeats cost nothing.
+        """Return a mask (B,) of the rows whose release would repeat earlier bytes.
+
+        Call it before `release`, and pass the result to the ledger: repeats cost no privacy. By
+        default no row repeats.
+
+        `rows`: positions of the rows in the table, int64 of shape (B,).
         """
         return torch.zeros(rows.shape, dtype=torch.bool)
 
     def count_charges(self, releases: int) -> int:
-        """Return how many of `releases` of one row cost privacy; repeated bytes cost none."""
+        """Return how many of `releases` releases of one row cost privacy; repeated bytes do not."""
         return releases
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the state by which a resumed run releases the same rows; a secret of the party."""
+        """Return the state that a resumed run needs to release the same bytes; {}: it needs none.
+
+        It is a secret of the party.
+        """
         return {}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -166,14 +180,16 @@ class RepresentationGuard(ABC):
 
 
 class NoGuard(RepresentationGuard):
-    """A guard without protection, by name: it sends h itself; epsilon is infinite from the first
-    release on.
+    """A guard without protection, which sends h itself; its epsilon is infinite.
+
+    It exists so that the absence of protection is a named choice.
     """
 
     name: ClassVar[str] = "none"
     unsafe: ClassVar[bool] = True
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
+        """Return h itself, after checking the arguments."""
         _check_release(h_BD, step, rows)
         return h_BD
 
@@ -182,8 +198,9 @@ class NoGuard(RepresentationGuard):
 
 
 def _check_release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
-    """Refuse arguments of `release` with a wrong type or shape, at every guard. Raises
-    LocalProtocolError.
+    """Check the arguments of a guard's `release`.
+
+    Raises LocalProtocolError: a wrong type or shape, or a negative step.
     """
     check_representations(h_BD)
     if rows.dtype != torch.int64 or rows.shape != h_BD.shape[:1]:
@@ -196,9 +213,11 @@ def _check_release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
 
 
 def joint_releases_statement(released: str, passives: int) -> str:
-    """Return the guarantee of the guards of all passives, which release rows of the same people.
+    """Return the guarantee, in words, where several passives release rows of the same people.
 
-    `released`: the guarantee of one guard. `passives`: number of passives that release rows.
+    Each has a guard of its own, and epsilons for one person add up.
+
+    `released`: the guarantee of one guard, in words. `passives`: number of passives.
     """
     if passives < 2:
         return released
@@ -233,8 +252,9 @@ class ClippedNoise:
         return f"{type(self).__name__}({values})"
 
     def sensitivity(self) -> float:
-        """Return 2C, the diameter of the ball that clipped rows lie in: how far a replaced one
-        can move.
+        """Return 2C, the diameter of the ball in which clipped rows lie.
+
+        A row that is replaced by any other moves no farther.
         """
         return 2 * self.clip
 
@@ -244,14 +264,12 @@ class ClippedNoise:
 
 
 class GaussianGuard(ClippedNoise, RepresentationGuard):
-    """A guard that clips each row to norm `clip` and adds Gaussian noise of deviation `sigma` to
-    each number.
+    """A guard that clips each row's L2 norm to `clip`, and adds Gaussian noise to each number.
 
-    The noise is a function of the key, the step, the rows and the clipped representations, or under
-    "reproducible_insecure" of key and step alone; see noise.py.
-
-    Under "secret" the noisy numbers are rounded to a grid, see noise.py. The gradient of `release`
-    is that of the clip; noise and rounding are constants to autograd.
+    Under noise "secret" the noise is a function of the key, the step, the rows and the clipped
+    representations, and the noisy numbers are rounded to a grid. Under "reproducible_insecure" it
+    is a function of key and step alone. `secure_apfed.privacy.noise` says why. The gradient of
+    `release` is that of the clip; noise and rounding are constants to autograd.
 
     Args:
         clip: C, the L2 bound of one row.
@@ -277,7 +295,7 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
     def __init__(
         self, *, clip: float, sigma: float, key: bytes, noise: NoiseKind = "secret"
     ) -> None:
-        """Check that sigma is positive."""
+        """Check that sigma is positive, and derive the source of noise from the key."""
         if not (math.isfinite(sigma) and sigma > 0):
             raise ConfigError(f"sigma is a positive number, got {sigma}; use NoGuard for no noise")
         super().__init__(clip, sigma, key, noise)
@@ -286,30 +304,44 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
     def from_settings(
         cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
     ) -> "GaussianGuard":
-        """Build the guard with the configured sigma, or calibrate sigma to the configured epsilon.
+        """Return a guard with the configured sigma, or with sigma calibrated to the epsilon.
 
-        `delta`: the delta at which epsilon holds. `releases`: T, how often one row is to be
-        released. `key`: 32 secret bytes of the party.
+        `settings`: the configured clip, noise, and epsilon or sigma. `delta`: the delta at which
+        epsilon holds. `releases`: T, how often one row is to be released. `key`: 32 secret bytes of
+        the party.
         """
         sigma = settings.sigma
         if sigma is None:
             assert settings.epsilon is not None
+            # A frozen row is released once; later messages repeat its bytes, which costs nothing.
             charges = 1 if issubclass(cls, FrozenGaussianGuard) else releases
             sigma = calibrate_sigma(settings.epsilon, delta, charges, settings.clip)
         return cls(clip=settings.clip, sigma=sigma, key=key, noise=settings.noise)
 
     def twin(self, key: bytes, *, repeatable: bool) -> "GaussianGuard":
+        """Return a new guard with the same clip and sigma and this key; see the base class."""
         noise: NoiseKind = "reproducible_insecure" if repeatable else self.noise
         return type(self)(clip=self.clip, sigma=self.sigma, key=key, noise=noise)
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows (B, D), clipped and with noise, in the dtype of `h_BD`.
+
+        `step`: number of the run's step. `rows`: the rows' table positions, int64 of shape (B,).
+
+        Raises LocalProtocolError: a wrong type or shape; ModelError: a row is not finite.
+        """
         _check_release(h_BD, step, rows)
         clipped_BD = clip_finite_rows(h_BD, self.clip)
         return self.add_noise(clipped_BD, step=step, rows=rows).to(h_BD.dtype)
 
     def add_noise(self, clipped_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return clipped float64 rows with their noise: the second half of `release`. Raises
-        ModelError: a row is not finite.
+        """Return clipped float64 rows (B, D) with noise, on their device; the gradient is kept.
+
+        `release` calls it after the clip.
+
+        `step`: number of the run's step. `rows`: the rows' table positions, int64 of shape (B,).
+
+        Raises ModelError: a row is not finite.
         """
         (clean_BD,) = fetch_tensors(clipped_BD)
         require_finite_rows(clean_BD)
@@ -323,11 +355,12 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         return send_tensor(torch.from_numpy(noisy_BD), clipped_BD.device) + clip_gradient_BD
 
     def largest_norm(self, dimension: int) -> float:
-        """Return C + sigma (sqrt D + 8).
+        """Return C + sigma (sqrt D + 8), which a released row exceeds with probability < 1e-14.
 
-        For D normals g, P(||g|| > sqrt D + t) <= P(one normal > t), which is 7e-16 at t = 8: the
-        norm is 1-Lipschitz and its median is below sqrt D (Borell 1975; Boucheron, Lugosi and
-        Massart 2013, Concentration Inequalities, Theorem 10.17).
+        For a vector g of D standard normals, P(||g|| > sqrt D + t) <= P(one normal > t), which is
+        7e-16 at t = 8. The reason is that the norm is 1-Lipschitz with a median below sqrt D
+        (Borell 1975; Boucheron, Lugosi and Massart 2013, Concentration Inequalities, Theorem
+        10.17).
 
         `dimension`: D.
         """
@@ -338,31 +371,31 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
 
 
 class _FrozenRows:
-    """A store of released rows by table position: arrays that double in size, since millions of
-    Python objects would be too large.
+    """A store of released rows by table position, in arrays that double in size as needed.
 
-    F is the number of stored rows; a slot is a row's index in the arrays, in order of arrival.
+    A dictionary of millions of tensors would take too much memory. F is the number of stored rows.
+    A slot is a row's index in the arrays, in the order in which rows were added.
     """
 
     def __init__(self) -> None:
-        """Start without rows."""
+        """Start with an empty store."""
         self.clear()
 
     def clear(self) -> None:
         """Forget all rows."""
         self._count = 0
-        self._positions = torch.empty(0, dtype=torch.int64)  # by slot
-        self._numbers = torch.empty(0, 0)  # by slot
-        self._slots = torch.empty(0, dtype=torch.int64)  # by position; -1: not stored
+        self._positions = torch.empty(0, dtype=torch.int64)  # the table position of each slot
+        self._numbers = torch.empty(0, 0)  # the released row of each slot
+        self._slots = torch.empty(0, dtype=torch.int64)  # each position's slot; -1: not stored
 
     @property
     def positions(self) -> torch.Tensor:
-        """The positions, (F,)."""
+        """The stored rows' table positions, (F,)."""
         return self._positions[: self._count]
 
     @property
     def numbers(self) -> torch.Tensor:
-        """The numbers, (F, D)."""
+        """The stored rows, as they were released, (F, D)."""
         return self._numbers[: self._count]
 
     def has_rows(self, rows: torch.Tensor) -> torch.Tensor:
@@ -370,22 +403,29 @@ class _FrozenRows:
         return self._find_slots(rows) >= 0
 
     def find_first_occurrences(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the indices into `rows` (B,) at which a position that is not stored occurs first,
-        ascending.
+        """Return where in `rows` (B,) new positions are, each at its first occurrence, ascending.
+
+        New positions are the ones that are not stored. One may occur several times in a batch, and
+        is to be stored once.
         """
         indices = (~self.has_rows(rows)).nonzero().flatten()
         if not len(indices):
             return indices
         distinct, group = torch.unique(rows.cpu()[indices], return_inverse=True)
-        first = indices.new_full((len(distinct),), len(rows))
-        return first.scatter_reduce(0, group, indices, "amin").sort().values
+        # The smallest index of each distinct position; `len(rows)` is larger than any.
+        beyond_all = indices.new_full((len(distinct),), len(rows))
+        first_indices = beyond_all.scatter_reduce(0, group, indices, "amin")
+        return first_indices.sort().values
 
     def take_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the stored numbers of these positions, (B, D); all must be stored."""
+        """Return the released rows at these table positions, (B, D); all must be stored."""
         return self._numbers[self._find_slots(rows)]
 
     def add_rows(self, rows: torch.Tensor, z_BD: torch.Tensor) -> None:
-        """Store these numbers at positions (B,) that are distinct and not stored yet."""
+        """Store released rows (B, D) for these table positions (B,).
+
+        The positions must be distinct and not stored yet.
+        """
         if not len(rows):
             return
         if not self._count:
@@ -402,6 +442,7 @@ class _FrozenRows:
     def _find_slots(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the slot of each position, (B,); -1: it is not stored."""
         rows = rows.cpu()
+        # The usual case: all positions are inside the array.
         if not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < len(self._slots):
             return self._slots[rows]
         slots = torch.full_like(rows, -1)
@@ -411,8 +452,9 @@ class _FrozenRows:
 
 
 def _grow_array(array: torch.Tensor, needed: int, *, fill: int = 0) -> torch.Tensor:
-    """Return the array if it has `needed` rows, else a copy of at least twice its length whose
-    new rows hold `fill`.
+    """Return the array if it has `needed` rows, else a longer copy whose new rows hold `fill`.
+
+    The copy is at least twice as long, so that many small additions need few copies.
     """
     if len(array) >= needed:
         return array
@@ -422,21 +464,20 @@ def _grow_array(array: torch.Tensor, needed: int, *, fill: int = 0) -> torch.Ten
 
 
 class FrozenGaussianGuard(GaussianGuard):
-    """A guard that adds noise to each row once, as `GaussianGuard`, scales it, and sends this
-    frozen result in every epoch.
+    """A guard that adds noise to each row once, and sends this frozen result in every epoch.
 
     Protects from averaging over epochs: many epochs reveal no more of a row than its first release.
     Guarantee: that of one Gaussian release of each row, however long the run, with the encoder held
-    fixed. The price: receivers see every row as the encoder computed it when the row was first
-    sent, early in the run and hardly trained. The gradient is straight-through: the one that
-    arrives for the frozen row is applied to the current clipped representation, as if that had been
-    sent.
+    fixed. The price is that receivers see every row as the encoder computed it when the row was
+    first sent, early in the run and hardly trained. The gradient is straight-through: the gradient
+    that arrives for the frozen row is applied to the current clipped representation, as if that had
+    been sent.
 
-    The scale is public, 1 / sqrt(1 + D sigma^2 / C^2), which brings the norm of clip and noise back
-    to about C: post-processing, which costs nothing, and without which receivers' networks meet
-    rows as long as the noise and diverge where epsilon is small. Gradients are not scaled: what
-    helps is what they carry of the passives' features, and that needs no h
-    (apfed-without-labels.md).
+    A frozen row is scaled by 1 / sqrt(1 + D sigma^2 / C^2), which brings the norm of clipped row
+    and noise back to about C. The scale is public, so this is post-processing and costs no privacy.
+    Without it receivers would get rows as long as the noise, and their networks would diverge where
+    epsilon is small. Gradients are not scaled: they help by the passives' features that they carry,
+    which does not depend on h (apfed-without-labels.md).
 
     The frozen rows are state: a resumed run must restore them, or it would release its rows with
     new noise, which the ledger would charge.
@@ -454,11 +495,13 @@ class FrozenGaussianGuard(GaussianGuard):
 
     @cached_property
     def _frozen(self) -> "_FrozenRows":
+        """The store of frozen rows, empty at first."""
         return _FrozenRows()
 
     def compute_scale(self, dimension: int) -> float:
-        """Return 1 / sqrt(1 + D sigma^2 / C^2), which scales a noisy row of D = `dimension` numbers
-        back to about the clip norm.
+        """Return the factor that scales a noisy row back to about the clip norm.
+
+        It is 1 / sqrt(1 + D sigma^2 / C^2) for a row of D = `dimension` numbers.
         """
         return 1 / math.hypot(1, math.sqrt(dimension) * self.sigma / self.clip)
 
@@ -470,14 +513,19 @@ class FrozenGaussianGuard(GaussianGuard):
         return super().smallest_norm() * min(1.0, self.clip)
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return rows with noise of their first release, which is stored and repeated ever after.
+        """Return each row (B, D) as it was first released, with the noise of that time.
 
-        The gradient passes to the clipped row as if the noise were constant (straight-through).
+        Rows that were never released get noise, and are stored to be repeated in all later calls.
+        The gradient is that of the current clipped rows (straight-through).
+
+        `step`: number of the run's step. `rows`: the rows' table positions, int64 of shape (B,).
+
+        Raises LocalProtocolError: a wrong type or shape; ModelError: a row is not finite.
         """
         _check_release(h_BD, step, rows)
         frozen_FD = self._frozen.numbers
-        is_other = frozen_FD.shape[1:] != h_BD.shape[1:] or frozen_FD.dtype != h_BD.dtype
-        if len(frozen_FD) and is_other:
+        has_changed = frozen_FD.shape[1:] != h_BD.shape[1:] or frozen_FD.dtype != h_BD.dtype
+        if len(frozen_FD) and has_changed:
             raise LocalProtocolError(
                 f"rows were frozen as {frozen_FD.shape[1]} numbers of {frozen_FD.dtype}, "
                 f"got {h_BD.shape[1]} of {h_BD.dtype}; a guard serves one representation"
@@ -485,15 +533,15 @@ class FrozenGaussianGuard(GaussianGuard):
         clipped_BD = clip_rows(h_BD, self.clip).to(h_BD.dtype)
         if not len(rows):
             return clipped_BD
-        # Only rows that were never released get noise.
-        new = self._frozen.find_first_occurrences(rows)
-        if len(new):
-            new_BD = h_BD.detach()[send_tensor(new, h_BD.device)]
-            new_rows = rows[new.to(rows.device)]
+        new_indices = self._frozen.find_first_occurrences(rows)
+        if len(new_indices):
+            new_BD = h_BD.detach()[send_tensor(new_indices, h_BD.device)]
+            new_rows = rows[new_indices.to(rows.device)]
             z_BD = super().release(new_BD, step=step, rows=new_rows)
             z_BD = z_BD * self.compute_scale(h_BD.shape[1])
             self._frozen.add_rows(new_rows.cpu(), z_BD.cpu())
         frozen_BD = send_tensor(self._frozen.take_rows(rows), h_BD.device)
+        # The difference is zero in value; it gives the result the gradient of the clip.
         return frozen_BD + (clipped_BD - clipped_BD.detach())
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
@@ -539,7 +587,7 @@ class FrozenGaussianGuard(GaussianGuard):
 def make_guard(
     settings: GuardSettings, *, delta: float, releases: int, key: bytes
 ) -> RepresentationGuard:
-    """Build the configured guard, calibrated for `releases` planned releases of each row.
+    """Return the configured guard, with noise calibrated for all planned releases of each row.
 
     Args:
         settings: the configured mechanism, clip and epsilon or sigma.

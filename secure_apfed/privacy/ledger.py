@@ -96,7 +96,10 @@ class Release:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The fields of a log's line; rows as compressed differences of successive positions."""
+        """The release as fields of a log's line (JSON).
+
+        The sorted rows are stored as differences of successive positions, compressed and in base64.
+        """
         differences = np.diff(self.rows, prepend=0).astype("<u4")
         packed = base64.b64encode(zlib.compress(differences.tobytes(), 1)).decode("ascii")
         return {
@@ -108,9 +111,12 @@ class Release:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
-        """Parse a release from the result of `fields`; `total` is the number of rows in the table.
-        Raises ValueError, OverflowError, KeyError, TypeError, zlib.error: the fields are no such
-        release.
+        """Parse a release from `fields` of a log's line.
+
+        `total`: number of rows in the table.
+
+        Raises ValueError, OverflowError, KeyError, TypeError, zlib.error: the fields are not a
+        release's.
         """
         # Compressed bytes may inflate a thousandfold: stop at 4 bytes for each row of the table.
         decompressor = zlib.decompressobj()
@@ -131,7 +137,7 @@ class _Log:
         path: path of the log's file, which is created if missing.
         header: facts of the run, the first line of the log.
         total: number of rows of the table.
-        on_release: called with each stored release, oldest first.
+        on_release: called with each release that the log has, oldest first.
 
     Raises:
         CheckpointError: the path is no file or no log, or its log has another header or was
@@ -146,11 +152,12 @@ class _Log:
         total: int,
         on_release: Callable[[Release], None],
     ) -> None:
-        """Replay the lines of the log; remove a last line that a crash cut off, whose release was
-        never sent.
+        """Read all lines, and write the header to a new log.
+
+        A last line that a crash cut off is removed: its release was never sent.
         """
         self.path = path
-        self._chain = b""  # running hash over all lines so far
+        self._chain = b""  # hash of the last line, which includes the hash of the line before it
         self._size = 0  # bytes of the file
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileIO(open_regular(path, create=True), "r+") as file:
@@ -171,6 +178,7 @@ class _Log:
             self._size = len(content) - len(unfinished)
             if unfinished:
                 file.truncate(self._size)
+            # A crash may have cut off only the newline of the last line, which counts.
             elif lines and not content.endswith(b"\n"):
                 self._size += file.write(b"\n")
         if not lines:
@@ -186,16 +194,21 @@ class _Log:
             )
 
     def _may_be_cut_off(self, unfinished: bytes, header: dict[str, Any], *, is_first: bool) -> bool:
-        """Return whether these bytes can be the start of the log's next line.
+        """Return whether a crash can have left these bytes: the start of the log's next line.
 
-        `is_first`: whether that line is the header; b"" is a start of any line.
+        Other bytes show that the file was altered.
+
+        `unfinished`: the bytes after the last complete line; b"" is the start of any line.
+        `is_first`: whether the next line is the first one, with this `header`.
         """
         if is_first:
             return self._make_chained_line(header)[0].encode().startswith(unfinished)
         return _LINE_START.startswith(unfinished) or unfinished.startswith(_LINE_START)
 
     def append(self, fields: Mapping[str, Any]) -> None:
-        """Write one line with these fields to the operating system, whole or not at all.
+        """Append one line with these fields to the file, whole or not at all.
+
+        When it returns, the operating system has the line; the disk may not (`sync`).
 
         Raises CheckpointError: another process wrote to the file; OSError: the disk refused it.
         """
@@ -222,14 +235,20 @@ class _Log:
             os.fsync(file.fileno())
 
     def _make_chained_line(self, fields: Mapping[str, Any]) -> tuple[str, bytes]:
-        """Return the line of these fields, and the running hash that includes it."""
+        """Return a line with these fields and a hash, and that hash.
+
+        The hash covers the fields and the hash of the line before, and so all lines.
+        """
         content = self._chain + _json(fields).encode()
         chain = hashlib.blake2b(content, digest_size=_CHAIN_BYTES).digest()
         return _json({**fields, "chain": chain.hex()}), chain
 
     def _parse_line(self, line: bytes, number: int) -> dict[str, Any]:
-        """Return a line's fields after checking its running hash. Raises CheckpointError: the line
-        was altered. `number`: number of the line, for the error.
+        """Return a line's fields, and remember its hash, after checking that hash.
+
+        `number`: number of the line, for the error.
+
+        Raises CheckpointError: this line or one before it was altered.
         """
         try:
             fields = json.loads(line)
@@ -251,10 +270,10 @@ class _Log:
 
 
 def _split_lines(content: bytes) -> tuple[list[bytes], bytes]:
-    """Return a log's complete lines, and the start of a last one that was cut off (b"": none).
+    """Return a log's complete lines, and the start of a last line that was cut off (b"": none).
 
-    A line is one JSON object without objects inside: one with a "}" is complete, with or without
-    its newline.
+    A line is one JSON object with no object inside. So a last line that has a "}" is complete, even
+    without its newline.
     """
     *lines, last = content.split(b"\n")
     if b"}" in last:
@@ -263,7 +282,10 @@ def _split_lines(content: bytes) -> tuple[list[bytes], bytes]:
 
 
 def holds_releases(path: Path) -> bool:
-    """Return whether a log contains more than its header, complete or cut off."""
+    """Return whether a log has a line, complete or cut off, after its header: a release.
+
+    False if there is no such file.
+    """
     if not os.path.lexists(path):
         return False
     with FileIO(open_regular(path, create=False), "r") as file:
@@ -271,10 +293,10 @@ def holds_releases(path: Path) -> bool:
 
 
 class ReleaseCounts:
-    """The number of releases by row.
+    """A count of the releases of each row of a table, with or without a write-ahead log.
 
-    Without a log the counts are in memory and checkpoints only, so that a rolled-back checkpoint
-    forgets what was sent since; for simulations.
+    Without a log, which is for simulations, the counts are in memory and checkpoints only. A
+    checkpoint that is rolled back then forgets what was sent since.
 
     Args:
         rows: N, number of rows of the table.
@@ -282,7 +304,8 @@ class ReleaseCounts:
         about: facts of the run in the log's header, such as the noise multiplier.
 
     Attributes:
-        releases_N: releases of each row, (N,); most: their maximum.
+        releases_N: number of releases of each row, (N,).
+        most: the largest of these numbers.
         steps: the steps that released any row.
         step_repeated: whether one step released rows twice, with different bytes.
 
@@ -306,11 +329,11 @@ class ReleaseCounts:
             self._log = _Log(log, header, total=rows, on_release=self._count_release)
 
     def has_release(self, release: Release) -> bool:
-        """Return whether these bytes were sent at this step before."""
+        """Return whether the same bytes were counted at the same step before."""
         return release.identity in self._counted_releases
 
     def count_most_after(self, release: Release) -> int:
-        """Return the highest count of any of a release's rows if it were added."""
+        """Return the largest count that a row of this release would have if it were added."""
         rows = release.rows  # sorted, so equal positions are adjacent
         times: NDArray[np.int64] | int = 1
         if (rows[1:] == rows[:-1]).any():
@@ -318,8 +341,10 @@ class ReleaseCounts:
         return int((self.releases_N[rows] + times).max(initial=0))
 
     def add_release(self, release: Release) -> None:
-        """Count a release before it is sent; when this returns, the operating system has the log
-        line.
+        """Count a release before it is sent, first in the log, then in memory.
+
+        When it returns, the operating system has the log's line. A release that was counted before
+        (`has_release`) is not counted again.
 
         Raises LocalProtocolError: the release has more rows than the table.
         """
@@ -350,8 +375,9 @@ class ReleaseCounts:
         self.most = max(self.most, int(self.releases_N[release.rows].max(initial=0)))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Sync the log, and return counts (N,), steps, and whether a step repeated, for a
-        checkpoint.
+        """Return the counts as tensors for a checkpoint; first put the log on the disk.
+
+        They are `counts` (N,), `steps`, and `repeated` (`step_repeated`).
         """
         self.sync()
         return {
@@ -361,7 +387,9 @@ class ReleaseCounts:
         }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Merge a checkpoint's counts; a count here or in the log is never lowered.
+        """Merge a checkpoint's counts into these: of two counts of a row the larger one holds.
+
+        So loading an older checkpoint never lowers a count.
 
         `state`: what `state_dict` returned.
 
@@ -390,8 +418,8 @@ class PrivacySpent:
     """The privacy cost of a party so far, for the run, its report and its result.
 
     Attributes:
-        epsilon_x: epsilon of all releases of one row, replace-one, with a fixed encoder; for a
-            ledger of votes or contributions the figure named by `PrivacyLedger.figure`.
+        epsilon_x: epsilon of all releases of one row, replace-one, with a fixed encoder. From a
+            ledger of votes or contributions it is epsilon_v or epsilon_c (`PrivacyLedger.figure`).
         epsilon_y: epsilon of one training label, for all messages and the finished model; infinite
             unless a label mechanism stood before training (then at delta 0) or it was private.
         epsilon_model: epsilon of a whole record, for the trained model; infinite without a
@@ -414,8 +442,9 @@ class PrivacySpent:
     trace: tuple[str, ...] = ()
 
     def include_labels(self, labels: LabelMechanism) -> "PrivacySpent":
-        """Return this cost with epsilon_y of a label mechanism, on whose answers alone the run
-        trained.
+        """Return this cost with the epsilon_y of a label mechanism, if that is smaller.
+
+        `labels`: the mechanism; the run trained on labels that it randomised, and on no others.
         """
         line = f"labels: {labels.name}, each answered once: epsilon_y {labels.epsilon:.4g}"
         epsilon_y = min(self.epsilon_y, labels.epsilon)
@@ -439,12 +468,13 @@ class PrivacySpent:
 
 
 class BudgetExhaustedError(ApfedError):
-    """A release would exceed the privacy budget; it was neither charged nor sent."""
+    """An error for a release beyond the privacy budget, which was neither charged nor sent."""
 
 
 class PrivacyLedger:
-    """A privacy account that counts the releases of every row, and refuses a release beyond the
-    budget.
+    """A privacy account, which counts the releases of every row and computes their epsilon.
+
+    It refuses a release beyond the budget.
 
     Args:
         mechanism: the mechanism of one release.
@@ -453,8 +483,10 @@ class PrivacyLedger:
         rows: N, how many rows there are; positions are 0..N-1.
         log: file of the write-ahead log; None keeps the account in memory and checkpoints only.
         seeded: whether noise depends on the step alone. Two different releases of one step then
-            differ by no noise at all, so that there is no guarantee after the second.
-        figure: the name of its epsilon in `secure_apfed.settings.promises.FIGURES`.
+            have the same noise, which cancels in their difference; so there is no guarantee after
+            the second.
+        figure: the name of the ledger's epsilon, which says what it counts: epsilon_x
+            (representations), epsilon_v (votes) or epsilon_c (contributions).
 
     Attributes:
         charges: batches that this object allowed to be sent, repeats included.
@@ -501,9 +533,11 @@ class PrivacyLedger:
         self._check_charge: Callable[..., None] | None = None
 
     def check_before_charging(self, check: Callable[..., None]) -> None:
-        """Call `check(ledger, mu=..., step=...)` before each charge; it may raise to refuse it.
+        """Register `check`, which is called before each charge and may refuse it by an error.
 
-        `mu`: Gaussian DP parameter of all of this ledger's releases including the new one.
+        It serves a budget that several ledgers share. It is called as
+        `check(ledger, mu=..., step=...)`, where mu is the Gaussian DP parameter of all releases of
+        this ledger, the new one included.
         """
         self._check_charge = check
 
@@ -511,6 +545,9 @@ class PrivacyLedger:
         self, *, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None = None
     ) -> None:
         """Charge one batch BEFORE it is sent; when this returns, it may be sent.
+
+        To charge is to check the budget, and then to count a release of each row. The same bytes at
+        the same step are charged once only.
 
         Args:
             step: number of the run's step.
@@ -537,14 +574,15 @@ class PrivacyLedger:
         self.charges += 1
 
     def _check_affordable(self, release: Release) -> None:
-        """Raise BudgetExhaustedError if this release would exceed the budget, or one that the
-        ledger shares (`check_before_charging`).
+        """Raise BudgetExhaustedError if this release would exceed the budget.
+
+        A budget that the ledger shares with others is checked, too (`check_before_charging`).
         """
         counts = self._counts
         max_releases = max(counts.most, counts.count_most_after(release))
         is_repeated_step = len(release.rows) > 0 and release.step in counts.steps
-        # Noise that depends on the step alone cancels in the difference of two releases of one
-        # step.
+        # Seeded noise depends on the step alone, so it cancels in the difference of two releases of
+        # one step.
         is_unprotected = self._seeded and (counts.step_repeated or is_repeated_step)
         if self._budget is not None:
             epsilon = math.inf
@@ -562,10 +600,14 @@ class PrivacyLedger:
             self._check_charge(self, mu=mu, step=release.step)
 
     def sync(self) -> None:
+        """Wait until all charges are on the disk."""
         self._counts.sync()
 
     def get_privacy_spent(self) -> PrivacySpent:
-        """Return the cost of all releases so far; fast enough for a progress display."""
+        """Return the cost of all releases so far, by the reported accountant alone.
+
+        It is fast enough for a progress display.
+        """
         max_releases = self._counts.most
         name = self._mechanism.accountant
         if max_releases == 0:
@@ -597,27 +639,30 @@ class PrivacyLedger:
         }
 
     def cross_check(self) -> dict[str, float | str]:
-        """Return epsilon_x by every accountant that supports the mechanism; takes seconds.
+        """Return the epsilon of all releases so far by every accountant of the mechanism.
 
-        A text replaces a figure that would take too much memory, or that failed.
+        It takes seconds. Where an accountant gives no number, a text says why.
         """
         if isinstance(self._mechanism, SummedRelease | VoteResponse):
             return {self._mechanism.accountant: self.would_cost(self._counts.most)}
         return cross_check(self._mechanism, releases=self._counts.most, delta=self._delta)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the counts for a checkpoint; sync the log."""
+        """Return the counts as tensors for a checkpoint; first put the log on the disk."""
         return self._counts.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Continue from a checkpoint: merge its counts, and lower none."""
+        """Merge the counts of a checkpoint into this ledger's; none becomes lower."""
         self._counts.load_state_dict(state)
 
     def _make_release(
         self, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None
     ) -> Release:
-        """Check the arguments of `charge`, and return the release without rows that repeat for
-        free. Raises LocalProtocolError: an argument of a wrong type, shape or range.
+        """Check the arguments of `charge`; return the release of the rows that cost privacy.
+
+        Rows whose bytes were sent before (`repeats`) are left out if they were charged then.
+
+        Raises LocalProtocolError: an argument of a wrong type, shape or range.
         """
         if step < 0 or not digest:
             raise LocalProtocolError(f"a release has a step from 0 and a digest, got step {step}")
@@ -643,18 +688,22 @@ class PrivacyLedger:
         return Release(index(step), digest, np.sort(positions))
 
     def would_cost(self, releases: int) -> float:
-        """Return epsilon_x after this number of releases of one row; charges nothing."""
+        """Return the epsilon after this number of releases of one row, and charge nothing.
+
+        It is infinite once seeded noise served two different releases of one step.
+        """
         is_unprotected = self._seeded and self._counts.step_repeated
         return math.inf if is_unprotected else self._mechanism.epsilon_of(releases, self._delta)
 
 
 def cross_check(mechanism: Mechanism, *, releases: int, delta: float) -> dict[str, float | str]:
-    """Return epsilon_x by every accountant that supports the mechanism; takes seconds.
+    """Return epsilon_x by the name of every accountant whose library is installed.
 
-    `releases`: T, how often one row is released. A text replaces a figure that would take too much
-    memory, or that failed.
+    It takes seconds. Where an accountant would take too much memory or fails, a text says so.
+
+    `releases`: T, how often one row is released.
     """
-    figures: dict[str, float | str] = {}
+    figures: dict[str, float | str] = {}  # epsilons, or reasons for their absence
     for name, accountant in accountants.ACCOUNTANTS.items():
         if accountant.is_available():
             try:

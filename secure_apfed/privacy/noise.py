@@ -63,23 +63,23 @@ _LARGEST_EXACT = 2.0**53
 
 
 def onto_ball(wide_BD: torch.Tensor, bound: float) -> torch.Tensor:
-    """Return the rows (B, D), each with an L2 norm above `bound` scaled to it, up to rounding.
+    """Return the rows (B, D), scaled down to an L2 norm of `bound` where it is larger.
 
-    Checks nothing, so that `torch.func` can trace it. The gradient is that of the map itself: the
-    identity for rows within the bound; for the others the projection onto the sphere's tangent,
-    times bound / norm.
+    The norm is exact up to rounding. Nothing is checked, so that `torch.func` can trace the
+    function. The gradient is that of the map itself: the identity for rows within the bound; for
+    the others the projection onto the sphere's tangent, times bound / norm.
     """
-    # Scaled by its largest entry a row has a norm in [1, sqrt(D)], so no square overflows or
+    # Divided by its largest entry a row has a norm in [1, sqrt(D)], so no square overflows or
     # vanishes. The scale is a constant to autograd, rightly: the result does not depend on it.
     largest_B1 = wide_BD.detach().abs().amax(dim=-1, keepdim=True)
     scale_B1 = torch.where(largest_B1 > 0, largest_B1, 1.0)
     scaled_BD = wide_BD / scale_B1
     norm_B1 = torch.linalg.vector_norm(scaled_BD, dim=-1, keepdim=True)
-    over_B1 = norm_B1 > bound / scale_B1
-    # Rows that stay get a norm of no consequence, since the gradient of bound / norm at 0 is NaN.
-    divisor_B1 = torch.where(over_B1, norm_B1, 1.0)
-    onto_BD = scaled_BD * (bound / divisor_B1)
-    return torch.where(over_B1, onto_BD, wide_BD)
+    is_too_long_B1 = norm_B1 > bound / scale_B1
+    # For rows that stay the divisor is 1, since the gradient of bound / norm would be NaN at 0.
+    divisor_B1 = torch.where(is_too_long_B1, norm_B1, 1.0)
+    shortened_BD = scaled_BD * (bound / divisor_B1)
+    return torch.where(is_too_long_B1, shortened_BD, wide_BD)
 
 
 def check_representations(h_BD: torch.Tensor) -> None:
@@ -109,22 +109,25 @@ def clip_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def clip_finite_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
-    """Clip finite rows as `clip_rows` does, and return other rows as non-finite ones.
+    """Return `h_BD` in float64 with finite rows clipped to L2 norm `bound`; see `clip_rows`.
 
-    No value is read on the CPU, so nothing waits for a GPU. It computes in float64 there, too: the
-    bound is exact only since these rounding errors are far below the type of the returned rows.
+    A row that is not finite stays non-finite, for the caller to refuse. No value is read on the
+    CPU, so nothing waits for a GPU. It computes in float64 there, too: the bound is exact only
+    because the rounding errors of float64 are far below the precision of `h_BD`.
     """
     wide_BD = h_BD.double()
     if not h_BD.numel():
         return wide_BD
+    # Room for rounding to the type of `h_BD`, and for the rounding of the norm's D terms.
     margin = 4 * torch.finfo(h_BD.dtype).eps + (h_BD.shape[1] + 8) * _EPS
     return onto_ball(wide_BD, bound * (1 - margin))
 
 
 def clip_and_fetch(h_BD: torch.Tensor, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of `clip_rows` in the autograd graph, and a copy of them on the CPU.
+    """Return rows (B, D) clipped as by `clip_rows`, and a copy of the result on the CPU.
 
-    It waits for a GPU once only. `bound`: C, largest L2 norm of a row. Raises LocalProtocolError:
+    The first is on the device of `h_BD` and in the autograd graph; the copy is detached. The CPU
+    waits for a GPU once only. `bound`: C, largest L2 norm of a row. Raises LocalProtocolError:
     not a matrix of float32 or float64; ModelError: a row holds NaN or an infinity.
     """
     check_representations(h_BD)
@@ -146,13 +149,16 @@ def require_finite_rows(h_BD: torch.Tensor) -> None:
 
 
 def clip_gradients(gradient_BP: torch.Tensor, bound: float) -> torch.Tensor:
-    """Return the gradients of B examples, float64, each scaled down to norm `bound` if longer.
+    """Return the gradients (B, P) of B examples, each scaled down to L2 norm `bound` if longer.
 
     A gradient that is not finite becomes zeros: an error would reveal that example.
+
+    `gradient_BP`: one row of P numbers for each example, float64.
     """
     finite_B1 = gradient_BP.isfinite().all(dim=1, keepdim=True)
-    inner = bound * (1 - (gradient_BP.shape[1] + 8) * _EPS)
-    return onto_ball(torch.where(finite_B1, gradient_BP, 0.0), inner)
+    # Slightly below `bound`, so that rounding errors of the norm's P terms do not exceed it.
+    inner_bound = bound * (1 - (gradient_BP.shape[1] + 8) * _EPS)
+    return onto_ball(torch.where(finite_B1, gradient_BP, 0.0), inner_bound)
 
 
 class NoiseSource:
@@ -175,8 +181,9 @@ class NoiseSource:
         self.secret = secret
 
     def for_content(self, content: bytes) -> "NoiseSource":
-        """Return an independent source for this content, such as a message; the same source if it
-        is not secret.
+        """Return an independent source of noise, derived from this content, such as a message.
+
+        A source whose noise depends on key and step only (`secret` is False) returns itself.
         """
         return NoiseSource(derive_key(self._key, content)) if self.secret else self
 
@@ -193,18 +200,23 @@ class NoiseSource:
             values: clipped numbers, of any shape.
             sigma: standard deviation of the noise, in the unit of the values.
             step: number of the run's step.
-            rows: int64 table positions of the values' rows.
+            rows: table positions of the values' rows, int64; secret noise depends on them.
         """
         positions = rows.cpu().numpy().astype("<i8").tobytes()
         content = hashlib.blake2b(np.ascontiguousarray(values).data).digest()
         context = self._bind_context(step, positions, content)
+        # Noise is scaled and added in place, which saves copies of a large batch.
         noisy = draw_standard_normals(self._key, *context, shape=values.shape)
         noisy *= sigma
         noisy += values
         return round_to_grid(noisy, sigma) if self.secret else noisy
 
     def draw_normals(self, values_BD: Tensor, *, use: str, step: int) -> Tensor:
-        """Return standard normals shaped like `values_BD`, independent for each `use` and step."""
+        """Return standard normals with shape, dtype and device of `values_BD`, for a defence.
+
+        They are independent for each `use` (a text) and step. Secret noise also depends on the
+        values.
+        """
         content = values_BD.detach().cpu().contiguous().numpy().tobytes()
         context = self._bind_context(step, hashlib.blake2b(content).digest())
         normals = draw_standard_normals(
@@ -224,8 +236,9 @@ class NoiseSource:
         return discrete_gaussian(self._key, *context, deviation=deviation, shape=shape)
 
     def _bind_context(self, step: int, *content: bytes) -> tuple[bytes, ...]:
-        """Return the bytes that noise is derived from besides the key: the step and, if the noise
-        is secret, the content.
+        """Return the bytes from which noise is derived together with the key.
+
+        They are the step and, if the noise is secret, `content` (digests of rows and values).
         """
         step_bytes = index(step).to_bytes(8, "big")
         return (step_bytes, *content) if self.secret else (step_bytes,)
@@ -236,12 +249,13 @@ def draw_standard_normals(
 ) -> NDArray[np.float64]:
     """Return independent standard normals, a function of (key, context, shape) alone.
 
-    The context names this use; another one gives independent noise.
+    Another context, which names the use, gives independent numbers. `key`: 32 secret bytes.
     """
     sizes = np.array(shape, dtype="<u8").tobytes()
     length = 8 * math.prod(shape)
     words = np.frombuffer(keystream(key, _PURPOSE, sizes, *context, length=length), dtype="<u8")
-    # (k + 1) / 2^64 with k of 63 bits lies in (0, 1/2]: the lower tail's probability.
+    # 63 bits of a word give k, and (k + 1) / 2^64 lies in (0, 1/2]: the probability of the lower
+    # tail, whose normal is negative or 0. The last bit is the sign.
     tails = (words >> np.uint64(1)).astype(np.float64)
     tails += 1
     tails *= 2.0**-64
@@ -253,7 +267,10 @@ def draw_standard_normals(
 
 @lru_cache(maxsize=64)
 def compute_grid_width(sigma: float) -> float:
-    """Return the width of the noisy numbers' grid, the power of two in (sigma / 16, sigma / 8]."""
+    """Return the distance of the grid's points, to which numbers with noise sigma are rounded.
+
+    It is the power of two in (sigma / 16, sigma / 8].
+    """
     exponent = int(np.floor(np.log2(sigma))) - 3
     return float(np.ldexp(1.0, exponent))
 
@@ -261,7 +278,8 @@ def compute_grid_width(sigma: float) -> float:
 def round_to_grid(noisy: NDArray[np.float64], sigma: float) -> NDArray[np.float64]:
     """Return noisy numbers rounded to multiples of the grid's width (`compute_grid_width`).
 
-    Numbers of 2^53 widths or more are multiples already and stay as they are.
+    The low bits of a floating-point sum could reveal what was added; rounding removes them. Numbers
+    of 2^53 widths or more are multiples already and stay as they are.
     """
     width = compute_grid_width(sigma)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):

@@ -50,7 +50,8 @@ class LabelMechanism(ABC):
     Attributes:
         name: the mechanism's key in the table `LABEL_MECHANISMS`.
         unsafe: whether it protects nothing; True unless a class sets it to False.
-        stages: number of disjoint parts of the labels; later parts are randomised with a prior.
+        stages: number of disjoint parts of the labels. They are randomised one after the other, and
+            the later ones with a prior from the model that was trained so far.
         epsilon: epsilon_y, the privacy cost of one randomised label (answer), at delta 0: above 0
             and at most 40, or infinite without protection.
         classes: K, at least 2; without protection 0 where labels are numbers.
@@ -64,6 +65,7 @@ class LabelMechanism(ABC):
     classes: int
 
     def __post_init__(self) -> None:
+        """Check that epsilon and the number of classes are in range. Raises ConfigError."""
         _check_strength(self.epsilon, self.classes)
 
     @abstractmethod
@@ -75,7 +77,8 @@ class LabelMechanism(ABC):
         Args:
             labels_N: the true labels, int64 of shape (N,), each in 0..K-1; each is randomised
                 (answered) only once.
-            key: 32 secret bytes; with them and the answers one could tell which labels are true.
+            key: 32 secret bytes, from which randomness is derived; whoever has them and the answers
+                could tell which answers are true labels.
             prior_NK: a probability of each class for each row, made without these labels; None:
                 uniform. Only mechanisms of several stages read it.
 
@@ -102,7 +105,7 @@ def _check_strength(epsilon: float, classes: int) -> None:
 
 
 def _check_labels(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
-    """Return the labels as an array, after checking type, shape and range 0..classes-1.
+    """Return the labels as an array (N,), after checking type, shape and range 0..classes-1.
 
     Raises LocalProtocolError: wrong type or shape; DataError: out of range.
     """
@@ -124,13 +127,13 @@ def _check_labels(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
 def _draw_words(
     key: bytes, mechanism: str, *inputs: NDArray[np.generic], count: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return two independent 64-bit random words for each of `count` labels, (N,) each.
+    """Return two arrays of independent 64-bit random words, one word in each for every label.
 
-    They depend only on the arguments: a resumed run repeats its answers, and other labels under the
-    same key get independent ones.
+    They are derived from the arguments alone. So a resumed run repeats its answers, and other
+    labels under the same key get independent words.
 
-    `mechanism`: name and parameters of the mechanism, as text. `inputs`: the labels, and the prior
-    if there is one.
+    `mechanism`: name and parameters of the mechanism, as text. `inputs`: the labels (or votes), and
+    the prior if there is one. `count`: number of labels.
     """
     digest = hashlib.blake2b()
     for values in inputs:
@@ -143,8 +146,9 @@ def _draw_words(
 def _draw_with_probability(
     words: NDArray[np.uint64], probability: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Return a mask that is True with this probability in [0, 1), rounded up to a multiple of
-    2^-64.
+    """Return a mask whose entries are True with these probabilities, each in [0, 1).
+
+    Each is rounded up to a multiple of 2^-64: the mask is True where a random word is below it.
 
     `words`: uniform 64-bit random words, of the shape of `probability`.
     """
@@ -153,7 +157,10 @@ def _draw_with_probability(
 
 
 def _pick_uniformly(words: NDArray[np.uint64], count: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """Return an index in 0..count-1 for each random word, uniform to within count / 2^64."""
+    """Return a random index in 0..count-1 for each 64-bit word, uniform to within count / 2^64.
+
+    `count`: one number, or one for each word.
+    """
     return (words % np.asarray(count).astype(np.uint64)).astype(np.int64)
 
 
@@ -167,12 +174,15 @@ class NoLabelPrivacy(LabelMechanism):
     epsilon: float = math.inf
 
     def __post_init__(self) -> None:
-        """Accept any number of classes."""
+        """Accept any epsilon and number of classes, in place of the base class's check."""
 
     def randomise_labels(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the labels unchanged, after checking their range."""
+        """Return the labels unchanged, after checking their range.
+
+        With 0 classes the labels are numbers of a regression, which have no range.
+        """
         if self.classes:
             _check_labels(labels_N, self.classes)
         return labels_N
@@ -183,13 +193,13 @@ class NoLabelPrivacy(LabelMechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelResponse(LabelMechanism):
-    """A K-ary randomised response: each label is kept or replaced by chance, once, before training.
+    """A K-ary randomised response, which keeps or replaces each label once, before training.
 
     Protects from: any reader of results that depend on the labels, such as the released
     representations and the finished model. Guarantee: epsilon_y label differential privacy, delta
-    0, replace-one label, features public. As every later step reads the randomised labels only, it
-    holds for any number of epochs and composes with nothing. It does not protect features. Test
-    accuracy must be taken on untouched labels that train nothing.
+    0, replace-one label, features public. Every later step reads the randomised labels only, so it
+    holds for any number of epochs. It does not protect features. Test accuracy must be measured on
+    true labels of rows that are not trained on.
     """
 
     name: ClassVar[str] = "randomised_response"
@@ -197,12 +207,15 @@ class LabelResponse(LabelMechanism):
 
     @property
     def keep_probability(self) -> float:
-        """e^eps / (e^eps + K - 1), K-ary randomised response (Kairouz, Oh and Viswanath 2016)."""
+        """The probability of answering the true class, e^epsilon / (e^epsilon + K - 1).
+
+        Kairouz, Oh and Viswanath 2016, K-ary randomised response.
+        """
         return 1 - self.replace_probability
 
     @property
     def replace_probability(self) -> float:
-        """(K - 1) / (e^eps + K - 1), the probability of answering another class."""
+        """The probability of answering any other class, (K - 1) / (e^epsilon + K - 1)."""
         return (self.classes - 1) / (math.exp(self.epsilon) + self.classes - 1)
 
     def describe_guarantee(self) -> str:
@@ -217,9 +230,11 @@ class LabelResponse(LabelMechanism):
     ) -> torch.Tensor:
         """Replace each label with `replace_probability` by another class, chosen uniformly.
 
-        Probabilities are compared as 64-bit integers. That of a replacement is rounded up, which
-        only lowers epsilon. The replacing class is uniform to within K / 2^64. `prior_NK` is not
-        used.
+        Randomness is compared with the probability as 64-bit integers. The probability is rounded
+        up, which only lowers epsilon. The other class is uniform to within K / 2^64.
+
+        `labels_N`: true labels, each in 0..K-1. `key`: 32 secret bytes, from which randomness is
+        derived. `prior_NK` is not used.
         """
         labels = _check_labels(labels_N, self.classes)
         mechanism = f"{float(self.epsilon)!r} {self.classes}"
@@ -234,30 +249,34 @@ class LabelResponse(LabelMechanism):
 
 
 def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
-    """Return the epoch from which labels of this stage are used; stage and epoch count from 0.
+    """Return the first epoch that trains on the labels of this stage; both count from 0.
 
-    `stages`: number of disjoint parts of the labels, randomised one after the other. `epochs`:
-    number of epochs of the run, which the stages share as evenly as whole epochs allow.
+    A label mechanism with several stages randomises disjoint parts of the labels one after the
+    other, and uses the model that was trained on earlier parts. The stages share the epochs as
+    evenly as whole epochs allow.
+
+    `stages`: number of stages. `epochs`: number of epochs of the run.
     """
     return stage * epochs // stages
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiStageResponse(LabelMechanism):
-    """A mechanism (LP-MST) that randomises labels part by part; later parts use a model trained on
-    earlier ones as prior.
+    """A mechanism (LP-MST) that randomises labels in stages, and uses a trained model as prior.
 
     Ghazi, Golowich, Kumar, Manurangsi and Zhang 2021, Deep Learning with Label Differential
-    Privacy, Algorithms 1 to 3. The training rows are cut into disjoint parts. The first is answered
-    by randomised response; each later one by `RRWithPrior` with the model that was trained on the
-    answers before it as prior: only the k classes that the model thinks likeliest are answered, so
-    that fewer answers are noise where the model knows something. Two deviations: one model
-    continues training where the paper trains a new one in each stage, and its priors are used
-    without the paper's temperature.
+    Privacy, Algorithms 1 to 3. The training rows are cut into disjoint parts, one for each stage.
+    The first part's labels are randomised (answered) by randomised response. Each later part's are
+    answered by the paper's `RRWithPrior`, whose prior is the model that was trained on the earlier
+    answers. Only the k classes that the model finds likeliest are answered, so that fewer answers
+    are noise where the model knows something. There are two deviations. One model continues
+    training where the paper trains a new one in each stage. Its priors are used without the
+    paper's temperature.
 
-    Guarantee: that of `LabelResponse`, for each label is answered once, and a prior reads answers
-    of other labels only. A bad prior costs accuracy and no privacy. Needs: parts that do not depend
-    on labels, and a model that has read no label but through these answers.
+    Guarantee: epsilon_y label DP, as of `LabelResponse`, since each label is answered once, and a
+    prior depends on answers for other labels only. A bad prior costs accuracy and no privacy.
+    Needs: parts that do not depend on labels, and a model that has seen labels only through these
+    answers.
     """
 
     name: ClassVar[str] = "lp_mst"
@@ -272,28 +291,35 @@ class MultiStageResponse(LabelMechanism):
         )
 
     def choose_widths(self, prior_NK: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return k for each row (N,), the number of likeliest classes by the prior (N, K) that may
-        be answered (Algorithm 2, line 2).
+        """Return the number k of likeliest classes that may be answered, for each row, (N,).
 
-        This k maximises the expected probability of a right answer, e^eps / (e^eps + k - 1) times
-        the prior of the k likeliest classes. The smallest such k is taken.
+        It maximises the expected probability of a true answer (Algorithm 2, line 2). That is
+        e^epsilon / (e^epsilon + k - 1) times the summed prior of the k likeliest classes. Of equal
+        ones the smallest k is taken.
+
+        `prior_NK`: a probability of each of K classes for each of N rows.
         """
         likeliest_NK = np.sort(prior_NK, axis=1)[:, ::-1]
         keep_K = math.exp(self.epsilon) / (math.exp(self.epsilon) + np.arange(prior_NK.shape[1]))
-        right_NK: NDArray[np.float64] = keep_K * likeliest_NK.cumsum(axis=1)
-        best_N: NDArray[np.int64] = right_NK.argmax(axis=1)
-        return best_N + 1
+        # Column k - 1 has the expected probability of a true answer with k classes.
+        truth_probability_NK: NDArray[np.float64] = keep_K * likeliest_NK.cumsum(axis=1)
+        best_column_N: NDArray[np.int64] = truth_probability_NK.argmax(axis=1)
+        return best_column_N + 1
 
     def randomise_labels(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Answer labels by Algorithm 1 with the k of `choose_widths`.
+        """Return a randomised label for each true one, by the paper's Algorithm 1 (RRWithPrior).
 
-        A label among the k likeliest is answered with probability e^eps / (e^eps + k - 1) and
-        otherwise becomes one of the other k - 1; any other label becomes one of the k.
-        Probabilities are rounded as in `LabelResponse`.
+        For each row only the k likeliest classes are answered, with k from `choose_widths`. A label
+        among them is kept with probability e^epsilon / (e^epsilon + k - 1), and otherwise becomes
+        one of the other k - 1. Any other label becomes one of the k. Probabilities are rounded as
+        in `LabelResponse`.
 
-        `prior_NK`: probability of each class by row, made without these labels; None: uniform.
+        Args:
+            labels_N: true labels, each in 0..K-1.
+            key: 32 secret bytes, from which randomness is derived.
+            prior_NK: probability of each class by row, made without these labels; None: uniform.
         """
         labels = _check_labels(labels_N, self.classes)
         every_row = np.arange(len(labels))
@@ -307,7 +333,9 @@ class MultiStageResponse(LabelMechanism):
         keep_words, class_words = _draw_words(key, mechanism, *inputs, count=len(labels))
         replace_probability = (width - 1) / (math.exp(self.epsilon) + width - 1)
         is_replaced = _draw_with_probability(keep_words, replace_probability)
-        other_rank = (rank + 1 + _pick_uniformly(class_words, np.maximum(width - 1, 1))) % width
+        # With k = 1 there is no other class, and no label is replaced; the maximum avoids modulo 0.
+        offset = 1 + _pick_uniformly(class_words, np.maximum(width - 1, 1))
+        other_rank = (rank + offset) % width
         rank_if_likely = np.where(is_replaced, other_rank, rank)
         any_rank = _pick_uniformly(class_words, width)
         answered_rank = np.where(rank < width, rank_if_likely, any_rank)
@@ -337,18 +365,21 @@ class MultiStageResponse(LabelMechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class VoteResponse:
-    """A K-ary randomised response on a hard vote; without a vote the answer is a uniform class.
+    """A K-ary randomised response on hard votes, each for one class.
+
+    A row without a vote is answered with a uniform class.
 
     Guarantee: each answer is epsilon-DP, delta 0, for the replacement of one vote by any other or
-    by none, WITH THE LABELLER HELD FIXED. Silence, too, keeps an answer's ratio within e^epsilon: 1
-    / K lies between the two probabilities (e^epsilon + K - 1)^-1 and e^epsilon (e^epsilon + K -
-    1)^-1 of randomised response. The guarantee for a person depends on the labeller; see
+    by none, WITH THE LABELLER (the model that votes) HELD FIXED. Randomised response answers a
+    class with probability 1 / (e^epsilon + K - 1) or e^epsilon / (e^epsilon + K - 1). A row without
+    a vote gets each class with probability 1 / K, which lies between them. So their ratios stay
+    within e^epsilon. The guarantee for a person depends on the labeller; see
     `secure_apfed.labellers.guarantee`.
 
     Attributes:
-        epsilon: privacy cost of one randomised vote, above 0 and at most 40; classes: K, at least
-            2.
-        mu: infinite, for its account is that of pure DP: epsilons add up.
+        epsilon: privacy cost of one randomised vote, above 0 and at most 40.
+        classes: K, at least 2.
+        mu: infinite, since no Gaussian DP is claimed: under pure DP epsilons add up.
         largest_epsilon: the largest epsilon, 40.
     """
 
@@ -365,7 +396,10 @@ class VoteResponse:
 
     @property
     def noise_multiplier(self) -> float:
-        """1 / epsilon: the scale of Laplace noise of that epsilon, in sensitivities."""
+        """1 / epsilon, by which the ledger's log identifies the mechanism's strength.
+
+        It would be the scale of Laplace noise of this epsilon, in sensitivities.
+        """
         return 1 / self.epsilon
 
     @property
@@ -395,8 +429,8 @@ class VoteResponse:
         Args:
             votes_UK: unit vectors, or zeros for no vote; see `labellers.harden_votes`.
             key: 32 secret bytes; with them one could tell which answers are true.
-            about: bytes that identify people and request, so that other people or requests get
-                independent randomness: under shared randomness equal answers would reveal equal
+            about: bytes that identify the rows' people and the request. Other people or requests
+                get independent randomness: if they shared it, equal answers would reveal equal
                 votes.
 
         Raises:
@@ -412,18 +446,19 @@ class VoteResponse:
         own_key = derive_key(key, b"vote response", about)
         _, words_U = _draw_words(own_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK))
         random_class_U = _pick_uniformly(words_U, self.classes)
-        # Randomised response maps a uniform class to a uniform class.
+        # A row without a vote gets a uniform class, which randomised response leaves uniform.
         classes_U = np.where(has_no_vote_U, random_class_U, votes_UK.argmax(axis=1))
         answers = self._response.randomise_labels(torch.from_numpy(classes_U), key=own_key)
         answered_U: Integers = answers.numpy()
         return answered_U
 
     def estimate_sum(self, answers_MU: Integers) -> Floats:
-        """Return an unbiased estimate (U, K) of the sum of M votes; a missing vote counts 1/K per
-        class.
+        """Return an unbiased estimate of the sum of the votes of M parties, (U, K).
 
-        With v_k the vote for class k, an answer is k with probability q + (p - q) v_k, where p is
-        `keep_probability` and q `other_probability`; so the estimate is (count_k - M q) / (p - q).
+        A missing vote counts 1 / K for each class. Let v_k be 1 for a vote for class k, else 0. An
+        answer is k with probability q + (p - q) v_k, where p is `keep_probability` and q is
+        `other_probability`. So the estimate is (count_k - M q) / (p - q), where count_k of the M
+        answers are k.
 
         `answers_MU`: the class that each of M parties answered for each of U rows.
         """
@@ -445,8 +480,12 @@ class VoteResponse:
 
 
 def make_label_mechanism(settings: LabelSettings, *, classes: int) -> LabelMechanism:
-    """Build the configured label mechanism. Raises ConfigError: fewer than two classes."""
+    """Return the configured label mechanism.
+
+    `classes`: K, number of classes. Raises ConfigError: the mechanism needs two or more.
+    """
     kind = LABEL_MECHANISMS[settings.mechanism]
+    # Without a mechanism no epsilon is configured, and it is infinite.
     return kind(epsilon=settings.epsilon or math.inf, classes=classes)
 
 

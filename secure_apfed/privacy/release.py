@@ -72,7 +72,9 @@ _rows_by_account: ContextVar[Mapping["_LayerAccount", object]] = ContextVar(
 
 
 class _ChargedAccount(KeepsSecrets):
-    """A privacy account that counts its own steps and has a budget.
+    """A privacy account in memory, which counts its own steps and has a budget.
+
+    It is the base of accounts in a user's own training loop.
 
     Args:
         release: the mechanism of one release.
@@ -90,7 +92,7 @@ class _ChargedAccount(KeepsSecrets):
         *,
         owner: str,
     ) -> None:
-        """Open a ledger in memory."""
+        """Open a ledger in memory, and remember the process, as a forked one is refused."""
         self.epsilon = epsilon
         self.delta = delta
         self.rows = rows
@@ -104,7 +106,8 @@ class _ChargedAccount(KeepsSecrets):
 
     def get_privacy_spent(self) -> PrivacySpent:
         """Return the cost of all releases so far: `epsilon_x`, `delta`, `releases`, `trace`."""
-        self._require_own_process()  # before the lock, which a fork may have copied shut
+        # Before the lock: a fork may have copied it in its locked state.
+        self._require_own_process()
         with self._lock:
             return self._ledger.get_privacy_spent()
 
@@ -123,7 +126,10 @@ class _ChargedAccount(KeepsSecrets):
         )
 
     def _charge_rows(self, rows: Tensor) -> int:
-        """Charge one release of these rows; return its step, for which noise is drawn once."""
+        """Charge one release of the rows at these table positions; return its step.
+
+        A step is never returned twice, so that noise that is drawn for it is never used twice.
+        """
         with self._lock:
             # Bytes sent again would be free, but noise is new at each call: a random digest makes
             # every release a new one.
@@ -133,11 +139,10 @@ class _ChargedAccount(KeepsSecrets):
 
 
 class _LayerAccount(_ChargedAccount):
-    """The state that a layer and its copies share: the noise key, the releases of each row, the
-    steps.
+    """The state that a layer and its copies share: noise key, releases of each row, and steps.
 
-    A copy with a key of its own would need a second account of the same people; a copied key with
-    a second count of steps would use the noise of a step twice. So there is one of each.
+    A copy with its own key would need a second account of the same people. A copy of the key with
+    its own count of steps would use the noise of a step twice. So all copies share one object.
 
     An account is exported as one line of counts under a random ID. Other accounts of the same
     people, such as this one before a restart, are imported as further lines. Of several lines with
@@ -173,21 +178,20 @@ class _LayerAccount(_ChargedAccount):
         )
 
     def add_noise(self, clipped_BD: Tensor, rows_B: Tensor) -> Tensor:
-        """Charge the rows at positions (B,), then return them with noise that no other call
-        draws.
-        """
+        """Charge the rows at table positions (B,), then return them (B, D) with fresh noise."""
         return self.guard.add_noise(clipped_BD, step=self._charge_rows(rows_B), rows=rows_B)
 
     def count_unprotected(self, rows: int) -> None:
-        """Add to the number of rows that passed without noise."""
+        """Add `rows` to the number of rows that were returned without noise, for the report."""
         with self._lock:
             self._unprotected += rows
 
     def export_lines(self) -> Tensor:
-        """Return one line of int64 for each known account, (accounts, 4 + N), without key.
+        """Return this account and the imported ones as int64, one line each, (accounts, 4 + N).
 
-        Its columns: the account's ID in two words, the noise multiplier (bits of a float64), the
-        number of unprotected rows, and the releases of each of the N rows.
+        The columns are the account's ID in two words, the noise multiplier (bits of a float64), the
+        number of unprotected rows, and the number of releases of each of the N rows. The key is not
+        exported.
         """
         self._require_own_process()
         with self._lock:
@@ -201,8 +205,9 @@ class _LayerAccount(_ChargedAccount):
             return torch.from_numpy(np.column_stack([np.array(heads), counts]))
 
     def import_lines(self, state: object) -> None:
-        """Merge accounts from `state`, which `export_lines` returned; a count here is never
-        lowered.
+        """Merge accounts from `state`, which `export_lines` returned.
+
+        Of two counts of a row under one ID the larger one holds, so no count becomes lower.
 
         Raises CheckpointError: malformed, or of another table, clip or noise.
         """
@@ -217,12 +222,13 @@ class _LayerAccount(_ChargedAccount):
                 counts = line[_UNPROTECTED_COLUMN:]
                 known_counts = self._others.get(account_id, counts)
                 self._others[account_id] = np.maximum(known_counts, counts)
-            others = sum(counts[1:] for counts in self._others.values())
-            total = torch.from_numpy(own + others)
+            # Without the first number, which counts unprotected rows.
+            imported = sum(counts[1:] for counts in self._others.values())
+            total = torch.from_numpy(own + imported)
             self._ledger.load_state_dict({"counts": total})
 
     def _check_lines(self, state: object) -> NDArray[np.int64]:
-        """Return a state from `export_lines` as an array.
+        """Return a state from `export_lines` as an array, after checking it.
 
         Raises CheckpointError: shape, type or noise do not match.
         """
@@ -250,7 +256,10 @@ class _LayerAccount(_ChargedAccount):
         return lines
 
     def _count_own_releases(self) -> NDArray[np.int64]:
-        """Return the releases of each row (N,) by this account alone, without imported ones."""
+        """Return the releases of each row (N,) by this account alone.
+
+        The ledger counts the releases of imported accounts, too, so these are subtracted.
+        """
         counts: NDArray[np.int64] = self._ledger.state_dict()["counts"].numpy().copy()
         for other_counts in self._others.values():
             counts -= other_counts[1:]
@@ -258,15 +267,15 @@ class _LayerAccount(_ChargedAccount):
 
     @property
     def _mechanism_bits(self) -> int:
-        """The bits of the noise multiplier as an integer, which identifies the mechanism in a
-        state.
-        """
+        """The bits of the noise multiplier as an integer, by which a state is checked to fit."""
         multiplier = np.float64(self.guard.mechanism().noise_multiplier)
         return int(multiplier.view(np.int64))
 
     def report(self) -> str:
-        """Return the report, with rows that passed unprotected and whether the encoder was
-        measured.
+        """Return the base class's report, completed by what has no guarantee.
+
+        It names the number of unprotected rows, and how it was checked that the encoder computes
+        each row from that row alone.
         """
         others_unprotected = sum(int(counts[0]) for counts in self._others.values())
         unprotected = self._unprotected + others_unprotected
@@ -294,10 +303,10 @@ class PrivateRelease(nn.Module):
     the clip. Under `torch.no_grad` and after `eval()` it protects and costs the same:
     `disable_noise()` alone switches it off.
 
-    Batch normalisation in training, or attention over the batch, breaks that.
-    `guard.check_encoder(encoder, X[batch])` measures it, once before training. Without it the graph
-    of the first h is checked, which does not find everything (`check_graph`); the report states
-    what was checked.
+    Batch normalisation in training, or attention over the batch, mixes rows and breaks the
+    guarantee. `guard.check_encoder(encoder, X[batch])` measures this, once before training. Without
+    that call the graph of the first h is checked, which does not find everything (`check_graph`).
+    The report states what was checked.
 
     As a layer it has no parameters. In `nn.Sequential`, which passes h alone, `name_rows` names the
     rows. Copies (`copy.deepcopy`, `AveragedModel`) share one account and one noise key: what either
@@ -378,9 +387,9 @@ class PrivateRelease(nn.Module):
     def name_rows(self, rows: object) -> Iterator[None]:
         """Set the table positions of the batch for calls without `rows=`, in this thread.
 
-        For networks that contain this layer and pass on h only, such as `nn.Sequential`. Each call
-        inside the block is a release of its own and charged. It applies to copies of the layer,
-        too.
+        It is for networks that contain this layer and pass on h only, such as `nn.Sequential`. Each
+        call inside the block is a release of its own and is charged. Copies of the layer read the
+        same positions.
         """
         token = _rows_by_account.set({**_rows_by_account.get(), self._account: rows})
         try:
@@ -414,8 +423,8 @@ class PrivateRelease(nn.Module):
     def disable_noise(self) -> Iterator[None]:
         """Switch noise and account off for evaluation, in this thread: rows are only clipped.
 
-        The output is unprotected: its receiver reads the rows. The report counts them. It applies
-        to copies of the layer, too. Warns: UnsafeChoiceWarning.
+        The output is unprotected: its receiver reads the rows. The report counts these rows. Copies
+        of the layer are switched off, too. Warns with UnsafeChoiceWarning.
         """
         message = (
             "PrivateRelease.disable_noise(): no noise, nothing counted; whoever receives these "
@@ -452,7 +461,10 @@ class PrivateRelease(nn.Module):
         )
 
     def _replicate_for_data_parallel(self) -> NoReturn:
-        """Refuse nn.DataParallel, whose threads do not know the rows of their part of the batch."""
+        """Refuse nn.DataParallel, which calls this method; raises LocalProtocolError.
+
+        Its threads do not know which rows are in their part of the batch.
+        """
         raise LocalProtocolError(
             "PrivateRelease: nn.DataParallel deals a batch out to threads, which do not know whose "
             "rows they hold; wrap the layers before it and after it, each in nn.DataParallel"
@@ -460,7 +472,7 @@ class PrivateRelease(nn.Module):
 
 
 def _exclude_from_compiling(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function excluded from `torch.compile`, which would make its noise a constant."""
+    """Return the function, excluded from `torch.compile`, which would make its noise a constant."""
     try:
         return torch.compiler.disable(function, reason=_NOT_COMPILED)  # type: ignore[no-any-return]
     except TypeError:  # torch 2.6 takes no reason
@@ -468,12 +480,17 @@ def _exclude_from_compiling(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _release_rows(account: _LayerAccount, h: Any, rows: object) -> Any:
-    """Return z for one call of a layer with this account; `h`, `rows` and errors are those of
-    `PrivateRelease.forward`.
+    """Return z for one call of `PrivateRelease.forward`, which lists the errors.
+
+    Rows are clipped, charged and noised; inside `disable_noise` they are only clipped and counted.
+
+    `account`: the account that the layer and its copies share. `h`: a tensor or array (B, ...).
+    `rows`: the B table positions as the caller passed them; None: those of `name_rows`.
     """
     account._require_own_process()
     _require_running(h)
     is_array = isinstance(h, np.ndarray) and h.dtype.kind == "f"
+    # torch reads arrays in the machine's byte order only.
     values = torch.from_numpy(h.astype(h.dtype.newbyteorder("="))) if is_array else h
     if getattr(values, "dtype", None) not in _HALF_PRECISION + _FULL_PRECISION or not values.ndim:
         raise LocalProtocolError(
@@ -494,7 +511,8 @@ def _release_rows(account: _LayerAccount, h: Any, rows: object) -> Any:
                 "checkpointing) where other noise was sent; leave this layer out of what "
                 "torch.utils.checkpoint computes again"
             )
-        clipped_BD = clip_rows(h_BD, account.guard.clip)  # may refuse, so before the charge
+        # Both checks may raise an error, so they come before the charge.
+        clipped_BD = clip_rows(h_BD, account.guard.clip)
         if not account.encoder_check and values.grad_fn is not None and len(values) > 1:
             account.encoder_check = _GRAPH_CHECKED if check_graph(values) else _GRAPH_UNREADABLE
         z_BD = account.add_noise(clipped_BD, rows_B)
@@ -503,11 +521,12 @@ def _release_rows(account: _LayerAccount, h: Any, rows: object) -> Any:
 
 
 def _parse_batch_rows(account: _LayerAccount, rows: object, count: int) -> Tensor:
-    """Return the table positions of a batch of `count` rows, (B,): those passed, or of `name_rows`.
+    """Return the table positions of a batch of `count` rows, int64 of shape (B,).
 
-    `rows`: the positions that the caller passed to the layer; None: it passed none.
+    `rows`: the positions that the caller passed to the layer; None: those of `name_rows` are used.
 
-    Raises LocalProtocolError: named twice or not at all, malformed, or another number.
+    Raises LocalProtocolError: positions come from both or neither, are malformed, or are not as
+    many as the batch has rows.
     """
     named_rows = _rows_by_account.get().get(account)
     if rows is not None and named_rows is not None:
@@ -526,7 +545,10 @@ def _parse_batch_rows(account: _LayerAccount, rows: object, count: int) -> Tenso
 
 
 def _require_running(h: object) -> None:
-    """Raise LocalProtocolError while a program is traced instead of run on numbers."""
+    """Raise LocalProtocolError if a program is being traced, so that `h` stands for no numbers.
+
+    A traced program would contain the noise of one call as a constant.
+    """
     require_numbers({"h": h}, "PrivateRelease")
     if torch._C._is_tracing() or torch.compiler.is_compiling():
         raise LocalProtocolError(
@@ -545,13 +567,13 @@ class PrivateContributions(_ChargedAccount):
 
     Args:
         epsilon, delta: largest privacy cost of all contributions of one row together.
-        epochs: number of contributions in which each row may be; rows: N, number of rows of this
-            contributor's table.
-        numbers: D, numbers of one row of a contribution, each of which is clipped to C.
-        moved: number of rows of one contribution that depend on one person: 1 if a row is of one
-            person or there is one row; the batch's B if a loss mixes rows.
-        honest: number of contributors whose noise counts, oneself included: the
-            contributors that every sum needs, minus the colluding ones.
+        epochs: number of contributions in which each row may be.
+        rows: N, number of rows of this contributor's table.
+        numbers: D, numbers of one row of a contribution; the sum clips each row's norm.
+        moved: number of rows of one contribution that depend on one person: 1 if each row is about
+            one person, or if there is one row; B, the batch's rows, if a loss mixes rows.
+        honest: number of contributors whose noise counts, this one included: the contributors that
+            every sum needs, minus the colluding ones.
         bits: fixed-point bits of the sum.
 
     Attributes:
@@ -586,6 +608,7 @@ class PrivateContributions(_ChargedAccount):
         """Check the numbers, calibrate the noise in steps, and draw a noise key."""
         counts = {"epochs": epochs, "rows": rows, "numbers": numbers, "moved": moved}
         _require_numbers(self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **counts)
+        # The number of steps in the clip depends on the bits alone, so any clip will do here.
         levels = FixedPoint(clip_norm=1.0, bits=bits, contributors=1).levels
         sensitivity = under_sum.sensitivity_in_steps(levels=levels, columns=numbers, rows=moved)
         sum_facts: dict[str, Any] = {
@@ -624,7 +647,8 @@ class PrivateContributions(_ChargedAccount):
                 a contribution larger than stated.
             BudgetExhaustedError: a person was charged as often as planned.
 
-        After an error nothing was charged.
+        After an error nothing was charged. Noise is bound to the step alone (an empty digest),
+        since no step is used twice.
         """
         self._require_own_process()
         count = self._count_rows(shape)
@@ -634,9 +658,9 @@ class PrivateContributions(_ChargedAccount):
         )
 
     def _count_rows(self, shape: object) -> int:
-        """Return the number of rows in a contribution of this shape.
+        """Return the number of rows in a contribution of this shape; 1 for rank 0 or 1.
 
-        Raises LocalProtocolError: malformed, or larger than the account was made for.
+        Raises LocalProtocolError: no shape, or not the shape that the account was made for.
         """
         sizes: list[Any] = list(shape) if isinstance(shape, tuple | list) else [None]
         if not all(is_whole(size) and size >= 0 for size in sizes):
@@ -644,8 +668,9 @@ class PrivateContributions(_ChargedAccount):
                 "PrivateContributions: the shape of a contribution is whole numbers from 0 on, as "
                 f"(rows, numbers), got {shape!r:.80}"
             )
-        count = sizes[0] if len(sizes) > 1 else 1
-        numbers = math.prod(sizes[1:] if len(sizes) > 1 else sizes)
+        has_rows = len(sizes) > 1
+        count = sizes[0] if has_rows else 1
+        numbers = math.prod(sizes[1:] if has_rows else sizes)
         if numbers != self._numbers or 1 < self._rows_of_one_person < count:
             raise LocalProtocolError(
                 f"the account is of rows of {self._numbers} numbers, {self._rows_of_one_person} "
@@ -654,7 +679,10 @@ class PrivateContributions(_ChargedAccount):
         return count
 
     def _list_charged_people(self, count: int, rank: int, rows: object, people: object) -> Tensor:
-        """Return the table positions of the people to charge; one who is charged k times, k times.
+        """Return the table positions of the people to charge for a contribution.
+
+        If each row is about one person, a person with k rows is charged k times, and is in the
+        result k times. Otherwise each person is charged once.
 
         Args:
             count, rank: number of rows and of axes of the contribution.
@@ -685,10 +713,11 @@ class PrivateContributions(_ChargedAccount):
             raise LocalProtocolError(
                 f"{asker}: a contribution of {count} rows is of nobody; name who stands in it"
             )
-        # Else all rows that one person moves are within the sensitivity of one release.
+        # Where a person moves several rows, the sensitivity of one release covers all of them.
         return positions if row_is_one_person else positions.unique()
 
     def report(self) -> str:
+        """Return the base class's report and the guarantee of noise under a sum, in words."""
         return f"{super().report()}; {under_sum.contributions_statement('', seeded=False)}"
 
 
@@ -711,7 +740,7 @@ class PrivateLabels(KeepsSecrets):
     """
 
     def __init__(self, *, epsilon: float, classes: int) -> None:
-        """Prepare a randomised response that answers one table."""
+        """Prepare a randomised response that answers the labels of one table."""
         _require_numbers(self, epsilon=epsilon, classes=classes)
         self._response = LabelResponse(epsilon=epsilon, classes=classes)
         self._answered_rows = 0
@@ -731,6 +760,7 @@ class PrivateLabels(KeepsSecrets):
         self._fork_check.require_own_process()
         array = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
         largest = self._response.classes - 1
+        # The answers come in the dtype of the labels, which must hold every class.
         if (
             not isinstance(labels, Tensor | np.ndarray | list | tuple)
             or array.dtype.kind not in "biu"
@@ -762,10 +792,12 @@ class PrivateLabels(KeepsSecrets):
 
 
 def _require_numbers(owner: object, **numbers: float) -> None:
-    """Raise ConfigError unless clip, epsilon and delta are numbers, and others whole numbers from
-    1 on.
+    """Check the types of numeric arguments: `clip`, `epsilon` and `delta` may be any number.
 
-    `owner`: the object that was given these arguments, for the message.
+    All others must be whole numbers from 1 on. Raises ConfigError.
+
+    `owner`: the object that was given these arguments, for the message. `numbers`: the arguments
+    by name.
     """
     for name, value in numbers.items():
         if name in ("clip", "epsilon", "delta"):
@@ -779,7 +811,9 @@ def _require_numbers(owner: object, **numbers: float) -> None:
 
 
 def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
-    """Return positions in a table of `total` rows, int64 of shape (B,); one may occur twice.
+    """Return a user's positions in a table of `total` rows as int64 of shape (B,).
+
+    A position may occur several times.
 
     `rows`: positions as the user passed them: a tensor, array, list, range or slice. `asker`: name
     of the class, for errors.
@@ -811,6 +845,7 @@ def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
             f"{asker}: rows are positions in the table, whole numbers in one list, got "
             f"{positions.dtype} of shape {positions.shape}; of a mask give mask.nonzero()"
         )
+    # A dtype too small for the table's last position may have wrapped positions around.
     has_tensor = isinstance(rows, Tensor) and rows.numel()
     dtype = rows.numpy(force=True).dtype if has_tensor else positions.dtype  # type: ignore[attr-defined]
     if total - 1 > np.iinfo(dtype).max:
