@@ -53,7 +53,7 @@ _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
     "tensorboard": ("tensorboard", "curves while training", "tensorboard"),
 }
 
-# Packages of hundreds of modules, which together take twice as long to import as torch.
+# Packages of hundreds of modules. Importing them takes twice as long as torch alone.
 _SLOW = frozenset(
     {
         "dp-accounting",
@@ -73,15 +73,15 @@ _CRYPTEN_TIMEOUT_S = 60
 
 
 def is_healthy(findings: tuple[Finding, ...]) -> bool:
-    """Return whether nothing that a run needs is missing."""
+    """Return whether nothing that every run needs is missing; optional parts may be."""
     return all(finding.state != "missing" for finding in findings)
 
 
 def examine_machine(*, load: bool = False) -> tuple[Finding, ...]:
     """Return the findings about system, packages, GPU, data and plug-ins.
 
-    `load`: import slow packages, too, for errors that only an import shows; else they are looked
-    up.
+    `load`: import slow packages, too, for errors that only an import shows; else they are only
+    looked up.
     """
     return (
         *_check_system(),
@@ -95,8 +95,8 @@ def examine_machine(*, load: bool = False) -> tuple[Finding, ...]:
 def _check_system() -> Iterator[Finding]:
     """Yield the Python version, and the machine with its usable cores."""
     state: State = "ok" if sys.version_info >= _OLDEST_PYTHON else "missing"
-    newer = "" if state == "ok" else "install Python {}.{} or newer".format(*_OLDEST_PYTHON)
-    yield Finding("system", "python", state, platform.python_version(), newer)
+    remedy = "" if state == "ok" else "install Python {}.{} or newer".format(*_OLDEST_PYTHON)
+    yield Finding("system", "python", state, platform.python_version(), remedy)
     count = usable_cores()
     cores = "1 core" if count == 1 else f"{count} cores"
     machine = f"{platform.system()} on {platform.machine()}, {cores} to use"
@@ -104,17 +104,18 @@ def _check_system() -> Iterator[Finding]:
 
 
 def _check_packages(*, load: bool) -> Iterator[Finding]:
-    """Yield whether each required and optional package is there and, where that is quick or `load`
-    asks for it, can be imported.
+    """Yield whether each required and optional package is installed.
+
+    Packages that are imported fast, and all if `load`, are imported, too.
     """
     for name, (module, purpose) in _REQUIRED.items():
-        is_loaded = load or name not in _SLOW
+        should_load = load or name not in _SLOW
         remedy = install_requirement(name)
-        yield _check_package(name, module, purpose, remedy, "missing", load=is_loaded)
+        yield _check_package(name, module, purpose, remedy, "missing", load=should_load)
     for name, (module, purpose, extra) in _OPTIONAL.items():
-        is_loaded = load or name not in _SLOW
+        should_load = load or name not in _SLOW
         remedy = install_extra(extra)
-        yield _check_package(name, module, purpose, remedy, "optional", load=is_loaded)
+        yield _check_package(name, module, purpose, remedy, "optional", load=should_load)
     yield _check_crypten(load=load)
 
 
@@ -154,7 +155,10 @@ def _import_quietly(module: str) -> None:
 
 
 def _check_crypten(*, load: bool) -> Finding:
-    """Return a finding on CrypTen, which is imported in a process of its own if `load` says so."""
+    """Return a finding on CrypTen: its version, or why it cannot be used.
+
+    `load`: import it, too, in a process of its own, since it changes torch.
+    """
     try:
         version = importlib.metadata.version("crypten")
         if not load:
@@ -178,11 +182,11 @@ def _check_crypten(*, load: bool) -> Finding:
 
 
 def _check_accelerator() -> Iterator[Finding]:
-    """Yield whether torch can use a GPU."""
+    """Yield whether torch can use a GPU; nothing if torch cannot be imported."""
     try:
         import torch
     except (ImportError, OSError):
-        return
+        return  # the check of packages reports it
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         description = f"{', '.join(names)}, CUDA {torch.version.cuda}"
@@ -207,6 +211,7 @@ def _list_plugins() -> Iterator[Finding]:
 def _check_data() -> Iterator[Finding]:
     """Yield whether downloads can be stored, and where each built-in data set was found."""
     folder = default_folder()
+    # The folder itself may not exist yet: it is made in the nearest parent that does.
     candidates = (folder, *folder.absolute().parents)
     existing_folder = next(path for path in candidates if path.exists())
     if existing_folder.is_dir() and os.access(existing_folder, os.W_OK):
@@ -221,5 +226,8 @@ def _check_data() -> Iterator[Finding]:
         except DataError:
             yield Finding("data", dataset.name, "optional", "not found", dataset.how)
         else:
-            folders_text = f"found in {', '.join(sorted(map(str, folders)))}"
-            yield Finding("data", dataset.name, "ok", folders_text if folders else dataset.how)
+            # A data set without files comes with a package; `how` says with which.
+            location = (
+                f"found in {', '.join(sorted(map(str, folders)))}" if folders else dataset.how
+            )
+            yield Finding("data", dataset.name, "ok", location)

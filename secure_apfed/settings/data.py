@@ -130,8 +130,8 @@ class Database(Settings):
             raise ValueError(
                 "url: expected one as sqlite:///crm.db or postgresql+psycopg://me@host/x"
             )
-        is_known = isinstance(credentials, Mapping) and [*credentials] in (["env"], ["file"])
-        if credentials is not None and not is_known:
+        has_one_key = isinstance(credentials, Mapping) and [*credentials] in (["env"], ["file"])
+        if credentials is not None and not has_one_key:
             raise ValueError(f"credentials: expected {_CREDENTIALS}")
         return raw
 
@@ -139,18 +139,19 @@ class Database(Settings):
     @classmethod
     def _check_query(cls, query: str) -> str:
         """Refuse a query that is not one ordered SELECT, or that could write."""
-        plain = _QUOTED.sub(" ", query).strip().rstrip("; \n").lower()
-        if ";" in plain:
+        # Without texts, quoted names and comments, in which any word may stand.
+        plain_sql = _QUOTED.sub(" ", query).strip().rstrip("; \n").lower()
+        if ";" in plain_sql:
             raise ValueError("has several statements; give one SELECT")
-        if not re.match(r"(select|with)\b", plain):
+        if not re.match(r"(select|with)\b", plain_sql):
             raise ValueError("is no SELECT, which alone reads a table")
-        write_words = re.findall(_WRITES, plain)
+        write_words = re.findall(_WRITES, plain_sql)
         if write_words:
             raise ValueError(
                 f"{write_words[0].upper()} writes, and a table is only read; quote it if it is a "
                 "name"
             )
-        if not re.search(r"\border\s+by\b", plain):
+        if not re.search(r"\border\s+by\b", plain_sql):
             raise ValueError("has no ORDER BY: any row may come first")
         return query
 
@@ -218,13 +219,16 @@ class PartySettings(Settings):
 
     @model_validator(mode="after")
     def _check_rows_settings(self) -> Self:
-        """Refuse settings of columns for rows that a user-defined function makes; trust it."""
+        """Refuse settings of columns beside `rows`, whose arrays are taken as they are.
+
+        Code that the party's own settings name in `rows` is noted, to be imported later.
+        """
         if self.rows is None:
             return self
         if self.rows_code not in (None, OWN_ROWS):
             note_code(self.rows)
-        keys = ("numeric", "categorical", "encoding")
-        given_keys = [key for key in keys if getattr(self, key) is not None]
+        column_keys = ("numeric", "categorical", "encoding")
+        given_keys = [key for key in column_keys if getattr(self, key) is not None]
         if given_keys:
             raise ValueError(
                 f"rows: they are taken as they are, and {', '.join(given_keys)} is of columns; "
@@ -242,11 +246,10 @@ class PartySettings(Settings):
     @model_validator(mode="after")
     def _check_column_lists(self) -> Self:
         """Refuse a column listed as numeric and as categorical."""
-        ignored = set(self.ignore)
+        ignored = set(self.ignore)  # left out of both lists
+        categorical = set(self.categorical or ())
         listed_twice = [
-            name
-            for name in self.numeric or ()
-            if name in (self.categorical or ()) and name not in ignored
+            name for name in self.numeric or () if name in categorical and name not in ignored
         ]
         if listed_twice:
             raise ValueError(
@@ -368,8 +371,10 @@ class DataSettings(Settings):
     positive: Annotated[str | None, protects("nobody")] = None
 
     def collect_terms(self) -> dict[str, Any]:
-        """Return the settings that all parties sign: which have labels and, if several do, the
-        order of the classes.
+        """Return the settings that all parties sign: which parties have labels and, if several do,
+        the classes in their order.
+
+        All other settings of data concern single parties.
         """
         keys = {"partition", "labels_at"}
         if self.horizontal or self.labels_at:

@@ -101,7 +101,9 @@ class MethodSettings(Settings, ABC):
 
     @classmethod
     def from_run_settings(cls, config: "RunSettings") -> Self:
-        """Return this method's settings from those of a run that uses it."""
+        """Return this method's settings from those of a run that uses it, for a type checker with
+        this class as their type.
+        """
         assert isinstance(config.method, cls)
         return config.method
 
@@ -112,8 +114,10 @@ class MethodSettings(Settings, ABC):
         """
 
     def count_further_parameters(self, passives: int) -> int:
-        """Return at least how many parameters the method's networks have that no `model` setting
-        describes.
+        """Return a lower bound on the number of parameters of the method's networks that no `model`
+        setting describes.
+
+        `passives`: number of passives.
         """
         return 0
 
@@ -121,11 +125,9 @@ class MethodSettings(Settings, ABC):
         self, config: "RunSettings", *, labelled: int, classes: int, passives: int
     ) -> int:
         """Return the bytes of memory that one labelled row needs at all passives together, besides
-        its features.
+        its features; 0: no more than a row without a label.
 
-        0: no more than a row without a label. `labelled`: how many labelled rows there are.
-
-        `classes`, `passives`: how many there are.
+        `labelled`, `classes`, `passives`: numbers of labelled rows, classes and passives.
         """
         del config, labelled, classes, passives  # for methods that override this
         return 0
@@ -136,8 +138,8 @@ class MethodSettings(Settings, ABC):
         return None
 
     def find_noise(self, config: "RunSettings") -> NoiseSettings | None:
-        """Return the noise that passives add to gradients or votes that they send;
-        None for none.
+        """Return the noise that passives add to the votes or contributions that they send; None:
+        they add none.
         """
         if self.opens_votes is None:
             return config.secure_sum.noise
@@ -149,13 +151,14 @@ class MethodSettings(Settings, ABC):
 
         If they reach the rank of these columns, anybody who knows a few people can reconstruct
         everybody's columns (`secure_apfed.networks.rank`). 0: none, which
-        tests/secure_apfed/test_rank.py measures. Infinite by default: not counted. `classes`: K.
+        tests/secure_apfed/test_rank.py measures. Infinite by default: the worst case, for a method
+        that does not count them. `classes`: K, the number of classes.
         """
         return math.inf
 
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
-        """Return the settings for a rehearsal (trial on random data) with this number of steps, in
-        place of a run with this number of epochs.
+        """Return the settings for a rehearsal (a short run on random data, which forecasts time and
+        traffic) with `steps` steps, in place of a run with `epochs` epochs.
         """
         return self
 
@@ -182,8 +185,8 @@ class MethodSettings(Settings, ABC):
     @property
     def sums(self) -> bool:
         """True if passives contribute to a secure sum."""
-        summed = self.sums_gradients or self.sums_representations or self.averages is not None
-        return summed or self.opens_votes == "sum"
+        is_summed_in_steps = self.sums_gradients or self.sums_representations
+        return is_summed_in_steps or self.averages is not None or self.opens_votes == "sum"
 
     @property
     def goes_on_without(self) -> bool:
@@ -192,8 +195,8 @@ class MethodSettings(Settings, ABC):
         The active then predicts locally; of pseudo-labels the other passives' average is used, if
         the settings ask for it.
         """
-        summed = self.sums_gradients or self.opens_votes == "sum"
-        return summed or self.averages == "pseudo-labels"
+        is_summed = self.sums_gradients or self.opens_votes == "sum"
+        return is_summed or self.averages == "pseudo-labels"
 
     @property
     def plays_steps_alone(self) -> bool:
@@ -249,7 +252,9 @@ class MethodSettings(Settings, ABC):
 
     @property
     def offers(self) -> tuple[Side, ...]:
-        """The roles that state shape and bounds of their messages before the contract."""
+        """The roles that tell the others, before the contract, the shape and bounds of the messages
+        that they will send.
+        """
         if self.averages == "weights" or self.decomposes:
             return ("active", "passives")
         if self.opens_votes or self.averages:
@@ -259,7 +264,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def decomposes(self) -> bool:
-        """True if the active reads singular vectors of all parties' tables, which have no noise."""
+        """True if the active reads singular vectors of all parties' tables, without noise."""
         return self.teacher == "shared singular vectors"
 
     @property
@@ -280,17 +285,21 @@ class MethodSettings(Settings, ABC):
     @property
     def asks_once(self) -> bool:
         """True if passives send their data of each row once, not in every epoch."""
-        passives_tell = self.representations_from == "passives" and not self.returns_gradients
-        return self.opens_votes is not None or passives_tell or self.decomposes
+        # Encoders that get no gradients back never change, so that one pass is enough.
+        sends_fixed_codes = self.representations_from == "passives" and not self.returns_gradients
+        return self.opens_votes is not None or sends_fixed_codes or self.decomposes
 
     @property
     def predicts_throughout(self) -> bool:
         """True if the model that predicts locally exists from the first epoch on."""
-        taught = self.opens_votes is not None or self.teacher is not None
-        return self.predicts_alone and not taught and self.averages is None
+        is_taught = self.opens_votes is not None or self.teacher is not None
+        return self.predicts_alone and not is_taught and self.averages is None
 
     def sender_of(self, released: Released) -> Side | None:
-        """Return which side sends this kind of value; None: neither."""
+        """Return which side sends this kind of value in training; None: neither does.
+
+        `released`: "contributions" are what passives add to a secure sum.
+        """
         if released == "contributions":
             return "passives" if self.sums_gradients or self.sums_representations else None
         return "active" if self.returns_gradients else None

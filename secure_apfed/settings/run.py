@@ -64,7 +64,10 @@ class AttackChoice(Settings):
     @field_validator("name")
     @classmethod
     def _note_code(cls, name: str) -> str:
-        """Note code that the party's own settings name: it is imported when the attack runs."""
+        """Return the attack's name, after noting code that the party's own settings name.
+
+        Noted code is trusted when the attack is imported, after the run.
+        """
         if code := find_code_name(name, "attacks"):
             note_code(code)
         return name
@@ -179,12 +182,16 @@ class RunSettings(Settings, ABC):
     @field_validator("attacks", mode="before")
     @classmethod
     def _normalise_attacks(cls, attacks: Any) -> Any:
-        """Return attacks as a tuple of mappings; a single name becomes one."""
-        listed = [attacks] if isinstance(attacks, str) else attacks
-        if not isinstance(listed, list | tuple):
-            return listed
+        """Return attacks as a tuple in which each name is a mapping; a single name becomes a tuple
+        of one.
+
+        Anything else is returned as it is, and pydantic refuses it.
+        """
+        choices = [attacks] if isinstance(attacks, str) else attacks
+        if not isinstance(choices, list | tuple):
+            return choices
         # The settings accept no list in place of a tuple.
-        return tuple({"name": choice} if isinstance(choice, str) else choice for choice in listed)
+        return tuple({"name": choice} if isinstance(choice, str) else choice for choice in choices)
 
     def settings_of(self, passive: str) -> PassiveSettings:
         """Return the settings of the passive of this name: its own, or the default ones."""
@@ -195,7 +202,7 @@ class RunSettings(Settings, ABC):
         return self.settings_of(passive).model or self.model
 
     def note_attacks(self) -> None:
-        """Note the code of this run's attacks as code that this party's own settings name."""
+        """Trust the code of this run's attacks later, as this party's own settings name it."""
         for choice in self.attacks:
             note_code(find_code_name(choice.name, "attacks") or choice.name)
 
