@@ -61,13 +61,13 @@ _SEED = 20261128  # of all random draws here: every measurement repeats
 
 @dataclass(frozen=True)
 class Movement:
-    """A row that moved although another one was replaced.
+    """A row of a result that changed although only other rows of the input were replaced.
 
     Attributes:
-        replaced: a row that was replaced; others may have been, too.
-        moved: the row that moved most of those that stayed as they were.
-        distance: the largest change of one of its numbers; size: the largest magnitude of any row's
-            numbers.
+        replaced: index of the first replaced row; others may have been replaced, too.
+        moved: index of the unreplaced row whose result changed most.
+        distance: the largest change of one of that row's numbers.
+        size: the largest magnitude of all numbers of the result, for comparison.
     """
 
     replaced: int
@@ -85,9 +85,9 @@ class Movement:
 
 @contextmanager
 def keep_random_state() -> Iterator[None]:
-    """Restore the global generators of Python, NumPy and torch after the block.
+    """Restore the states of the global generators of Python, NumPy and torch after the block.
 
-    Those of torch on GPUs are restored where GPUs are in use.
+    torch's generators on GPUs are restored only if this process uses GPUs already.
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002 - it is the caller's that is put back
@@ -101,16 +101,19 @@ def keep_random_state() -> Iterator[None]:
 
 
 def find_moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement | None:
-    """Replace rows of a batch, and return a row of the result that moved though it was not
-    replaced; None: there is none.
+    """Test whether replacing rows of a batch changes the result of other rows.
+
+    Returns the first change that is found; None: none was found. The caller's random generators are
+    restored.
 
     Args:
         call: the function that is checked, (B, ...) -> (B, D...), deterministic.
         values_B: its input, two rows or more.
 
     Raises:
-        LocalProtocolError: fewer rows, or a result with another number of them.
-        PromiseError: two calls with the same rows differ, so that nothing can be measured.
+        LocalProtocolError: fewer than two rows, or a result with another number of rows.
+        PromiseError: two calls with the same rows differ, so that nothing can be measured; or
+            results have different shapes.
     """
     if values_B.dim() < 1 or len(values_B) < 2:
         raise LocalProtocolError(
@@ -122,42 +125,49 @@ def find_moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Moveme
 
 
 def _find_movement(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement | None:
-    """Compare results before and after each replacement; arguments and errors are those of
-    `find_moved_row`.
+    """Compare a function's results before and after each replacement, for `find_moved_row`.
 
-    A row has moved if it changed by more than rounding and the difference of two equal calls
-    explain.
+    A row has moved if its result changed by more than rounding explains, and by more than two equal
+    calls differ. Returns the first such row; None: there is none.
+
+    `call`: the function, (B, ...) -> (B, D...). `values_B`: its input.
+
+    Raises LocalProtocolError, PromiseError: as `find_moved_row` lists them.
     """
     before_B = _evaluate_repeatably(call, values_B)
     size = _find_largest(before_B)
     repeated_B = _evaluate_repeatably(call, values_B)
-    difference = float(_measure_distances(before_B, repeated_B).max())
+    repeat_difference = float(_measure_distances(before_B, repeated_B).max())
     slack = _SLACK.get(before_B.dtype, _HALF_PRECISION_SLACK) * size
-    if not difference <= slack:  # also if it is NaN
+    if not repeat_difference <= slack:  # written so that NaN is refused, too
         raise PromiseError(
-            f"two calls with the same rows and the same random numbers differ by {difference:.3g} "
-            f"(largest number {size:.3g}), so whether rows move each other cannot be measured"
+            "two calls with the same rows and the same random numbers differ by "
+            f"{repeat_difference:.3g} (largest number {size:.3g}), so whether rows move each other "
+            "cannot be measured"
         )
-    allowed = slack + _ABOVE_REPEATED_CALL * difference
-    for replaced_B, other_B, must_work in _list_replacements(values_B):
+    largest_unmoved = slack + _ABOVE_REPEATED_CALL * repeat_difference
+    for replaced_B, changed_B, must_work in _list_replacements(values_B):
         try:
-            after_B = _evaluate_repeatably(call, other_B)
+            after_B = _evaluate_repeatably(call, changed_B)
         except (RuntimeError, ValueError, IndexError, ArithmeticError):
             if must_work:
                 raise
             continue  # the network does not accept an extreme row
-        moved_B = _measure_distances(before_B, after_B)
-        moved_B[replaced_B] = 0.0
-        row = int(moved_B.argmax())
-        if float(moved_B[row]) > allowed:
-            replaced = int(replaced_B.nonzero()[0, 0])
-            return Movement(replaced, row, float(moved_B[row]), size)
+        distance_B = _measure_distances(before_B, after_B)
+        distance_B[replaced_B] = 0.0  # the replaced rows themselves may change
+        row = int(distance_B.argmax())
+        distance = float(distance_B[row])
+        if distance > largest_unmoved:
+            first_replaced = int(replaced_B.nonzero()[0, 0])
+            return Movement(replaced=first_replaced, moved=row, distance=distance, size=size)
     return None
 
 
 def _evaluate_repeatably(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Tensor:
-    """Return the function's result for these rows (B, ...), with the same random numbers at every
-    call.
+    """Return the function's result for these rows (B, ...), detached.
+
+    All random generators are seeded first, so that every call draws the same numbers, as for
+    dropout. Autocast is off.
 
     Raises LocalProtocolError: the result has another number of rows.
     """
@@ -177,10 +187,11 @@ def _evaluate_repeatably(call: Callable[[Tensor], Tensor], values_B: Tensor) -> 
 
 
 def _measure_distances(before_B: Tensor, after_B: Tensor) -> Tensor:
-    """Return the largest change of each row's numbers between two results, (B,); infinite where
-    only one of two is NaN.
+    """Return the largest change of a number in each row between two results, (B,).
 
-    Raises PromiseError: their shapes differ.
+    The change of a number is 0 where both are NaN, and infinite where only one is.
+
+    Raises PromiseError: the shapes differ.
     """
     if before_B.shape != after_B.shape:
         raise PromiseError(
@@ -192,7 +203,9 @@ def _measure_distances(before_B: Tensor, after_B: Tensor) -> Tensor:
     is_same_BD = (before_BD == after_BD) | (before_BD.isnan() & after_BD.isnan())
     distance_BD = torch.where(is_same_BD, 0.0, (before_BD - after_BD).abs())
     distance_BD = torch.where(distance_BD.isnan(), math.inf, distance_BD)
-    return distance_BD.amax(1) if distance_BD.shape[1] else distance_BD.new_zeros(len(distance_BD))
+    if not distance_BD.shape[1]:  # rows without numbers have no maximum
+        return distance_BD.new_zeros(len(distance_BD))
+    return distance_BD.amax(1)
 
 
 def _find_largest(values_B: Tensor) -> float:
@@ -202,11 +215,14 @@ def _find_largest(values_B: Tensor) -> float:
 
 
 def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Yield the mask (B,) of replaced rows, the batch with replacements, and whether the network
-    must accept it.
+    """Yield changed copies of a batch, on which a function's results are compared.
 
-    Rows are replaced by their neighbours, and by extreme rows, which a network may refuse. Integers
-    have no extreme rows.
+    Each is yielded as the mask (B,) of replaced rows, the changed batch, and whether a network must
+    accept it. Rows are replaced by their neighbours, and by extreme rows far outside of the data,
+    which a network may refuse. Batches of integers get no extreme rows.
+
+    First single rows are replaced (the first, the middle and the last), then random halves of the
+    batch.
     """
     rows = len(values_B)
     neighbours_B = values_B.roll(1, 0)
@@ -215,7 +231,7 @@ def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]
     if has_extremes:
         extremes_B = _FAR * (values_B.abs().max().clamp(min=1) - values_B)
     generator = torch.Generator().manual_seed(_SEED)
-    # The first, middle and last row alone, then random halves.
+    # Each plan says which positions are replaced, and whether by extreme rows.
     singles = [torch.tensor([row]) for row in dict.fromkeys((0, rows // 2, rows - 1))]
     plans = [(positions, is_extreme) for positions in singles for is_extreme in (False, True)]
     for _ in range(_SPLITS):
@@ -226,10 +242,11 @@ def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]
             continue
         replaced_B = torch.zeros(rows, dtype=torch.bool, device=values_B.device)
         replaced_B[positions.to(values_B.device)] = True
-        other_B = values_B.clone()
+        changed_B = values_B.clone()
         source_B = extremes_B if is_extreme else neighbours_B
-        other_B[replaced_B] = source_B[replaced_B]
-        yield replaced_B, other_B, not is_extreme
+        changed_B[replaced_B] = source_B[replaced_B]
+        must_work = not is_extreme
+        yield replaced_B, changed_B, must_work
 
 
 def check_row_wise(
@@ -275,8 +292,9 @@ def check_row_wise(
         return
     layer = _find_first_mixing_layer(module, x.detach(), training)
     mode = {True: " in training mode", False: " in evaluation mode", None: ""}[training]
+    prefix = f"{owner}: " if owner else ""
     raise PromiseError(
-        f"{owner}{': ' if owner else ''}{_get_name(module)} mixes the rows of a batch{mode}: "
+        f"{prefix}{_get_name(module)} mixes the rows of a batch{mode}: "
         f"{moved}{layer}. A bound per row needs an encoder that reads each row alone; replace "
         "what reads the batch (batch normalisation by nn.LayerNorm or nn.GroupNorm, attention over "
         "rows by attention within a row)"
@@ -284,13 +302,16 @@ def check_row_wise(
 
 
 def _get_name(module: object) -> str:
-    """Return the name of a function, or of a network's class."""
+    """Return the name of a function, or of a network's class, for an error."""
     name: str = getattr(module, "__name__", type(module).__name__)
     return name
 
 
 def _copy_module(module: Callable[..., Any], training: bool | None) -> Callable[..., Any]:
-    """Return a copy of a network or function, in training mode if `training`; None: as it is."""
+    """Return a deep copy of a network or function.
+
+    `training`: whether the copy is put into training or evaluation mode; None: its mode stays.
+    """
     copied = copy.deepcopy(module)
     if isinstance(copied, nn.Module) and training is not None:
         copied.train(training)
@@ -298,16 +319,20 @@ def _copy_module(module: Callable[..., Any], training: bool | None) -> Callable[
 
 
 def _find_first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bool | None) -> str:
-    """Return in words the first layer whose input rows are unmixed and whose output rows are not;
-    "" for none.
+    """Return words that name the first layer that mixes rows, for the error of `check_row_wise`.
 
-    `module`, `x`, `training`: network, first batch and mode that `check_row_wise` got.
+    That is the first layer without sublayers whose output rows are mixed and whose input rows are
+    not. Returns "" if there is none, or for a function that is no network.
+
+    `module`: the network that mixes rows. `x`: its input, two rows or more. `training`: its mode
+    while measured, as in `_copy_module`.
     """
     if not isinstance(module, nn.Module):
         return ""
     for name, layer in module.named_modules():
-        has_children = any(True for _ in layer.children())
-        if not name or has_children:
+        has_sublayers = any(True for _ in layer.children())
+        is_whole_network = not name
+        if is_whole_network or has_sublayers:
             continue
         if _is_mixing_layer(module, name, x, training, of_input=True):
             return ""  # rows were mixed between two layers, by code in a module's forward
@@ -321,10 +346,14 @@ def _is_mixing_layer(
 ) -> bool:
     """Return whether one row of x changes another row of a layer's input or output.
 
+    False if this cannot be measured, as for a layer that never runs.
+
     Args:
-        module, x, training: network, first batch and mode that `check_row_wise` got.
-        name: dotted path of the layer in the module.
-        of_input: whether its input is looked at; otherwise its output.
+        module: the network.
+        name: dotted path of the layer in the network.
+        x: the network's input, two rows or more.
+        training: mode of the network while measured; None: as it is.
+        of_input: True: the layer's input is compared; False: its output.
     """
 
     def call_layer(values_B: Tensor) -> Tensor:
@@ -337,31 +366,34 @@ def _is_mixing_layer(
         )
         with torch.no_grad():
             copied(values_B)
-        first = captured[0][0] if isinstance(captured[0], tuple) else captured[0]
-        if not isinstance(first, Tensor):
+        first_call = captured[0]
+        tensor = first_call[0] if isinstance(first_call, tuple) else first_call
+        if not isinstance(tensor, Tensor):
             raise LocalProtocolError(f"{name} reads or gives no tensor")
-        return first
+        return tensor
 
     try:
         return find_moved_row(call_layer, x) is not None
     except (LocalProtocolError, PromiseError, IndexError):
-        return False  # it never runs, or has no row for each of the batch
+        return False  # the layer never runs, or its tensor has no row for each of the batch
 
 
 def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: str = "") -> None:
-    """Refuse an objective that declares `row_wise` and whose gradient of a row reads other rows.
+    """Refuse an objective (a passive's loss) that wrongly declares `row_wise`.
 
-    Rows of the features are replaced, with networks and z fixed, and the gradient on z is compared:
-    with noise for one row under a sum, a person may move no row but its own. An objective that does
-    not declare `row_wise` gets noise for a whole batch, and is not measured.
+    The declaration says that one row's features change no other row's gradient. A contribution then
+    gets noise for one row only, so it must hold. Rows of the features are replaced, with networks
+    and representations z fixed, and the gradients by z are compared. An objective without the
+    declaration gets noise for a whole batch, and is not measured.
 
     Args:
         objective: a module, (z, features) -> scalar loss, mean over the batch.
-        z_BD: representations of two rows or more; features_B: the passive's features of these rows.
+        z_BD: representations of two rows or more.
+        features_B: the passive's features of these rows.
         owner: the party, for the message.
 
     Raises:
-        PromiseError: names the class, the declaration and the change.
+        PromiseError: a row moved; names the class, the declaration and the change.
         LocalProtocolError: fewer than two rows.
     """
     if not getattr(objective, "row_wise", False):
@@ -377,13 +409,16 @@ def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: 
 
 
 def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Movement | None:
-    """Return a row of the gradient on z that another row's features move; None: there is none.
+    """Return a row of the gradient by z that changes if other rows' features are replaced.
 
-    The arguments are those of `check_objective`.
+    None: there is none.
+
+    `objective`: a module, (z, features) -> scalar loss, mean over the batch. `z_BD`:
+    representations of two rows or more. `features_B`: the features of these rows.
     """
 
     def compute_gradient(other_features_B: Tensor) -> Tensor:
-        """Return each row's gradient of the summed loss on z, with these features."""
+        """Return each row's gradient of the summed loss by z, with these features, (B, D)."""
         with torch.enable_grad():
             read_BD = z_BD.detach().clone().requires_grad_()
             mean_loss = _copy_module(objective, True)(read_BD, other_features_B)
@@ -398,19 +433,20 @@ def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Mov
 def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = "") -> None:
     """Refuse a task in whose loss one row's outputs or label change another row's gradient.
 
-    DP-SGD clips each row's gradient, which bounds that row's contribution; it does not bound a
+    DP-SGD clips each row's gradient, which bounds that row's contribution. It does not bound a
     row's influence on other rows' gradients.
 
     Args:
-        owner: the party, for errors.
         task: the learning task, whose `compute_loss(outputs, labels)` is a mean over the batch.
-        outputs_BK: outputs of two rows or more; labels_B: labels of these rows, none missing.
+        outputs_BK: K outputs of the network for each of two rows or more.
+        labels_B: labels of these rows, none missing.
+        owner: the party, for errors.
 
     Raises PromiseError: names the class and the change.
     """
 
     def compute_gradient(given_outputs_BK: Tensor, given_labels_B: Tensor) -> Tensor:
-        """Return each row's gradient of the summed loss on its outputs, (B, K)."""
+        """Return each row's gradient of the summed loss by its outputs, (B, K)."""
         with torch.enable_grad():
             read_BK = given_outputs_BK.detach().clone().requires_grad_()
             summed_loss = task.compute_loss(read_BK, given_labels_B) * len(read_BK)
@@ -419,6 +455,7 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
         return gradient_BK
 
     def compute_with_outputs(other_outputs_BK: Tensor) -> Tensor:
+        """Return the gradient at these outputs, with the true labels."""
         return compute_gradient(other_outputs_BK, labels_B)
 
     def compute_with_labels_of(rows_B: Tensor) -> Tensor:
@@ -452,11 +489,12 @@ def check_graph(h_BD: Tensor) -> bool:
     """Refuse representations whose autograd graph shows that rows of the batch were mixed.
 
     For callers who have h and not the network. Random gradients of half of the rows of h are
-    propagated backwards; at any layer with one row for each of h they may reach no more rows than
-    that. Batch normalisation in training is found also as the first layer. Not found: operations
-    before the first layer with parameters (a subtracted mean of the features), and anything without
-    a graph; `check_row_wise` finds both. The graph is unchanged: none of its hooks runs, and it can
-    be used afterwards.
+    propagated backwards. At any layer with a row for each row of h, they may reach no more rows
+    than they started from. Batch normalisation in training is found also as the first layer.
+
+    Two things are not found: operations before the first layer with parameters (a subtracted mean
+    of the features), and anything without a graph. `check_row_wise` finds both. The graph is
+    unchanged: none of its hooks runs, and it can be used afterwards.
 
     Returns whether the graph was checked: not without one, with a single row, above 20,000 nodes,
     or with a node made by `torch.compile`, which hides its layers and may be called only once.
@@ -482,16 +520,19 @@ def check_graph(h_BD: Tensor) -> bool:
 
 
 def _sort_nodes(root: Any) -> list[Any] | None:
-    """Return a graph's nodes in topological order, outputs first; None: more than `_MAX_NODES`.
+    """Return the nodes of an autograd graph in topological order, outputs first.
+
+    Returns None for a graph of more than `_MAX_NODES` nodes, which would take too long.
 
     `root`: the output's autograd node.
     """
-    finished: list[Any] = []  # depth first: each node after all that it leads to
+    finished: list[Any] = []  # in depth-first order: each node after all nodes that it leads to
     seen: set[Any] = set()
+    # A node is on the stack first to visit its successors, and once more to finish it after them.
     stack: list[tuple[Any, bool]] = [(root, False)]
     while stack:
-        node, is_finished = stack.pop()
-        if is_finished:
+        node, has_visited_successors = stack.pop()
+        if has_visited_successors:
             finished.append(node)
             continue
         if node in seen:
@@ -509,7 +550,9 @@ def _sort_nodes(root: Any) -> list[Any] | None:
 def _find_normaliser(order: list[Any]) -> str | None:
     """Return "batch normalisation in training" if some node uses the batch's statistics, else None.
 
-    `order`: the graph's nodes. Instance normalisation calls the same node with one row: allowed.
+    Instance normalisation calls the same kind of node with one row, which is allowed.
+
+    `order`: the graph's nodes.
     """
     for node in order:
         if node.name().startswith(_NORMALISERS) and getattr(node, "_saved_training", True):
@@ -520,9 +563,12 @@ def _find_normaliser(order: list[Any]) -> str | None:
 
 
 def _find_data_nodes(order: list[Any]) -> set[Any]:
-    """Return the nodes whose result depends on data, that is on an input without gradient.
+    """Return the nodes whose result depends on data, as opposed to parameters alone.
 
-    `order`: the graph's nodes, outputs first. Other nodes depend on parameters alone.
+    Data is an input without gradient, which autograd shows as None among the next nodes. A look-up
+    of embeddings also reads data: its indices.
+
+    `order`: the graph's nodes, outputs first.
     """
     data_nodes: set[Any] = set()
     for node in reversed(order):
@@ -548,9 +594,9 @@ def _find_mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
     start_BD = torch.randn(h_BD.shape, generator=generator, dtype=torch.float64, device="cpu")
     start_BD[~started_B] = 0.0
     start = {h_BD.output_nr: start_BD.to(h_BD.device, h_BD.dtype)}
-    # For each node the gradient by its output, summed over all that came so far.
+    # For each node, and each of its outputs, the sum of the gradients that arrived so far.
     gradients_by_node: dict[Any, dict[int, Tensor]] = {h_BD.grad_fn: start}
-    sender_names: dict[Any, str] = {}
+    sender_names: dict[Any, str] = {}  # for each node, the name of the last one that passed to it
     for node in order:
         arrived = gradients_by_node.pop(node, None)
         if arrived is None or not node.next_functions:
@@ -569,9 +615,11 @@ def _find_mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
 
 
 def _call_node(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
-    """Return the gradients that an autograd node passes on; empty if it cannot be called directly.
+    """Return the gradients that an autograd node passes on, one for each next node.
 
-    `arrived`: gradient for each output of the node, by its index.
+    The tuple is empty if the node cannot be called directly.
+
+    `arrived`: the gradient by each output of the node, by the output's index.
     """
     outputs = len(getattr(node, "_input_metadata", (None,)))
     with torch.no_grad():
@@ -583,9 +631,12 @@ def _call_node(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ..
 
 
 def _sum_broadcast_axes(gradient: Tensor, node: Any, index: int) -> Tensor:
-    """Sum a gradient over the axes along which a tensor was broadcast, as autograd does.
+    """Return a gradient summed over the axes along which its tensor was broadcast.
 
-    `node`, `index`: the autograd node whose output `index` is that tensor.
+    Autograd does so itself, but not where nodes are called directly. A gradient of unknown or equal
+    shape is returned as it is.
+
+    `node`, `index`: the autograd node whose output number `index` is that tensor.
     """
     metadata = getattr(node, "_input_metadata", ())
     if index >= len(metadata):
@@ -597,12 +648,13 @@ def _sum_broadcast_axes(gradient: Tensor, node: Any, index: int) -> Tensor:
 
 
 def _reaches_more_rows(arrived: dict[int, Tensor], started_B: Tensor) -> bool:
-    """Return whether more rows have a gradient than it started from.
+    """Return whether gradients at a node are non-zero in more rows than they started from.
 
-    Only their numbers are compared: networks may reorder rows, as packed sequences do.
+    Only numbers of rows are compared, not which rows: networks may reorder rows, as packed
+    sequences do.
 
-    `arrived`: gradient by output of a node; those without a row for each of the batch are skipped.
-    `started_B`: mask of the rows from which it started.
+    `arrived`: the gradients by the node's outputs, by output index. Gradients without a row for
+    each of the batch are skipped. `started_B`: mask of the rows of h from which they started.
     """
     for gradient in arrived.values():
         if gradient.dim() and len(gradient) == len(started_B):
@@ -630,12 +682,13 @@ def check_guard(guard: Any) -> None:
     noise deviations apart; a replaced row may not move others; and rows that the guard declares as
     repeats must be equal to the bit. A guard without a bound is not measured.
 
-    If the guard has a `twin` whose noise repeats, distances are exact, and noise below nine tenths
-    of its stated deviation is found. Others are measured statistically, over up to 4,096 rows; the
-    smaller their mu, the less is found.
+    A twin of a guard is the same guard with another key (`RepresentationGuard.twin`). If twins with
+    repeatable noise exist, distances are exact, and noise below nine tenths of its stated deviation
+    is found. Other guards are measured statistically, over up to 4,096 rows: the smaller their mu,
+    the larger a violation must be to be found.
 
-    `guard`: a `RepresentationGuard`, which clips and perturbs rows; twins or a copy of it are
-    measured, and its own state stays.
+    `guard`: a `RepresentationGuard`, which clips and perturbs rows. Its twins or copies are
+    measured, so its own state stays.
 
     Raises PromiseError: names the class, the declaration and the measurement.
     """
@@ -650,14 +703,14 @@ def check_guard(guard: Any) -> None:
             "finite sensitivity, and one that does not returns NoPrivacy()"
         )
     for direction_D in _make_directions():
-        pair = _make_twin_guards(guard)
+        twins = _make_twin_guards(guard)
         single = _copy_guard(guard)
-        if pair is None:
+        if twins is None:
             distance, noise, error = _measure_from_samples(single, direction_D, mechanism.mu)
         else:
-            distance, noise, error = _measure_in_pairs(*pair, single, direction_D)
+            distance, noise, error = _measure_in_pairs(*twins, single, direction_D)
         measured_mu = distance / noise if noise > 0 else math.inf
-        is_too_far = pair is not None and distance > _compute_allowance(guard)
+        is_too_far = twins is not None and distance > _compute_allowance(guard)
         if measured_mu - error > mechanism.mu or is_too_far:
             raise PromiseError(
                 f"{name} says sensitivity() {guard.sensitivity():.4g} and mechanism() {mechanism}, "
@@ -670,13 +723,15 @@ def check_guard(guard: Any) -> None:
 
 
 def _compute_allowance(guard: Any) -> float:
-    """Return the sensitivity of a guard with a margin for rounding."""
+    """Return the distance that two releases may have: the guard's sensitivity and some rounding."""
     allowed: float = guard.sensitivity() * (1 + _ROUNDING)
     return allowed
 
 
 def _copy_guard(guard: Any) -> Any:
-    """Return the same guard with a fresh key, or a copy of it if it has no `twin`.
+    """Return a guard like this one, on which can be measured without changing its state.
+
+    It is a twin with a fresh key, or a deep copy if the guard makes no twins.
 
     Raises PromiseError: the guard has no twin and cannot be copied.
     """
@@ -693,9 +748,10 @@ def _copy_guard(guard: Any) -> Any:
 
 
 def _make_twin_guards(guard: Any) -> tuple[Any, Any] | None:
-    """Return two twins with the same noise at the same step; None: the guard has no such twins.
+    """Return two guards with the settings of this one and equal noise at each step.
 
-    That two further twins release the same numbers is tested, not believed.
+    Returns None if the guard makes no such twins, or if two further twins release different
+    numbers: this is tested, since a guard could declare repeatable noise wrongly.
     """
     first, second, tested = (guard.twin(_KEY, repeatable=True) for _ in range(3))
     if first is None or second is None or tested is None:
@@ -720,13 +776,13 @@ def _make_directions() -> tuple[Tensor, Tensor]:
 def _measure_in_pairs(
     first: Any, second: Any, single: Any, direction_D: Tensor
 ) -> tuple[float, float, float]:
-    """Return the distance of two extreme rows' releases, the standard deviation of the noise, and
-    the error of their ratio.
+    """Return how far the releases of two opposite extreme rows are apart, and under what noise.
 
-    The distance is exact, since both twins have the same noise.
+    Returned are the distance, the standard deviation of the noise, and the largest error of their
+    ratio. The distance is exact, since the noise of both twins is equal and cancels.
 
     Args:
-        first, second: the twins.
+        first, second: two guards with equal noise.
         single: a copy of the guard, on which the noise is measured.
         direction_D: unit vector; the extreme rows lie far out along it and against it.
     """
@@ -744,11 +800,16 @@ def _measure_in_pairs(
 
 
 def _measure_from_samples(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
-    """Estimate what `_measure_in_pairs` returns, for a guard whose noise cannot be repeated.
+    """Estimate how far the releases of two opposite extreme rows are apart, and under what noise.
 
-    `mu`: Gaussian DP parameter that the guard states; the smaller, the more rows are measured.
-    `direction_D`: unit vector along which, and against which, the extreme rows lie.
+    It serves guards whose noise cannot be repeated: means over many rows are compared. Returned are
+    the distance, the standard deviation of the noise, and the largest error of their ratio.
+
+    `guard`: a copy of the guard. `mu`: Gaussian DP parameter that the guard states; the smaller,
+    the more rows are measured. `direction_D`: unit vector; the extreme rows lie far out along it
+    and against it.
     """
+    # The first half of the rows lies far out along the direction, the second half against it.
     half = min(_MAX_ROWS, max(_MIN_ROWS, math.ceil((_DIMENSION / mu) ** 2)))
     signs_B1 = torch.ones(2 * half, 1, dtype=torch.float64)
     signs_B1[half:] = -1
@@ -764,22 +825,24 @@ def _measure_from_samples(guard: Any, direction_D: Tensor, mu: float) -> tuple[f
 
 
 def _require_others_unmoved(guard: Any, name: str) -> None:
-    """Raise PromiseError if replacing one row moves the others' releases.
+    """Raise PromiseError if replacing one row of a batch moves the releases of the other rows.
 
-    `guard`: measured by copies, so its own state stays. `name`: name of the guard's class, for the
-    message.
+    A guard's privacy is charged for each row alone, so this must not happen.
+
+    `guard`: its twins or copies are measured, so its own state stays. `name`: name of the guard's
+    class, for the message.
     """
     rows = torch.arange(_MIN_ROWS)
     usual_BD = torch.ones(_MIN_ROWS, _DIMENSION, dtype=torch.float64) / math.sqrt(_DIMENSION)
     extreme_BD = usual_BD.clone()
     extreme_BD[0] = -_EXTREME * usual_BD[0]
-    pair = _make_twin_guards(guard)
-    first, second = pair or (_copy_guard(guard), _copy_guard(guard))
+    twins = _make_twin_guards(guard)
+    first, second = twins or (_copy_guard(guard), _copy_guard(guard))
     before_B = first.release(usual_BD, step=1, rows=rows).double()[1:].sum(1)
     after_B = second.release(extreme_BD, step=1, rows=rows).double()[1:].sum(1)
     noise = math.sqrt((float(before_B.var()) + float(after_B.var())) / 2)
     moved = abs(float((after_B - before_B).mean()))
-    relative_error = _ROUNDING if pair else _SURE * math.sqrt(2 / len(before_B))
+    relative_error = _ROUNDING if twins else _SURE * math.sqrt(2 / len(before_B))
     if moved > noise * relative_error:
         raise PromiseError(
             f"{name} is charged by the row, but replacing one row of a batch moved the others by "
@@ -789,8 +852,10 @@ def _require_others_unmoved(guard: Any, name: str) -> None:
 
 
 def _check_repeats(guard: Any, name: str) -> None:
-    """Raise PromiseError if rows that the guard declares as repeats are released with other
-    numbers.
+    """Raise PromiseError if rows that the guard declares as repeats are sent with other numbers.
+
+    Repeats cost no privacy, so their bytes must be the same. `guard`: a copy, whose state changes.
+    `name`: name of the guard's class, for the message.
     """
     rows = torch.arange(32)
     h_BD = torch.ones(len(rows), _DIMENSION, dtype=torch.float64)
