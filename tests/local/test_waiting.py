@@ -31,7 +31,7 @@ class Process:
     """A party's process, which ended with this code; None: it runs."""
 
     name: str
-    code: int | None = None
+    exit_code: int | None = None
 
 
 def has_contract(folder: RunFolder) -> None:
@@ -67,7 +67,7 @@ def test_the_active_is_not_left_waiting_for_the_dead(
         if happens is not None and now == 0:
             happens(folder)
         now += 10.0
-        leading.code = 0 if now > 3600 else None
+        leading.exit_code = 0 if now > 3600 else None
 
     monkeypatch.setattr("time.sleep", pass_time)
     monkeypatch.setattr("time.monotonic", lambda: now)
