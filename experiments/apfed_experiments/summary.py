@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-import scipy
+from scipy.stats import t
 
 from secure_apfed.data import DATASETS
 from secure_apfed.measures.table import ACCURACY, MEASURES
@@ -95,9 +95,7 @@ class Interval:
         if common is None:
             common = variance * shared / (1 - shared)
         standard_error = math.sqrt(variance / len(values) + common)
-        half_width = (
-            float(scipy.stats.t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1)) * standard_error
-        )
+        half_width = float(t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1)) * standard_error
         return cls(mean, mean - half_width, mean + half_width)
 
     def p_value(self, seeds: int) -> float:
@@ -113,8 +111,8 @@ class Interval:
         degrees = seeds - 1
         # The half width is the quantile times the standard error, which the statistic divides by.
         half_width = (self.high - self.low) / 2
-        statistic = abs(self.mean) / half_width * scipy.stats.t.ppf((1 + _CONFIDENCE) / 2, degrees)
-        return float(2 * scipy.stats.t.sf(statistic, degrees))
+        statistic = abs(self.mean) / half_width * t.ppf((1 + _CONFIDENCE) / 2, degrees)
+        return float(2 * t.sf(statistic, degrees))
 
     def clip_ends(self, minimum: float, maximum: float) -> "Interval":
         """Return the interval with its ends clipped to the possible values of what it measures."""

@@ -115,19 +115,10 @@ def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
 def proportion_interval(successes: int, rows: int) -> tuple[float, float]:
     """Return the 95 % interval of the share successes / rows (Wilson 1927).
 
-    It is valid even for few rows.
+    It is valid even for few or no rows.
     """
-    # The formula without continuity correction in Newcombe (1998), Interval estimation for the
-    # difference between independent proportions, Section 2. SciPy's `binomtest` gives the same,
-    # and its import takes as long as many a run.
-    z = float(scipy.special.ndtri(0.5 + 0.5 * _CONFIDENCE))
-    share = successes / rows
-    denominator = 2 * (rows + z**2)
-    centre = (2 * rows * share + z**2) / denominator
-    reach = z / denominator * math.sqrt(4 * rows * share * (1 - share) + z**2)
-    low = centre - reach if successes else 0.0
-    high = centre + reach if successes < rows else 1.0
-    return float(low), float(high)
+    interval = scipy.stats.binomtest(successes, rows).proportion_ci(_CONFIDENCE, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def gain_between(
@@ -296,7 +287,7 @@ def _compute_interval(
         return math.nan, math.nan
     tail = (1 - _CONFIDENCE) / 2
     if rows >= _MANY_ROWS:
-        width = scipy.special.ndtri(1 - tail) * np.std(np.concatenate(resampled), ddof=1)
+        width = scipy.stats.norm.ppf(1 - tail) * np.std(np.concatenate(resampled), ddof=1)
         return float(value - width), float(value + width)
     low, high = np.quantile(np.concatenate(resampled), [tail, 1 - tail])
     if not mirrored:

@@ -1,14 +1,12 @@
 """Table of the measures of predictions on rows whose true labels are known.
 
 Run by: the active on its own rows, in training, in a report and in `predict`, and by studies; no
-value is sent. A new measure is one line in the table. Measures of classes are computed here, equal
-to scikit-learn's, whose import alone takes longer than a short training. Measures of numbers are
-computed by scikit-learn. With more than two classes, a measure of a ranking is the mean over the
-classes, each against the others (macro one-vs-rest). A class that has no row, or all rows, takes no
-part in the mean. A measure is NaN if the rows do not define it: without rows, for a ranking of rows
-of one class, for R2 of one row, and for scores that are not finite.
-`secure_apfed.measures.intervals` computes intervals over the test rows. See
-docs/tasks-and-measures.md.
+value is sent. A new measure is one line in the table. Most are computed by scikit-learn. With more
+than two classes, a measure of a ranking is the mean over the classes, each against the others
+(macro one-vs-rest). A class that has no row, or all rows, takes no part in the mean. A measure is
+NaN if the rows do not define it: without rows, for a ranking of rows of one class, for R2 of one
+row, and for scores that are not finite. `secure_apfed.measures.intervals` computes intervals over
+the test rows. See docs/tasks-and-measures.md.
 
 Letters: B rows, K classes, T thresholds.
 """
@@ -16,12 +14,11 @@ Letters: B rows, K classes, T thresholds.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
-import scipy
 import torch
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict
@@ -213,7 +210,11 @@ class Measure:
             )
         if self.explain_nan(scored):
             return math.nan
-        return float(self.function(scored))
+        from sklearn import config_context
+
+        # scikit-learn's checks take longer than most measures.
+        with config_context(skip_parameter_validation=True):
+            return float(self.function(scored))
 
     def explain_nan(self, scored: Scored) -> str:
         """Return in words why these rows do not define the measure; "" if they do."""
@@ -259,44 +260,14 @@ class Measure:
         return f"{100 * gain:+.1f} points" if self.share else f"{gain:+.3f}"
 
 
-def _call_sklearn(name: str, scored: Scored) -> float:
-    """Return the value of a metric of scikit-learn, which is imported here at first use."""
-    from sklearn import config_context, metrics
+def _import_metrics() -> Any:
+    """Return scikit-learn's module of metrics, which is imported here at first use.
 
-    # scikit-learn's checks take longer than most measures.
-    with config_context(skip_parameter_validation=True):
-        return float(getattr(metrics, name)(scored.truth, scored.scores))
-
-
-def _count_positives(
-    is_class_B: NDArray[np.bool_], class_scores_B: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return the numbers of false and of true positives (T,) by threshold.
-
-    The thresholds are the distinct scores, from the highest on.
+    Settings import this table for the measures' names, and should not load scikit-learn.
     """
-    order = np.argsort(-class_scores_B, kind="stable")
-    # The last row of each distinct score.
-    last_T = np.flatnonzero(np.append(np.diff(class_scores_B[order]), 1))
-    true_T = np.cumsum(is_class_B[order])[last_T].astype(np.float64)
-    return 1.0 + last_T - true_T, true_T
+    from sklearn import metrics
 
-
-def _compute_roc(
-    is_class_B: NDArray[np.bool_], class_scores_B: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return the false and true positive rates at the corners of the ROC, from (0, 0) on."""
-    false_T, true_T = _count_positives(is_class_B, class_scores_B)
-    if len(true_T) > 2:
-        # Points on the line between their neighbours are no corners.
-        bends_T = np.diff(false_T, 2).astype(bool) | np.diff(true_T, 2).astype(bool)
-        is_corner_T = np.concatenate([[True], bends_T, [True]])
-        false_T = false_T[is_corner_T]
-        true_T = true_T[is_corner_T]
-    return (
-        np.append(0.0, false_T) / false_T[-1],
-        np.append(0.0, true_T) / true_T[-1],
-    )
+    return metrics
 
 
 @lru_cache(maxsize=1)  # three measures read the same curves
@@ -306,7 +277,7 @@ def _compute_rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
     The classes are those of `_iter_class_scores`.
     """
     return tuple(
-        _compute_roc(is_class_B, class_scores_B)
+        _import_metrics().roc_curve(is_class_B, class_scores_B)[:2]
         for is_class_B, class_scores_B in _iter_class_scores(scored)
     )
 
@@ -330,12 +301,9 @@ def _compute_mean(values: list[float]) -> float:
 
 
 def _compute_auc(scored: Scored) -> float:
-    """Return the area under the ROC curve (by trapezoids), mean over classes."""
+    """Return the area under the ROC curve, mean over classes."""
     return _compute_mean(
-        [
-            float((np.diff(false_T) * (true_T[1:] + true_T[:-1]) / 2.0).sum())
-            for false_T, true_T in _compute_rocs(scored)
-        ]
+        [_import_metrics().auc(false_T, true_T) for false_T, true_T in _compute_rocs(scored)]
     )
 
 
@@ -345,45 +313,42 @@ def _compute_ks(scored: Scored) -> float:
 
 
 def _compute_average_precision(scored: Scored) -> float:
-    """Return the average precision, mean over classes: at each threshold the precision counts by
-    how much the recall grows.
-    """
-    values = []
-    for is_class_B, class_scores_B in _iter_class_scores(scored):
-        false_T, true_T = _count_positives(is_class_B, class_scores_B)
-        precision_T = true_T / (true_T + false_T)
-        growth_T = np.diff(true_T / true_T[-1], prepend=0.0)
-        # From the lowest threshold on, as scikit-learn adds them.
-        values.append(float((growth_T * precision_T)[::-1].sum()))
-    return _compute_mean(values)
+    """Return the average precision, mean over classes."""
+    compute_precision = _import_metrics().average_precision_score
+    return _compute_mean(
+        [
+            compute_precision(is_class_B, class_scores_B)
+            for is_class_B, class_scores_B in _iter_class_scores(scored)
+        ]
+    )
 
 
 def _compute_f1(scored: Scored) -> float:
-    """Return F1: of the second of two classes, else the mean over classes.
-
-    The mean is over the classes that are true or predicted for some row.
-    """
-    labels = [1]
-    if scored.classes != 2:
-        labels = np.union1d(scored.truth, scored.class_predictions).tolist()
-    values = []
-    for label in labels:
-        is_true_B = scored.truth == label
-        is_predicted_B = scored.class_predictions == label
-        rows = int(is_true_B.sum()) + int(is_predicted_B.sum())
-        values.append(2 * int((is_true_B & is_predicted_B).sum()) / rows if rows else 0.0)
-    return _compute_mean(values)
+    """Return F1: of the second of two classes, else the mean over classes."""
+    average = "binary" if scored.classes == 2 else "macro"
+    f1 = _import_metrics().f1_score(
+        scored.truth, scored.class_predictions, average=average, zero_division=0
+    )
+    return float(f1)
 
 
 def _compute_balanced_accuracy(scored: Scored) -> float:
-    """Return the mean recall of the classes that have rows."""
-    is_hit_B = scored.truth == scored.class_predictions
-    _, class_B, rows_K = np.unique(scored.truth, return_inverse=True, return_counts=True)
-    return float((np.bincount(class_B, weights=is_hit_B) / rows_K).mean())
+    """Return the mean recall of the classes that have rows.
+
+    scikit-learn's `balanced_accuracy_score` gives the same, but warns of classes without rows.
+    """
+    present = np.unique(scored.truth)
+    recalls = _import_metrics().recall_score(
+        scored.truth, scored.class_predictions, labels=present, average="macro", zero_division=0
+    )
+    return float(recalls)
 
 
 def _compute_accuracy(scored: Scored) -> float:
-    """Return the share of rows whose class is predicted correctly."""
+    """Return the share of rows whose class is predicted correctly.
+
+    scikit-learn's `accuracy_score` gives the same, but takes a hundred times as long for checks.
+    """
     return float((scored.truth == scored.class_predictions).mean())
 
 
@@ -395,10 +360,9 @@ def _compute_brier(scored: Scored) -> float:
 
 def _compute_log_loss(scored: Scored) -> float:
     """Return the mean negative log probability of the true class."""
-    true_scores_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
-    tiny = np.finfo(scored.scores.dtype).eps
-    # SciPy's logarithm, as in scikit-learn: NumPy's may differ in the last bit.
-    return float(np.mean(-scipy.special.xlogy(1.0, np.clip(true_scores_B, tiny, 1 - tiny))))
+    return float(
+        _import_metrics().log_loss(scored.truth, scored.scores, labels=range(scored.classes))
+    )
 
 
 _NUMBERS: tuple[Task, ...] = ("regression", "poisson")  # tasks whose labels are numbers
@@ -449,7 +413,7 @@ _ALL = (
         title="R2",
         tasks=_NUMBERS,
         least=-math.inf,
-        function=partial(_call_sklearn, "r2_score"),
+        function=lambda scored: _import_metrics().r2_score(scored.truth, scored.scores),
     ),
     Measure(
         name="mae",
@@ -457,7 +421,7 @@ _ALL = (
         tasks=_NUMBERS,
         higher_is_better=False,
         most=math.inf,
-        function=partial(_call_sklearn, "mean_absolute_error"),
+        function=lambda scored: _import_metrics().mean_absolute_error(scored.truth, scored.scores),
     ),
     Measure(
         name="rmse",
@@ -465,7 +429,9 @@ _ALL = (
         tasks=_NUMBERS,
         higher_is_better=False,
         most=math.inf,
-        function=lambda scored: math.sqrt(_call_sklearn("mean_squared_error", scored)),
+        function=lambda scored: math.sqrt(
+            _import_metrics().mean_squared_error(scored.truth, scored.scores)
+        ),
     ),
     Measure(
         name="poisson_deviance",
@@ -473,7 +439,9 @@ _ALL = (
         tasks=("poisson",),
         higher_is_better=False,
         most=math.inf,
-        function=partial(_call_sklearn, "mean_poisson_deviance"),
+        function=lambda scored: _import_metrics().mean_poisson_deviance(
+            scored.truth, scored.scores
+        ),
     ),
 )
 
@@ -634,6 +602,8 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
 
     Raises DataError: the scores are no probabilities.
     """
+    from sklearn.calibration import calibration_curve as curve
+
     if not scored.classes:
         raise DataError("measures: a calibration curve is of probabilities, got one number a row")
     if not len(scored.truth) or not scored.is_finite:
@@ -644,18 +614,15 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
     else:
         top_scores_B = scored.scores.max(axis=1)
         true_B = scored.scores.argmax(axis=1) == scored.truth
-    # Ranges by quantiles, as scikit-learn's.
-    edges = np.percentile(top_scores_B, np.linspace(0, 1, ranges + 1) * 100)
-    range_B = np.searchsorted(edges[1:-1], top_scores_B)
-    counts = np.bincount(range_B, minlength=ranges)
-    score_sums = np.bincount(range_B, weights=top_scores_B, minlength=ranges)
-    true_counts = np.bincount(range_B, weights=true_B, minlength=ranges)
+    observed, predicted = curve(
+        true_B, top_scores_B, n_bins=ranges, strategy="quantile", pos_label=True
+    )
+    # scikit-learn returns no counts, so rows are counted over its ranges here.
+    edges = np.quantile(top_scores_B, np.linspace(0, 1, ranges + 1))
+    counts = np.bincount(np.searchsorted(edges[1:-1], top_scores_B), minlength=ranges)
     return tuple(
-        CalibrationPoint(
-            predicted=float(score_sum / count), observed=float(true / count), rows=int(count)
-        )
-        for score_sum, true, count in zip(score_sums, true_counts, counts, strict=True)
-        if count
+        CalibrationPoint(predicted=float(mean), observed=float(share), rows=int(count))
+        for mean, share, count in zip(predicted, observed, counts[counts > 0], strict=True)
     )
 
 

@@ -297,12 +297,6 @@ _STEPPED = (
 )
 
 
-_MEASURED = (
-    "secure_apfed.measures.table as t, secure_apfed.measures.intervals as i; "
-    "t.measure_all(t.Scored.from_probabilities([0, 1], [0.2, 0.7])); i.proportion_interval(1, 3)"
-)
-
-
 @pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("imported", "spared"),
@@ -317,7 +311,6 @@ _MEASURED = (
             "apfed_attacks.foreign",
             {"scipy.stats", "sklearn", "pandas", "secure_apfed.methods", "secure_apfed.runs"},
         ),
-        (_MEASURED, {"sklearn", "scipy.stats"}),
         ("secure_apfed.cli", {"numpy", "pydantic", "torch"}),
         (
             "secure_apfed.commands.doctor as d; d.examine_machine()",

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 from scipy.special import ndtri
+from scipy.stats import beta
 
 from apfed_experiments.columns import Column, Table, make_form
 from apfed_protocols.errors import LocalProtocolError
@@ -203,11 +203,9 @@ def _count_errors(
     hits = int((scores_1 > threshold).sum())
     alarms = int((scores_0 > threshold).sum())
     # Without hits the rate of true positives may be 0; with alarms only, that of false ones 1.
-    tpr_low = float(scipy.stats.beta.ppf(level / 2, hits, tested - hits + 1)) if hits else 0.0
+    tpr_low = float(beta.ppf(level / 2, hits, tested - hits + 1)) if hits else 0.0
     fpr_high = (
-        float(scipy.stats.beta.ppf(1 - level / 2, alarms + 1, tested - alarms))
-        if alarms < tested
-        else 1.0
+        float(beta.ppf(1 - level / 2, alarms + 1, tested - alarms)) if alarms < tested else 1.0
     )
     is_bounded = tpr_low > 0 and fpr_high < 1
     mu_low = max(0.0, float(ndtri(tpr_low) - ndtri(fpr_high))) if is_bounded else 0.0

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 import torch
 from scipy.special import expit, ndtr, ndtri
+from scipy.stats import beta, binom
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import gdp_epsilon
@@ -149,13 +149,10 @@ def bound_epsilon_by_guesses(
         """Return whether the guesses contradict (epsilon, delta)-DP by Theorem 5.2."""
         chance = expit(epsilon)
         # P(W < v - i) for i = v, ..., 1, then P(v - i <= W < v) for i = 1, ..., v.
-        below = scipy.stats.binom.cdf(np.arange(right) - 1, guesses, chance)
-        window = scipy.stats.binom.cdf(right - 1, guesses, chance) - below[::-1]
+        below = binom.cdf(np.arange(right) - 1, guesses, chance)
+        window = binom.cdf(right - 1, guesses, chance) - below[::-1]
         largest = float((window / np.arange(1, right + 1)).max(initial=0))
-        return bool(
-            scipy.stats.binom.sf(right - 1, guesses, chance) + 2 * canaries * delta * largest
-            < level
-        )
+        return bool(binom.sf(right - 1, guesses, chance) + 2 * canaries * delta * largest < level)
 
     return _find_largest(rejects_epsilon, _LARGEST_EPSILON)
 
@@ -203,7 +200,7 @@ def bound_mu_of_independent_rows(canaries: int, all_right: int, *, level: float)
     """
     if all_right <= canaries / 2:  # no better than coin flips: nothing is proved
         return 0.0
-    probability_low = scipy.stats.beta.ppf(level, all_right, canaries - all_right + 1)
+    probability_low = beta.ppf(level, all_right, canaries - all_right + 1)
     return max(0.0, 2 * float(ndtri(probability_low)))
 
 
