@@ -113,8 +113,8 @@ rounding_moves_nobody: test_privacy_accountants.py
 +return math.sqrt(rows) * 2 * levels * _ROUNDING
 tails_for_nothing: test_privacy_accountants.py
     The tails of discrete noise that are cut off cost next to nothing.
--remaining = delta - (1 + math.exp(min(epsilon, 700.0))) * cut
-+remaining = delta - min(epsilon, 700.0) * cut
+-remaining_delta = delta - (1 + math.exp(min(epsilon, 700.0))) * cut_tails
++remaining_delta = delta - min(epsilon, 700.0) * cut_tails
 --- secure_apfed/privacy/guard.py
 noise_over_the_radius: test_privacy_guards.py test_audit_release.py
     The guard states a quarter of the privacy loss that a release has.
