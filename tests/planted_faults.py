@@ -276,8 +276,8 @@ worst_solo_model_chosen: test_solo.py
 --- secure_apfed/settings/plugins.py
 code_of_others_imported: test_plugins.py
     What a proposal or a folder names is imported, and runs with all rights.
--if code not in trusted and (noted or not _is_own.get()):
-+if code not in trusted and noted and not _is_own.get():
+-if noted or not _is_own.get():
++if noted and not _is_own.get():
 --- secure_apfed/config/file.py
 others_read_as_own: test_plugins.py
     A file that others wrote is read as the party's own, and may name code.
