@@ -384,16 +384,7 @@ class IdReader:
         rows: bool = False,
         key: str = "",
     ) -> None:
-        """Make a reader that has read no row yet.
-
-        Args:
-            whose: party and column, for errors.
-            place: returns in words where to find the row of a number, for errors; None: "row N".
-            strip: whether to drop blanks at both ends of a text, as tables do.
-            part: whether the column is one of several whose texts are joined by `JOINT`.
-            rows: whether a tuple or list is a row of several columns rather than one cell.
-            key: the settings key that names the column of IDs, for advice in errors.
-        """
+        """Make a reader that has read no row yet."""
         self._subject = whose
         self._place = place
         self._strip = strip

@@ -127,11 +127,6 @@ class Receiver:
     def __init__(self, choices: Sequence[int], seed: bytes, *, session: bytes) -> None:
         """Derive a scalar t and the two points R_0, R_1 of each transfer from the seed (step 2 of
         the module's docstring).
-
-        Args:
-            choices: 0 or 1 for each transfer.
-            seed: 32 secret bytes, used once.
-            session: 32 bytes known to both parties.
         """
         self._choices = choices
         self._session = session

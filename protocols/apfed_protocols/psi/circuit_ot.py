@@ -595,17 +595,7 @@ class TransferMember:
         secret: bytes,
         sealer: "Sealer | None",
     ) -> None:
-        """Store what a member needs to make triples and to count.
-
-        Args:
-            endpoint: frames and parses the member's messages.
-            hub: the hub's name.
-            inputs: the member's inputs to the circuit.
-            sender: the member's role in the oblivious transfers with the hub.
-            secret: private X25519 key of this member, by which the first member decrypts the
-                others' shares.
-            sealer: encrypts shares for the first member; None at the first member itself.
-        """
+        """Store what a member needs to make triples and to count."""
         self._endpoint = endpoint
         self._hub = hub
         self._inputs = inputs

@@ -897,12 +897,6 @@ class SetIntersection(ABC):
         """Set up an intersection at one party; its role is made by `make_hub`, `make_member` or
         `make_dealer`.
 
-        Args:
-            agreement: the terms that all parties agreed on.
-            threads: number of threads that this party computes with; None: the backend's choice.
-            progress: called with reports of this party's work; None: not reported.
-            admit: called before each role with IDs is made; raises to refuse it.
-
         Raises LocalProtocolError: the backend does not support the agreed output, or needs a dealer
         and none is agreed; or `threads` is below 1.
         """
@@ -1096,16 +1090,7 @@ class ResumableIntersection(SetIntersection):
         secret: bytes | None = None,
         expected_sizes: Mapping[str, int] | None = None,
     ) -> None:
-        """Set up an intersection at one party.
-
-        Args:
-            agreement: the terms that all parties agreed on.
-            threads: number of threads that this party computes with; None: the backend's choice.
-            progress: called with reports of this party's work; None: not reported.
-            admit: called before each role with IDs is made; raises to refuse it.
-            secret: 32 bytes from which all randomness of messages is derived, so that a resumed
-                attempt repeats the same messages; None: the randomness is fresh.
-            expected_sizes: how many IDs a peer must announce, by name.
+        """Set up an intersection; the first four arguments are those of the base class.
 
         Raises LocalProtocolError: sizes are agreed but the messages reveal the true sizes, or
         another argument does not fit (see `SetIntersection`).

@@ -100,12 +100,6 @@ class Asker:
         """Blind the holder's blinded IDs once more, by a fresh secret scalar, and index the results
         by their first 16 bytes (tags): an ID that both have will get the same tag.
 
-        Args:
-            published: the holder's blinded IDs (curve points), joined.
-            holder: name of the holder, for errors.
-            session: 32 bytes that both parties know.
-            maximum: how many IDs the holder may have.
-
         Raises RemoteProtocolError: the list is too long, or not of valid points.
         """
         if len(published) > maximum * POINT_BYTES:

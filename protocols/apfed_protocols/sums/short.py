@@ -669,16 +669,7 @@ class ClipAgreement(KeepsSecrets):
         current: float | None = None,
         bits: int = MAX_BITS,
     ) -> None:
-        """Compute what the party `me` reports about its rows.
-
-        Args:
-            me: a contributor, or a party that only receives the reports.
-            contributors: the parties that report a size.
-            matrix: the rows of `me`, (rows, columns); None: it reports nothing.
-            told: the parties that receive the reports; None: the contributors.
-            current: the present C; None: there is no C yet.
-            bits: width of one value in fixed point.
-        """
+        """Compute what the party `me` reports about its rows."""
         self.me = me
         self._contributors = tuple(contributors)
         self._recipients = sorted({*(contributors if told is None else told)} - {me})
