@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from secure_apfed.networks.summed_layer import SummedLinear
     from secure_apfed.organisations.served import predict_jointly, serve_party
     from secure_apfed.privacy.release import PrivateContributions, PrivateLabels, PrivateRelease
+    from secure_apfed.runs.active_model import load_model
     from secure_apfed.runs.run import run
-    from secure_apfed.runs.solo import load_model
     from secure_apfed.runs.worth import measure_worth
 
     __version__: str
@@ -203,7 +203,7 @@ if not TYPE_CHECKING:  # type checkers read the imports above
                 "PrivateRelease",
             ),
             "secure_apfed.runs.run": ("run",),
-            "secure_apfed.runs.solo": ("load_model",),
+            "secure_apfed.runs.active_model": ("load_model",),
             "secure_apfed.runs.worth": ("measure_worth",),
         },
         modules=_MODULES,

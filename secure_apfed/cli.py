@@ -135,8 +135,8 @@ def run(
     """Run a whole training on this machine: align, train, measure leakage, and write a report."""
     # The docstring is the command's help, so it does not explain the arguments.
     from secure_apfed.base.files import refuse_replacing_input
+    from secure_apfed.baselines.interface import cache_fits
     from secure_apfed.config.file import load_config
-    from secure_apfed.solo.interface import cache_fits
 
     config = load_config(config_file, overrides=overrides or (), own=True)
     folder = output or Path("runs", config.name)

@@ -144,7 +144,7 @@ _TEACHERS = (
     "secure_apfed.methods.student._TREE_COUNT",
     "secure_apfed.methods.local_models.TEACHERS",
 )
-_MIXMATCH = ("secure_apfed.solo.networks._STEPS",)
+_MIXMATCH = ("secure_apfed.baselines.networks._STEPS",)
 _WHOLE = {
     "every_teacher": _TEACHERS,
     "whole_mixmatch": _MIXMATCH,
@@ -156,18 +156,21 @@ _WHOLE = {
 @pytest.fixture(scope="module", autouse=True)
 def _short_runs(request: pytest.FixtureRequest) -> Iterator[Mapping[str, object]]:
     """Runs of tests, and those that a module's tests share, measure, choose of, and are taught by
-    two solo baselines; all have tests of their own. Give what stands elsewhere, by its place.
+    two local models; all have tests of their own. Give what stands elsewhere, by its place.
     """
     if _below(request, *TRAINS_NOTHING):
         yield {}
         return
-    from secure_apfed.solo import BASELINES
+    from secure_apfed.baselines import BASELINES
 
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
-    short: dict[str, object] = {"apfed_experiments.solo.list_candidates": lambda: few}
+    short: dict[str, object] = {"apfed_experiments.baselines.list_candidates": lambda: few}
     if not _below(request, *STARTS_OTHERS):
         taught: tuple[object, ...] = (_FEW_TREES, tuple(few.values()))
-        short |= {"secure_apfed.solo.BASELINES": few, "secure_apfed.solo.COMBINATIONS": {}}
+        short |= {
+            "secure_apfed.baselines.BASELINES": few,
+            "secure_apfed.baselines.COMBINATIONS": {},
+        }
         short |= dict(zip(_TEACHERS, taught, strict=True))
         short |= dict.fromkeys(_MIXMATCH, _FEW_STEPS)
         short["secure_apfed.methods.pupils.TEACHERS"] = tuple(few)

@@ -264,12 +264,12 @@ projections_of_any_length: test_methods_code.py
     A passive's projected rows grow with its columns, and a clip cuts most of them.
 -directions / math.sqrt(features * numbers)
 +directions / math.sqrt(numbers)
---- secure_apfed/solo/__init__.py
-own_network_teaches: test_solo.py
+--- secure_apfed/baselines/__init__.py
+own_network_teaches: test_baselines.py
     The run's own network is among the teachers that read others' numbers.
 -tuple(baseline for name, baseline in BASELINES.items() if name != "network")
 +tuple(BASELINES.values())
-worst_solo_model_chosen: test_solo.py
+worst_local_model_chosen: test_baselines.py
     Help is compared with the worst local model, which anything is better than.
 -best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
 +best_first = sorted(ranked, key=ranked.__getitem__)

@@ -229,7 +229,7 @@ def test_the_reader_of_a_model_loads_nothing_that_trains(loaded: dict[str, set[s
         "apfed_protocols.sums",
     )
     found = loaded["from secure_apfed import load_model"]
-    assert "secure_apfed.runs.solo" in found
+    assert "secure_apfed.runs.active_model" in found
     assert len(loaded["from secure_apfed import run"]) > max(LOADED.values()), "they are counted"
     assert not [name for name in found if name.startswith(trains)]
 
@@ -262,8 +262,8 @@ def test_floors_are_counted_by_parts_and_circles_whole() -> None:
         "S.data.c: import S.names, P | P: | S.names: def late():\n import S.runs.a"
     )
     assert architecture_rules.floors(plant_module(house)) == ["runs", "data", "names"]
-    house += " | S.solo: from S.data import c | S.data.d: import S.solo"
-    assert architecture_rules.floors(plant_module(house)) == ["runs", "data", "solo", "names"]
+    house += " | S.models: from S.data import c | S.data.d: import S.models"
+    assert architecture_rules.floors(plant_module(house)) == ["runs", "data", "models", "names"]
 
 
 def test_settings_have_few_keys() -> None:

@@ -31,10 +31,10 @@ from secure_apfed.privacy.defences import DEFENCES, describe_runners
 from secure_apfed.privacy.guard import GUARDS, GaussianGuard
 from secure_apfed.privacy.randomised_response import LABEL_MECHANISMS
 from secure_apfed.runs import course
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.course import EpochLosses, TrainingLoop
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
 from tests.attacks.recordings import live_config, play
 from tests.pretend_device import DEVICES, DeviceError, Pretended, pretend_gpus
 from tests.secure_apfed.small_runs import small_config
@@ -50,7 +50,7 @@ pytestmark = [
 _, HERE = DEVICES
 # What the active could do alone computes there, the same on every machine; and so does
 # an autoencoder of K numbers.
-ON_THE_CPU = ("secure_apfed/solo/", "secure_apfed/learning/autoencoder.py")
+ON_THE_CPU = ("secure_apfed/baselines/", "secure_apfed/learning/autoencoder.py")
 TRAIN = {"epochs": 1, "batch_size": 50, "learning_rate": 0.05, "device": str(HERE)}
 MASKED = {"scheme": "plain", "masks": "pairwise"}
 NOISE = {"noise": "reproducible_insecure"}
@@ -66,7 +66,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
     """Record where a run computes, whose teachers learn for a few steps only."""
     steps = {"networks._STEPS": 4, "networks._CODER_STEPS": 4, "classical._TREES": 5}
     for name, few in steps.items():
-        monkeypatch.setattr(f"secure_apfed.solo.{name}", few)
+        monkeypatch.setattr(f"secure_apfed.baselines.{name}", few)
     monkeypatch.setattr("secure_apfed.methods.student._TREE_COUNT", 5)
     with pretend_gpus() as seen:
         yield seen

@@ -35,7 +35,7 @@ def compute_runs(backend: str, folder: Path) -> pd.DataFrame:
     with use_backend(backend):
         started = time.monotonic()
         point = Point(config=make_config(), folder=folder, figures_only=True)
-        table = run_points([point], range(RUNS), jobs=2, solo=False).table
+        table = run_points([point], range(RUNS), jobs=2, local_models=False).table
     seconds = time.monotonic() - started
     print(f"{backend}: start {started - begun:.1f} s, {RUNS} runs {seconds:.1f} s")
     return table.drop(columns="influence")

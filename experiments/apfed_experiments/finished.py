@@ -13,7 +13,7 @@ import torch
 
 from apfed_attacks.headlines import Headline, headlines_by_direction
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.solo import BaselinesRecord, RunGain, load_solo, measure_gain
+from apfed_experiments.baselines import BaselinesRecord, RunGain, load_baselines, measure_gain
 from secure_apfed.base.files import load_json, make_private
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData
@@ -37,7 +37,7 @@ class FinishedRun:
     Attributes:
         config, outcome: settings, and stored metrics and guarantees of the run.
         attacks: results of the mounted attacks; None: no attack was mounted.
-        solo: local models of the active; None: not measured.
+        local_models: local models of the active; None: not measured.
         influence: influence of each test row on the measure of the method's own inference; empty:
             not stored.
         gain: gain over the best local model, on the same test rows; None: not known.
@@ -47,7 +47,7 @@ class FinishedRun:
     config: Config
     outcome: Outcome
     attacks: tuple[AttackResult, ...] | None
-    solo: BaselinesRecord | None = None
+    local_models: BaselinesRecord | None = None
     influence: tuple[float, ...] = ()
     gain: RunGain | None = None
     who_helped: WhoHelped | None = None
@@ -97,15 +97,19 @@ def load_finished_run(path: Path) -> FinishedRun:
     attacks = path / "attacks.json"
     outcome = load_outcome(folder)  # a newer version's is refused before its settings are read
     config = folder.load_config()
-    solo = load_solo(config, folder.solo) if folder.solo.is_file() else None
+    local_models = (
+        load_baselines(config, folder.local_models) if folder.local_models.is_file() else None
+    )
     gain = None
-    if solo is not None:
-        gain = solo.gain or measure_gain(folder, config, solo)  # older files store no gain
+    if local_models is not None:
+        gain = local_models.gain or measure_gain(
+            folder, config, local_models
+        )  # older files store no gain
     return FinishedRun(
         config=config,
         outcome=outcome,
         attacks=load_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
-        solo=solo,
+        local_models=local_models,
         gain=gain,
         who_helped=(
             load_json(folder.who_helped, WhoHelped) if folder.who_helped.is_file() else None

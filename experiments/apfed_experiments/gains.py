@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from apfed_experiments.baselines import round_influences, train_without_votes
 from apfed_experiments.columns import (
     EPSILON,
     P_HOLM,
@@ -33,7 +34,6 @@ from apfed_experiments.own_tables import load_splits
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
 from apfed_experiments.shown import LABELS_AFTER, NETWORK
-from apfed_experiments.solo import round_influences, train_without_votes
 from apfed_experiments.study import (
     MASKED,
     STUDENT,
@@ -354,7 +354,7 @@ class GainCase:
         return "/".join([self.method, self.data, rows, *noise])
 
     @property
-    def solo_config(self) -> Config:
+    def baseline_config(self) -> Config:
         """Return the settings that measure the local models.
 
         They are the same for all methods on a data set with equally many labelled rows, so that the
@@ -397,7 +397,7 @@ class GainCase:
             config=self.config,
             folder=folder,
             figures_only=True,
-            solo_config=self.solo_config,
+            baseline_config=self.baseline_config,
             tables=partial(_load_case_tables, self),
             measure=_measure_no_help if self.method == _NO_HELP else measure_outcome,
         )
@@ -710,7 +710,7 @@ def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFr
     return averaged | {
         "case": case.name,
         "seeds": seeds,
-        "solo": gain.solo,
+        "solo": gain.local_score,
         "measure": gain.measure,
         "reached": gain.reached,
         "gain": gain.over_chosen,
@@ -838,7 +838,7 @@ def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Stu
         title="What help is worth",
         reading=READING,
         folder=folder,
-        measure=partial(run_points, list(points.values()), range(seeds), solo=True),
+        measure=partial(run_points, list(points.values()), range(seeds), local_models=True),
         compare=compare,
     )
 
@@ -889,6 +889,6 @@ def _draw_gains(path: Path, rows: Sequence[Row]) -> list[Picture]:
         Picture(
             path=path,
             title="Gain by epsilon",
-            caption="Over the best solo baseline: means with 95 % intervals.",
+            caption="Over the best local model: means with 95 % intervals.",
         )
     ]

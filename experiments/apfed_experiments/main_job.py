@@ -431,7 +431,7 @@ def make_points(
             config=build_row_config(study_row, base),
             folder=folder / base.name,
             study_row=study_row,
-            solo_config=base,  # all rows are compared with the same local models
+            baseline_config=base,  # all rows are compared with the same local models
         )
         for study_row in study_rows
     ]
@@ -454,7 +454,7 @@ def make_ablation(point: Point) -> Point | None:
         config=Config.model_validate(settings),
         folder=point.folder,
         study_row=point.study_row,
-        solo_config=point.solo_config,
+        baseline_config=point.baseline_config,
         figures_only=True,  # it is not attacked, so only its metrics are stored
         tables=partial(_load_shuffled, point.config),
     )
@@ -518,7 +518,7 @@ def _make_title(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str
     `points`: points of the table, all on one data set. `rows`: the table's rows. `seeds`: number of
     seeds.
     """
-    data = points[0].solo_config.data if points and points[0].solo_config else None
+    data = points[0].baseline_config.data if points and points[0].baseline_config else None
     if data is None:
         return ""
     title = (
@@ -527,7 +527,7 @@ def _make_title(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str
     )
     gains = [row["summary"].gain for row in rows if row["summary"].gain is not None]
     if gains:
-        title += f"; best local model {100 * gains[0].solo:.1f} % ({gains[0].baseline})"
+        title += f"; best local model {100 * gains[0].local_score:.1f} % ({gains[0].baseline})"
     return title
 
 
@@ -626,7 +626,12 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
         """Measure the row that is shown first, and return a sentence on it."""
         # Points that are run later use the local models that are measured here.
         results = run_points(
-            first_points, seeds, jobs=jobs, on_done=on_done, solo=True, later=first_base_points
+            first_points,
+            seeds,
+            jobs=jobs,
+            on_done=on_done,
+            local_models=True,
+            later=first_base_points,
         )
         return [
             _describe_first(first_base, point, results, seeds=len(seeds)) for point in first_points
@@ -638,7 +643,7 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
         title=job.title,
         reading=job.reading,
         folder=folder,
-        measure=partial(run_points, all_points, seeds, solo=True),
+        measure=partial(run_points, all_points, seeds, local_models=True),
         compare=compare,
         measure_first=measure_first if first_points else None,
         reported=list_trials(points, seeds[:1]),
@@ -661,8 +666,8 @@ def _describe_first(base: Config, point: Point, results: Results, *, seeds: int)
     if summary.gain is not None:
         gain = make_points_form()(summary.gain.over_chosen)
         sentence += (
-            f"; the best local model {100 * summary.gain.solo:.1f} %. Gain {gain} points, not yet "
-            "corrected for the number of lines"
+            f"; the best local model {100 * summary.gain.local_score:.1f} %. Gain {gain} points, "
+            "not yet corrected for the number of lines"
         )
     return f"{sentence}. Ablations, other lines and what attacks read follow."
 

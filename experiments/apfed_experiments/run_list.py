@@ -16,15 +16,15 @@ from typing import Any
 
 from apfed_attacks.headlines import Headline, select_best_by_kind
 from apfed_attacks.interface import NOT_ATTACKED
-from apfed_experiments.finished import FinishedRun, load_finished_run
-from apfed_experiments.solo import (
+from apfed_experiments.baselines import (
     OTHER_ROWS,
     BaselinesRecord,
     RunGain,
-    load_solo,
+    load_baselines,
+    locate_baselines,
     measure_gain,
-    solo_file,
 )
+from apfed_experiments.finished import FinishedRun, load_finished_run
 from apfed_experiments.verdict import VerdictLine, describe_run
 from secure_apfed.base.files import count_lines
 from secure_apfed.config import Config
@@ -88,7 +88,7 @@ class ListedRun:
     accuracy: float | None = None
     measure: Measure = ACCURACY
     value: float | None = None
-    alone: BaselinesRecord | None = None
+    local_models: BaselinesRecord | None = None
     run_gain: RunGain | None = None
     promise: Promise | None = None
     wire_bytes: int | None = None
@@ -118,10 +118,10 @@ class ListedRun:
         """Return the gain with its unit, or why there is none; empty for an unfinished run."""
         if self.value is None:
             return ""
-        if self.alone is None:
+        if self.local_models is None:
             return "alone not measured"
-        if self.alone.headline_measure != self.measure:
-            return f"alone measured by {self.alone.headline_measure.title}"
+        if self.local_models.headline_measure != self.measure:
+            return f"alone measured by {self.local_models.headline_measure.title}"
         return OTHER_ROWS if self.run_gain is None else self.run_gain.points
 
     @property
@@ -166,7 +166,7 @@ class ListedRun:
     def as_json(self) -> dict[str, Any]:
         """Return the run as plain values; shares are from 0 to 1, and None means unknown."""
         config = self.config
-        local_models = self.alone
+        local_models = self.local_models
         return {
             "folder": _decode_name(str(self.path)),
             "name": self.name,
@@ -273,19 +273,19 @@ def _complete_run(listed: ListedRun, run: FinishedRun) -> ListedRun:
     """
     # The method's own mode of inference comes first; its accuracy is NaN in a regression.
     accuracy = next(iter(run.outcome.accuracy.values()))
-    solo = run.solo
+    local_models = run.local_models
     gain = run.gain
-    study_solo_path = solo_file(run.config, listed.path.parent)
-    if solo is None and study_solo_path.is_file():
-        solo = load_solo(run.config, study_solo_path)
-        gain = measure_gain(RunFolder(listed.path), run.config, solo)
+    study_baselines_path = locate_baselines(run.config, listed.path.parent)
+    if local_models is None and study_baselines_path.is_file():
+        local_models = load_baselines(run.config, study_baselines_path)
+        gain = measure_gain(RunFolder(listed.path), run.config, local_models)
     return replace(
         listed,
         state=State.FINISHED,
         config=run.config,
-        alone=solo,
+        local_models=local_models,
         run_gain=gain,
-        verdict=describe_run(replace(run, solo=solo, gain=gain)),
+        verdict=describe_run(replace(run, local_models=local_models, gain=gain)),
         accuracy=None if math.isnan(accuracy) else accuracy,
         measure=run.outcome.headline_measure,
         value=next(iter(run.outcome.scores.values())),

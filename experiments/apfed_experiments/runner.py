@@ -144,7 +144,7 @@ def _write_trial_report(trial: Trial) -> Path:
 
     The local models that the study measured are shown in it.
     """
-    return write_report(trial.path, solo=finish_trial(trial).solo)
+    return write_report(trial.path, local_models=finish_trial(trial).local_models)
 
 
 def _write_table(base: Path, part: Part, failures: Sequence[str]) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 from apfed_attacks.headlines import list_directions
 from apfed_experiments import words
+from apfed_experiments.baselines import RANKINGS
 from apfed_experiments.columns import Column, Table, describe_missing_attack, write_text
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
-from apfed_experiments.solo import RANKINGS
 from apfed_experiments.study import (
     Failure,
     MetricRows,
@@ -201,7 +201,12 @@ def _run_seeds(
 
     folders = {trial.seed: trial.path for trial in trials}
     table = run_points(
-        [point], list(folders), jobs=jobs, on_done=on_done, solo=baselines, list_metrics=note_run
+        [point],
+        list(folders),
+        jobs=jobs,
+        on_done=on_done,
+        local_models=baselines,
+        list_metrics=note_run,
     ).table
     reached = {int(str(seed)): float(value) for seed, value in select_accuracies(table).items()}
     summary = Summary.from_rows(table)
@@ -304,7 +309,11 @@ def _summarise_ranking(
     reached = [measures[name] for measures in headline_measures]
     baseline_values = []
     if gain is not None:
-        baselines = [run.solo.find_baseline(gain.baseline) for run in runs if run.solo is not None]
+        baselines = [
+            run.local_models.find_baseline(gain.baseline)
+            for run in runs
+            if run.local_models is not None
+        ]
         baseline_values = [
             baseline.ranked[name] for baseline in baselines if name in baseline.ranked
         ]

@@ -25,20 +25,21 @@ from joblib import Parallel, delayed
 
 from apfed_attacks.headlines import Direction
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.finished import FinishedRun, load_finished_run, mount_attacks
-from apfed_experiments.solo import (
+from apfed_experiments.baselines import (
     BaselinesRecord,
+    load_baselines,
     load_or_measure_baselines,
-    load_solo,
+    locate_baselines,
     make_fit_store,
-    restrict_solo,
+    restrict_baselines,
     round_influences,
-    solo_file,
 )
+from apfed_experiments.finished import FinishedRun, load_finished_run, mount_attacks
 from apfed_experiments.summary import estimate_seed_correlation
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.base.files import load_json, own_subfolder, to_json, write_atomically
 from secure_apfed.base.seeds import derive_seed, one_thread
+from secure_apfed.baselines.interface import use_fit_store
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import PartyTable, VerticalData, files_digest, load_data
@@ -63,7 +64,6 @@ from secure_apfed.runs.run import PastAlignment, run, share_alignments
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.plugins import list_noted_code, note_code
 from secure_apfed.settings.privacy import LabelSettings
-from secure_apfed.solo.interface import use_fit_store
 
 OnDone: TypeAlias = Callable[[int, int], None]
 """Function that is called with the number of finished trials and of all trials."""
@@ -177,7 +177,7 @@ class Point:
         folder: folder in which the runs are stored.
         figures_only: whether each run is one small file of metrics in place of a run folder; such
             runs are not attacked.
-        solo_config: settings whose network and training the local models use; None: `config`.
+        baseline_config: settings whose network and training the local models use; None: `config`.
         centralised: whether the active holds all features in one table. Only metrics are stored,
             since a run folder would look like a run of the active alone.
         party_seeds: origin of the parties' seeds, whatever `config` says; by default a repeated
@@ -192,7 +192,7 @@ class Point:
     config: Config
     folder: Path
     figures_only: bool = False
-    solo_config: Config | None = None
+    baseline_config: Config | None = None
     centralised: bool = False
     party_seeds: PartySeeds = "shared_for_comparison"
     study_row: Any = None
@@ -239,13 +239,13 @@ class Trial:
         return self.point.config.model_copy(update=trial_settings)
 
     @property
-    def solo_config(self) -> Config:
+    def baseline_config(self) -> Config:
         """Return the settings that measure the active's local models for this trial.
 
         Private labels and DP-SGD are switched off, since a local model sends nothing.
         """
         public_settings = {"seed": self.seed, "labels": LabelSettings(), "dp_sgd": None}
-        return (self.point.solo_config or self.config).model_copy(update=public_settings)
+        return (self.point.baseline_config or self.config).model_copy(update=public_settings)
 
     @property
     def stores_only_metrics(self) -> bool:
@@ -384,7 +384,7 @@ def _finish_metrics(trial: Trial) -> FinishedRun:
         config=trial.config,
         outcome=stored.outcome,
         attacks=None,
-        solo=_select_tested_solo(trial, stored.outcome),
+        local_models=_select_tested_baselines(trial, stored.outcome),
         influence=stored.outcome.influence,
     )
 
@@ -424,10 +424,12 @@ def _load_trial(trial: Trial) -> FinishedRun:
     influence: tuple[float, ...] = ()
     if scores is not None:
         influence = round_influences(finished.config.data, scores, measure)
-    return replace(finished, solo=_select_tested_solo(trial, outcome), influence=influence)
+    return replace(
+        finished, local_models=_select_tested_baselines(trial, outcome), influence=influence
+    )
 
 
-def _store_solo(config: Config, path: Path, *, with_scores: bool) -> None:
+def _store_baselines(config: Config, path: Path, *, with_scores: bool) -> None:
     """Measure the local models of a run and store them at `path`, unless they are there.
 
     `with_scores`: whether the local models' test predictions are stored, too.
@@ -449,27 +451,29 @@ def _load_seed_data(settings: str, seed: int) -> VerticalData:
     return load_data(DataSettings.model_validate_json(settings), seed=seed)
 
 
-def _load_solo(trial: Trial) -> BaselinesRecord | None:
+def _load_baselines(trial: Trial) -> BaselinesRecord | None:
     """Return the local models on the trial's data; None: the study has not measured them."""
-    path = solo_file(trial.solo_config, trial.point.folder)
-    return load_solo(trial.solo_config, path) if path.is_file() else None
+    path = locate_baselines(trial.baseline_config, trial.point.folder)
+    return load_baselines(trial.baseline_config, path) if path.is_file() else None
 
 
-def _select_tested_solo(trial: Trial, outcome: Outcome) -> BaselinesRecord | None:
+def _select_tested_baselines(trial: Trial, outcome: Outcome) -> BaselinesRecord | None:
     """Return the local models, measured on the same test rows as the trial's model.
 
     Joint inference may be measured on fewer test rows than the active has. Returns None if local
     models were not measured, or if these rows are not known.
     """
-    solo = _load_solo(trial)
+    local_models = _load_baselines(trial)
     own_inference = next(iter(outcome.accuracy))  # the method's own comes first
     rows = count_measured_rows(trial.config, outcome, own_inference)
-    if solo is None or rows is None or rows == outcome.test_rows:
-        return solo
+    if local_models is None or rows is None or rows == outcome.test_rows:
+        return local_models
     tested = None if trial.stores_only_metrics else load_tested_rows(RunFolder(trial.path))
     if tested is None or int(tested.sum()) != rows:
         return None
-    return restrict_solo(solo, solo_file(trial.solo_config, trial.point.folder), tested)
+    return restrict_baselines(
+        local_models, locate_baselines(trial.baseline_config, trial.point.folder), tested
+    )
 
 
 @dataclass(frozen=True)
@@ -561,7 +565,7 @@ def iter_metric_rows(run: FinishedRun) -> MetricRows:
     Local models measured on other test rows than the method's own inference are left out.
     """
     # IDs of the test rows' people; only the file of local models stores them.
-    people = () if run.solo is None else run.solo.people
+    people = () if run.local_models is None else run.local_models.people
     row_counts = {
         name: count_measured_rows(run.config, run.outcome, name) for name in run.outcome.scores
     }
@@ -576,16 +580,16 @@ def iter_metric_rows(run: FinishedRun) -> MetricRows:
         }
         influence = run.influence if name == own_inference else ()
         yield {"target": "task", **columns, "influence": _index_influence(influence, people)}
-    if run.solo is not None and _has_as_many_rows(run.solo, run.outcome, own_rows):
-        for solo_baseline in run.solo.baselines:
+    if run.local_models is not None and _has_as_many_rows(run.local_models, run.outcome, own_rows):
+        for local_model in run.local_models.baselines:
             columns = {
-                "name": solo_baseline.name,
-                "metric": run.solo.measure,
-                "score": solo_baseline.test,
+                "name": local_model.name,
+                "metric": run.local_models.measure,
+                "score": local_model.test,
                 "rows": own_rows,
-                "influence": _index_influence(solo_baseline.influence, people),
+                "influence": _index_influence(local_model.influence, people),
             }
-            yield {"target": "solo", **columns, "baseline": solo_baseline.validation}
+            yield {"target": "solo", **columns, "baseline": local_model.validation}
     yield from _iter_attack_rows(run.attacks or ())
 
 
@@ -610,14 +614,14 @@ def _iter_attack_rows(attacks: Iterable[AttackResult]) -> MetricRows:
         }
 
 
-def _has_as_many_rows(solo: BaselinesRecord, outcome: Outcome, rows: int | None) -> bool:
+def _has_as_many_rows(local_models: BaselinesRecord, outcome: Outcome, rows: int | None) -> bool:
     """Return whether the local models were measured on as many test rows as the run's model.
 
     `rows`: number of test rows of the run's model; None: not known. A number that is not known,
     as in files of older versions, counts as equal.
     """
-    solo_rows = outcome.test_rows if solo.rows is None else solo.rows
-    return rows is None or solo_rows is None or rows == solo_rows
+    local_rows = outcome.test_rows if local_models.rows is None else local_models.rows
+    return rows is None or local_rows is None or rows == local_rows
 
 
 def _index_influence(
@@ -703,7 +707,7 @@ def run_points(
     on_done: OnDone = lambda done, total: None,
     keep_going: bool = False,
     list_metrics: Callable[[FinishedRun], MetricRows] = iter_metric_rows,
-    solo: bool = False,
+    local_models: bool = False,
     later: Sequence[Point] = (),
 ) -> Results:
     """Run the trials that the folder lacks, and return the metrics of all.
@@ -715,27 +719,28 @@ def run_points(
         on_done: function that is called after each trial.
         keep_going: whether an error for users makes a trial a failure; else it ends the study.
         list_metrics: function that returns the rows of a run.
-        solo: whether local models are measured, too, once for all runs on the same data.
+        local_models: whether local models are measured, too, once for all runs on the same data.
         later: points that will be run later and need the same local models.
 
     Raises CheckpointError: a trial's path holds another run. Other errors of a trial are passed on.
     """
     trials = list_trials(points, seeds)
-    solo_configs: dict[Path, Config] = {}
-    if solo:
-        solo_configs = {
-            solo_file(trial.solo_config, trial.point.folder): trial.solo_config for trial in trials
+    baseline_configs: dict[Path, Config] = {}
+    if local_models:
+        baseline_configs = {
+            locate_baselines(trial.baseline_config, trial.point.folder): trial.baseline_config
+            for trial in trials
         }
     # Joint inference may be measured on some test rows only: then local models' predictions are
     # stored, to measure them on these rows.
     files_with_scores = {
-        solo_file(trial.solo_config, trial.point.folder)
+        locate_baselines(trial.baseline_config, trial.point.folder)
         for trial in list_trials([*points, *later], seeds)
         if "the active predicts alone" not in trial.config.method.facts
     }
     tasks: list[tuple[str, Callable[[], Any]]] = [
-        (str(path), partial(_store_solo, config, path, with_scores=path in files_with_scores))
-        for path, config in solo_configs.items()
+        (str(path), partial(_store_baselines, config, path, with_scores=path in files_with_scores))
+        for path, config in baseline_configs.items()
     ]
     for trial in trials:
         task = partial(finish_trial, trial)
@@ -745,13 +750,15 @@ def run_points(
         len(trials),
         jobs=jobs,
         # Tasks that measure local models are no trials, so they are not counted.
-        on_done=lambda done, total: on_done(max(0, done - len(solo_configs)), total),
+        on_done=lambda done, total: on_done(max(0, done - len(baseline_configs)), total),
     )
     # Local models may have been measured after the runs that are compared with them.
     for trial in trials:
         result = results[trial.name]
-        if isinstance(result, FinishedRun) and result.solo is None:
-            results[trial.name] = replace(result, solo=_select_tested_solo(trial, result.outcome))
+        if isinstance(result, FinishedRun) and result.local_models is None:
+            results[trial.name] = replace(
+                result, local_models=_select_tested_baselines(trial, result.outcome)
+            )
     return collect_results(
         ((trial, results[trial.name]) for trial in trials), list_metrics=list_metrics
     )

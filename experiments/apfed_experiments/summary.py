@@ -231,7 +231,7 @@ class Gain:
         baseline: local model that held-out labels of the active choose, by their mean over seeds.
         measure: measure of the run and of the local models; where lower is better, a gain is the
             decrease.
-        solo, reached: means over the seeds of the measure, of `baseline` and of the run.
+        local_score, reached: means over the seeds of the measure, of `baseline` and of the run.
         over_chosen: gain over `baseline`.
         hindsight, over_hindsight: local model that is best on the test rows (an oracle, not
             available in practice), and the gain over it, whose mean is at most `over_chosen`'s.
@@ -244,7 +244,7 @@ class Gain:
     """
 
     baseline: str
-    solo: float
+    local_score: float
     reached: float
     over_chosen: Interval
     hindsight: str
@@ -288,7 +288,7 @@ class Gain:
         return cls(
             baseline=chosen,
             shared=shared,
-            solo=float(models["score"].mean()[chosen]),
+            local_score=float(models["score"].mean()[chosen]),
             reached=float(headline["score"].mean()),
             measure=measure.name,
             over_chosen=compute_gain_over(models.get_group(chosen)),

@@ -55,6 +55,7 @@ from apfed_experiments.summary import Interval, Leakage, Row, Summary
 from apfed_experiments.verdict import ComparedRow, describe_comparison
 from secure_apfed.base.files import make_private
 from secure_apfed.base.names import RunName
+from secure_apfed.baselines import find_baseline
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text, load_settings_text
 from secure_apfed.config.plain_yaml import load_text, parse_yaml_value
@@ -62,7 +63,6 @@ from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.measures.table import ACCURACY
 from secure_apfed.settings import Settings
 from secure_apfed.settings.promises import describe_epsilon, epsilon_words
-from secure_apfed.solo import find_baseline
 
 Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
 BETA = 0.5
@@ -584,7 +584,9 @@ def draw_board(
     # All points have the same local models. Points below the best of them gain nothing by help.
     if rows and (gain := rows[0]["gain"]):
         label = f"best local model ({find_baseline(gain.baseline).title})"
-        axes.axhline(100 * gain.solo, color=COLOURS[0], linewidth=1.3, linestyle=":", label=label)
+        axes.axhline(
+            100 * gain.local_score, color=COLOURS[0], linewidth=1.3, linestyle=":", label=label
+        )
     metric = rows[0]["leakage"][target].metric.replace("_", " ")  # all rows have the same
     axes.axvline(0, color=OTHER, linewidth=1)
     axes.set(
@@ -745,7 +747,9 @@ def _measure_points(
     """
     seeds = range(tradeoff.seeds)
     _prepare_folder(folder, tradeoff, list_trials(points, seeds))
-    results = run_points(points, seeds, jobs=jobs, on_done=on_done, keep_going=True, solo=True)
+    results = run_points(
+        points, seeds, jobs=jobs, on_done=on_done, keep_going=True, local_models=True
+    )
     _require_undefended(tradeoff, points, results)
     return results
 

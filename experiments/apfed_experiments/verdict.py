@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from apfed_attacks.headlines import Headline, headlines_by_direction
 from apfed_experiments import words
-from apfed_experiments.solo import LEFT_OUT, OTHER_ROWS
+from apfed_experiments.baselines import LEFT_OUT, OTHER_ROWS
 from apfed_experiments.summary import Interval
 from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.data.catalogue import view_count
@@ -167,14 +167,14 @@ def _describe_gain(run: "FinishedRun") -> str:
     """
     if run.config.dp_sgd is not None:
         return f"the gain is not known; {LEFT_OUT}."
-    if run.solo is None:
+    if run.local_models is None:
         return "the gain is not known, since nobody measured what the active would do alone."
-    if run.solo.measure != run.outcome.measure:
-        measure_title = run.solo.headline_measure.title
+    if run.local_models.measure != run.outcome.measure:
+        measure_title = run.local_models.headline_measure.title
         return f"the gain is not known, since the active alone was measured by {measure_title}."
     gain = run.gain
     if gain is None:
-        return f"the gain over {run.solo.best.title} is not known; {OTHER_ROWS}."
+        return f"the gain over {run.local_models.best.title} is not known; {OTHER_ROWS}."
     comparison = (
         f"over {gain.baseline}, the best of the active alone, on the same {gain.rows:,} rows"
     )

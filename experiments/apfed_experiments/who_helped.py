@@ -59,7 +59,7 @@ def make_points(config: Config, folder: Path, passives: tuple[str, ...]) -> tupl
             config=leave_out_settings(config, passive),
             folder=folder,
             figures_only=True,
-            solo_config=joint.config,
+            baseline_config=joint.config,
             tables=partial(_load_tables_without, config, passive),
         )
         for passive in passives
@@ -106,7 +106,7 @@ def declare_study(
         title=f"Who helped: {config.name}",
         reading=f"{READING} {describe_cost(config, len(passives))}",
         folder=folder,
-        measure=partial(run_points, points, every_seed, solo=baselines),
+        measure=partial(run_points, points, every_seed, local_models=baselines),
         compare=compare,
     )
 
@@ -144,7 +144,7 @@ def _compare_points(
             {
                 "passive": f"all {len(passives)}, over the best local model ({gain.baseline})",
                 **common,
-                "reached": gain.solo,
+                "reached": gain.local_score,
                 "gain": gain.over_chosen,
                 "wire_bytes": joint_bytes,
             }

@@ -239,7 +239,7 @@ def _forecast_run(
     from secure_apfed.settings.protection import find_departures
 
     if baselines:
-        from apfed_experiments.solo import estimate_baseline_seconds
+        from apfed_experiments.baselines import estimate_baseline_seconds
 
         run_forecast = forecast(
             config, shapes, time_baselines=partial(estimate_baseline_seconds, config)

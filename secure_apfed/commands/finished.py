@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from apfed_attacks.headlines import Headline
     from apfed_attacks.interface import AttackResult
+    from apfed_experiments.baselines import BaselinesRecord
     from apfed_experiments.finished import FinishedRun
     from apfed_experiments.runner import Answer, Study
-    from apfed_experiments.solo import BaselinesRecord
     from secure_apfed.config import AttackChoice, Config
     from secure_apfed.organisations.own_record import OwnRecord
     from secure_apfed.runs.folder import RunFolder as Files
@@ -311,7 +311,7 @@ def measure_local_models(
     hand (`result.trained` is None). Returns None if there are none: under DP-SGD, or if the rows do
     not fit into memory. A note says why, unless `quiet`.
     """
-    from apfed_experiments.solo import (
+    from apfed_experiments.baselines import (
         LEFT_OUT,
         NOT_IN_MEMORY,
         has_baselines,
@@ -795,7 +795,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict with the active's model, locally or jointly with all parties."""
-    from secure_apfed.runs.solo import predict_file, predict_into
+    from secure_apfed.runs.active_model import predict_file, predict_into
 
     if jointly is not None:
         _predict_jointly(model, data, output, jointly, id_column, as_json=as_json)
@@ -954,8 +954,8 @@ def export(
 ) -> None:
     """Export the active's model as ONNX, to predict without this library."""
     from secure_apfed.base.files import refuse_replacing_input
+    from secure_apfed.runs.active_model import load_model
     from secure_apfed.runs.onnx_file import write_onnx
-    from secure_apfed.runs.solo import load_model
 
     refuse_replacing_input(onnx, "--onnx", folder)
     write_onnx(load_model(folder, **_import_networks(encoder, head)), onnx)

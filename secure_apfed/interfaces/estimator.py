@@ -47,9 +47,9 @@ from secure_apfed.data.labels import TargetScale, require_one_spelling, warn_of_
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.measures.tasks import TASKS, Classification, Regression
 from secure_apfed.methods import ALONE
+from secure_apfed.runs.active_model import ActiveModel
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import SoloModel
 
 _ACTIVE = "active"
 # Settings must name two parties; this name is used if there is no passive.
@@ -253,7 +253,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         encoding = data.active.encoding
         assert isinstance(encoding, ColumnEncoding)
         task = TASKS[self._task].from_targets(labels.targets)
-        self.model_ = SoloModel(network, data.classes, encoding, {}, result.threshold, task)
+        self.model_ = ActiveModel(network, data.classes, encoding, {}, result.threshold, task)
         return self
 
     def _prepare_labels(self, y_N: NDArray[Any]) -> "_Labels":

@@ -34,6 +34,7 @@ from secure_apfed.alignment.ids import make_id_rules
 from secure_apfed.base.faults import FaultList
 from secure_apfed.base.files import PathLike, make_private
 from secure_apfed.base.seeds import isolate_torch_modes
+from secure_apfed.baselines.interface import cache_fits
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_values
 from secure_apfed.config.plain_yaml import KeyPath
@@ -45,17 +46,16 @@ from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.checks import list_methods
+from secure_apfed.runs.active_model import ActiveModel, load_model
 from secure_apfed.runs.folder import RunFolder, load_scores
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import SoloModel, load_model
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.promises import list_epsilons
-from secure_apfed.solo.interface import cache_fits
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
-    from apfed_experiments.solo import BaselinesRecord
+    from apfed_experiments.baselines import BaselinesRecord
 
 _TABLES = "tables"  # the data set's name in the settings, and the folder of the written frames
 _DRAWING = ("matplotlib", "jinja2", "adjustText")  # packages that reports need
@@ -68,11 +68,11 @@ class FramesModel:
     Attributes:
         classes_: labels as in the active's frame, in the order of the probabilities; empty for a
             regression.
-        solo: the model in the form that the run stored, with its card.
+        model: the model in the form that the run stored, with its card.
     """
 
     classes_: tuple[Any, ...]
-    solo: SoloModel = field(repr=False)
+    model: ActiveModel = field(repr=False)
 
     def predict_proba(self, frame: Any) -> NDArray[np.float64]:
         """Return probabilities (N, K) in the order of `classes_`; other columns are ignored.
@@ -81,9 +81,9 @@ class FramesModel:
             DataError: a column of training is missing, or its cells do not fit.
             ModelError: the model predicts no probabilities.
         """
-        if self.solo.task.tells != Classification.tells:
+        if self.model.task.tells != Classification.tells:
             raise ModelError(
-                f"a model of task {self.solo.task.name} tells one number a row and no "
+                f"a model of task {self.model.task.name} tells one number a row and no "
                 "probabilities; ask predict"
             )
         outputs_NK = self._predict_rows(frame)
@@ -101,16 +101,16 @@ class FramesModel:
         Raises:
             DataError: see `predict_proba`.
         """
-        if self.solo.task.tells != Classification.tells:
+        if self.model.task.tells != Classification.tells:
             return np.asarray(self._predict_rows(frame).numpy())
-        class_N = self.solo.decide_classes(torch.from_numpy(self.predict_proba(frame)))
+        class_N = self.model.decide_classes(torch.from_numpy(self.predict_proba(frame)))
         labels: NDArray[Any] = np.array(self.classes_)[class_N.numpy()]
         return labels
 
     @isolate_torch_modes()
     def _predict_rows(self, frame: Any) -> Tensor:
         """Return probabilities (N, K), or predicted numbers (N,), as float64."""
-        return self.solo.predict_frame(as_pandas(frame, party="the input"))
+        return self.model.predict_frame(as_pandas(frame, party="the input"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,8 +414,8 @@ def _load_result(
         baselines: whether local models are measured.
         keeps: whether the folder is kept; only then a report is written to it.
     """
+    from apfed_experiments.baselines import measure_run_baselines
     from apfed_experiments.finished import mount_attacks
-    from apfed_experiments.solo import measure_run_baselines
 
     variant = next(iter(run_result.accuracy))  # the way to predict that is reported first
     scored = load_scores(RunFolder(folder), variant, threshold=run_result.threshold)
@@ -424,8 +424,10 @@ def _load_result(
     who_learns, page = _write_report(folder, draws=keeps)
     model = None
     if config.method.predicts_alone:
-        solo = load_model(folder)
-        model = FramesModel(tuple(labels.get(name, name) for name in solo.classes), solo)
+        active_model = load_model(folder)
+        model = FramesModel(
+            tuple(labels.get(name, name) for name in active_model.classes), active_model
+        )
     return FramesResult(
         config=config,
         run=run_result,

@@ -59,10 +59,10 @@ from secure_apfed.learning.descent import (
 from secure_apfed.learning.own_code import OwnCode, refuse_shared_parameters
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import METHODS
+from secure_apfed.runs.active_model import ActiveModel
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import Recording, RunResult, load_recording
 from secure_apfed.runs.run import run_in_memory
-from secure_apfed.runs.solo import SoloModel
 from secure_apfed.settings.training import ModelSettings
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def train(
         test_rows=torch.from_numpy(kept_rows)[data.test_rows],
         common=common,
         own_people=len(data.table.ids),
-        _solo=_make_solo(model, data, result, config),
+        _solo=_make_baselines(model, data, result, config),
         black_boxes=tuple(party.name for party in passives if party.gradient is not None),
         model_is=describe_model(networks, active),
     )
@@ -307,16 +307,16 @@ def load_training_recording(
     )
 
 
-def _make_solo(
+def _make_baselines(
     network: nn.Sequential | None, data: VerticalData, result: RunResult, config: Config
-) -> SoloModel | None:
+) -> ActiveModel | None:
     """Return the active's network with the encoding of its rows, so that it predicts raw rows.
 
     `network`: the trained network; None: every party is needed to predict, and None is returned.
     """
     if network is None:
         return None
-    return SoloModel(
+    return ActiveModel(
         network=network,
         classes=data.classes,
         encoding=data.table.encoding,
@@ -363,7 +363,7 @@ def _compare_locally(
     if is_lazily_read or len(data.table.shape) > 1:
         reason = "the local models, which read flat rows of numbers in memory"
         return replace(result, not_tried=reason)
-    from apfed_experiments.solo import find_best_local
+    from apfed_experiments.baselines import find_best_local
 
     # Local models are built in, so settings of the user's own networks do not apply to them.
     built_in = config.model_copy(update={"model": ModelSettings()})

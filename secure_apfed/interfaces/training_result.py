@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from secure_apfed.baselines.fitted import STUDENT_HEAD, FittedModel
 from secure_apfed.errors import ModelError
 from secure_apfed.interfaces.parties import Active
 from secure_apfed.learning.black_box import describe_black_boxes
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.measures.table import MEASURES
+from secure_apfed.runs.active_model import ActiveModel
 from secure_apfed.runs.outcome import RunResult
-from secure_apfed.runs.solo import SoloModel
 from secure_apfed.settings.promises import list_epsilons
 from secure_apfed.settings.training import TrainSettings
-from secure_apfed.solo.fitted import STUDENT_HEAD, FittedModel
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
@@ -72,7 +72,7 @@ class TrainingResult:
     model_is: str = ""
     common: int | None = None
     own_people: int = 0
-    _solo: SoloModel | None = field(default=None, repr=False)
+    _solo: ActiveModel | None = field(default=None, repr=False)
 
     @property
     def model(self) -> nn.Sequential:
@@ -101,7 +101,9 @@ class TrainingResult:
             DataError, ModelError: the rows have other columns or another shape, or every party is
                 needed to predict.
         """
-        probabilities: NDArray[np.float64] = self._get_solo().predict(rows).double().cpu().numpy()
+        probabilities: NDArray[np.float64] = (
+            self._load_active_model().predict(rows).double().cpu().numpy()
+        )
         return probabilities
 
     def predict(self, rows: Any) -> NDArray[Any]:
@@ -112,12 +114,12 @@ class TrainingResult:
 
         Raises DataError, ModelError: the errors of `predict_proba`.
         """
-        solo = self._get_solo()
-        class_indices_N = solo.decide_classes(solo.predict(rows)).cpu().numpy()
+        model = self._load_active_model()
+        class_indices_N = model.decide_classes(model.predict(rows)).cpu().numpy()
         labels: NDArray[Any] = np.array(self.classes)[class_indices_N]
         return labels
 
-    def _get_solo(self) -> SoloModel:
+    def _load_active_model(self) -> ActiveModel:
         """Return the active's model with the encoding of its rows.
 
         Raises ModelError: every party is needed to predict.

@@ -34,6 +34,8 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.base.seeds import one_thread
+from secure_apfed.baselines import FOLDS, BaselineTask, LocalModel, rank_scores
+from secure_apfed.baselines.interface import cache_fits, split_folds
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, pack_tensors
@@ -52,8 +54,6 @@ from secure_apfed.networks.rank import compute_number_limit, count_columns
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import FOLDS, LocalModel, SoloTask, rank_scores
-from secure_apfed.solo.interface import cache_fits, split_folds
 
 ASK = 0
 """The step number of the active's request."""
@@ -163,7 +163,7 @@ class CodeStudent(Student):
 
     def _choose_teacher(
         self, sum_UD: Floats, seed: int
-    ) -> tuple[str, SoloTask, LocalModel, Scored | None]:
+    ) -> tuple[str, BaselineTask, LocalModel, Scored | None]:
         """Choose what the teacher reads beside own features, by validation of its student.
 
         The choices are the received sum ("told") and its forecast ("predicted"). `sum_UD`: the sum
@@ -192,7 +192,7 @@ class CodeStudent(Student):
         """The features of the student's rows, (U, F)."""
         return self.trainer.features_N[self.rows_U]
 
-    def _make_task_with_sums(self, sums_UD: Tensor, seed: int) -> SoloTask:
+    def _make_task_with_sums(self, sums_UD: Tensor, seed: int) -> BaselineTask:
         """Return the task of a teacher, which reads own features and sums, both standardised.
 
         `sums_UD`: the passives' sum for each of the student's U rows, or its forecast. `seed`:
@@ -200,7 +200,7 @@ class CodeStudent(Student):
         """
         with torch.no_grad():
             own_UF = self.encoder.own.standardise_rows(self._rows)
-        return SoloTask.from_arrays(
+        return BaselineTask.from_arrays(
             standardise_parts([own_UF, sums_UD]),
             self.labelled,
             self.labels,
@@ -209,7 +209,7 @@ class CodeStudent(Student):
             measure=self._measure,
         )
 
-    def _score_held_out(self, task: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
+    def _score_held_out(self, task: BaselineTask, teacher: LocalModel, seed: int) -> Scored | None:
         """Return scores of validation rows by students whose teachers did not see their labels.
 
         For each fold of the labelled rows, a teacher is fitted without the fold's labels, and

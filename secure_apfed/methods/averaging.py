@@ -197,12 +197,12 @@ class AveragingActive(ViewsActive):
         model.load(passives_sum_RW.numpy() + self._share * model.weights)
         return loss
 
-    def get_solo_networks(self) -> ActiveNetworks:
+    def get_active_networks(self) -> ActiveNetworks:
         """Return the active's networks with the averaged GRU and linear layer."""
         if self.stages.recurrent is not None:
             state = self.stages.recurrent.encoder.state_dict()
             self._networks.encoder.load_state_dict(state)
-        return super().get_solo_networks()
+        return super().get_active_networks()
 
     @property
     def head(self) -> Tensor:

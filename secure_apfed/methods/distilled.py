@@ -47,6 +47,7 @@ from apfed_protocols.svd import (
     SvdServer,
 )
 from secure_apfed.base.seeds import seed_draws
+from secure_apfed.baselines import BaselineTask
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import (
@@ -103,7 +104,6 @@ from secure_apfed.settings import THE_ACTIVE, protects
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import MAX_PARAMETERS, ModelSettings, Width
-from secure_apfed.solo import SoloTask
 
 _MAX_NUMBER = 1e100
 """The largest magnitude that `apfed_protocols.svd` takes."""
@@ -636,7 +636,7 @@ class DistilledTrainer:
             encoded_nD = encoder(self.features_N[labelled_n])
         self.fit_head("alone", encoded_nD, labelled_n)
         if self._settings.classifier == "strongest":
-            task = SoloTask.from_run(self._config, self._data, self._rows_T)
+            task = BaselineTask.from_run(self._config, self._data, self._rows_T)
             reads: Input = "x and h" if isinstance(encoder, Enriched) else "h"
             self.strongest = fit_best_if_better(encoder, task, reads=reads)
             if not self.strongest.reads_help:

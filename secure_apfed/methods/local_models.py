@@ -3,8 +3,8 @@ both.
 
 Run by: the active, alone, after an exchange that gave it a representation h of its features x, or
 numbers from others. Nothing is sent: the labels are used with the representation here for the first
-time. The local models are those that a run is compared with (`secure_apfed.solo`), and models of x
-alone are the very fits of the baselines. A model that has collapsed is left out.
+time. The local models are those that a run is compared with (`secure_apfed.baselines`), and models
+of x alone are the very fits of the baselines. A model that has collapsed is left out.
 
 There are two ways. `LocalEnding` (APFed with `train.labels: after`) fits local models to the inputs
 that `train.local_models` lists: the features x, the representation h, both beside each other; and
@@ -33,6 +33,22 @@ from torch import Tensor, nn
 
 from secure_apfed.base.seeds import one_thread
 from secure_apfed.base.working import working_on
+from secure_apfed.baselines import (
+    MAX_APART,
+    TEACHERS,
+    BaselineTask,
+    LocalModel,
+    Predictor,
+    average_held_out,
+    convert_predictor,
+    find_baseline,
+    list_local_models,
+    measure_collapse,
+    pick_models,
+    surely_better,
+)
+from secure_apfed.baselines.fitted import FittedModel, View, average_models, rebuild_modules
+from secure_apfed.baselines.interface import FloatArray, cache_fits, sample_rows
 from secure_apfed.data import PartyTable
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import ActiveNetworks
@@ -43,22 +59,6 @@ from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.pupils import Pupil, teach_pupils
 from secure_apfed.networks.models import WithFeatures
 from secure_apfed.settings.training import LAST_INPUTS, LastInput
-from secure_apfed.solo import (
-    MAX_APART,
-    TEACHERS,
-    LocalModel,
-    Predictor,
-    SoloTask,
-    average_held_out,
-    convert_predictor,
-    find_baseline,
-    list_local_models,
-    measure_collapse,
-    pick_models,
-    surely_better,
-)
-from secure_apfed.solo.fitted import FittedModel, View, average_models, rebuild_modules
-from secure_apfed.solo.interface import FloatArray, cache_fits, sample_rows
 
 Combine: TypeAlias = Literal["mean", "mean_of_three", "best"]
 _NOT_USED = -1
@@ -237,13 +237,15 @@ class LocalEnding:
         """The networks of the fitted local models; None before they are fitted."""
         return None if self.fitted is None else self.fitted.networks
 
-    def make_task(self, labels_N: Tensor) -> SoloTask:
+    def make_task(self, labels_N: Tensor) -> BaselineTask:
         """Return the training rows and labels as a task for local models.
 
         `labels_N`: the labels of all rows of the active's table.
         """
         party = self._party
-        task = SoloTask.from_run(party.config, party.data, self._rows_U, labels_N=labels_N.cpu())
+        task = BaselineTask.from_run(
+            party.config, party.data, self._rows_U, labels_N=labels_N.cpu()
+        )
         return replace(task, family=self._family)
 
     def fit_models(self, encoder: nn.Module, labels_N: Tensor) -> LocalModels:
@@ -273,7 +275,7 @@ class LocalEnding:
         excluded = torch.isin(labelled_n, rows).nonzero().flatten()
         return self._fit(encoder, task.drop_labels(excluded.numpy())).networks
 
-    def _fit(self, encoder: nn.Module, task: SoloTask) -> LocalModels:
+    def _fit(self, encoder: nn.Module, task: BaselineTask) -> LocalModels:
         """Fit local models to this task and to the received sums, as the settings combine them."""
         train = self._party.config.train
         return fit_local_models(
@@ -322,7 +324,7 @@ def _sample_training_rows(party: PartyContext, people: Tensor) -> Tensor:
 
 def fit_local_models(
     encoder: nn.Module,
-    task: SoloTask,
+    task: BaselineTask,
     *,
     combine: Combine,
     inputs: Collection[LastInput] = LAST_INPUTS,
@@ -398,7 +400,7 @@ def _pick_helped_or_alone(
     return used, left_out, True
 
 
-def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> LocalModels:
+def fit_best_if_better(encoder: nn.Module, task: BaselineTask, *, reads: Input) -> LocalModels:
     """Fit the best local model of h if validation finds it significantly better, otherwise of x.
 
     x are the active's features, h is their representation after the exchange.
@@ -425,7 +427,7 @@ def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> L
     )
 
 
-def choose_reader(task: SoloTask) -> LocalModel:
+def choose_reader(task: BaselineTask) -> LocalModel:
     """Return the local model that validates best, for rows that are not the active's features.
 
     The rows are a representation, or contain other parties' numbers. The run's own network is not a
@@ -478,7 +480,7 @@ def _copy_encoder(encoder: nn.Module) -> nn.Module:
     return copy.deepcopy(encoder).cpu().double().requires_grad_(False).eval()
 
 
-def _list_pupils(task: SoloTask, received_UD: FloatArray) -> list[_Candidate]:
+def _list_pupils(task: BaselineTask, received_UD: FloatArray) -> list[_Candidate]:
     """Fit pupils, and return them as candidates (`secure_apfed.methods.pupils`).
 
     A pupil is a model of the features x; its teacher reads the received sums, too. `received_UD`:
@@ -493,14 +495,14 @@ def _list_pupils(task: SoloTask, received_UD: FloatArray) -> list[_Candidate]:
 
 
 def _list_candidates(
-    encoder: nn.Module, task: SoloTask, inputs: Collection[LastInput]
+    encoder: nn.Module, task: BaselineTask, inputs: Collection[LastInput]
 ) -> list[_Candidate]:
     """Return every kind of local model for each of these inputs, not yet fitted.
 
     `encoder`: computes the representation h of a row's features x. `inputs`: any of "x", "h" and
     "x_and_h"; "pupils" is ignored, since `_list_pupils` lists them.
     """
-    views: list[tuple[Input, View, SoloTask]] = []
+    views: list[tuple[Input, View, BaselineTask]] = []
     if "x" in inputs:
         views.append(("x", View.for_whole_row(task.features.shape[1]), task))
     if "h" in inputs or "x_and_h" in inputs:
@@ -520,7 +522,7 @@ def _list_candidates(
     ]
 
 
-def compute_representations(encoder: nn.Module, task: SoloTask) -> FloatArray:
+def compute_representations(encoder: nn.Module, task: BaselineTask) -> FloatArray:
     """Return the encoder's output h for a task's U rows, flattened, (U, D), float64.
 
     Blocks of rows are encoded one after another, to save memory. Raises ModelError: h is not
@@ -540,7 +542,7 @@ def compute_representations(encoder: nn.Module, task: SoloTask) -> FloatArray:
     return np.asarray(h_UD, dtype=np.float64)
 
 
-def _apply_view(view: View, rows_UC: FloatArray, task: SoloTask) -> SoloTask:
+def _apply_view(view: View, rows_UC: FloatArray, task: BaselineTask) -> BaselineTask:
     """Return the task with other features: the columns of `rows_UC` that a view reads.
 
     They are standardised. `rows_UC`: the features x beside the representation h.

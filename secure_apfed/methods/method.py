@@ -292,7 +292,7 @@ class ActiveRole(Role, ABC):
         """
         return None
 
-    def get_solo_networks(self) -> ActiveNetworks | None:
+    def get_active_networks(self) -> ActiveNetworks | None:
         """Return the networks that predict without any other party; None: there are none."""
         return None
 

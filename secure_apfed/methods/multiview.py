@@ -286,7 +286,7 @@ class ViewsActive(SumLearner):
     """
 
     def __init__(self, party: PartyContext, contract: Contract, sum_end: ActiveSum) -> None:
-        """Build the active's encoder and linear layer; `get_solo_networks` fills in their weights.
+        """Build the active's encoder and linear layer; `get_active_networks` sets their weights.
 
         `sum_end`: the active's side of the secure sum, which sends requests and decodes sums.
         """
@@ -310,7 +310,7 @@ class ViewsActive(SumLearner):
     def head(self) -> Tensor:
         """The weights of the linear layer over its views, (C, F): C classes, F features."""
 
-    def get_solo_networks(self) -> ActiveNetworks:
+    def get_active_networks(self) -> ActiveNetworks:
         """Return the encoder of the views and a linear layer with the weights `head`."""
         assert isinstance(self._networks.head, nn.Linear)
         with torch.no_grad():
@@ -322,7 +322,7 @@ class ViewsActive(SumLearner):
 
         It sends nothing, so that `links`, `next_step` and `is_final` have no effect here.
         """
-        networks = self.get_solo_networks().eval()
+        networks = self.get_active_networks().eval()
         features_N = self._features_N
         labels_N = self._labels_N.to(features_N.device)
         scored = score_model(
@@ -438,14 +438,14 @@ class MultiviewActive(ViewsActive):
         joint_BC = self.trainer.predict_jointly(rows_B, decoded_BC, self._list_absent())
         return Scored.from_network_outputs(truth_B, joint_BC)
 
-    def get_solo_networks(self) -> ActiveNetworks:
+    def get_active_networks(self) -> ActiveNetworks:
         """Return the active's networks, with the trained GRU as their encoder if the view is a
         sequence.
         """
         if self.trainer.sequence is not None:
             state = self.trainer.sequence.recurrent.encoder.state_dict()
             self._networks.encoder.load_state_dict(state)
-        return super().get_solo_networks()
+        return super().get_active_networks()
 
     @property
     def head(self) -> Tensor:

@@ -22,12 +22,12 @@ from typing import Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from secure_apfed.baselines import FOLDS, Baseline, BaselineTask, Predictor, list_local_models
+from secure_apfed.baselines.classical import fit_ridges
+from secure_apfed.baselines.fitted import View
+from secure_apfed.baselines.interface import MIN_CLASSES, FloatArray, IntArray, split_folds
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.measures.table import Scored, probabilities_of
-from secure_apfed.solo import FOLDS, Baseline, Predictor, SoloTask, list_local_models
-from secure_apfed.solo.classical import fit_ridges
-from secure_apfed.solo.fitted import View
-from secure_apfed.solo.interface import MIN_CLASSES, FloatArray, IntArray, split_folds
 
 BoolArray: TypeAlias = NDArray[np.bool_]
 
@@ -67,13 +67,13 @@ class _TeacherInputs:
         rows: U, number of all training rows.
     """
 
-    task: SoloTask
+    task: BaselineTask
     answered: IntArray
     is_answered_n: BoolArray
     rows: int
 
     @classmethod
-    def from_sums(cls, task: SoloTask, received_UD: FloatArray, answered: IntArray) -> Self:
+    def from_sums(cls, task: BaselineTask, received_UD: FloatArray, answered: IntArray) -> Self:
         """Concatenate the standardised features and sums of the T rows with a sum.
 
         `task`: all U training rows with their features and labels. `received_UD`: the received
@@ -146,7 +146,7 @@ class _Teaching:
         )
 
 
-def label_rows(predictor: Predictor, task: SoloTask) -> FloatArray:
+def label_rows(predictor: Predictor, task: BaselineTask) -> FloatArray:
     """Return a model's probabilities of K classes for each of a task's rows, (U, K).
 
     A row of zeros means that the model makes no prediction for it.
@@ -155,7 +155,7 @@ def label_rows(predictor: Predictor, task: SoloTask) -> FloatArray:
     return np.where(scores_UK.any(axis=1, keepdims=True), probabilities_of(scores_UK), 0.0)
 
 
-def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
+def teach_pupils(task: BaselineTask, received_UD: FloatArray) -> list[Pupil]:
     """Fit a teacher of each kind in `TEACHERS`, and return a pupil of each and of their mean.
 
     A teacher reads features and received sums. Its pupil learns its labels from features alone.
@@ -189,7 +189,7 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
 
 
 def _fit_pupils(
-    task: SoloTask, teachings: Sequence[_Teaching], folds: Sequence[IntArray]
+    task: BaselineTask, teachings: Sequence[_Teaching], folds: Sequence[IntArray]
 ) -> list[Pupil]:
     """Fit a pupil of each teacher to all rows, and measure it on validation rows.
 
@@ -218,7 +218,7 @@ def _fit_pupils(
 
 
 def _fit_without(
-    task: SoloTask, teachings: Sequence[_Teaching], left_out: IntArray, fold_number: int
+    task: BaselineTask, teachings: Sequence[_Teaching], left_out: IntArray, fold_number: int
 ) -> list[Predictor]:
     """Fit a pupil of each teacher without some labelled rows.
 

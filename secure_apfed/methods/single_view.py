@@ -157,7 +157,7 @@ class SingleViewActive(ActiveRole):
         self.trainer.replace_labels(labels_N)
         self._set_training_rows(train_rows)
 
-    def get_solo_networks(self) -> ActiveNetworks | None:
+    def get_active_networks(self) -> ActiveNetworks | None:
         """Return the active's own model; None if it consists of local models not fitted yet."""
         return self.trainer.networks if self.ending is None else self.ending.networks
 

@@ -25,6 +25,27 @@ from torch import Tensor, nn
 
 from secure_apfed.base.seeds import derive_seed, one_thread, seed_draws, shuffle_rows
 from secure_apfed.base.transfers import StepLoss
+from secure_apfed.baselines import (
+    BASELINES,
+    FOLDS,
+    Baseline,
+    BaselineTask,
+    LocalModel,
+    choose_baseline,
+    choose_class_measure,
+    find_baseline,
+    score_out_of_fold,
+)
+from secure_apfed.baselines.fitted import (
+    FittedModel,
+    View,
+    blend_models,
+    convert_forest,
+    join_scores_to_row,
+    make_score_reader,
+)
+from secure_apfed.baselines.forests import grow_regressing_trees
+from secure_apfed.baselines.interface import cache_fits, split_folds
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import (
@@ -54,27 +75,6 @@ from secure_apfed.methods.method import ActiveRole, StepCounter
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.networks.models import RandomFeatures, make_encoder_and_head
 from secure_apfed.settings import THE_ACTIVE, protects, unknown_name
-from secure_apfed.solo import (
-    BASELINES,
-    FOLDS,
-    Baseline,
-    LocalModel,
-    SoloTask,
-    choose_baseline,
-    choose_class_measure,
-    find_baseline,
-    score_out_of_fold,
-)
-from secure_apfed.solo.fitted import (
-    FittedModel,
-    View,
-    blend_models,
-    convert_forest,
-    join_scores_to_row,
-    make_score_reader,
-)
-from secure_apfed.solo.forests import grow_regressing_trees
-from secure_apfed.solo.interface import cache_fits, split_folds
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -84,7 +84,7 @@ _RIDGE = "ridge"
 _MIN_LEAF_ROWS = {"trees": 5, "fine trees": 1}
 """Least rows of a leaf, by name of the tree models that compete with ridge regression."""
 _AVERAGED_WITH = "mean_of_three"
-"""The combination of solo baselines that a student is averaged with."""
+"""The combination of local models that a student is averaged with."""
 _MAX_COMPARED_ROWS = 3_000
 """Rows at most on which ridge regression and trees are compared."""
 _MAX_TREE_ROWS = 10_000
@@ -258,13 +258,13 @@ class Student:
         """Return K, the number of classes, or of the ranges into which a numeric target is cut."""
         return len(party.data.classes) or RANGES
 
-    def make_local_task(self, seed: int) -> SoloTask:
+    def make_local_task(self, seed: int) -> BaselineTask:
         """Return the student's rows and labels as a task for the active's local baselines.
 
         `seed`: random seed of the baselines.
         """
         features = self.features_UF.reshape(len(self.rows_U), *self._shape)
-        return SoloTask.from_arrays(
+        return BaselineTask.from_arrays(
             features,
             self.labelled,
             self.labels,
@@ -319,8 +319,8 @@ class Student:
     def average_with_local_models(self) -> None:
         """Predict from now on with the average of the trained model and the best local models.
 
-        These are the three models that the solo baselines average
-        (`secure_apfed.solo.COMBINATIONS`).
+        These are the three models that the local models average
+        (`secure_apfed.baselines.COMBINATIONS`).
         """
         all_U = np.ones(len(self.rows_U), dtype=bool)
         self._averaged = self._average_networks(
@@ -628,7 +628,7 @@ class Student:
 
 
 def _fit_trees(
-    task: SoloTask, rows_V: Integers, targets_UK: Floats, min_leaf_rows: int
+    task: BaselineTask, rows_V: Integers, targets_UK: Floats, min_leaf_rows: int
 ) -> FittedModel:
     """Return extremely randomised trees fitted to class probabilities of some of a task's rows.
 
@@ -660,11 +660,11 @@ class Belief:
             predict new rows.
     """
 
-    predict_scores: Callable[[SoloTask], Floats]
+    predict_scores: Callable[[BaselineTask], Floats]
     baseline: Baseline | None = None
 
 
-Prior: TypeAlias = Callable[[SoloTask], Belief]
+Prior: TypeAlias = Callable[[BaselineTask], Belief]
 """Function from a task to the active's own prediction rule; it may choose the model by the task's
 labels."""
 
@@ -703,7 +703,7 @@ def find_prior(name: str, labeller: str) -> Prior:
     return make_labeller_prior(Logistic() if adds_noise else make_labeller(labeller))
 
 
-def choose_best_prior(task: SoloTask) -> Belief:
+def choose_best_prior(task: BaselineTask) -> Belief:
     """Return the active's prediction rule by the local baseline that validates best."""
     return make_baseline_prior(choose_baseline(task))(task)
 
@@ -717,7 +717,9 @@ def _compute_shares(scores_BK: Floats, frequencies: Floats) -> Floats:
     return np.where(is_scored_B1, probabilities_of(scores_BK), frequencies)
 
 
-def collect_validation_rows(belief: Belief, task: SoloTask, frequencies: Floats) -> ValidationRows:
+def collect_validation_rows(
+    belief: Belief, task: BaselineTask, frequencies: Floats
+) -> ValidationRows:
     """Return labelled rows for validation, each with the active's own prediction without its label.
 
     At most `MAX_VALIDATION_ROWS` rows are returned, since passives vote on no more labelled rows.
@@ -912,7 +914,7 @@ class TaughtActive(ActiveRole):
 
     student: StudentModel
 
-    def get_solo_networks(self) -> ActiveNetworks | None:
+    def get_active_networks(self) -> ActiveNetworks | None:
         return self.student.networks
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:

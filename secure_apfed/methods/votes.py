@@ -6,7 +6,7 @@ One round trip before training. The active sends the rows to label, and the labe
 features, once a session, and sends its votes (`answer_message`) in the form that the active may
 decode: here through a secure sum (`votes`). Other openings are files of their own:
 `votes_randomised`, `votes_encrypted`, `votes_rehearsal`. The active's student then learns alone;
-the prior is the active's own prediction without votes (`prior`: by default the solo baseline with
+the prior is the active's own prediction without votes (`prior`: by default the local model with
 the best held-out score). Help is worth most where few rows have a label and many more are aligned.
 For what a vote reveals of a passive's features, and the privacy cost under noise, see
 `secure_apfed.labellers.guarantee`.

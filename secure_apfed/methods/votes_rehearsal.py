@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from secure_apfed.baselines.interface import cache_fits
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.learning.release import ContributionNoise
@@ -33,7 +34,6 @@ from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.votes import NoisedVoteSettings, VotesActive, VotesMethod
 from secure_apfed.methods.votes_counted import CountingPassive, VoteTerms
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.solo.interface import cache_fits
 
 _STEPS = 1024
 """Number of fixed-point steps per row in the reported number of right votes."""

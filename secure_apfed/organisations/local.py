@@ -723,8 +723,8 @@ def _copy_active_files(run: RunFolder, active_folder: RunFolder) -> None:
         "model",
         "accountants",
         "scored",
-        "solo",
-        "solo_scored",
+        "local_models",
+        "baseline_predictions",
         "statements",
     ):
         source: Path = getattr(active_folder, name)

@@ -1,9 +1,9 @@
 """Joint prediction between organisations: the passives serve, the active sends requests.
 
 Run by: each passive and the aggregator, which serve session after session (`serve_party`), and the
-active, which asks about the people of a file (`predict_jointly`). The active falls back to its solo
-model if a passive does not know a person, has left, or has reached a limit, for the person or in
-all. Protects a passive from: an active that sends too many requests. Its book counts in all
+active, which asks about the people of a file (`predict_jointly`). The active falls back to its
+local model if a passive does not know a person, has left, or has reached a limit, for the person or
+in all. Protects a passive from: an active that sends too many requests. Its book counts in all
 sessions, on the disk, before an answer leaves.
 """
 
@@ -67,6 +67,13 @@ from secure_apfed.organisations.party import (
     require_own_limits,
 )
 from secure_apfed.organisations.revocation import FilesReplacedError, RevocationWatch, SessionFiles
+from secure_apfed.runs.active_model import (
+    ActiveModel,
+    Predictions,
+    RowComparison,
+    load_model,
+    row_writer,
+)
 from secure_apfed.runs.folder import (
     PROJECT_ENDED,
     PartyFolder,
@@ -74,13 +81,6 @@ from secure_apfed.runs.folder import (
     require_open_project,
 )
 from secure_apfed.runs.keeper import JointNetworkCard, load_joint_network
-from secure_apfed.runs.solo import (
-    Predictions,
-    RowComparison,
-    SoloModel,
-    load_model,
-    row_writer,
-)
 from secure_apfed.settings.promises import NOTHING_SENT, Promise, promise_of_party
 from secure_apfed.settings.run import TranscriptSettings
 
@@ -342,7 +342,7 @@ class _JointParty:
         code = OwnCode.from_settings(file.code, code_folder=file.code_folder)
         return cls(file, config, method, folder, _read_run_name(folder), card, tensors, code)
 
-    def load_local_model(self) -> SoloModel:
+    def load_local_model(self) -> ActiveModel:
         """Load the active's model that predicts without the other parties.
 
         Its networks may be user-defined, as the party's settings file names them.

@@ -23,6 +23,8 @@ import torch
 from torch import nn
 
 from secure_apfed.base.seeds import one_thread
+from secure_apfed.baselines import BASELINES, FOLDS, BaselineTask
+from secure_apfed.baselines.interface import FloatArray, IntArray, split_folds
 from secure_apfed.data import OwnData
 from secure_apfed.data.lazy_rows import score_in_parts
 from secure_apfed.errors import ModelError
@@ -35,8 +37,6 @@ from secure_apfed.methods import Session
 from secure_apfed.networks.models import RandomFeatures
 from secure_apfed.runs.outcome import Calibration
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import BASELINES, FOLDS, SoloTask
-from secure_apfed.solo.interface import FloatArray, IntArray, split_folds
 
 _MIN_PROBABILITY = 1e-12  # smaller probabilities are raised to this one before their logarithm
 _MIN_UNLABELLED_ROWS = 30
@@ -75,7 +75,7 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
     `data`: the active's data, with the labels that the run may train on.
     """
     config = session.party_session.party.config
-    networks = session.learner.get_solo_networks()
+    networks = session.learner.get_active_networks()
     if networks is None or not isinstance(session.party_session.party.task, Classification):
         return None
     assert data.table.labels is not None
@@ -227,7 +227,7 @@ def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iter
     if len(networks) == len(labelled_by_fold):
         yield from (_compute_scores(network, data, rows) for network in networks)
         return
-    task = SoloTask.from_run(session.party_session.party.config, data, rows)
+    task = BaselineTask.from_run(session.party_session.party.config, data, rows)
     all_labelled = rows[torch.from_numpy(task.labelled)]
     tasks = [
         task.drop_labels(torch.isin(all_labelled, labelled).nonzero().flatten().numpy())

@@ -272,7 +272,7 @@ def _score_training_rows(
     `labels`: the labels that the model was trained on. `rows`: positions in the active's table;
     None: the labelled training rows.
     """
-    network = copy_predictor(session.learner.get_solo_networks())
+    network = copy_predictor(session.learner.get_active_networks())
     if network is None:
         return None
     data = labels.build_data()
@@ -530,7 +530,7 @@ class RunWriter:
 
         Without such a model only the card is written. `card`: the card without `predicts_alone`.
         """
-        networks = session.learner.get_solo_networks()
+        networks = session.learner.get_active_networks()
         if networks is None:
             # Where the joint model needs all parties, a method may have another model in reserve.
             networks = session.learner.fallback_networks
@@ -874,7 +874,7 @@ class TrainingLoop:
                 "train.learning_rate, or leave train.patience out"
             )
         self._held_out_losses.append(loss)
-        networks = learner.get_solo_networks()
+        networks = learner.get_active_networks()
         if not self._config.train.keep_best or networks is None:
             return
         this_epoch = len(self._held_out_losses) - 1
@@ -965,7 +965,7 @@ class TrainingLoop:
         if self._writer:
             self._writer.record_epoch(self._build_metrics(evaluated=evaluates), is_saved=saves)
         if answers_labels:
-            self._labels.answer_stage(learner.get_solo_networks())
+            self._labels.answer_stage(learner.get_active_networks())
             data = self._labels.build_data()
             assert data.table.labels is not None
             learner.relabel(data.table.labels, data.train_rows)

@@ -139,8 +139,8 @@ class RunFolder:
         self.common = path / "common.json"
         self.scored = path / "test-scores.safetensors"
         self.result = path / "result.json"
-        self.solo = path / "solo.json"
-        self.solo_scored = path / "solo-scores.safetensors"
+        self.local_models = path / "solo.json"
+        self.baseline_predictions = path / "solo-scores.safetensors"
         self.who_helped = path / "who-helped.json"
         self.statements = path / "statements.json"
         self.accountants = path / "accountants.json"
@@ -670,7 +670,7 @@ def load_scores(
 
     Raises CheckpointError: the file was altered, or has no predictions of this model.
     """
-    path = folder.solo_scored if alone else folder.scored
+    path = folder.baseline_predictions if alone else folder.scored
     if not path.exists():
         return None
     folder.check_digests(path)

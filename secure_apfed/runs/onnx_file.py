@@ -39,7 +39,7 @@ from secure_apfed.data.encoding import ArrayEncoding, CategoricalColumn, Column
 from secure_apfed.data.frames import BLANK, RESPELT
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.measures.tasks import Classification
-from secure_apfed.runs.solo import SoloModel
+from secure_apfed.runs.active_model import ActiveModel
 
 _OPSET = 20  # version of ONNX's operators
 # ONNX's numbers of element types.
@@ -55,7 +55,7 @@ _PREDICTION = "output_prediction"
 _INSIDE = ("encoding/", "network/")  # beginnings of names inside the graph
 
 
-def write_onnx(model: SoloModel, path: Path) -> None:
+def write_onnx(model: ActiveModel, path: Path) -> None:
     """Write the model as an ONNX file, after a check by ONNX's own checker.
 
     Raises:
@@ -94,7 +94,7 @@ def write_onnx(model: SoloModel, path: Path) -> None:
     write_atomically(path, joined.SerializeToString())
 
 
-def _check_names(model: SoloModel) -> None:
+def _check_names(model: ActiveModel) -> None:
     """Raise ModelError if a column has a name that the graph uses itself."""
     if not isinstance(model.encoding, ColumnEncoding):
         return
@@ -107,12 +107,12 @@ def _check_names(model: SoloModel) -> None:
 
 
 class _Predicting(nn.Module):
-    """A module that computes the same as `SoloModel.predict`, as torch's exporter needs it.
+    """A module that computes the same as `ActiveModel.predict`, as torch's exporter needs it.
 
     It computes in the precision of the network's parameters.
     """
 
-    def __init__(self, model: SoloModel) -> None:
+    def __init__(self, model: ActiveModel) -> None:
         """Store a model's network and task, and set the network to evaluation mode."""
         super().__init__()
         self.network = model.network
@@ -129,7 +129,7 @@ class _Predicting(nn.Module):
         return outputs_N.double() if outputs_N.ndim == 1 else outputs_N.float()
 
 
-def _export_network(model: SoloModel) -> Any:
+def _export_network(model: ActiveModel) -> Any:
     """Return the ONNX model from encoded features to predictions, made by torch's exporter."""
     rows = torch.export.Dim("rows")
     with _silence_exporter():
@@ -385,7 +385,7 @@ class _Graph:
         self.add_node("Div", [cut, maximum], _FEATURES)
 
 
-def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
+def _name_outputs(helper: Any, joined: Any, model: ActiveModel) -> None:
     """Replace the outputs of the joined model by outputs with this module's names.
 
     If the task has classes, also add nodes that decide each row's class.
@@ -435,7 +435,7 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
 def _make_decision_nodes(
     helper: Any, graph: Any, probabilities: str, threshold: float | None
 ) -> list[Any]:
-    """Return the nodes that decide each row's class, as `SoloModel.decide_classes` does.
+    """Return the nodes that decide each row's class, as `ActiveModel.decide_classes` does.
 
     Their output "network/best" is the class's index.
 

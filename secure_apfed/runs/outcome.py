@@ -38,8 +38,8 @@ from secure_apfed.methods import METHODS
 from secure_apfed.methods.method import VoteAgreement
 from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.ledger import PrivacySpent
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.solo import load_model
 from secure_apfed.settings.promises import Figure, Promise, State, describe_epsilon, promises_of
 
 RANKED = ("auc", "average_precision", "ks")

@@ -165,7 +165,7 @@ def run_in_memory(
         if writer:  # only a resumed run would need these files
             writer.folder.recordings.clear()
             writer.folder.broken_off.unlink(missing_ok=True)
-        return replace(loop.build_result(), own_networks=session.learner.get_solo_networks())
+        return replace(loop.build_result(), own_networks=session.learner.get_active_networks())
 
 
 @contextmanager
@@ -350,7 +350,7 @@ class _SimulationCallbacks(RunCallbacks):
             data=self._data,
             alignment=session.alignment,
             transcript=session.transcript,
-            model=copy_predictor(session.learner.get_solo_networks()),
+            model=copy_predictor(session.learner.get_active_networks()),
             encoders={
                 name: copy.deepcopy(network).cpu().eval()
                 for name, network in session.collect_networks().items()

@@ -132,7 +132,7 @@ class TestClusters:
         for where in ("loky", cluster):
             point = Point(config=small(), folder=tmp_path / where, figures_only=True)
             with use_backend(where):
-                tables[where] = run_points([point], range(3), jobs=2, solo=True).table
+                tables[where] = run_points([point], range(3), jobs=2, local_models=True).table
         drop = ["influence"]
         pd.testing.assert_frame_equal(
             tables["loky"].drop(columns=drop), tables[cluster].drop(columns=drop)

@@ -1,4 +1,4 @@
-"""Gains: paired by seed against a baseline that no test row chose; solo baselines are kept once."""
+"""Gains: paired by seed against a baseline that no test row chose; local models are kept once."""
 
 import json
 import math
@@ -14,6 +14,13 @@ import torch
 from scipy.stats import ttest_1samp
 from sklearn.linear_model import RidgeCV
 
+from apfed_experiments.baselines import (
+    compare_baselines,
+    load_baselines,
+    load_or_measure_baselines,
+    make_fit_store,
+    train_without_votes,
+)
 from apfed_experiments.columns import P_HOLM
 from apfed_experiments.gains import (
     CASES,
@@ -26,13 +33,6 @@ from apfed_experiments.gains import (
     select_cases,
 )
 from apfed_experiments.runner import run_study
-from apfed_experiments.solo import (
-    compare_baselines,
-    load_or_measure_baselines,
-    load_solo,
-    make_fit_store,
-    train_without_votes,
-)
 from apfed_experiments.summary import (
     Gain,
     Interval,
@@ -170,10 +170,10 @@ def test_a_sentence_says_whether_help_paid(reached: list[float], told: str) -> N
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_every_case_is_a_run_and_its_control_the_same_without_help(case: GainCase) -> None:
     assert case.config.data.labelled == case.labelled
-    assert case.solo_config.data == case.config.data
+    assert case.baseline_config.data == case.config.data
     ours = case.config
     control = case.control.config
-    assert case.control.solo_config == case.solo_config
+    assert case.control.baseline_config == case.baseline_config
     assert control.data == ours.data
     if case.method in ("apfed_code", "apfed_code-64") or "-after" in case.method:
         # its control has rows of others
@@ -182,7 +182,10 @@ def test_every_case_is_a_run_and_its_control_the_same_without_help(case: GainCas
         assert {passive.weight for passive in control.passives.values()} == {0.0}
         assert (control.model, control.train) == (ours.model, ours.train)
     else:
-        assert (control.model, control.train) == (case.solo_config.model, case.solo_config.train)
+        assert (control.model, control.train) == (
+            case.baseline_config.model,
+            case.baseline_config.train,
+        )
 
 
 def test_the_control_of_a_code_has_the_same_rows_of_other_people() -> None:
@@ -308,11 +311,11 @@ def test_baselines_are_of_the_data_and_of_the_actives_own_table(tmp_path: Path) 
     config = make_votes_config(**APFED, data=own_tables(tmp_path))
     path = tmp_path / "solo.json"
     record = load_or_measure_baselines(config, path)
-    assert load_solo(config, path) == record
+    assert load_baselines(config, path) == record
     assert record.rows == len(record.people) > 0
     assert f"on {record.rows} test rows" in record.describe_best()
     with pytest.raises(CheckpointError, match="other data or settings"):
-        load_solo(config.model_copy(update={"seed": 1}), path)
+        load_baselines(config.model_copy(update={"seed": 1}), path)
     (tmp_path / "shop.csv").write_text("id,c\np1,1\n")
     assert load_or_measure_baselines(config, path) == record
     own = pd.read_csv(tmp_path / "active.csv")
@@ -342,7 +345,7 @@ def test_hidden_labels_do_not_reach_the_baselines(
 ) -> None:
     config = GainCase(method="votes", data="wine", labelled=9).config
     spy = Mock(wraps=compare_baselines)
-    monkeypatch.setattr("apfed_experiments.solo.compare_baselines", spy)
+    monkeypatch.setattr("apfed_experiments.baselines.compare_baselines", spy)
     load_or_measure_baselines(config, tmp_path / "solo.json")
     ((task, *_), _) = spy.call_args
     assert len(task.labels) == len(task.labelled) == 9
@@ -352,7 +355,7 @@ def test_hidden_labels_do_not_reach_the_baselines(
 def test_baselines_of_many_labels_learn_from_a_sample_and_say_so(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for where in ("apfed_experiments.solo", "secure_apfed.solo.interface"):
+    for where in ("apfed_experiments.baselines", "secure_apfed.baselines.interface"):
         monkeypatch.setattr(f"{where}.MAX_ROWS", 60)
     case = GainCase(method="votes", data=dataset, labelled=None)
     learnt = list[int]()

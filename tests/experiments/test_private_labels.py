@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from apfed_experiments import solo
+from apfed_experiments import baselines
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
@@ -114,14 +114,14 @@ def test_all_that_is_written_follows_from_the_answers(
 
 
 def fit_on_true_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = solo._measure_baselines
+    measured = baselines._measure_baselines
 
     def plant_leak(config: Any, path: Path, own: Any, **more: Any) -> Any:
         known = load_data(config.data, seed=config.seed).select_party("active")
         assert known is not None
         return measured(config, path, known)
 
-    monkeypatch.setattr(solo, "_measure_baselines", plant_leak)
+    monkeypatch.setattr(baselines, "_measure_baselines", plant_leak)
 
 
 def count_in_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_dp_sgd_leaves_out_what_its_noise_does_not_cover(
 def test_baselines_of_the_labels_as_they_are_are_refused(tmp_path: Path) -> None:
     config = config_of(**{**CASES["apfed"], "data": own_tables(tmp_path)})
     with pytest.raises(ConfigError, match="baselines of the labels as they are would tell them"):
-        solo.load_or_measure_baselines(config, tmp_path / "solo.json")
+        baselines.load_or_measure_baselines(config, tmp_path / "solo.json")
 
 
 @pytest.mark.parametrize("private", [RESPONSE, {"dp_sgd": {"noise_multiplier": 2.0}}])

@@ -13,24 +13,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from apfed_experiments.finished import FinishedRun, load_finished_run
-from apfed_experiments.report import load_run, write_report
-from apfed_experiments.report.contents import iter_tiles
-from apfed_experiments.run_list import list_runs
-from apfed_experiments.several import declare_study
-from apfed_experiments.solo import (
+from apfed_experiments.baselines import (
     OTHER_ROWS,
     BaselineResult,
     BaselinesRecord,
     RunGain,
     baseline_scores_file,
-    load_solo,
+    load_baselines,
+    locate_baselines,
     measure_gain,
     measure_run_baselines,
-    restrict_solo,
+    restrict_baselines,
     settings_digest,
-    solo_file,
 )
+from apfed_experiments.finished import FinishedRun, load_finished_run
+from apfed_experiments.report import load_run, write_report
+from apfed_experiments.report.contents import iter_tiles
+from apfed_experiments.run_list import list_runs
+from apfed_experiments.several import declare_study
 from apfed_experiments.study import iter_metric_rows
 from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.cli import execute
@@ -96,30 +96,30 @@ def test_the_gain_has_the_models_own_rows_and_figure(joint: Path) -> None:
     finished = load_finished_run(joint)
     gain = finished.gain
     assert gain is not None
-    assert finished.solo is not None
+    assert finished.local_models is not None
     rows = finished.outcome.measured_rows["tvfl"]
-    assert gain.rows == finished.solo.rows == rows
+    assert gain.rows == finished.local_models.rows == rows
     assert gain.reached == pytest.approx(finished.outcome.scores["tvfl"])
-    assert gain.alone == pytest.approx(finished.solo.best.test)
+    assert gain.alone == pytest.approx(finished.local_models.best.test)
     assert gain.value == pytest.approx(gain.reached - gain.alone)
-    kept = load_file(RunFolder(joint).solo_scored)
-    assert len(kept[f"{finished.solo.best.name}/truth"]) == rows
+    kept = load_file(RunFolder(joint).baseline_predictions)
+    assert len(kept[f"{finished.local_models.best.name}/truth"]) == rows
 
 
 def test_a_report_shows_the_baselines_that_a_study_measured(joint: Path, tmp_path: Path) -> None:
-    alone = load_finished_run(joint).solo
+    alone = load_finished_run(joint).local_models
     assert alone is not None
     folder = shutil.copytree(joint, tmp_path / "of a study")
-    RunFolder(folder).solo.unlink()
-    RunFolder(folder).solo_scored.unlink()
+    RunFolder(folder).local_models.unlink()
+    RunFolder(folder).baseline_predictions.unlink()
     assert "nobody measured what the active would do alone" in write_report(folder).read_text()
-    page = write_report(folder, solo=alone).read_text()
+    page = write_report(folder, local_models=alone).read_text()
     assert f"over {alone.best.title}" in page
     assert "nobody measured" not in page
 
 
 def test_the_gain_is_one_on_every_surface(joint: Path) -> None:
-    """The report, its tiles, the document for programs, the list, and what a solo file says."""
+    """The report, its tiles, the document for programs, the list, and the file of local models."""
     run_read = load_run(joint)
     gain = run_read.gain
     assert gain is not None
@@ -127,7 +127,7 @@ def test_the_gain_is_one_on_every_surface(joint: Path) -> None:
     tiles = {tile.name: tile for tile in iter_tiles(run_read)}
     document = json.loads((joint / "privacy.json").read_bytes())
     (listed,) = list_runs(joint)
-    stored = BaselinesRecord.model_validate_json(RunFolder(joint).solo.read_bytes()).gain
+    stored = BaselinesRecord.model_validate_json(RunFolder(joint).local_models.read_bytes()).gain
     assert gain.text in page
     assert tiles["gain"].value == gain.points
     assert document["gain"] == gain.text
@@ -138,7 +138,7 @@ def test_the_gain_is_one_on_every_surface(joint: Path) -> None:
 
 
 def store_without_gain(folder: Path) -> BaselinesRecord:
-    record = BaselinesRecord.model_validate_json(RunFolder(folder).solo.read_bytes())
+    record = BaselinesRecord.model_validate_json(RunFolder(folder).local_models.read_bytes())
     return record.model_copy(update={"gain": None})
 
 
@@ -171,8 +171,8 @@ def test_several_seeds_compare_on_the_models_rows(tmp_path: Path) -> None:
         tested = load_tested_rows(RunFolder(folder))
         assert tested is not None
         own = config.model_copy(update={"seed": seed})
-        path = solo_file(own, folder.parent)
-        restricted = restrict_solo(load_solo(own, path), path, tested)
+        path = locate_baselines(own, folder.parent)
+        restricted = restrict_baselines(load_baselines(own, path), path, tested)
         assert restricted is not None
         (name,) = (each.name for each in restricted.baselines if each.name == gain.baseline)
         counts.append(int(tested.sum()))
@@ -214,7 +214,7 @@ def test_a_gain_of_other_rows_is_never_told(tmp_path: Path) -> None:
     (path / "result.json").write_text(json.dumps(result))
     best = BaselineResult(name="ridge", title="Ridge", validation=0.8, test=0.6)
     record = BaselinesRecord(settings=settings_digest(config), baselines=(best,))
-    RunFolder(path).solo.write_text(record.model_dump_json())
+    RunFolder(path).local_models.write_text(record.model_dump_json())
     run_read = load_run(path)
     assert run_read.gain is None
     assert (
@@ -246,9 +246,9 @@ def test_baselines_of_a_study_are_measured_anew_on_some_rows(name: str, tmp_path
     )
     people = tuple(f"p{at}" for at in range(40))
     record = BaselinesRecord(settings="x", baselines=(best,), measure=name, people=people, rows=40)
-    assert restrict_solo(record, path, tested) is None
+    assert restrict_baselines(record, path, tested) is None
     save_scores(baseline_scores_file(path), {"ridge": scored})
-    found = restrict_solo(record, path, tested)
+    found = restrict_baselines(record, path, tested)
     assert found is not None
     some = scored.select_rows(tested.nonzero().flatten().numpy())
     assert found.rows == len(some.truth) == 30
@@ -256,7 +256,7 @@ def test_baselines_of_a_study_are_measured_anew_on_some_rows(name: str, tmp_path
     assert found.best.test == pytest.approx(MEASURES[name].compute_value(some))
     assert found.best.ranked["auc"] == pytest.approx(MEASURES["auc"].compute_value(some))
     assert len(found.best.influence) == 30
-    assert restrict_solo(record, path, tested[:20]) is None
+    assert restrict_baselines(record, path, tested[:20]) is None
 
 
 def test_an_interval_is_not_invented() -> None:
@@ -270,13 +270,15 @@ def test_an_interval_is_not_invented() -> None:
 
 def test_figures_of_a_study_tell_baselines_of_the_same_rows() -> None:
     best = BaselineResult(name="ridge", title="Ridge", validation=0.8, test=0.6)
-    solo = BaselinesRecord(settings="x", baselines=(best,), rows=250)
+    local_models = BaselinesRecord(settings="x", baselines=(best,), rows=250)
     outcome = make_outcome({"tvfl": 0.9}, measured_rows={"tvfl": 250}, test_rows=410)
-    finished = FinishedRun(config=config_of("tvfl"), outcome=outcome, attacks=None, solo=solo)
+    finished = FinishedRun(
+        config=config_of("tvfl"), outcome=outcome, attacks=None, local_models=local_models
+    )
     rows = {figure["target"]: figure["rows"] for figure in iter_metric_rows(finished)}
     assert rows == {"task": 250, "solo": 250}
     assert count_measured_rows(finished.config, outcome, "tvfl") == 250
-    older = replace(finished, solo=solo.model_copy(update={"rows": None}))
+    older = replace(finished, local_models=local_models.model_copy(update={"rows": None}))
     assert [figure["target"] for figure in iter_metric_rows(older)] == ["task"]
 
 

@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
+from apfed_experiments.baselines import (
+    BaselineResult,
+    BaselinesRecord,
+    locate_baselines,
+    settings_digest,
+)
 from apfed_experiments.report import load_run, write_report
 from apfed_experiments.report.contents import iter_setting_rows
 from apfed_experiments.run_list import HEADER, ListedRun, State, list_runs
-from apfed_experiments.solo import BaselineResult, BaselinesRecord, settings_digest, solo_file
 from secure_apfed.base.files import MAX_JSON_BYTES, own_subfolder
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
@@ -27,7 +32,7 @@ SOLO = "solo.json"
 DAY = datetime(2025, 3, 1, 12, tzinfo=UTC)
 
 
-def write_solo(path: Path, config: Config, test: float) -> None:
+def write_baselines(path: Path, config: Config, test: float) -> None:
     best = BaselineResult(name="ridge", title="ridge regression", validation=0.6, test=test)
     record = BaselinesRecord(settings=settings_digest(config), baselines=(best,))
     path.write_text(record.model_dump_json())
@@ -58,11 +63,11 @@ def top(tmp_path: Path) -> Path:
     guarded = write_run(
         top / "guarded", config, accuracy={"apfed_c": 0.7}, epsilon=7.98, attacks=attacks
     )
-    write_solo(guarded / SOLO, config, 0.65)
+    write_baselines(guarded / SOLO, config, 0.65)
     (guarded / "report.html").write_text("")
     in_study = config_of("single_view")
     study = write_run(top / "study" / "alone", in_study, accuracy={"single_view": 0.5})
-    write_solo(solo_file(in_study, study.parent), in_study, 0.52)
+    write_baselines(locate_baselines(in_study, study.parent), in_study, 0.52)
     begun = write_run(top / "begun", config, accuracy={"apfed_c": 0.7})
     (begun / "result.json").unlink()
     broken = {"cut": "result.json", "unset": "config.yaml", "misread": "attacks.json"}

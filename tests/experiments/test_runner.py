@@ -140,7 +140,7 @@ def test_figures_of_before_the_runner_are_read_on(
     def train(*args: object, **kwargs: object) -> None:
         raise AssertionError("what lies there is trained again")
 
-    for name in ("study.run", "gains.train_without_votes", "solo.compare_baselines"):
+    for name in ("study.run", "gains.train_without_votes", "baselines.compare_baselines"):
         monkeypatch.setattr(f"apfed_experiments.{name}", train)
     folder = shutil.copytree(STORED, tmp_path / "gains")
     run_study(gains.declare_study(folder, [gains.CASES["votes/wine/n9"]], seeds=1))

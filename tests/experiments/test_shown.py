@@ -13,11 +13,11 @@ from apfed_experiments import main_job
 from apfed_experiments.gains import CASES
 from apfed_experiments.shown import JOINT_TRAINING, LABELS_AFTER, NETWORK
 from apfed_experiments.study import base_config
+from secure_apfed.baselines import BaselineTask, find_baseline
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.methods import open_session
 from secure_apfed.runs.run import run
-from secure_apfed.solo import SoloTask, find_baseline
 from tests.secure_apfed.seats import active_of
 
 
@@ -77,7 +77,7 @@ def network_alone(config: Config) -> float:
     train = data.train_rows
     known = data.labelled_rows
     positions = torch.isin(train, known).nonzero().flatten()
-    task = SoloTask.from_arrays(
+    task = BaselineTask.from_arrays(
         data.active.features[train],
         positions,
         labels[train[positions]],

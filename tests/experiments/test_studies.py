@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from apfed_experiments import main_job
+from apfed_experiments.baselines import BaselineResult, BaselinesRecord, locate_baselines
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.solo import BaselineResult, BaselinesRecord, solo_file
 from apfed_experiments.study import (
     Point,
     StudyRow,
@@ -98,8 +98,12 @@ def test_lines_share_data_attacks_and_what_the_active_does_alone(name: str, tmp_
     base = base_config(job.configs[0])
     for point in main_job.make_points(base, tmp_path, job.lines):
         config = point.make_trial(3).config
-        assert (config.data, config.attacks, point.solo_config) == (base.data, base.attacks, base)
-        assert config.seed == point.make_trial(3).solo_config.seed == 3
+        assert (config.data, config.attacks, point.baseline_config) == (
+            base.data,
+            base.attacks,
+            base,
+        )
+        assert config.seed == point.make_trial(3).baseline_config.seed == 3
     assert "at delta 1e-5" in job.reading
     assert {base_config(config).delta for config in job.configs} == {1e-5}
 
@@ -163,7 +167,8 @@ def test_an_ablation_stands_beside_the_local_models_of_its_line(key: str, tmp_pa
     ablation = main_job.make_ablation(point)
     assert ablation is not None
     measured = {
-        solo_file(part.make_trial(0).solo_config, part.folder) for part in (point, ablation)
+        locate_baselines(part.make_trial(0).baseline_config, part.folder)
+        for part in (point, ablation)
     }
     assert len(measured) == 1, "local models of one data set and seed are measured twice"
 
@@ -275,7 +280,7 @@ def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("solo", "sentence"),
+    ("local_models", "sentence"),
     [
         (None, "predicts 90.0 % of the active's test rows. Ablations"),
         (RIDGE, "the best local model 87.5 %. Gain +2.5 points, not yet corrected for the number"),
@@ -283,7 +288,7 @@ def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path)
     ids=["without local models", "beside a local model"],
 )
 def test_the_first_line_of_the_main_job_is_described_in_a_sentence(
-    solo: BaselinesRecord | None, sentence: str
+    local_models: BaselinesRecord | None, sentence: str
 ) -> None:
     base = base_config(main_job.MAIN.configs[0])
     (point,) = (
@@ -291,7 +296,7 @@ def test_the_first_line_of_the_main_job_is_described_in_a_sentence(
         for point in main_job.make_points(base, Path("out"))
         if point.study_row.key == main_job.MAIN.first
     )
-    run = dataclasses.replace(make_finished_run(0.9), solo=solo)
+    run = dataclasses.replace(make_finished_run(0.9), local_models=local_models)
     text = main_job._describe_first(
         base, point, collect_results([(point.make_trial(0), run)]), seeds=1
     )

@@ -27,9 +27,9 @@ from apfed_experiments.tradeoff import (
     make_tradeoff,
     select_front,
 )
+from secure_apfed.baselines import BASELINES
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.solo import BASELINES
 from tests.experiments.run_folder import check_all_directions, make_attack_result, make_finished_run
 from tests.secure_apfed.small_runs import run_as_json
 
@@ -73,7 +73,7 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, 
     told = list[tuple[int, int]]()
     with pytest.MonkeyPatch.context() as patch:
         few = {"ridge": BASELINES["ridge"]}
-        patch.setattr("apfed_experiments.solo.list_candidates", lambda: few)
+        patch.setattr("apfed_experiments.baselines.list_candidates", lambda: few)
         answer = run_study(
             declare_study(study, place / "out"), on_done=lambda *now: told.append(now)
         )

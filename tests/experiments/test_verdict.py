@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from apfed_attacks.interface import AttackResult
+from apfed_experiments.baselines import BaselineResult, BaselinesRecord, RunGain
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.solo import BaselineResult, BaselinesRecord, RunGain
 from apfed_experiments.summary import Interval
 from apfed_experiments.variants import title_variant
 from apfed_experiments.verdict import (
@@ -55,7 +55,7 @@ def make_finished_run(
     config: Config,
     *,
     attacks: Sequence[AttackResult] | None = None,
-    solo: BaselinesRecord | None = SOLO,
+    local_models: BaselinesRecord | None = SOLO,
     gain: RunGain | None = GAIN,
     epsilon: float = math.inf,
     **changed: Any,
@@ -79,7 +79,9 @@ def make_finished_run(
     }
     outcome = Outcome.model_validate({**told, **changed})
     mounted = None if attacks is None else tuple(attacks)
-    return FinishedRun(config=config, outcome=outcome, attacks=mounted, solo=solo, gain=gain)
+    return FinishedRun(
+        config=config, outcome=outcome, attacks=mounted, local_models=local_models, gain=gain
+    )
 
 
 def lines_of(run: FinishedRun) -> dict[str, str]:
@@ -163,7 +165,7 @@ WORTH: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
         "better",
     ),
     "no baselines": (
-        {"solo": None, "gain": None},
+        {"local_models": None, "gain": None},
         "nobody measured what the active would do alone",
         "points",
     ),
@@ -173,7 +175,7 @@ WORTH: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
         "points over",
     ),
     "other measure": (
-        {"solo": SOLO.model_copy(update={"measure": "auc"}), "gain": None},
+        {"local_models": SOLO.model_copy(update={"measure": "auc"}), "gain": None},
         "the active alone was measured by AUC",
         "points over",
     ),
@@ -210,7 +212,7 @@ def test_the_active_alone_had_no_help() -> None:
 def test_private_training_has_no_gain_and_says_why() -> None:
     private = "{noise_multiplier: 1.0, clip: 1.0}"
     config = config_of("single_view", dp_sgd=private)
-    text = lines_of(make_finished_run(config, solo=None, gain=None))[ANSWERS[1]]
+    text = lines_of(make_finished_run(config, local_models=None, gain=None))[ANSWERS[1]]
     assert "the gain is not known; what the active does alone is left out" in text
 
 

@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 import torch
 
+from apfed_experiments.baselines import locate_baselines
 from apfed_experiments.report import write_report
 from apfed_experiments.runner import run_study
-from apfed_experiments.solo import solo_file
 from apfed_experiments.summary import Interval, measure_difference
 from apfed_experiments.who_helped import declare_study, make_points
 from apfed_experiments.worth import (
@@ -348,8 +348,8 @@ def test_points_of_a_study_are_the_whole_and_each_left_out(tmp_path: Path) -> No
         left = names - {table.name for table in point.load_tables(0).passives}
         assert point.name.endswith(f"-without-{left.pop()}")
         assert torch.equal(point.load_tables(0).test_rows, whole.load_tables(0).test_rows)
-        alone = solo_file(point.make_trial(0).solo_config, tmp_path)
-        assert alone == solo_file(whole.make_trial(0).solo_config, tmp_path), (
+        alone = locate_baselines(point.make_trial(0).baseline_config, tmp_path)
+        assert alone == locate_baselines(whole.make_trial(0).baseline_config, tmp_path), (
             "baselines are measured twice"
         )
 

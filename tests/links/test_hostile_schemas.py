@@ -35,9 +35,9 @@ from secure_apfed.exchange.relay import _Entry
 from secure_apfed.exchange.sealed_connection import LocalEnd, _Hello, _require_expected_peer
 from secure_apfed.exchange.status import LinkBreak, PeerStatus, Status
 from secure_apfed.organisations import project
+from secure_apfed.runs.active_model import _NetworkCard, load_model
 from secure_apfed.runs.outcome import Outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import _NetworkCard, load_model
 from tests.links.test_hostile_text import COMMAND, EVIL, HIDDEN, is_shown_safely
 from tests.links.test_project import OTHERS, Organisations
 from tests.secure_apfed.small_runs import small_config

@@ -35,8 +35,8 @@ from secure_apfed.organisations.local import find_free_addresses, prepare_partie
 from secure_apfed.organisations.party import PartyFile, ServeSettings, run_party
 from secure_apfed.organisations.revocation import FilesReplacedError, SessionFiles
 from secure_apfed.organisations.served import AnswerBook, predict_jointly, serve_party
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import PROJECT_ENDED
-from secure_apfed.runs.solo import load_model
 from tests.links.trained_parties import (
     MANY,
     NEW,

@@ -43,7 +43,7 @@ _IMPORTED = (
     "sklearn.metrics",
     "secure_apfed.commands.apart",
     "apfed_experiments.report",
-    "apfed_experiments.solo",
+    "apfed_experiments.baselines",
     "apfed_attacks.run",
 )
 _CONTEXT.set_forkserver_preload(["tests.local.processes", *_IMPORTED])
@@ -185,14 +185,14 @@ def run_by_command(
     file: Path, more: Sequence[str], wrap_transport: Callable[[Transport], Transport]
 ) -> dict[str, Any]:
     """Run a party as the command does, which minds SIGTERM."""
-    from apfed_experiments import solo
+    from apfed_experiments import baselines
     from secure_apfed import cli
+    from secure_apfed.baselines import BASELINES
     from secure_apfed.organisations import party
-    from secure_apfed.solo import BASELINES
 
     # As few as this test's own process measures.
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
-    vars(solo)["list_candidates"] = lambda: few  # it imports it, and exports none
+    vars(baselines)["list_candidates"] = lambda: few  # it imports it, and exports none
     party.run_party = partial(run_party, wrap_transport=wrap_transport)
     with redirect_stderr(io.StringIO()) as log, redirect_stdout(io.StringIO()) as out:
         code = cli.execute(["party", "--config", str(file), *more])

@@ -143,7 +143,7 @@ def costs_the_same(memory: Path, apart: Path, figure: str, party: str, capsys: A
     own = load_finished_run(apart / "parties" / "active")
     # What the passives said at the end stands in the active's own folder, too.
     assert (own.epsilon, own.figure) == (alone.epsilon, alone.figure)
-    assert own.solo == run_apart.solo
+    assert own.local_models == run_apart.local_models
     cards = [
         json.loads((folder / "model.json").read_bytes())["epsilon"] for folder in (memory, apart)
     ]
@@ -334,7 +334,7 @@ def test_parties_that_are_started_by_hand_measure_report_and_cost_the_same(
     rows = run_command(config, memory, capsys)
     assert run_command(config, folder, capsys, "--resume", "--transport", "grpc") == rows
     costs_the_same(memory, folder, "epsilon_v", "passive-1", capsys)
-    alone, apart = (load_finished_run(run_folder).solo for run_folder in (memory, folder))
+    alone, apart = (load_finished_run(run_folder).local_models for run_folder in (memory, folder))
     assert alone is not None
     assert apart is not None
     measured = {found.name: found for found in apart.baselines}  # here, tests have fewer

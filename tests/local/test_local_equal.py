@@ -12,8 +12,8 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.run import LinkType, run
-from secure_apfed.runs.solo import load_model
 from tests.links.pair import Proxy
 from tests.local import processes
 from tests.secure_apfed.small_runs import Said, small_config

@@ -17,9 +17,9 @@ from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind
 from secure_apfed.organisations.counters import restart_and_log
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.audit_log import compare_logs, verify_log
 from secure_apfed.runs.run import LinkType, RunTransport, run
-from secure_apfed.runs.solo import load_model
 from tests.local.processes import (
     PHASES,
     TRAIN,

@@ -332,7 +332,7 @@ def list_loaded(imported: str, spared: set[str]) -> str:
 
 def test_the_result_of_a_run_is_printed_without_the_extra_that_draws() -> None:
     """A party without `experiments` ended with an error after its run."""
-    names = ("finished", "solo", "variants", "verdict", "worth")
+    names = ("finished", "baselines", "variants", "verdict", "worth")
     imported = ", ".join(f"apfed_experiments.{name}" for name in names)
     assert list_loaded(imported, {"matplotlib", "jinja2", "adjustText", "dp_accounting"}) == ""
 
@@ -407,7 +407,7 @@ def test_several_seeds_by_one_option(tmp_path: Path, capsys: Capture, party_seed
         for seed, folder in folders.items()
     }
     gain = first["gain"]
-    assert gain["over_chosen"]["mean"] == pytest.approx(gain["reached"] - gain["solo"])
+    assert gain["over_chosen"]["mean"] == pytest.approx(gain["reached"] - gain["local_score"])
     assert gain["shared"] == pytest.approx(2 / 7)  # of aligned people, those who test
     assert run_two_seeds("first") == first, "what lies there is not run again"
     (ranked,) = first["ranked"]

@@ -39,8 +39,8 @@ from secure_apfed.data.frames import as_pandas, convert_text_column, read_texts
 from secure_apfed.data.inputs import MIN_ROWS, ColumnDrift, DriftMeter
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
+from secure_apfed.runs.active_model import ActiveModel
 from secure_apfed.runs.onnx_file import write_onnx
-from secure_apfed.runs.solo import SoloModel
 from secure_apfed.settings.data import DataSettings, PartySettings
 from tests.memory import trace_memory
 from tests.secure_apfed.whole_files import load_features
@@ -738,7 +738,7 @@ def test_onnx_says_the_same_or_nothing(tmp_path: Path, missing: Any) -> None:
     encoding = fit_columns(fitted, categorical=text, missing=missing, source="p")
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(encoding.shape[0], 4), nn.Softplus(), nn.Linear(4, 2)).eval()
-    model = SoloModel(network, ("no", "yes"), encoding, {})
+    model = ActiveModel(network, ("no", "yes"), encoding, {})
     write_onnx(model, tmp_path / "model.onnx")
     new = fitted.loc[[0] * len(ODD)].reset_index(drop=True).astype({"truth": object})
     numbers = [np.nan, np.inf, -np.inf, 1e300, 9.0]

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from apfed_experiments.solo import measure_run_baselines
+from apfed_experiments.baselines import measure_run_baselines
 from secure_apfed import Active, ImageFiles, Passive
 from secure_apfed.attacks import load_recording
 from secure_apfed.config import Config

@@ -22,10 +22,10 @@ from secure_apfed.base.formats import FORMATS, find_installed_version, find_writ
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, ModelError
 from secure_apfed.runs import keeper
+from secure_apfed.runs.active_model import load_model, predict_file
 from secure_apfed.runs.audit_log import verify_log
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract, load_with_checksum
 from secure_apfed.runs.outcome import load_recording, promises_in
-from secure_apfed.runs.solo import load_model, predict_file
 from tests.secure_apfed.stored_formats import FILES, NUMBERS, STORED, fields_of, format_of
 
 NEWER = 1_000_000

@@ -14,8 +14,8 @@ import torch
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from sklearn.metrics import mean_poisson_deviance
 
+from apfed_experiments.baselines import load_or_measure_baselines
 from apfed_experiments.report import write_report
-from apfed_experiments.solo import load_or_measure_baselines
 from secure_apfed import Config, run
 from secure_apfed.errors import ApfedError, DataError, ModelError
 from secure_apfed.measures.table import Scored, measure_all, names_of
@@ -246,8 +246,10 @@ def test_the_report_lists_coefficients(tmp_path: Path, task: str) -> None:
     folder = tmp_path / "run"
     config = make_config(tmp_path, LABELS[task], task, train={"epochs": 3, "evaluate_every": 3})
     result = run(config, folder)
-    solo = load_or_measure_baselines(config, tmp_path / "solo.json", data=result.recording.data)
-    page = write_report(folder, solo=solo).read_text()
+    local_models = load_or_measure_baselines(
+        config, tmp_path / "solo.json", data=result.recording.data
+    )
+    page = write_report(folder, local_models=local_models).read_text()
     for columns in COLUMNS.values():
         for column in columns:
             assert f'<td data-name="column">{column}</td>' in page

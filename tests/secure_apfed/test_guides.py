@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from apfed_experiments.baselines import measure_run_baselines
 from apfed_experiments.finished import mount_attacks
 from apfed_experiments.report import write_report
-from apfed_experiments.solo import measure_run_baselines
 from secure_apfed.cli import execute
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.config.file import load_config_text
@@ -19,9 +19,9 @@ from secure_apfed.data import load_data
 from secure_apfed.labellers import LABELLERS
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import METHODS
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
 from secure_apfed.settings.training import ModelSettings
 from secure_apfed.testing import check_objective
 from tests.docs.pages import blocks, program_of
@@ -119,9 +119,9 @@ def test_the_printed_task_is_trained(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert config.measure == "accuracy"
     reached = result.scores["apfed_c"]
     assert reached > 0.4
-    solo = measure_run_baselines(config, folder, result.trained)
-    assert solo is not None
-    assert solo.best.test > 0.4
+    local_models = measure_run_baselines(config, folder, result.trained)
+    assert local_models is not None
+    assert local_models.best.test > 0.4
     found = mount_attacks(folder, [AttackChoice(name="membership")])
     assert {one.reason for one in found} == {
         "task is ordinal: attacks on membership read the softmax of a network's outputs"

@@ -12,6 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from secure_apfed.base.seeds import seed_draws
+from secure_apfed.baselines import (
+    FOLDS,
+    MAX_APART,
+    Baseline,
+    BaselineTask,
+    MeanOfModels,
+    Predictor,
+    choose_baseline,
+    find_baseline,
+    has_collapsed,
+    measure_collapse,
+)
+from secure_apfed.baselines.fitted import FittedModel, Layers
+from secure_apfed.baselines.interface import cache_fits, fit_once
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ModelError
@@ -22,23 +36,9 @@ from secure_apfed.methods import open_session
 from secure_apfed.methods.local_models import compute_representations, fit_local_models
 from secure_apfed.methods.single_view import SingleViewActive
 from secure_apfed.runs import calibration
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
 from secure_apfed.settings.training import LastInput
-from secure_apfed.solo import (
-    FOLDS,
-    MAX_APART,
-    Baseline,
-    MeanOfModels,
-    Predictor,
-    SoloTask,
-    choose_baseline,
-    find_baseline,
-    has_collapsed,
-    measure_collapse,
-)
-from secure_apfed.solo.fitted import FittedModel, Layers
-from secure_apfed.solo.interface import cache_fits, fit_once
 from tests.secure_apfed.seats import active_of
 from tests.secure_apfed.small_runs import interrupt_run, small_config
 
@@ -164,7 +164,7 @@ def test_a_model_is_loaded_whatever_input_the_best_reads(read: str, tmp_path: Pa
     features = data.active.features[data.test_rows].double()
     scores = []
     for each in (session, again):
-        networks = active_of(each).get_solo_networks()
+        networks = active_of(each).get_active_networks()
         assert networks is not None
         scores.append(networks(features, None)[0])
     assert torch.equal(*scores)
@@ -208,12 +208,12 @@ def test_what_reads_labels_before_is_refused(case: str) -> None:
 # The last step by itself.
 
 
-def task_of(classes: int = 3, *, seed: int = 0) -> SoloTask:
+def task_of(classes: int = 3, *, seed: int = 0) -> BaselineTask:
     """Return 120 rows in clusters, 30 of them with a label."""
     draw = np.random.default_rng(seed)
     truth = draw.integers(0, classes, 120)
     rows = draw.normal(size=(120, 5)) + 2 * np.eye(classes, 5)[truth]
-    return SoloTask.from_arrays(rows, np.arange(30), truth[:30], classes=classes)
+    return BaselineTask.from_arrays(rows, np.arange(30), truth[:30], classes=classes)
 
 
 ALL_INPUTS: tuple[LastInput, ...] = ("x", "h", "x_and_h", "pupils")
@@ -286,7 +286,7 @@ def test_a_collapse_is_measured_by_the_classes_that_are_predicted() -> None:
 
 def diverging(name: str) -> Baseline:
     class Diverging(Baseline):
-        def fit(self, task: SoloTask) -> Predictor:
+        def fit(self, task: BaselineTask) -> Predictor:
             raise ModelError("diverged")
 
     return rename_baseline(Diverging(), name)
@@ -294,7 +294,7 @@ def diverging(name: str) -> Baseline:
 
 def saying(name: str, say: Callable[[int], np.ndarray]) -> Baseline:
     class Saying(Baseline):
-        def fit(self, task: SoloTask) -> Predictor:
+        def fit(self, task: BaselineTask) -> Predictor:
             weights = np.zeros((task.classes, task.features.shape[1]))
             keep = lambda: FittedModel(Layers.from_weights([(weights, say(1)[0])]))  # noqa: E731
             return Predictor(predictor(say).score_block, keep)
@@ -314,7 +314,7 @@ def test_who_averages_leaves_out_the_same_models_and_names_them(
     even = saying("even", lambda rows: np.eye(3)[np.arange(rows) % 3])
     task = task_of(3)
     models = {model.name: model for model in (diverging("diverging"), one_class, even)}
-    monkeypatch.setattr("secure_apfed.solo.BASELINES", models)
+    monkeypatch.setattr("secure_apfed.baselines.BASELINES", models)
     for most in (None, 1):
         mean = MeanOfModels("mean", "mean", maximum=most)
         assert [member.name for member in mean.pick_members(task)] == ["even"]
@@ -324,10 +324,10 @@ def test_who_averages_leaves_out_the_same_models_and_names_them(
     )
     assert "one class of x and h: it collapsed" in with_h.left_out
     assert "even of x and h" in with_h.used
-    monkeypatch.setattr("secure_apfed.solo.BASELINES", {"one class": one_class})
+    monkeypatch.setattr("secure_apfed.baselines.BASELINES", {"one class": one_class})
     members = MeanOfModels("mean", "mean").pick_members(task)
     assert [member.name for member in members] == ["one class"], "all have collapsed"
-    monkeypatch.setattr("secure_apfed.solo.BASELINES", {"diverging": diverging("diverging")})
+    monkeypatch.setattr("secure_apfed.baselines.BASELINES", {"diverging": diverging("diverging")})
     with pytest.raises(ModelError, match="no local model can be fitted"):
         MeanOfModels("mean", "mean").pick_members(task)
 
@@ -339,7 +339,7 @@ def make_knowing_baseline(name: str, shares: Sequence[float]) -> Baseline:
     """Return a model that knows the probability of class 1 of each row, by its first column."""
 
     class Knowing(Baseline):
-        def fit(self, task: SoloTask) -> Predictor:
+        def fit(self, task: BaselineTask) -> Predictor:
             second = np.array(shares)
             both = np.stack([1 - second, second], axis=1)
             return Predictor(lambda rows: both[rows[:, 0].astype(int)])
@@ -347,7 +347,7 @@ def make_knowing_baseline(name: str, shares: Sequence[float]) -> Baseline:
     return rename_baseline(Knowing(), name)
 
 
-CHOICES: dict[str, Callable[[SoloTask], str]] = {
+CHOICES: dict[str, Callable[[BaselineTask], str]] = {
     "chosen": lambda task: choose_baseline(task).name,
     "mean of the best": lambda task: MeanOfModels("m", "m", maximum=1).pick_members(task)[0].name,
     "kept fit of that mean": lambda task: str(
@@ -368,8 +368,8 @@ def test_models_are_ranked_by_the_measure_of_the_run(
         "decides": make_knowing_baseline("decides", decides),
         "ranks": make_knowing_baseline("ranks", ranks),
     }
-    monkeypatch.setattr("secure_apfed.solo.BASELINES", models)
-    task = SoloTask.from_arrays(np.arange(10.0)[:, None], np.arange(10), labels, classes=2)
+    monkeypatch.setattr("secure_apfed.baselines.BASELINES", models)
+    task = BaselineTask.from_arrays(np.arange(10.0)[:, None], np.arange(10), labels, classes=2)
     by_auc = replace(task, measure=MEASURES["auc"])
     expected = {"accuracy": "decides", "auc": "ranks"}
     if choice.startswith("kept"):
@@ -383,27 +383,27 @@ def test_models_are_ranked_by_the_measure_of_the_run(
 def test_a_task_is_what_a_run_learns_from() -> None:
     config = config_of(measure="auc", data={"dataset": "breast_cancer", "labelled": 40})
     data = load_data(config.data, seed=0)
-    task = SoloTask.from_run(config, data, data.train_rows)
+    task = BaselineTask.from_run(config, data, data.train_rows)
     labels = data.active.labels
     assert labels is not None
     assert np.array_equal(task.labelled_rows, data.active.features[data.labelled_rows].double())
     assert np.array_equal(task.labels, labels[data.labelled_rows])
     assert (task.measure.name, task.model, task.train) == ("auc", config.model, config.train)
-    few = SoloTask.from_run(config, data, data.train_rows[10:], labels_N=1 - labels)
+    few = BaselineTask.from_run(config, data, data.train_rows[10:], labels_N=1 - labels)
     assert len(few.features) == len(data.train_rows) - 10
     known = data.labelled_rows[data.labelled_rows >= data.train_rows[10]]
     assert np.array_equal(few.labels, 1 - labels[known])
 
 
 def test_local_models_read_a_sample_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secure_apfed.solo.interface.MAX_ROWS", 100)
+    monkeypatch.setattr("secure_apfed.baselines.interface.MAX_ROWS", 100)
     config = config_of(data=FEW)
     data = load_data(config.data, seed=0)
     ending = active_of(open_session(config, data)).ending
     assert ending is not None
     assert data.active.labels is not None
     task = ending.make_task(data.active.labels)
-    every = SoloTask.from_run(config, data, data.train_rows)
+    every = BaselineTask.from_run(config, data, data.train_rows)
     assert len(every.features) > len(task.features) == 100
     assert np.array_equal(task.features, every.with_few_rows.features)
     assert np.array_equal(task.labels, every.labels)
@@ -435,7 +435,7 @@ def test_models_without_some_rows_never_read_the_labels_of_these() -> None:
         active = finish_active(config, each)
         for name, networks in (
             ("without", active.refit_excluding(rows)),
-            ("with", active.get_solo_networks()),
+            ("with", active.get_active_networks()),
         ):
             assert networks is not None
             scores[name].append(networks(features, None)[0])
@@ -457,7 +457,7 @@ def test_local_models_are_calibrated_by_labels_that_they_did_not_learn(
     session = open_session(config, data)
     active = active_of(session)
     active.finish_locally()
-    networks = active.get_solo_networks()
+    networks = active.get_active_networks()
     assert networks is not None
     features = data.active.features[data.train_rows].double()
     before = networks(features, None)[0]

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from apfed_experiments import solo
+from apfed_experiments import baselines
 from apfed_protocols.ids import require_comparable
 from secure_apfed import run
 from secure_apfed.config import Config
@@ -267,11 +267,11 @@ def test_run_on_mapped_tables_is_resumed(
 def test_baselines_of_mapped_rows_learn_from_a_sample(
     two_tables: Callable[[str], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solo, "MAX_ROWS", 400)
-    monkeypatch.setattr(solo, "_MAX_TEST_ROWS", 150)
+    monkeypatch.setattr(baselines, "MAX_ROWS", 400)
+    monkeypatch.setattr(baselines, "_MAX_TEST_ROWS", 150)
     config = two_tables("always")
     result = run(config, tmp_path / "run")
-    record = solo.measure_run_baselines(config, tmp_path / "run", result.trained)
+    record = baselines.measure_run_baselines(config, tmp_path / "run", result.trained)
     assert record is not None
     assert record.rows == 150
     assert "fitted on 400 of 2,250 rows" in record.describe_best()

@@ -20,10 +20,10 @@ from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS, method_settings
 from secure_apfed.methods.joint import TvflSettings
 from secure_apfed.privacy.defences import describe_runners
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import RunResult, load_outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
 from secure_apfed.testing import check_declared, exchange_hidden_labels
 from tests.secure_apfed.seats import alter_message
 from tests.secure_apfed.small_runs import Said, interrupt_run, small_config

@@ -18,8 +18,8 @@ from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.learning.recurrent import require_sequences
 from secure_apfed.methods import Simulation, multiview, open_session
 from secure_apfed.methods.averaging import LinearViews
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.small_runs import Said, interrupt_run, small_config
 from tests.with_crypten import pair_of, usable_secure_sums
 
@@ -247,9 +247,13 @@ def test_v_fedmv_computes_what_the_paper_says(monkeypatch: pytest.MonkeyPatch) -
             np.testing.assert_allclose(of.view.weights_FC, weights[name], atol=1e-6)
             for key, value in of.sequence.recurrent.tensors().items():
                 np.testing.assert_allclose(value, grus[name].weights[key].detach(), atol=1e-9)
-    solo = active.get_solo_networks()(data.active.features[people["active"]].double(), None)[0]
+    local_models = active.get_active_networks()(
+        data.active.features[people["active"]].double(), None
+    )[0]
     last = grus["active"].states(data.active.features[people["active"]], SEQUENCES["alphanum"])
-    np.testing.assert_allclose(solo.detach(), last.detach().numpy() @ weights["active"], atol=1e-6)
+    np.testing.assert_allclose(
+        local_models.detach(), last.detach().numpy() @ weights["active"], atol=1e-6
+    )
 
 
 def stages_of(session: Simulation) -> dict[str, Any]:

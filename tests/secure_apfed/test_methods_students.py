@@ -30,8 +30,8 @@ from secure_apfed.methods.joint_teacher import TeacherActive, TeacherSettings
 from secure_apfed.methods.student import StudentActive, standardise_parts
 from secure_apfed.networks.models import family_for, output_shape
 from secure_apfed.planning.forecast import forecast
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
 from secure_apfed.settings.training import ModelSettings
 from tests.secure_apfed.seats import active_of, envelope, step_config
 from tests.secure_apfed.small_runs import interrupt_run, read_stderr, run_as_json, small_config
@@ -626,7 +626,7 @@ def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("method", ["apc_vfl", "vfedtrans"])
-def test_the_strongest_solo_model_reads_the_code_beside_the_features_or_none(
+def test_the_strongest_local_model_reads_the_code_beside_the_features_or_none(
     method: str, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_models, "surely_better", lambda *of, **how: used)

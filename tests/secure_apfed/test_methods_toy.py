@@ -14,11 +14,11 @@ from secure_apfed.config import AttackChoice, Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.methods import METHODS, Method
 from secure_apfed.planning.forecast import forecast
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.onnx_file import write_onnx
 from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.simulation import simulate_run
-from secure_apfed.runs.solo import load_model
 from tests.docs.pages import blocks, program_of
 from tests.secure_apfed.small_runs import interrupt_run
 

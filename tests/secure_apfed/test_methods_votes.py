@@ -14,6 +14,7 @@ import torch
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums import SECURE_SUMS
+from secure_apfed.baselines import BASELINES, Baseline, BaselineTask, Predictor
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
@@ -32,11 +33,10 @@ from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
 from secure_apfed.methods.votes_randomised import estimate_agreement
 from secure_apfed.methods.votes_rehearsal import RehearsalPassive
 from secure_apfed.privacy.randomised_response import VoteResponse
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
-from secure_apfed.solo import BASELINES, Baseline, Predictor, SoloTask
 from tests.secure_apfed.seats import alter_message, contract, envelope
 from tests.secure_apfed.small_runs import Said, small_config
 from tests.secure_apfed.small_runs import run_as_json as said_by
@@ -306,12 +306,12 @@ def test_a_prior_is_what_held_out_labels_tell(method: str, monkeypatch: pytest.M
         name = "collapsed"
         title = "Collapsed"
 
-        def fit(self, task: SoloTask) -> Predictor:
+        def fit(self, task: BaselineTask) -> Predictor:
             asked.append(len(task.labels))
             return Predictor(lambda x_BF: np.eye(10)[np.zeros(len(x_BF), int)])
 
     table = {"collapsed": Collapsed(), "ridge": ridge}
-    monkeypatch.setattr("secure_apfed.solo.BASELINES", table)
+    monkeypatch.setattr("secure_apfed.baselines.BASELINES", table)
     config = config_of(noisy(method, help="judged"))
     default = run(config, None).accuracy
     assert asked

@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from secure_apfed.baselines import BaselineTask, convert_predictor, find_baseline
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, ImageEncoding, load_data
 from secure_apfed.data.encoding import CategoricalColumn, NumericColumn
 from secure_apfed.errors import ModelError
+from secure_apfed.runs.active_model import ActiveModel, load_model
 from secure_apfed.runs.onnx_file import write_onnx
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import SoloModel, load_model
-from secure_apfed.solo import SoloTask, convert_predictor, find_baseline
 from tests.secure_apfed.small_runs import small_config
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -46,7 +46,7 @@ def train_model(folder: Path, dataset: str, network: dict[str, Any], precision: 
     return config
 
 
-def raw_of(model: SoloModel, features_N: torch.Tensor) -> NDArray[np.float64]:
+def raw_of(model: ActiveModel, features_N: torch.Tensor) -> NDArray[np.float64]:
     """Values that are encoded to these features."""
     encoding = model.encoding
     if isinstance(encoding, ImageEncoding):
@@ -61,7 +61,7 @@ def raw_of(model: SoloModel, features_N: torch.Tensor) -> NDArray[np.float64]:
     return features_N.double().numpy() * scale + mean
 
 
-def predict_by_graph(path: Path, model: SoloModel, raw: Any) -> tuple[Any, Any]:
+def predict_by_graph(path: Path, model: ActiveModel, raw: Any) -> tuple[Any, Any]:
     session = onnxruntime.InferenceSession(str(path))
     if isinstance(model.encoding, ImageEncoding):
         given = {"images": raw.astype(np.float32)}
@@ -102,18 +102,18 @@ def test_a_fitted_local_model_says_the_same_in_the_graph(tmp_path: Path, name: s
     draw = np.random.default_rng(0)
     truth = draw.integers(0, 3, 120)
     rows = draw.normal(size=(120, 4)) + 2 * np.eye(3, 4)[truth]
-    task = SoloTask.from_arrays(rows, np.arange(30), truth[:30], classes=3)
+    task = BaselineTask.from_arrays(rows, np.arange(30), truth[:30], classes=3)
     fitted = convert_predictor(find_baseline(name).fit(task))
     columns = tuple(NumericColumn(name=f"c{at}", mean=0.0, scale=1.0) for at in range(4))
     encoding = ColumnEncoding(columns=columns, missing="mean")
-    model = SoloModel(fitted.as_head(), ("a", "b", "c"), encoding, {})
+    model = ActiveModel(fitted.as_head(), ("a", "b", "c"), encoding, {})
     write_onnx(model, tmp_path / "model.onnx")
     expected_NK = model.predict(model.encoding.encode(rows)).numpy()
     _, probability_NK = predict_by_graph(tmp_path / "model.onnx", model, rows)
     np.testing.assert_allclose(probability_NK, expected_NK, atol=1e-5)
 
 
-def make_mixed_model() -> SoloModel:
+def make_mixed_model() -> ActiveModel:
     columns = (
         NumericColumn(name="age", mean=40.0, scale=12.5),
         CategoricalColumn(name="städt", categories=("Köln", "no")),
@@ -124,7 +124,7 @@ def make_mixed_model() -> SoloModel:
     encoding = ColumnEncoding(columns=columns, missing="mean")
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(encoding.shape[0], 4), nn.ReLU(), nn.Linear(4, 3)).eval()
-    return SoloModel(network, ("yes", "nø", "maybe"), encoding, {})
+    return ActiveModel(network, ("yes", "nø", "maybe"), encoding, {})
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_a_threshold_decides_in_the_graph(tmp_path: Path) -> None:
     # A trained network may tell many rows the same, and then a quantile is a draw.
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 8), nn.Softplus(), nn.Linear(8, 2)).eval()
-    model = SoloModel(network, ("no", "yes"), ColumnEncoding.for_numeric_columns(["a", "b"]), {})
+    model = ActiveModel(network, ("no", "yes"), ColumnEncoding.for_numeric_columns(["a", "b"]), {})
     features = torch.randn(200, 2)
     shares_NK = model.predict(features)
     first = float((shares_NK.argmax(1) == 0).double().mean())

@@ -25,9 +25,9 @@ from secure_apfed.methods import METHODS
 from secure_apfed.privacy.defences import DEFENCES, Leaving, gradient_defences
 from secure_apfed.privacy.guard import GUARDS, make_guard
 from secure_apfed.privacy.noise import NoiseSource
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.run import run, run_in_memory
-from secure_apfed.runs.solo import load_model
 from secure_apfed.settings import plugins
 from secure_apfed.settings.plugins import GROUPS, PluginKind
 from secure_apfed.settings.training import OwnLossSettings

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from secure_apfed.baselines import BaselineTask, Predictor, find_baseline
+from secure_apfed.baselines.classical import fit_ridge, fit_ridges
+from secure_apfed.baselines.interface import FloatArray
 from secure_apfed.methods.local_models import ReceivedSums, fit_local_models
 from secure_apfed.methods.pupils import Pupil, label_rows, teach_pupils
-from secure_apfed.solo import Predictor, SoloTask, find_baseline
-from secure_apfed.solo.classical import fit_ridge, fit_ridges
-from secure_apfed.solo.interface import FloatArray
 
 ROWS = 1000
 LABELLED = 30
@@ -31,7 +31,7 @@ class Rows:
         truth = draw.integers(0, 3, ROWS + TEST)
         features = draw.normal(size=(ROWS + TEST, 12)) + 0.8 * np.eye(3, 12)[truth]
         received = draw.normal(size=(ROWS, 4)) + tell * np.eye(3, 4)[truth[:ROWS]]
-        self.task = SoloTask.from_arrays(
+        self.task = BaselineTask.from_arrays(
             features[:ROWS], np.arange(LABELLED), truth[:LABELLED], classes=3, seed=seed
         )
         self.received = received
@@ -196,7 +196,7 @@ def test_models_without_help_replace_pupils_that_are_surely_worse(
 ) -> None:
     rows = Rows(tell=8.0)
 
-    def mistake_classes(predictor: Predictor, task: SoloTask) -> FloatArray:
+    def mistake_classes(predictor: Predictor, task: BaselineTask) -> FloatArray:
         return np.roll(label_rows(predictor, task), 1, axis=1)
 
     monkeypatch.setattr("secure_apfed.methods.pupils.label_rows", mistake_classes)

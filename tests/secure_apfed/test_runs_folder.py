@@ -37,10 +37,10 @@ from secure_apfed.methods import PartyContext, SimulationInputs, fresh_secrets
 from secure_apfed.methods.sum_end import AnswerLimits
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.ledger import BudgetExhaustedError
+from secure_apfed.runs.active_model import Predictions, RowComparison, load_model
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import RunResult, load_recording
 from secure_apfed.runs.run import PastAlignment, run, share_alignments
-from secure_apfed.runs.solo import Predictions, RowComparison, load_model
 from tests.secure_apfed.seats import contract, own_of
 from tests.secure_apfed.small_runs import interrupt_run, read_stderr, small_config
 

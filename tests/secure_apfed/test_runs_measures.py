@@ -13,8 +13,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from apfed_experiments.baselines import RunGain, load_or_measure_baselines
 from apfed_experiments.report import write_report
-from apfed_experiments.solo import RunGain, load_or_measure_baselines
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
@@ -23,10 +23,10 @@ from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy import accountants
 from secure_apfed.privacy.accountants import ACCOUNTANTS, GaussianRelease, NoFigureError
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import RunFolder, can_resume, load_scores
 from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

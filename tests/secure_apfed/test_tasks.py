@@ -19,12 +19,12 @@ from sklearn.metrics import r2_score
 
 from apfed_attacks.run import run_attacks
 from apfed_attacks.table import full_suite
-from apfed_experiments.report import write_report
-from apfed_experiments.solo import (
+from apfed_experiments.baselines import (
     REGRESSORS,
     compare_regressions,
     load_or_measure_baselines,
 )
+from apfed_experiments.report import write_report
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
@@ -38,12 +38,12 @@ from secure_apfed.measures.table import MEASURES, names_of
 from secure_apfed.measures.tasks import TASKS, Regression
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.student import RANGES, Bins
-from secure_apfed.runs import solo
+from secure_apfed.runs import active_model
+from secure_apfed.runs.active_model import load_model, predict_file, predict_into, row_writer
 from secure_apfed.runs.folder import RunFolder, load_scores
 from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.simulation import describe_obstacles
-from secure_apfed.runs.solo import load_model, predict_file, predict_into, row_writer
 from secure_apfed.settings.data import DataSettings, PartySettings
 from tests.memory import trace_memory
 from tests.secure_apfed.small_runs import (
@@ -283,9 +283,9 @@ def test_a_card_that_fits_no_task_is_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     card = json.loads(folder.card.read_text())
     for other in ({"task": "guessing"}, {"targets": None}, {"task": "classification"}):
-        parts = solo._NetworkCard.model_validate(card | other)
+        parts = active_model._NetworkCard.model_validate(card | other)
         with pytest.raises(ModelError, match=r"no model of this version|labels are"):
-            solo._build_task(parts, folder.card)
+            active_model._build_task(parts, folder.card)
 
 
 @pytest.mark.slow

@@ -415,8 +415,8 @@ def test_predictions_take_rows_as_training_does(tmp_path: Any) -> None:
     shares = result.predict_proba(rows[:7])
     assert shares.shape == (7, 2)
     assert set(result.predict(rows[:7])) <= {"ill", "well"}
-    solo = load_model(tmp_path / "frame", encoder=nn.Linear(6, 6), head=nn.Linear(6, 2))
-    assert np.allclose(solo.predict(rows[:7]), shares)
+    local_models = load_model(tmp_path / "frame", encoder=nn.Linear(6, 6), head=nn.Linear(6, 2))
+    assert np.allclose(local_models.predict(rows[:7]), shares)
     plain = run()
     arrays = plain.predict_proba(ROWS[:7, :4].numpy())
     for same in (ROWS[:7, :4], ROWS[:7, :4].tolist()):

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from apfed_attacks import run as attacks_run
 from apfed_experiments import leaks
+from apfed_experiments.baselines import compare_baselines, compare_regressions
 from apfed_experiments.runner import run_study
-from apfed_experiments.solo import compare_baselines, compare_regressions
 from apfed_protocols.psi.interface import Progress as Aligning
 from secure_apfed.alignment.over_links import ProgressReporter
 from secure_apfed.base.working import (
@@ -27,13 +27,13 @@ from secure_apfed.base.working import (
     report_work,
     working_on,
 )
+from secure_apfed.baselines import BASELINES, BaselineTask
 from secure_apfed.console import progress as shown_progress
 from secure_apfed.console.progress import Board, _Events, _Lines
 from secure_apfed.exchange import StatusTracker
 from secure_apfed.measures.table import MEASURES
 from secure_apfed.runs.events import build_schema
 from secure_apfed.runs.outcome import Progress
-from secure_apfed.solo import BASELINES, SoloTask
 
 LINE = jsonschema.Draft202012Validator(build_schema())
 
@@ -132,27 +132,27 @@ def test_work_is_told_to_whoever_observes_it_and_is_over_when_it_fails() -> None
     with observing_work(seen.append):
         with pytest.raises(ValueError, match="no"), working_on("checkpoint", "step 3"):
             raise ValueError("no")
-        report_work("solo baselines", 1, 8, "Random forest")
+        report_work("local models", 1, 8, "Random forest")
     report_work("nobody looks", 1, 3)
     assert [(work.name, work.done, work.total, work.is_over) for work in seen] == [
         ("checkpoint", 0, 1, False),
         ("checkpoint", 1, 1, True),
-        ("solo baselines", 1, 8, False),
+        ("local models", 1, 8, False),
     ]
 
 
-def solo_of_classes() -> None:
+def baselines_of_classes() -> None:
     rows = np.linspace(0.0, 1.0, 12)[:, None]
-    task = SoloTask.from_arrays(rows, np.arange(6), np.arange(6) % 2, classes=2)
+    task = BaselineTask.from_arrays(rows, np.arange(6), np.arange(6) % 2, classes=2)
     baselines = {name: BASELINES[name] for name in ("ridge", "logistic")}
     compare_baselines(task, rows[:4], np.array([0, 1, 1, 1]), baselines)
 
 
-def solo_of_numbers() -> None:
+def baselines_of_numbers() -> None:
     draw = np.random.default_rng(0)
     features = draw.normal(size=(12, 2))
     patch = pytest.MonkeyPatch()
-    patch.setattr("apfed_experiments.solo.REGRESSORS", {"ridge": "Ridge", "mean": "Mean"})
+    patch.setattr("apfed_experiments.baselines.REGRESSORS", {"ridge": "Ridge", "mean": "Mean"})
     try:
         parts = (features, features[:, 0], features[:4], features[:4, 0])
         compare_regressions(*parts, measure=MEASURES["rmse"])
@@ -173,8 +173,8 @@ def alignment() -> None:
 
 # What reports itself as long work: by name, with how often at least.
 REPORTS: dict[str, tuple[Callable[[], None], str, int]] = {
-    "baselines of classes": (solo_of_classes, "solo baselines", 3),
-    "baselines of numbers": (solo_of_numbers, "solo baselines", 3),
+    "baselines of classes": (baselines_of_classes, "local models", 3),
+    "baselines of numbers": (baselines_of_numbers, "local models", 3),
     "attacks": (attacks, "attacks", 3),
     "alignment": (alignment, "alignment, blinding", 2),
 }
@@ -284,7 +284,7 @@ def test_nothing_is_shown_under_json(capsys: pytest.CaptureFixture[str]) -> None
     with shown_progress.show_run("late", quiet=True) as on_progress:
         on_progress(training(1, 1))
     with shown_progress.show_work(as_json=True):
-        report_work("solo baselines", 1, 8)
+        report_work("local models", 1, 8)
     with shown_progress.show_count("runs", quiet=True) as on_done:
         on_done(1, 2)
     assert capsys.readouterr() == ("", "")

@@ -3,15 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+from apfed_experiments.baselines import BaselinesRecord, measure_gain
 from apfed_experiments.report.run import audit_guard, load_run, measure_predictions
-from apfed_experiments.solo import BaselinesRecord, measure_gain
 from secure_apfed.base.files import make_private, to_json, write_atomically
 from secure_apfed.runs.folder import RunFolder
 
 __all__ = ["load_run", "write_report"]
 
 
-def write_report(folder: Path, *, solo: BaselinesRecord | None = None) -> Path:
+def write_report(folder: Path, *, local_models: BaselinesRecord | None = None) -> Path:
     """Write the report of a run into its folder and return the page's path.
 
     For a finished run these are pictures/*.png, report.html and privacy.json. For the folder of a
@@ -20,7 +20,7 @@ def write_report(folder: Path, *, solo: BaselinesRecord | None = None) -> Path:
 
     Args:
         folder: folder of the run, or of a passive's part of it.
-        solo: local models that a study measured; used if the folder holds none.
+        local_models: local models that a study measured; used if the folder holds none.
 
     Raises CheckpointError: the run has not finished, or a file is missing, changed or of another
     version.
@@ -37,8 +37,12 @@ def write_report(folder: Path, *, solo: BaselinesRecord | None = None) -> Path:
         write_atomically(page, render_party(party).encode(), private=True)
         return page
     run = load_run(folder)
-    if run.solo is None and solo is not None:
-        run = replace(run, solo=solo, gain=measure_gain(RunFolder(folder), run.config, solo))
+    if run.local_models is None and local_models is not None:
+        run = replace(
+            run,
+            local_models=local_models,
+            gain=measure_gain(RunFolder(folder), run.config, local_models),
+        )
     make_private(folder)
     pictures = write_pictures(run, folder / "pictures")
     audited = audit_guard(run)

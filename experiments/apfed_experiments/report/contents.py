@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from apfed_attacks.interface import AttackResult
 from apfed_experiments import words
+from apfed_experiments.baselines import OTHER_ROWS, BaselinesRecord
 from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Role, find_rule
-from apfed_experiments.solo import OTHER_ROWS, BaselinesRecord
 from apfed_experiments.verdict import describe_run
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import max_guesses
@@ -232,8 +232,8 @@ def iter_tiles(run: ReportedRun) -> Iterator[Tile]:
     """
     outcome = run.outcome
     yield from _iter_measure_tiles(run)
-    if run.solo is not None:
-        yield from _iter_solo_tiles(run, run.solo)
+    if run.local_models is not None:
+        yield from _iter_local_model_tiles(run, run.local_models)
     yield _make_weakest_promise_tile(run)
     for headline in run.headlines:
         yield Tile(headline.direction.title, headline.short, headline.note)
@@ -279,16 +279,16 @@ def _iter_measure_tiles(run: ReportedRun) -> Iterator[Tile]:
         )
 
 
-def _iter_solo_tiles(run: ReportedRun, solo: BaselinesRecord) -> Iterator[Tile]:
+def _iter_local_model_tiles(run: ReportedRun, local_models: BaselinesRecord) -> Iterator[Tile]:
     """Yield the best local model, and the gain over it on the same test rows, or why there is no
     gain.
     """
     gain = run.gain
-    value = solo.best.test if gain is None else gain.alone
-    rows = solo.rows if gain is None else gain.rows
+    value = local_models.best.test if gain is None else gain.alone
+    rows = local_models.rows if gain is None else gain.rows
     rows_note = "" if rows is None else f", of {rows:,} test rows"
-    note = f"{solo.best.title}, {solo.chosen}{rows_note}"
-    yield Tile("best local model", solo.headline_measure.format_value(value), note)
+    note = f"{local_models.best.title}, {local_models.chosen}{rows_note}"
+    yield Tile("best local model", local_models.headline_measure.format_value(value), note)
     if gain is None:
         yield Tile("gain", "not reported", OTHER_ROWS)
         return
@@ -680,7 +680,7 @@ def build_privacy_document(run: ReportedRun, audited: Audited | None = None) -> 
             },
             "stated": dict(run.statements),
         },
-        "solo": None if run.solo is None else run.solo.model_dump(mode="json"),
+        "solo": None if run.local_models is None else run.local_models.model_dump(mode="json"),
         "gain": None if run.gain is None else run.gain.text,
         "gain_figures": None if run.gain is None else run.gain.model_dump(mode="json"),
         "directions": [headline.as_json() for headline in run.headlines],

@@ -13,13 +13,13 @@ from markupsafe import Markup
 
 from apfed_attacks.headlines import Headline
 from apfed_experiments import words, worth
+from apfed_experiments.baselines import LEFT_OUT
 from apfed_experiments.columns import Table, write_text
 from apfed_experiments.drawing import Picture
 from apfed_experiments.report import contents
 from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.run_list import ListedRun, State, flatten_settings
-from apfed_experiments.solo import LEFT_OUT
 from apfed_experiments.verdict import VerdictLine, describe_party, describe_run
 from secure_apfed.base.files import write_atomically
 from secure_apfed.base.peer_text import escape_text
@@ -230,7 +230,7 @@ def _format_metrics(
     `targets`: leak directions (who reads whose what), which are columns.
     """
     gain = run.gain
-    local_models = run.alone
+    local_models = run.local_models
     note = run.gain_text if local_models is None or gain is None else local_models.best.title
     cells = {
         "reached": _format_metric(run.value, lambda _: run.score_text),

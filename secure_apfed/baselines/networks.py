@@ -17,18 +17,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from secure_apfed.base.seeds import Draws, seed_draws, shuffle_rows
-from secure_apfed.errors import DataError, ModelError
-from secure_apfed.learning.descent import Compute, Trainer, make_eager_class
-from secure_apfed.learning.votes import BLOCK
-from secure_apfed.networks.models import Shape, make_encoder_and_head
-from secure_apfed.solo.classical import (
+from secure_apfed.baselines.classical import (
     choose_strength,
     fit_scaler,
     make_logistic_regression,
     predict_all_classes,
 )
-from secure_apfed.solo.fitted import FittedModel, Layers, build_regression_layers, extract_layers
-from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask, fit_network_once
+from secure_apfed.baselines.fitted import (
+    FittedModel,
+    Layers,
+    build_regression_layers,
+    extract_layers,
+)
+from secure_apfed.baselines.interface import (
+    Baseline,
+    BaselineTask,
+    FloatArray,
+    Predictor,
+    fit_network_once,
+)
+from secure_apfed.errors import DataError, ModelError
+from secure_apfed.learning.descent import Compute, Trainer, make_eager_class
+from secure_apfed.learning.votes import BLOCK
+from secure_apfed.networks.models import Shape, make_encoder_and_head
 
 _ADAM = make_eager_class(torch.optim.Adam)
 _ADAMW = make_eager_class(torch.optim.AdamW)
@@ -79,7 +90,7 @@ class Network(Baseline):
     title = "Own network"
     of_run = True
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         """Train the network on the labelled rows.
 
         Raises ModelError: the loss is not finite at the run's learning rate, or the network does
@@ -98,7 +109,7 @@ class Network(Baseline):
         return Predictor(score_rows, lambda: network)
 
 
-def _train_until_learning(task: SoloTask) -> "_Attempt":
+def _train_until_learning(task: BaselineTask) -> "_Attempt":
     """Start training at the run's learning rate, and again at higher ones while the loss stays.
 
     Returns the first training whose loss falls clearly below that of a uniform guess. If it falls
@@ -121,7 +132,7 @@ def _train_until_learning(task: SoloTask) -> "_Attempt":
 class _Attempt:
     """A training of the network from fresh weights at one learning rate."""
 
-    def __init__(self, task: SoloTask, rate: float) -> None:
+    def __init__(self, task: BaselineTask, rate: float) -> None:
         """Build a network with fresh weights, and move the labelled rows to its device.
 
         `rate`: the learning rate.
@@ -162,8 +173,8 @@ class _Attempt:
             loss = self.train_steps(_LOOK_EVERY)
             if not math.isfinite(loss):
                 raise ModelError(
-                    "solo: the network's training diverged; lower train.learning_rate, or set "
-                    "train.max_gradient_norm"
+                    "local models: the network's training diverged; lower train.learning_rate, or "
+                    "set train.max_gradient_norm"
                 )
 
     def train_steps(self, steps: int) -> float:
@@ -205,7 +216,7 @@ class Autoencoder(Baseline):
     name = "autoencoder"
     title = "Autoencoder"
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         """Fit an autoencoder to all rows, and logistic regression to the labelled rows' codes."""
         from sklearn.preprocessing import StandardScaler
 
@@ -297,19 +308,19 @@ class MixMatch(Baseline):
     name = "mixmatch"
     title = "MixMatch"
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         """Fit this task alone."""
         return self.fit_together([task])[0]
 
-    def fit_together(self, tasks: Sequence[SoloTask]) -> list[Predictor]:
+    def fit_together(self, tasks: Sequence[BaselineTask]) -> list[Predictor]:
         """Fit a network to each task; all are trained at the same time, when one is first needed.
 
         Raises DataError: the tasks differ in more than which rows have a label.
         """
         if len({(task.features.tobytes(), task.classes, task.seed) for task in tasks}) != 1:
             raise DataError(
-                f"solo: {self.title} fits parts of one task's labels together, with its rows, "
-                f"classes and seed; got {len(tasks)} tasks that differ in these, or none"
+                f"local models: {self.title} fits parts of one task's labels together, with its "
+                f"rows, classes and seed; got {len(tasks)} tasks that differ in these, or none"
             )
         scale = fit_scaler(tasks[0])
         x_NF = torch.from_numpy(scale.transform(tasks[0].features)).float()
@@ -360,7 +371,7 @@ class _Rows:
     others: Tensor
 
     @classmethod
-    def from_task(cls, task: SoloTask, x_NF: Tensor) -> Self:
+    def from_task(cls, task: BaselineTask, x_NF: Tensor) -> Self:
         """Separate a task's scaled rows into labelled and unlabelled ones.
 
         If all rows have a label, they serve as unlabelled ones, too.

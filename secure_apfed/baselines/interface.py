@@ -46,7 +46,7 @@ ENOUGH_LABELS = 400
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SoloTask:
+class BaselineTask:
     """The active's own training rows, and the labels of some of them, for local baselines.
 
     Attributes:
@@ -132,7 +132,7 @@ class SoloTask:
         """
         rows = np.asarray(features, dtype=np.float64)
         if rows.ndim < 2:
-            raise DataError(f"solo: features are a table or images, got shape {rows.shape}")
+            raise DataError(f"local models: features are a table or images, got shape {rows.shape}")
         return cls(
             features=rows.reshape(len(rows), math.prod(rows.shape[1:])),
             shape=tuple(rows.shape[1:]),
@@ -155,25 +155,25 @@ class SoloTask:
         positions = self.labelled
         if positions.ndim != 1 or positions.shape != self.labels.shape:
             raise DataError(
-                "solo: each labelled row needs one label, got positions of shape "
+                "local models: each labelled row needs one label, got positions of shape "
                 f"{positions.shape} and labels of shape {self.labels.shape}"
             )
         if len(positions) and not 0 <= positions.min() <= positions.max() < rows:
             raise DataError(
-                f"solo: labelled rows lie in 0 to {rows - 1}, got {positions.min()} to "
+                f"local models: labelled rows lie in 0 to {rows - 1}, got {positions.min()} to "
                 f"{positions.max()}"
             )
         if len(np.unique(positions)) != len(positions):
-            raise DataError("solo: a labelled row is listed twice")
+            raise DataError("local models: a labelled row is listed twice")
         seen = np.unique(self.labels)
         if len(seen) < MIN_CLASSES:
             raise DataError(
-                f"solo: the {len(self.labels)} labelled rows are of {len(seen)} class(es), and "
-                "at least two are needed; label rows of another class"
+                f"local models: the {len(self.labels)} labelled rows are of {len(seen)} class(es), "
+                "and at least two are needed; label rows of another class"
             )
         if seen[0] < 0 or seen[-1] >= self.classes:
             raise DataError(
-                f"solo: labels lie in 0 to {self.classes - 1}, got {seen[0]} to {seen[-1]}"
+                f"local models: labels lie in 0 to {self.classes - 1}, got {seen[0]} to {seen[-1]}"
             )
 
     @property
@@ -293,10 +293,10 @@ class Baseline(ABC):
     reads_measure: bool = False
 
     @abstractmethod
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         """Fit a model to the labelled rows and, depending on the baseline, to unlabelled ones."""
 
-    def fit_together(self, tasks: Sequence[SoloTask]) -> Iterable[Predictor]:
+    def fit_together(self, tasks: Sequence[BaselineTask]) -> Iterable[Predictor]:
         """Return the predictor of each task; it is fitted when the predictor is read.
 
         The tasks differ only in which rows have a label. A subclass may share work among them, but
@@ -313,13 +313,14 @@ def check_flat_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
     width = math.prod(shape)
     if features_BF.ndim != 2 or features_BF.shape[1] != width or not len(features_BF):
         raise DataError(
-            f"solo: rows of shape {shape} are {width} numbers each, got features of shape "
+            f"local models: rows of shape {shape} are {width} numbers each, got features of shape "
             f"{features_BF.shape}"
         )
     if not np.isfinite(features_BF).all():
         bad = int((~np.isfinite(features_BF)).any(axis=1).sum())
         raise DataError(
-            f"solo: {bad} rows have features that are NaN or infinite; mend or leave them out"
+            f"local models: {bad} rows have features that are NaN or infinite; mend or leave "
+            "them out"
         )
     return features_BF
 
@@ -391,7 +392,7 @@ def cache_fits() -> Iterator[None]:
         _PREDICTORS.reset(token)
 
 
-def name_fit(baseline: Baseline, task: SoloTask) -> str:
+def name_fit(baseline: Baseline, task: BaselineTask) -> str:
     """Return the part of a stored fit's name that names the baseline.
 
     A baseline that depends on the task's measure gets the measure's name, too.
@@ -401,7 +402,7 @@ def name_fit(baseline: Baseline, task: SoloTask) -> str:
     return f"{baseline.name}-by-{task.measure.name}"
 
 
-def fit_once(baseline: Baseline, task: SoloTask) -> Predictor:
+def fit_once(baseline: Baseline, task: BaselineTask) -> Predictor:
     """Return the baseline fitted to this task.
 
     Within `cache_fits`, equal calls return the same object.
@@ -418,7 +419,7 @@ def fit_once(baseline: Baseline, task: SoloTask) -> Predictor:
 
 def fit_network_once(
     name: str,
-    task: SoloTask,
+    task: BaselineTask,
     fresh: Callable[[], nn.Module],
     fit: Callable[[Draws], nn.Module],
     *,
@@ -448,7 +449,7 @@ def fit_network_once(
 
 def score_once(
     name: str,
-    task: SoloTask,
+    task: BaselineTask,
     score: Callable[[], FloatArray],
     *,
     labels: bool = True,
@@ -475,7 +476,7 @@ def score_once(
     return np.asarray(load(store(key, make_content))["scores"].numpy())
 
 
-def _hash_run_settings(task: SoloTask, of_run: bool) -> str:
+def _hash_run_settings(task: BaselineTask, of_run: bool) -> str:
     """Return a digest of the settings of the run's own network, for names of stored fits.
 
     `of_run`: whether the fit depends on them; False: the digest is that of an empty text.
@@ -484,7 +485,7 @@ def _hash_run_settings(task: SoloTask, of_run: bool) -> str:
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
-def _digest_task(task: SoloTask, labels: bool) -> str:
+def _digest_task(task: BaselineTask, labels: bool) -> str:
     """Return the SHA-256 (hex) of a task's rows and seed, for names of stored fits.
 
     `labels`: whether labels and number of classes enter it, too.

@@ -14,15 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from secure_apfed.labellers import Spreading as LabelSpreading
-from secure_apfed.labellers.kinds import (
-    build_graph,
-    divide_by_norm,
-    find_nearest_rows,
-    find_reach,
-    scatter_columns,
-)
-from secure_apfed.solo.fitted import (
+from secure_apfed.baselines.fitted import (
     LEAST,
     UNSEEN,
     Cosines,
@@ -34,16 +26,24 @@ from secure_apfed.solo.fitted import (
     convert_forest,
     unscale_layer,
 )
-from secure_apfed.solo.forests import grow_classifying_trees
-from secure_apfed.solo.interface import (
+from secure_apfed.baselines.forests import grow_classifying_trees
+from secure_apfed.baselines.interface import (
     ENOUGH_LABELS,
     Baseline,
+    BaselineTask,
     FloatArray,
     IntArray,
     Predictor,
-    SoloTask,
     score_once,
     split_folds,
+)
+from secure_apfed.labellers import Spreading as LabelSpreading
+from secure_apfed.labellers.kinds import (
+    build_graph,
+    divide_by_norm,
+    find_nearest_rows,
+    find_reach,
+    scatter_columns,
 )
 
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
@@ -128,7 +128,7 @@ def predict_all_classes(model: Any, scaled_BF: FloatArray, classes: int) -> Floa
     return table_BK
 
 
-def fit_scaler(task: SoloTask) -> Any:
+def fit_scaler(task: BaselineTask) -> Any:
     """Return a scaler to mean 0 and variance 1, fitted to all training rows of the task."""
     from sklearn.preprocessing import StandardScaler
 
@@ -186,7 +186,7 @@ class Logistic(Baseline):
     name = "logistic"
     title = "Logistic regression"
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         """Fit a logistic regression to the labelled rows."""
         scale = fit_scaler(task)
         scaled_nF = scale.transform(task.labelled_rows)
@@ -205,7 +205,7 @@ class SelfTraining(Baseline):
     name = "self_training"
     title = "Self-training"
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         """Fit a logistic regression by rounds, each of which adds its own confident labels."""
         from sklearn.semi_supervised import SelfTrainingClassifier
 
@@ -232,7 +232,7 @@ class ExtraTrees(Baseline):
     name = "extra_trees"
     title = "Extra trees"
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         """Fit extremely randomised trees to the labelled rows."""
         scale = fit_scaler(task)
         trees, seen = grow_classifying_trees(
@@ -276,7 +276,7 @@ class GradientBoosting(Baseline):
     name = "gradient_boosting"
     title = "Gradient boosting"
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         """Choose the number of rounds by held-out log-likelihood, then fit all labelled rows."""
         scale = fit_scaler(task)
         scaled_nF = scale.transform(task.labelled_rows)
@@ -302,7 +302,7 @@ class GradientBoosting(Baseline):
         )
 
     def _fit_booster(
-        self, task: SoloTask, scaled_nF: FloatArray, labels_n: IntArray, rounds: int
+        self, task: BaselineTask, scaled_nF: FloatArray, labels_n: IntArray, rounds: int
     ) -> Any:
         """Return trees boosted on these rows for a number of rounds.
 
@@ -325,7 +325,7 @@ class GradientBoosting(Baseline):
         return model.fit(scaled_nF, labels_n)
 
     @staticmethod
-    def _build_trees(model: Any, scale: Any, task: SoloTask) -> ModelKind:
+    def _build_trees(model: Any, scale: Any, task: BaselineTask) -> ModelKind:
         """Return a fitted model's trees as tensors; a tree with V nodes has values (V, K).
 
         With two classes scikit-learn grows one tree a round, for the second class. `model`: the
@@ -359,7 +359,7 @@ class GradientBoosting(Baseline):
         )
 
 
-def fit_ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
+def fit_ridge(task: BaselineTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
     """Return a ridge regression from the features of R of the task's rows to K targets each.
 
     `rows`: indices of these rows. `targets_RK`: their targets.
@@ -367,7 +367,9 @@ def fit_ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predict
     return fit_ridges(task, rows, [targets_RK])[0]
 
 
-def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) -> list[Predictor]:
+def fit_ridges(
+    task: BaselineTask, rows: IntArray, targets: Sequence[FloatArray]
+) -> list[Predictor]:
     """Return one ridge regression for each array of targets, from features of the same rows.
 
     They share one penalty, chosen by the sum of their leave-one-out errors. Their inputs are the
@@ -522,7 +524,7 @@ class Ridge(Baseline):
     name = "ridge"
     title = "Ridge on random features"
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         """Fit a ridge regression to the one-hot labels."""
         return fit_ridge(task, task.labelled, task.indicators)
 
@@ -530,11 +532,11 @@ class Ridge(Baseline):
 class _SpreadLabels(Baseline):
     """The base of baselines that learn from spread labels."""
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         """Fit this task alone."""
         return next(iter(self.fit_together([task])))
 
-    def fit_together(self, tasks: Sequence[SoloTask]) -> Iterable[Predictor]:
+    def fit_together(self, tasks: Sequence[BaselineTask]) -> Iterable[Predictor]:
         """Yield each task's predictor, fitted when it is read.
 
         `tasks`: tasks of the same rows, with different labels. How much labelled rows influence
@@ -546,7 +548,7 @@ class _SpreadLabels(Baseline):
         )
 
     @abstractmethod
-    def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
+    def _fit_to_spread(self, task: BaselineTask, labels_NK: FloatArray) -> Predictor:
         """Return a predictor fitted to spread labels.
 
         `labels_NK`: scores of K classes for all N training rows; 0 in rows that no label reached.
@@ -564,7 +566,7 @@ class Spreading(_SpreadLabels):
     name = "label_spreading"
     title = "Label spreading"
 
-    def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
+    def _fit_to_spread(self, task: BaselineTask, labels_NK: FloatArray) -> Predictor:
         """Return a predictor of the mean spread label of a row's nearest training rows.
 
         `labels_NK`: labels of all N training rows after spreading; 0 in rows that no label reached.
@@ -598,7 +600,7 @@ class SpreadingStudent(_SpreadLabels):
     name = "label_spreading_ridge"
     title = "Label spreading, ridge student"
 
-    def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
+    def _fit_to_spread(self, task: BaselineTask, labels_NK: FloatArray) -> Predictor:
         """Fit ridge regression to the spread labels of the rows that a label reached.
 
         `labels_NK`: labels of all N training rows after spreading; 0 in rows that no label reached.
@@ -607,7 +609,7 @@ class SpreadingStudent(_SpreadLabels):
         return fit_ridge(task, reached, labels_NK[reached])
 
 
-def _cache_spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
+def _cache_spread_labels(task: BaselineTask, largest_task: BaselineTask) -> FloatArray:
     """Return the spread labels (N, K) of a task's N rows; they are loaded if they are stored.
 
     `largest_task`: a task of the same rows with at least as many labels.
@@ -615,7 +617,7 @@ def _cache_spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
     return score_once("spread", task, lambda: _spread_labels(task, largest_task))
 
 
-def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
+def _spread_labels(task: BaselineTask, largest_task: BaselineTask) -> FloatArray:
     """Return labels of all N training rows, spread from the n known ones, (N, K).
 
     Rows that no label reached are 0. With few labels, the number of neighbours and alpha (the
@@ -642,7 +644,7 @@ def _spread_labels(task: SoloTask, largest_task: SoloTask) -> FloatArray:
 
 
 def _choose_spreading(
-    task: SoloTask, largest_task: SoloTask, nearest_NC: IntArray
+    task: BaselineTask, largest_task: BaselineTask, nearest_NC: IntArray
 ) -> tuple[int, float]:
     """Return the number of neighbours and the alpha that best predict each label from the others.
 
@@ -675,7 +677,7 @@ def _choose_spreading(
     return max([(_NEIGHBOURS, _ALPHA), *ratings], key=ratings.__getitem__)
 
 
-def _take_reach(task: SoloTask, largest_task: SoloTask, nearest_NC: IntArray) -> FloatArray:
+def _take_reach(task: BaselineTask, largest_task: BaselineTask, nearest_NC: IntArray) -> FloatArray:
     """Return how much each labelled row's label contributes to each other labelled row.
 
     The result is (C, A, n, n) for C numbers of neighbours, A values of alpha and n labelled rows.

@@ -1,7 +1,7 @@
-"""Local models of the active beside every run: all solo baselines, on the same data and rows.
+"""Local models of the active beside every run: all local models, on the same data and rows.
 
 A run's help is worth what it adds to the best of these, chosen by the active's own labels
-(`secure_apfed.solo`). The file depends on data, seed, network and training alone, so that
+(`secure_apfed.baselines`). The file depends on data, seed, network and training alone, so that
 the runs of a study that share these share it, too.
 
 What is written beside a privacy guarantee is part of it. Where a run randomises its training
@@ -32,6 +32,24 @@ from torch import Tensor
 from secure_apfed.base.files import load_json, own_subfolder, to_json, write_atomically
 from secure_apfed.base.seeds import derive_seed, isolate_torch_modes, one_thread
 from secure_apfed.base.working import report_work
+from secure_apfed.baselines import (
+    MAX_APART,
+    Baseline,
+    BaselineTask,
+    compute_mean_log_likelihood,
+    compute_validation,
+    list_candidates,
+    measure_collapse,
+    score_out_of_fold,
+)
+from secure_apfed.baselines.interface import (
+    MAX_ROWS,
+    FitStore,
+    FloatArray,
+    IntArray,
+    cache_fits,
+    fit_once,
+)
 from secure_apfed.config import Config
 from secure_apfed.data import DATASETS, OwnData, VerticalData, files_digest, load_data
 from secure_apfed.data.lazy_rows import is_lazy, is_sampled
@@ -67,24 +85,6 @@ from secure_apfed.runs.outcome import (
     load_outcome,
 )
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.solo import (
-    MAX_APART,
-    Baseline,
-    SoloTask,
-    compute_mean_log_likelihood,
-    compute_validation,
-    list_candidates,
-    measure_collapse,
-    score_out_of_fold,
-)
-from secure_apfed.solo.interface import (
-    MAX_ROWS,
-    FitStore,
-    FloatArray,
-    IntArray,
-    cache_fits,
-    fit_once,
-)
 
 LEFT_OUT = (
     "what the active does alone is left out: without the noise of dp_sgd it would tell of training "
@@ -105,7 +105,7 @@ _RIDGE_PENALTIES = tuple(10.0**power for power in range(-3, 5))
 _COSINES = 300  # random Fourier features
 _FOLDS = 5
 _FEWEST_LABELS = 4  # fewer labelled rows cannot choose a regression
-_WORK_NAME = "solo baselines"  # title in messages of progress
+_WORK_NAME = "local models"  # title in messages of progress
 _TIMING_SAMPLES = (500, 5000)  # rows on which the time of all rows is estimated
 _MAX_TEST_ROWS = 100_000  # test rows of a memory-mapped table that baselines predict at most
 REGRESSORS: Mapping[str, str] = {
@@ -289,7 +289,7 @@ class BaselinesRecord(Written):
 
 
 def settings_digest(config: Config) -> str:
-    """Return the SHA-256 digest, in hex, of all settings that solo baselines depend on.
+    """Return the SHA-256 digest, in hex, of all settings that local models depend on.
 
     The user's own network counts as any other, since only its party knows which code it is.
     """
@@ -312,7 +312,7 @@ def settings_digest(config: Config) -> str:
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
 
 
-def solo_file(config: Config, folder: Path) -> Path:
+def locate_baselines(config: Config, folder: Path) -> Path:
     """Return the path of the file of baselines in a study's folder.
 
     Runs with the same data, seed, network and training have the same file.
@@ -336,9 +336,9 @@ def load_or_measure_baselines(
 
     Args:
         config: run whose data, network and training the baselines share.
-        path: file of the baselines (`solo_file`).
+        path: file of the baselines (`locate_baselines`).
         data: tables of the run, if loaded already.
-        with_scores: whether test predictions are stored beside the file, for `restrict_solo`.
+        with_scores: whether test predictions are stored beside the file, for `restrict_baselines`.
 
     Raises:
         ConfigError: the labels are private; `measure_run_baselines` serves such runs.
@@ -351,10 +351,10 @@ def load_or_measure_baselines(
         )
     table_digest = files_digest(config.data, of=[config.data.active_name])
     if path.is_file():
-        stored = load_solo(config, path)
+        stored = load_baselines(config, path)
         if stored.files not in ("", table_digest):
             raise CheckpointError(
-                f"{path} holds solo baselines of a table that was edited since; remove it and "
+                f"{path} holds local models of a table that was edited since; remove it and "
                 "measure again"
             )
         return stored
@@ -365,13 +365,15 @@ def load_or_measure_baselines(
     return _measure_baselines(config, path, own, files=table_digest, all_predictions=scores_path)
 
 
-def restrict_solo(solo: BaselinesRecord, path: Path, tested: Tensor) -> BaselinesRecord | None:
+def restrict_baselines(
+    local_models: BaselinesRecord, path: Path, tested: Tensor
+) -> BaselinesRecord | None:
     """Return a study's baselines (local models), measured again on some of its test rows.
 
     A joint model may be measured on fewer rows than the active tests; gains compare equal rows.
 
     Args:
-        solo: baselines, measured on all test rows.
+        local_models: baselines, measured on all test rows.
         path: file of the baselines.
         tested: whether each of the T test rows is used, (T,), boolean.
 
@@ -383,25 +385,31 @@ def restrict_solo(solo: BaselinesRecord, path: Path, tested: Tensor) -> Baseline
         return None
     positions = tested.nonzero().flatten().numpy()
     baselines = []
-    for baseline in solo.baselines:
+    for baseline in local_models.baselines:
         all_scored = load_scores_file(scores_path, baseline.name, threshold=None)
         if len(all_scored.truth) != len(tested):
             return None
         scored = all_scored.select_rows(positions)
         influence = (
-            compute_influence(scored, solo.headline_measure) if baseline.influence else np.empty(0)
+            compute_influence(scored, local_models.headline_measure)
+            if baseline.influence
+            else np.empty(0)
         )
         baselines.append(
             replace(
                 baseline,
-                test=solo.headline_measure.compute_value(scored),
+                test=local_models.headline_measure.compute_value(scored),
                 ranked={name: MEASURES[name].compute_value(scored) for name in baseline.ranked},
                 influence=tuple(influence.tolist()) if np.isfinite(influence).all() else (),
             )
         )
-    people = tuple(solo.people[position] for position in positions) if solo.people else ()
+    people = (
+        tuple(local_models.people[position] for position in positions)
+        if local_models.people
+        else ()
+    )
     changed = {"baselines": tuple(baselines), "people": people, "rows": len(positions)}
-    return solo.model_copy(update=changed)
+    return local_models.model_copy(update=changed)
 
 
 def measure_run_baselines(
@@ -422,23 +430,23 @@ def measure_run_baselines(
         (`NOT_IN_MEMORY`).
     """
     run_folder = RunFolder(folder)
-    path = run_folder.solo
+    path = run_folder.local_models
     if config.dp_sgd is not None:
         return None
     if trained is None:
-        return load_solo(config, path) if path.is_file() else None
+        return load_baselines(config, path) if path.is_file() else None
     if not has_baselines(trained):
         return None
     own = _select_test_rows(trained, run_folder)
     positions = _sample_test_rows(own, config.seed)
     own = replace(own, test_rows=own.test_rows[positions])
-    record = _measure_baselines(config, path, own, best_predictions=run_folder.solo_scored)
+    record = _measure_baselines(config, path, own, best_predictions=run_folder.baseline_predictions)
     gain = None
     if run_folder.result.is_file():
         gain = measure_gain(run_folder, config, record, positions)
     if gain is not None:
         record = record.model_copy(update={"gain": gain})
-        _write_solo(path, record)
+        _write_baselines(path, record)
     return record
 
 
@@ -471,7 +479,7 @@ def _select_test_rows(data: OwnData, files: RunFolder) -> OwnData:
     return replace(data, test_rows=data.test_rows[tested.to(data.test_rows.device)])
 
 
-def _write_solo(path: Path, record: BaselinesRecord) -> None:
+def _write_baselines(path: Path, record: BaselinesRecord) -> None:
     """Write a record of baselines to its file, whose folder only the owner may enter."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
@@ -528,7 +536,7 @@ def _measure_baselines(
     if all_predictions is not None:
         all_predictions.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         save_scores(all_predictions, predictions_by_name)
-    _write_solo(path, record)
+    _write_baselines(path, record)
     if best_predictions is not None:
         best = record.best.name
         save_scores(best_predictions, {best: predictions_by_name[best]})
@@ -615,7 +623,7 @@ def _compare_run_classifiers(
     rows = rows[~torch.isin(rows, labelled) | torch.isin(rows, sampled)]
     if is_sampled(table.features) and len(rows) > MAX_ROWS:
         rows = _sample_unlabelled_rows(rows, sampled, config.seed)
-    task = SoloTask.from_run(config, replace(data, labelled=sampled), rows)
+    task = BaselineTask.from_run(config, replace(data, labelled=sampled), rows)
     baselines = dict(list_candidates())
     if config.model.is_own:
         # The run that trained this network imported it into this process.
@@ -755,7 +763,7 @@ def compare_regressions(
     count = len(y_n)
     if count < _FEWEST_LABELS:
         raise DataError(
-            f"solo: {count} labelled rows are too few to choose a regression by; label "
+            f"local models: {count} labelled rows are too few to choose a regression by; label "
             f"{_FEWEST_LABELS} or more"
         )
 
@@ -835,7 +843,7 @@ def _make_poisson_regressor() -> Any:
 
 
 def compare_baselines(
-    task: SoloTask,
+    task: BaselineTask,
     test_BF: FloatArray,
     labels_B: IntArray,
     baselines: Mapping[str, Baseline],
@@ -896,7 +904,10 @@ def _store_predictions(
 
 
 def measure_gain(
-    folder: RunFolder, config: Config, solo: BaselinesRecord, positions: Tensor | None = None
+    folder: RunFolder,
+    config: Config,
+    local_models: BaselinesRecord,
+    positions: Tensor | None = None,
 ) -> RunGain | None:
     """Return the gain of a run's model over the best baseline on the same test rows.
 
@@ -906,7 +917,7 @@ def measure_gain(
     Args:
         folder: folder of the run.
         config: settings of the run.
-        solo: baselines of the run.
+        local_models: baselines of the run.
         positions: positions of the baselines' test rows among those that the model predicts; None:
             all.
 
@@ -916,14 +927,14 @@ def measure_gain(
     """
     outcome = load_outcome(folder)
     variant = next(iter(outcome.accuracy))  # the method's own inference comes first
-    best = solo.best
-    measure = solo.headline_measure
-    if solo.measure != outcome.measure:
+    best = local_models.best
+    measure = local_models.headline_measure
+    if local_models.measure != outcome.measure:
         return None
     model = load_scores(folder, variant, threshold=outcome.threshold)
     baseline = load_scores(folder, best.name, threshold=None, alone=True)  # of local models
     if model is None or baseline is None:
-        return _compute_gain_without_scores(config, outcome, solo)
+        return _compute_gain_without_scores(config, outcome, local_models)
     # Either may have predicted fewer rows than the other: the baseline a sample of the test rows,
     # the model the rows that all parties know. Both are reduced to the common rows.
     if positions is not None and len(positions) == len(baseline.truth) < len(model.truth):
@@ -947,7 +958,7 @@ def measure_gain(
 
 
 def _compute_gain_without_scores(
-    config: Config, outcome: Outcome, solo: BaselinesRecord
+    config: Config, outcome: Outcome, local_models: BaselinesRecord
 ) -> RunGain | None:
     """Return the gain from the stored measures of a run and of its best local model, without an
     interval.
@@ -957,16 +968,18 @@ def _compute_gain_without_scores(
     """
     variant = next(iter(outcome.accuracy))
     rows = count_measured_rows(config, outcome, variant)
-    baseline_rows = outcome.test_rows if solo.rows is None else solo.rows
-    value = solo.headline_measure.compute_gain(outcome.scores[variant], solo.best.test)
+    baseline_rows = outcome.test_rows if local_models.rows is None else local_models.rows
+    value = local_models.headline_measure.compute_gain(
+        outcome.scores[variant], local_models.best.test
+    )
     if rows is None or rows != baseline_rows or math.isnan(value):
         return None
     return RunGain(
-        measure=solo.measure,
-        baseline=solo.best.title,
+        measure=local_models.measure,
+        baseline=local_models.best.title,
         rows=rows,
         reached=outcome.scores[variant],
-        alone=solo.best.test,
+        alone=local_models.best.test,
         value=value,
     )
 
@@ -991,7 +1004,7 @@ def train_without_votes(config: Config, data: VerticalData) -> Student:
     return student
 
 
-def load_solo(config: Config, path: Path) -> BaselinesRecord:
+def load_baselines(config: Config, path: Path) -> BaselinesRecord:
     """Read a file of baselines.
 
     Raises CheckpointError: the file is no file of baselines, or of other data or settings.
@@ -999,7 +1012,7 @@ def load_solo(config: Config, path: Path) -> BaselinesRecord:
     record = load_json(path, BaselinesRecord)
     if record.settings != settings_digest(config):
         raise CheckpointError(
-            f"{path} holds solo baselines of other data or settings; remove it and measure again"
+            f"{path} holds local models of other data or settings; remove it and measure again"
         )
     return record
 

@@ -10,6 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from secure_apfed.baselines import BASELINES, COMBINATIONS, BaselineTask, find_baseline
+from secure_apfed.baselines.fitted import KINDS, FittedModel
+from secure_apfed.baselines.interface import cache_fits
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ModelError, NoHelpWarning
@@ -17,27 +20,24 @@ from secure_apfed.learning.votes import Help, pool_opinions
 from secure_apfed.measures.table import probabilities_of
 from secure_apfed.methods import student
 from secure_apfed.methods.student import Student
+from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.onnx_file import write_onnx
 from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
-from secure_apfed.solo import BASELINES, COMBINATIONS, SoloTask, find_baseline
-from secure_apfed.solo.fitted import KINDS, FittedModel
-from secure_apfed.solo.interface import cache_fits
 from tests.secure_apfed.small_runs import interrupt_run
 from tests.secure_apfed.test_methods_votes import OPENINGS, config_of, noisy
 
 ALL = [name for name in BASELINES if name != "network"]
 
 
-def task_of(classes: int, seen: int) -> tuple[SoloTask, np.ndarray]:
+def task_of(classes: int, seen: int) -> tuple[BaselineTask, np.ndarray]:
     """Return a task of so many classes, the first with labels; and rows of nobody."""
     rng = np.random.default_rng(0)
     truth = rng.integers(0, seen, 160)
     x = rng.normal(size=(160, 5)) + 2 * np.eye(seen, 5)[truth]
     x[:, 4] = 3.0  # a column that never differs
-    return SoloTask.from_arrays(x[:120], np.arange(30), truth[:30], classes=classes), x[120:]
+    return BaselineTask.from_arrays(x[:120], np.arange(30), truth[:30], classes=classes), x[120:]
 
 
 @pytest.mark.sampled(every=7)
@@ -145,7 +145,7 @@ def test_a_doubtful_student_is_averaged_with_three_local_models(
     labels = data.active.labels
     assert labels is not None
     labelled = torch.isin(data.train_rows, data.labelled_rows).nonzero().flatten()
-    task = SoloTask.from_arrays(
+    task = BaselineTask.from_arrays(
         data.active.features[data.train_rows], labelled, labels[data.labelled_rows], classes=2
     )
     local_BK = find_baseline("mean_of_three").fit(task).compute_scores(rows.double().numpy())
@@ -244,7 +244,7 @@ def test_the_model_that_stays_is_the_one_that_is_measured_beside_it(tmp_path: Pa
     train = data.train_rows
     test = data.test_rows
     assert labels is not None
-    task = SoloTask.from_arrays(
+    task = BaselineTask.from_arrays(
         features[train], np.arange(len(train)), labels[train], classes=3, seed=config.seed
     )
     scores_BK = BASELINES["mixmatch"].fit(task).compute_scores(features[test].double().numpy())
@@ -256,7 +256,7 @@ def test_the_model_that_stays_is_the_one_that_is_measured_beside_it(tmp_path: Pa
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("used", [True, False])
-def test_where_votes_are_no_help_the_best_solo_model_is_kept(
+def test_where_votes_are_no_help_the_best_local_model_is_kept(
     used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file, its ONNX file and what the run measured say the same, whoever taught it."""

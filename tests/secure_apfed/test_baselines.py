@@ -18,22 +18,20 @@ from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 from sklearn.linear_model import RidgeCV
 from torch.nn import functional as F
 
-from apfed_experiments.solo import BaselineResult, compare_baselines, pick_best
-from secure_apfed.errors import DataError, ModelError
-from secure_apfed.settings.training import ModelSettings, TrainSettings
-from secure_apfed.solo import (
+from apfed_experiments.baselines import BaselineResult, compare_baselines, pick_best
+from secure_apfed.baselines import (
     BASELINES,
     FOLDS,
     TEACHERS,
     Baseline,
+    BaselineTask,
     Predictor,
-    SoloTask,
     choose_baseline,
     classical,
     forests,
 )
-from secure_apfed.solo.classical import fit_best_ridge
-from secure_apfed.solo.interface import (
+from secure_apfed.baselines.classical import fit_best_ridge
+from secure_apfed.baselines.interface import (
     ENOUGH_LABELS,
     FloatArray,
     IntArray,
@@ -41,7 +39,7 @@ from secure_apfed.solo.interface import (
     split_folds,
     use_fit_store,
 )
-from secure_apfed.solo.networks import (
+from secure_apfed.baselines.networks import (
     _BATCH,
     MixMatch,
     _compute_loss_gradient,
@@ -50,6 +48,8 @@ from secure_apfed.solo.networks import (
     flatten_parameters,
     separate_parameters,
 )
+from secure_apfed.errors import DataError, ModelError
+from secure_apfed.settings.training import ModelSettings, TrainSettings
 
 Rows = tuple[FloatArray, IntArray]
 
@@ -63,7 +63,7 @@ def first_of_each(labels_N: IntArray, each: int) -> IntArray:
 
 def task_of(
     rows: Rows, each: int, *, seed: int = 0, classes: int | None = None
-) -> tuple[SoloTask, Rows]:
+) -> tuple[BaselineTask, Rows]:
     """A task on three quarters of the rows, with `each` labels a class, and the other rows."""
     x, y = rows
     order = np.random.default_rng(seed).permutation(len(y))
@@ -72,11 +72,11 @@ def task_of(
     at = len(y) * 3 // 4
     labelled = first_of_each(y[:at], each)
     classes = classes or int(y.max()) + 1
-    task = SoloTask.from_arrays(x[:at], labelled, y[labelled], classes=classes, seed=seed)
+    task = BaselineTask.from_arrays(x[:at], labelled, y[labelled], classes=classes, seed=seed)
     return task, (x[at:].reshape(len(y) - at, -1), y[at:])
 
 
-def accuracy(baseline: Baseline, task: SoloTask, test: Rows) -> float:
+def accuracy(baseline: Baseline, task: BaselineTask, test: Rows) -> float:
     x_BF, y_B = test
     return float((baseline.fit(task).compute_scores(x_BF).argmax(1) == y_B).mean())
 
@@ -294,13 +294,13 @@ def test_spreading_together_is_spreading_apart(name: str) -> None:
 def test_one_label_in_a_class_none_in_another_or_one_for_every_row(baseline: Baseline) -> None:
     x, y = clusters(0, each=20)
     labelled = np.concatenate([np.flatnonzero(y == 0)[:1], np.flatnonzero(y == 2)[:6]])
-    task = SoloTask.from_arrays(x, labelled, y[labelled], classes=4)
+    task = BaselineTask.from_arrays(x, labelled, y[labelled], classes=4)
     scores_BK = baseline.fit(task).compute_scores(x)
     assert scores_BK.shape == (80, 4)
     assert np.isfinite(scores_BK).all()
     assert set(scores_BK.argmax(1).tolist()) <= {0, 2}
     x = np.hstack([x, np.full((80, 1), 7.0)])  # and a feature is constant
-    task = SoloTask.from_arrays(x, np.arange(80), y, classes=4)
+    task = BaselineTask.from_arrays(x, np.arange(80), y, classes=4)
     assert accuracy(baseline, task, (x, y)) > 0.9
     assert baseline.fit(task).compute_scores(x[:1]).shape == (1, 4)
 
@@ -323,7 +323,7 @@ def test_unlabelled_rows_help_where_classes_are_clusters(name: str) -> None:
 def test_a_part_of_the_graph_that_no_label_reaches(name: str) -> None:
     x, y = clusters(0, apart=10.0, each=30)
     labelled = first_of_each(y, 2)[:4]
-    task = SoloTask.from_arrays(x, labelled, y[labelled], classes=4)
+    task = BaselineTask.from_arrays(x, labelled, y[labelled], classes=4)
     scores_BK = BASELINES[name].fit(task).compute_scores(x)
     assert np.isfinite(scores_BK).all()
     assert (scores_BK.argmax(1)[y < 2] == y[y < 2]).all()
@@ -332,7 +332,7 @@ def test_a_part_of_the_graph_that_no_label_reaches(name: str) -> None:
 def test_the_network_is_the_runs_own() -> None:
     x = np.random.default_rng(0).normal(size=(40, 1, 7, 8))
     y = np.arange(40) % 2
-    task = SoloTask.from_arrays(
+    task = BaselineTask.from_arrays(
         x,
         np.arange(6),
         y[:6],
@@ -360,11 +360,11 @@ TABLE = np.zeros((6, 2))
 def test_a_task_takes_tensors_and_what_can_be_learnt() -> None:
     at = torch.tensor([0, 5])
     known = torch.tensor([1, 0])
-    task = SoloTask.from_arrays(torch.zeros(6, 1, 2, 3), at, known, classes=2)
+    task = BaselineTask.from_arrays(torch.zeros(6, 1, 2, 3), at, known, classes=2)
     assert task.features.shape == (6, 6)
     assert task.features.dtype == np.float64
     assert task.indicators.tolist() == [[0, 1], [1, 0]]
-    task = SoloTask.from_arrays(TABLE, [0, 1], [0, 1], classes=2)
+    task = BaselineTask.from_arrays(TABLE, [0, 1], [0, 1], classes=2)
     with pytest.raises(DataError, match="are 3 numbers each"):
         replace(task, shape=(3,))
 
@@ -389,7 +389,7 @@ def test_what_cannot_be_learnt_is_refused(
     features: Any, labelled: list[int], labels: list[int], says: str
 ) -> None:
     with pytest.raises(DataError, match=says):
-        SoloTask.from_arrays(features, labelled, labels, classes=2)
+        BaselineTask.from_arrays(features, labelled, labels, classes=2)
 
 
 def test_flattened_networks_take_the_steps_that_they_would_take_apart() -> None:
@@ -419,9 +419,9 @@ class Witness(Baseline):
     def __init__(self, *knows: bool) -> None:
         right = np.arange(len(knows)) % 2
         self.answers = np.eye(2)[np.where(knows, right, 1 - right)]
-        self.tasks: list[SoloTask] = []
+        self.tasks: list[BaselineTask] = []
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         self.tasks.append(task)
         return Predictor(lambda features_BF: self.answers[features_BF[:, 0].astype(int)])
 
@@ -437,16 +437,16 @@ def rows(count: int) -> FloatArray:
 FAST = {name: BASELINES[name] for name in ("label_spreading", "ridge", "logistic")}
 
 
-def blobs(labels: int, seed: int = 0) -> tuple[SoloTask, FloatArray, IntArray]:
+def blobs(labels: int, seed: int = 0) -> tuple[BaselineTask, FloatArray, IntArray]:
     y = np.arange(200) % 4
     x = 3 * np.eye(4, 6)[y] + np.random.default_rng(seed).normal(size=(200, 6))
-    task = SoloTask.from_arrays(x[:120], np.arange(labels), y[:labels], classes=4, seed=seed)
+    task = BaselineTask.from_arrays(x[:120], np.arange(labels), y[:labels], classes=4, seed=seed)
     return task, x[120:], y[120:]
 
 
 def test_held_out_labels_are_not_in_the_task() -> None:
     witness = Witness(*[True] * 30)
-    task = SoloTask.from_arrays(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
+    task = BaselineTask.from_arrays(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
     compare_baselines(task, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness})
     parts = split_folds(task.labels, FOLDS, task.seed)
     *validating, last = witness.tasks
@@ -455,7 +455,7 @@ def test_held_out_labels_are_not_in_the_task() -> None:
     assert all(len(task.features) == 20 for task in validating)
     assert np.array_equal(last.labelled, task.labelled)
     witness = Witness(*[True] * 6, *[False] * 4, *[True] * 8, *[False] * 2)
-    task = SoloTask.from_arrays(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
+    task = BaselineTask.from_arrays(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
     (result,) = compare_baselines(
         task, rows(20)[10:], np.arange(10, 20) % 2, baselines={"w": witness}
     )
@@ -467,9 +467,9 @@ def test_baselines_learn_from_all_labels_and_some_of_many_rows(
 ) -> None:
     x_NF, y_N = clusters(0)
     labelled = np.arange(0, len(y_N), 20)
-    task = SoloTask.from_arrays(x_NF, labelled, y_N[labelled], classes=4)
+    task = BaselineTask.from_arrays(x_NF, labelled, y_N[labelled], classes=4)
     assert task.with_few_rows is task
-    monkeypatch.setattr("secure_apfed.solo.interface.MAX_ROWS", 100)
+    monkeypatch.setattr("secure_apfed.baselines.interface.MAX_ROWS", 100)
     few = task.with_few_rows
     assert (few.labelled_rows == task.labelled_rows).all()
     assert (few.labels == task.labels).all()
@@ -478,7 +478,7 @@ def test_baselines_learn_from_all_labels_and_some_of_many_rows(
     assert (few.features == task.with_few_rows.features).all()
     assert few.with_few_rows is few
     assert accuracy(choose_baseline(task), few, (x_NF, y_N)) > 0.9
-    every = SoloTask.from_arrays(x_NF, np.arange(len(y_N)), y_N, classes=4)
+    every = BaselineTask.from_arrays(x_NF, np.arange(len(y_N)), y_N, classes=4)
     assert every.with_few_rows is every
 
 
@@ -486,19 +486,19 @@ def test_models_that_cannot_be_fitted_leave_nothing_to_choose() -> None:
     class Unfit(Witness):
         """A baseline that refuses every task."""
 
-        def fit(self, task: SoloTask) -> Predictor:
+        def fit(self, task: BaselineTask) -> Predictor:
             raise ModelError("too few rows")
 
-    task = SoloTask.from_arrays(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
+    task = BaselineTask.from_arrays(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
     with pytest.raises(ModelError, match="no local model can be fitted"):
         choose_baseline(task, candidates=[Unfit()])
 
 
 def test_labels_are_held_out_once_for_the_prior_and_the_report() -> None:
     witness = Witness(*[True] * 30)
-    task = SoloTask.from_arrays(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
+    task = BaselineTask.from_arrays(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
     with pytest.MonkeyPatch.context() as patch, cache_fits():
-        patch.setattr("secure_apfed.solo.BASELINES", {"witness": witness})
+        patch.setattr("secure_apfed.baselines.BASELINES", {"witness": witness})
         assert choose_baseline(task).name == "witness"
         folds = len(witness.tasks)
         for again in (task, replace(task)):
@@ -511,7 +511,7 @@ def test_labels_are_held_out_once_for_the_prior_and_the_report() -> None:
         assert len(witness.tasks) == folds, "it reads no settings of the run"
         own = OwnWitness(*[True] * 30)
         own.name = "own"
-        patch.setattr("secure_apfed.solo.BASELINES", {"own": own})
+        patch.setattr("secure_apfed.baselines.BASELINES", {"own": own})
         assert [choose_baseline(one).name for one in (task, other, task)] == ["own"] * 3
         assert len(own.tasks) == 2 * folds, "the run's own network trains otherwise"
 
@@ -520,11 +520,11 @@ def test_a_baseline_that_cannot_be_fitted_is_not_chosen(monkeypatch: pytest.Monk
     task, _, _ = blobs(24)
 
     class Diverges(Witness):
-        def fit(self, task: SoloTask) -> Predictor:
+        def fit(self, task: BaselineTask) -> Predictor:
             raise ModelError("diverged")
 
     table = {"diverges": Diverges(), "ridge": BASELINES["ridge"]}
-    monkeypatch.setattr("secure_apfed.solo.BASELINES", table)
+    monkeypatch.setattr("secure_apfed.baselines.BASELINES", table)
     assert choose_baseline(task).name == "ridge"
 
 
@@ -582,7 +582,7 @@ def test_parts_leave_every_class_a_label(folds: int) -> None:
 @pytest.mark.parametrize("names", [("wrong", "right"), ("right", "wrong")])
 def test_the_best_on_labels_held_out_is_chosen(names: tuple[str, str]) -> None:
     """Whichever stands first among equals."""
-    task = SoloTask.from_arrays(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
+    task = BaselineTask.from_arrays(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
     witnesses = {name: Witness(*[name == "right"] * 20) for name in names}
     for name, witness in witnesses.items():
         witness.name = name  # by which its fits are kept

@@ -30,6 +30,7 @@ from secure_apfed.base.files import PathLike, load_bytes, load_json, refuse_repl
 from secure_apfed.base.formats import MODEL_CARD
 from secure_apfed.base.peer_text import quote_text
 from secure_apfed.base.seeds import isolate_torch_modes
+from secure_apfed.baselines.fitted import FittedModel, rebuild_modules
 from secure_apfed.config.plain_yaml import load_text, parse_yaml
 from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load_blocks
 from secure_apfed.data.encoding import CellCounts
@@ -45,7 +46,6 @@ from secure_apfed.runs.folder import RunFolder
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.plugins import CODE_NAME, reading_settings
 from secure_apfed.settings.training import ModelSettings
-from secure_apfed.solo.fitted import FittedModel, rebuild_modules
 
 
 class _NetworkCard(BaseModel):
@@ -70,7 +70,7 @@ class _NetworkCard(BaseModel):
 
 
 @dataclass(frozen=True)
-class SoloModel:
+class ActiveModel:
     """The model that the active stores: encoder and head, ready to predict from its features alone.
 
     Attributes:
@@ -163,7 +163,7 @@ def _read_features(rows: Any) -> Tensor:
 @isolate_torch_modes()
 def load_model(
     path: PathLike, *, encoder: ModuleSource | None = None, head: ModuleSource | None = None
-) -> SoloModel:
+) -> ActiveModel:
     """Load the model of a finished run.
 
     Args:
@@ -222,7 +222,7 @@ def load_model(
             f"{folder.card} has a threshold between {len(network_card.classes)} classes; it "
             "decides between two: restore the file from a copy"
         )
-    return SoloModel(
+    return ActiveModel(
         network,
         network_card.classes,
         network_card.encoding,
@@ -549,7 +549,7 @@ def predict_into(
 class _Predictor:
     """A model that also compares the rows that it predicts with its training rows."""
 
-    def __init__(self, model: SoloModel) -> None:
+    def __init__(self, model: ActiveModel) -> None:
         """Start without rows; rows are compared only if the model has an encoding of columns."""
         self.model = model
         self._rows = 0

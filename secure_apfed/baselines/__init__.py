@@ -26,9 +26,7 @@ import numpy as np
 from torch import nn
 
 from secure_apfed.base.seeds import derive_seed
-from secure_apfed.errors import ModelError
-from secure_apfed.measures.table import Measure, Scored, probabilities_of
-from secure_apfed.solo.classical import (
+from secure_apfed.baselines.classical import (
     ExtraTrees,
     GradientBoosting,
     Logistic,
@@ -37,12 +35,12 @@ from secure_apfed.solo.classical import (
     Spreading,
     SpreadingStudent,
 )
-from secure_apfed.solo.fitted import FittedModel, View, average_models
-from secure_apfed.solo.interface import (
+from secure_apfed.baselines.fitted import FittedModel, View, average_models
+from secure_apfed.baselines.interface import (
     Baseline,
+    BaselineTask,
     FloatArray,
     Predictor,
-    SoloTask,
     cache_fits,
     choose_class_measure,
     fit_once,
@@ -50,7 +48,9 @@ from secure_apfed.solo.interface import (
     score_once,
     split_folds,
 )
-from secure_apfed.solo.networks import Autoencoder, MixMatch, Network
+from secure_apfed.baselines.networks import Autoencoder, MixMatch, Network
+from secure_apfed.errors import ModelError
+from secure_apfed.measures.table import Measure, Scored, probabilities_of
 
 __all__ = [
     "BASELINES",
@@ -59,10 +59,10 @@ __all__ = [
     "MAX_APART",
     "TEACHERS",
     "Baseline",
+    "BaselineTask",
     "LocalModel",
     "MeanOfModels",
     "Predictor",
-    "SoloTask",
     "average_held_out",
     "average_predictors",
     "choose_baseline",
@@ -117,7 +117,7 @@ def list_local_models() -> tuple[Baseline, ...]:
     return tuple(baseline for baseline in BASELINES.values() if not baseline.of_run)
 
 
-def measure_collapse(predictor: Predictor, task: SoloTask) -> float:
+def measure_collapse(predictor: Predictor, task: BaselineTask) -> float:
     """Return how far the predicted class shares are from the labels' class shares, 0 to 1.
 
     The measure is their total variation distance. Predictions are made for the rows without a
@@ -139,7 +139,7 @@ def list_candidates() -> dict[str, Baseline]:
     return {**BASELINES, **COMBINATIONS}
 
 
-def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
+def has_collapsed(baseline: Baseline, task: BaselineTask) -> bool:
     """Return whether a baseline fitted to this task has collapsed.
 
     It has if it predicts classes in other shares than the labels have, by more than `MAX_APART`.
@@ -161,10 +161,12 @@ class LocalModel:
     """A baseline with its training rows and labels; it is fitted at its first use."""
 
     baseline: Baseline
-    task: SoloTask
+    task: BaselineTask
 
     @classmethod
-    def choose_best(cls, task: SoloTask, *, candidates: Iterable[Baseline] | None = None) -> Self:
+    def choose_best(
+        cls, task: BaselineTask, *, candidates: Iterable[Baseline] | None = None
+    ) -> Self:
         """Return the task's best model by held-out labels; see `choose_baseline`.
 
         `candidates`: the baselines to choose from; None: all single models and combinations.
@@ -292,19 +294,19 @@ class MeanOfModels(Baseline):
         self.reads_measure = maximum is not None
         self._maximum = maximum
 
-    def pick_members(self, task: SoloTask) -> list[LocalModel]:
+    def pick_members(self, task: BaselineTask) -> list[LocalModel]:
         """Return the models to average; collapsed ones are left out, unless all have collapsed."""
         models = [LocalModel(baseline=baseline, task=task) for baseline in list_local_models()]
         picked, _ = pick_models(models, maximum=self._maximum)
         return picked
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def fit(self, task: BaselineTask) -> Predictor:
         """Fit all models of the average, and return the mean of their probabilities."""
         with cache_fits():
             predictors = [member.fit() for member in self.pick_members(task)]
         return average_predictors(predictors, features=task.features.shape[1])
 
-    def score_held_out(self, task: SoloTask) -> Scored | None:
+    def score_held_out(self, task: BaselineTask) -> Scored | None:
         """Return the mean of the averaged models' held-out predictions."""
         return average_held_out(self.pick_members(task))
 
@@ -353,7 +355,9 @@ def find_baseline(name: str) -> Baseline:
     return next(baseline for baseline in (*_ALL, *_MEANS) if baseline.name == name)
 
 
-def choose_baseline(task: SoloTask, *, candidates: Iterable[Baseline] | None = None) -> Baseline:
+def choose_baseline(
+    task: BaselineTask, *, candidates: Iterable[Baseline] | None = None
+) -> Baseline:
     """Return the baseline with the best measure on held-out labels.
 
     Between equal ones, the higher likelihood of these labels decides. A baseline that cannot be
@@ -394,7 +398,7 @@ def compute_validation(scored: Scored | None, measure: Measure) -> float | None:
     return None if math.isnan(value) else value
 
 
-def score_out_of_fold(baseline: Baseline, task: SoloTask) -> Scored | None:
+def score_out_of_fold(baseline: Baseline, task: BaselineTask) -> Scored | None:
     """Return the scores of labelled rows by models that were fitted without their labels.
 
     The labelled rows are split into three folds. There are fewer folds if a class has fewer labels,
