@@ -30,11 +30,11 @@ from secure_apfed.networks.models import NETWORKS
 from secure_apfed.privacy.defences import DEFENCES, describe_runners
 from secure_apfed.privacy.guard import GUARDS, GaussianGuard
 from secure_apfed.privacy.randomised_response import LABEL_MECHANISMS
-from secure_apfed.runs import course
+from secure_apfed.runs import training_loop
 from secure_apfed.runs.active_model import load_model
-from secure_apfed.runs.course import EpochLosses, TrainingLoop
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
+from secure_apfed.runs.training_loop import EpochLosses, TrainingLoop
 from tests.attacks.recordings import live_config, play
 from tests.pretend_device import DEVICES, DeviceError, Pretended, pretend_gpus
 from tests.secure_apfed.small_runs import small_config
@@ -348,7 +348,7 @@ def test_losses_on_a_gpu_are_read_together(
     seen: Pretended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And their mean is that of all steps, as on the CPU."""
-    monkeypatch.setattr(course, "_LOSSES_AT_ONCE", 5)
+    monkeypatch.setattr(training_loop, "_LOSSES_AT_ONCE", 5)
     losses = EpochLosses()
     assert losses.read_mean() == 0.0
     for number in range(1, 13):

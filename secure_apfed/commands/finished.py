@@ -180,7 +180,10 @@ def _collect_figures(
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import load_finished_run
     from apfed_experiments.verdict import describe_run
-    from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
+    from secure_apfed.runs.weakened_settings import (
+        describe_shared_organisations,
+        describe_weakened_settings,
+    )
 
     folder = result.folder
     assert folder is not None
@@ -206,7 +209,7 @@ def _collect_figures(
         ],
         "contributions": result.contributions,
         "stated": result.stated,
-        "less_protected": describe_departures(config),
+        "less_protected": describe_weakened_settings(config),
         "shared_organisations": describe_shared_organisations(folder),
         "solo": _dump_record(local_models),
         "verdict": dict(describe_run(load_finished_run(folder))),
@@ -483,10 +486,13 @@ def _list_departure_rows(config: "Config", folder: Path) -> Iterator[tuple[str, 
     """Yield title and text of settings that protect less than by default, and of organisations that
     run several parties.
     """
-    from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
+    from secure_apfed.runs.weakened_settings import (
+        describe_shared_organisations,
+        describe_weakened_settings,
+    )
 
     for title, sentences in (
-        ("protects less than by default", describe_departures(config)),
+        ("protects less than by default", describe_weakened_settings(config)),
         ("run by one organisation", describe_shared_organisations(folder)),
     ):
         if sentences:

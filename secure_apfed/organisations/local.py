@@ -58,8 +58,8 @@ from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations.party import PartyFile, Peer, Tls
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.audit_log import FILE_NAME
+from secure_apfed.runs.checkpoint_store import PartyEnd, config_digest
 from secure_apfed.runs.folder import PartyFolder, RunFolder
-from secure_apfed.runs.keeper import PartyEnd, config_digest
 from secure_apfed.runs.outcome import (
     Outcome,
     Privacy,

@@ -47,18 +47,21 @@ from secure_apfed.organisations.counters import list_nonzero_counters, open_coun
 from secure_apfed.organisations.own_record import OwnRecord
 from secure_apfed.organisations.revocation import RevocationWatch
 from secure_apfed.runs.audit_log import FILE_NAME, AuditLog
-from secure_apfed.runs.course import RunCallbacks, RunWriter, TrainingLoop
-from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
+from secure_apfed.runs.checkpoint_store import PartyCheckpointStore
 from secure_apfed.runs.folder import (
     PartyFolder,
     RunFolder,
     make_no_checkpoint_error,
     require_open_project,
 )
-from secure_apfed.runs.keeper import PartyCheckpointStore
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.past_sessions import NONE_BEFORE, PastSessions, load_logged_sessions
 from secure_apfed.runs.training_labels import load_training_labels
+from secure_apfed.runs.training_loop import RunCallbacks, RunWriter, TrainingLoop
+from secure_apfed.runs.weakened_settings import (
+    describe_shared_organisations,
+    describe_weakened_settings,
+)
 from secure_apfed.settings import FollowsFrom, Protection, Settings, Unprotective
 from secure_apfed.settings.data import TableShape
 from secure_apfed.settings.plugins import import_code
@@ -763,7 +766,7 @@ def connect_with_audit(
     with closing(log) as audit:
         known[file.party] = identity.public
         less_protected = (
-            *describe_departures(load_config(file.config)),
+            *describe_weakened_settings(load_config(file.config)),
             *describe_shared_organisations(file.folder),
         )
         status.start_session(

@@ -74,13 +74,13 @@ from secure_apfed.runs.active_model import (
     load_model,
     row_writer,
 )
+from secure_apfed.runs.checkpoint_store import JointNetworkCard, load_joint_network
 from secure_apfed.runs.folder import (
     PROJECT_ENDED,
     PartyFolder,
     load_ending,
     require_open_project,
 )
-from secure_apfed.runs.keeper import JointNetworkCard, load_joint_network
 from secure_apfed.settings.promises import NOTHING_SENT, Promise, promise_of_party
 from secure_apfed.settings.run import TranscriptSettings
 

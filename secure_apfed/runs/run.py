@@ -1,7 +1,7 @@
 """Entry point of runs over any transport; in memory one process simulates all parties.
 
 Run by: the experimenter. Files are complete even if the process is killed: see `folder` and
-`keeper`.
+`checkpoint_store`.
 """
 
 import copy
@@ -44,12 +44,12 @@ from secure_apfed.methods import (
 )
 from secure_apfed.methods.alignment import needs_dealer
 from secure_apfed.networks.models import limit_threads_for
-from secure_apfed.runs.course import RunCallbacks, RunWriter, TrainingLoop
+from secure_apfed.runs.checkpoint_store import PartyCheckpointStore
 from secure_apfed.runs.folder import PartyFolder, RunFolder
-from secure_apfed.runs.keeper import PartyCheckpointStore
 from secure_apfed.runs.outcome import Progress, Recording, RunResult
 from secure_apfed.runs.past_sessions import load_session_totals, save_session_totals
 from secure_apfed.runs.training_labels import load_training_labels
+from secure_apfed.runs.training_loop import RunCallbacks, RunWriter, TrainingLoop
 from secure_apfed.settings import unknown_name
 
 

@@ -17,7 +17,7 @@ from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.randomised_response import LabelResponse, MultiStageResponse
-from secure_apfed.runs.course import RunWriter
+from secure_apfed.runs.training_loop import RunWriter
 from tests.experiments.run_folder import own_tables
 
 RESPONSE = {"labels": {"mechanism": "randomised_response", "epsilon": 0.01}}

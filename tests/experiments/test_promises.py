@@ -243,11 +243,11 @@ def surfaces_of_party(config: Config, role: str, session: Any) -> dict[str, Any]
     for name, ledger in session.ledgers.items():
         if name.startswith(role):
             meter.add_ledger(name, ledger)
-    keeper = StatusTracker()
-    keeper.start_session(role, ["peer"], meter)
-    keeper.observe_outgoing(_envelope(role), b"frame")
-    board = Board(lambda: (keeper.build_status(),))
-    status = keeper.build_status()
+    tracker = StatusTracker()
+    tracker.start_session(role, ["peer"], meter)
+    tracker.observe_outgoing(_envelope(role), b"frame")
+    board = Board(lambda: (tracker.build_status(),))
+    status = tracker.build_status()
     return {
         f"status line of {role}": shown._format_status_line(status),
         f"status of {role}": json.loads(to_json(status.model_dump(mode="python"))),

@@ -9,8 +9,11 @@ from apfed_experiments.report.contents import list_departures
 from apfed_experiments.report.run import load_run
 from secure_apfed.exchange import StatusTracker
 from secure_apfed.organisations import project
-from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.run import run
+from secure_apfed.runs.weakened_settings import (
+    describe_shared_organisations,
+    describe_weakened_settings,
+)
 from secure_apfed.settings.promises import Promise
 from tests.links.test_project import OTHERS, Organisations
 from tests.secure_apfed.small_runs import small_config
@@ -31,7 +34,9 @@ def test_a_departure_stands_in_result_status_and_report(
     run(config, tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     status = StatusTracker()
-    status.start_session("bank", ["shop"], _Meter(), less_protected=describe_departures(config))
+    status.start_session(
+        "bank", ["shop"], _Meter(), less_protected=describe_weakened_settings(config)
+    )
     surfaces = (
         result["less_protected"],
         status.build_status().less_protected,

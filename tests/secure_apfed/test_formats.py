@@ -21,7 +21,7 @@ from apfed_protocols.installing import install_checkout
 from secure_apfed.base.formats import FORMATS, find_installed_version, find_writer
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, ModelError
-from secure_apfed.runs import keeper
+from secure_apfed.runs import checkpoint_store
 from secure_apfed.runs.active_model import load_model, predict_file
 from secure_apfed.runs.audit_log import verify_log
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract, load_with_checksum
@@ -86,7 +86,7 @@ def test_a_stored_party_s_papers_are_read(number: int, tmp_path: Path) -> None:
     )
     assert Contract.model_validate(fields_of("contract.json", folder / FILES["contract.json"]))
     shutil.copy(folder / "joint.safetensors", tmp_path)
-    assert keeper.load_joint_network(PartyFolder(tmp_path), "lab")[1]
+    assert checkpoint_store.load_joint_network(PartyFolder(tmp_path), "lab")[1]
 
 
 def test_a_checkpoint_of_an_earlier_format_is_refused_with_what_to_do() -> None:
@@ -137,9 +137,11 @@ READERS: dict[str, Callable[[Path], object]] = {
     "result.json": lambda folder: load_run(folder / "finished"),
     "contract.json": lambda folder: load_run(folder / "finished"),
     "statements.json": lambda folder: load_statements(folder / "apart" / "statements.json"),
-    "checkpoint-STEP.bin": lambda folder: keeper._check_format(folder / "checkpoint.bin"),
+    "checkpoint-STEP.bin": lambda folder: checkpoint_store._check_format(folder / "checkpoint.bin"),
     "transcript.msgpack": lambda folder: load_recording(folder / "finished"),
-    "joint.safetensors": lambda folder: keeper.load_joint_network(PartyFolder(folder), "lab"),
+    "joint.safetensors": lambda folder: checkpoint_store.load_joint_network(
+        PartyFolder(folder), "lab"
+    ),
     "audit.log": lambda folder: verify_log(folder / "apart" / "parties" / "lab"),
 }
 
@@ -249,4 +251,4 @@ def test_a_contract_of_an_older_format_is_refused_by_name(stored_folder: Path) -
 
 def test_a_model_of_another_party_is_told_before_its_content(stored_folder: Path) -> None:
     with pytest.raises(ModelError, match="is of lab, this party is shop"):
-        keeper.load_joint_network(PartyFolder(stored_folder), "shop")
+        checkpoint_store.load_joint_network(PartyFolder(stored_folder), "shop")

@@ -20,8 +20,8 @@ from secure_apfed import Config, run
 from secure_apfed.errors import ApfedError, DataError, ModelError
 from secure_apfed.measures.table import Scored, measure_all, names_of
 from secure_apfed.measures.tasks import TASKS
+from secure_apfed.runs.checkpoint_store import PartyEnd
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.keeper import PartyEnd
 from secure_apfed.runs.outcome import RunResult, load_outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

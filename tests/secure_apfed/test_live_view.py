@@ -50,7 +50,7 @@ class Scripted:
     def __init__(self, answers: list[tuple[float, Answer]]) -> None:
         self.now = 100.0
         self._answers = iter(answers)
-        self.keeper = StatusTracker(lambda: self.now)
+        self.tracker = StatusTracker(lambda: self.now)
         self.seen: list[Status] = []
 
     def send_frame(self, receiver: str, frame: bytes) -> None:
@@ -59,7 +59,7 @@ class Scripted:
     def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
         took, answer = next(self._answers)
         self.now += took
-        self.seen.append(self.keeper.build_status())
+        self.seen.append(self.tracker.build_status())
         if isinstance(answer, PartyLeftError):
             raise answer
         return answer
@@ -91,11 +91,11 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
     """Return where Ann stood at each wait for contributions of Bob and Cid, and in the end."""
     transport = Scripted(answers)
     meter = FakeMeter()
-    keeper = transport.keeper
-    keeper.start_session("ann", ["bob", "cid"], meter)
-    assert {peer.state for peer in keeper.build_status().peers.values()} == {"expected"}
-    keeper.observe_connection()
-    links = Links("ann", ["bob", "cid"], transport.send_frame, observers=(keeper,))
+    tracker = transport.tracker
+    tracker.start_session("ann", ["bob", "cid"], meter)
+    assert {peer.state for peer in tracker.build_status().peers.values()} == {"expected"}
+    tracker.observe_connection()
+    links = Links("ann", ["bob", "cid"], transport.send_frame, observers=(tracker,))
 
     async def script() -> None:
         meter.charge(2.5)
@@ -105,9 +105,9 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
                 name or ("bob", "cid"), Kind.CONTRIBUTION, minimum=1, patience=PATIENCE
             )
 
-    with contextlib.suppress(PartyLeftError), keeper:
-        run_script(script(), transport, timeout_s=UNIT_S, observer=keeper)
-    return transport.seen, keeper.build_status()
+    with contextlib.suppress(PartyLeftError), tracker:
+        run_script(script(), transport, timeout_s=UNIT_S, observer=tracker)
+    return transport.seen, tracker.build_status()
 
 
 def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
@@ -156,20 +156,20 @@ def test_who_left_is_left_whether_it_said_so_or_not_until_all_begin_again() -> N
     assert end.peers["bob"].state == "connected"
     _, end = stood([(1.0, frame_of("bob", Kind.ABORT))], "bob")
     assert end.peers["bob"].state == "left"
-    keeper = StatusTracker()
+    tracker = StatusTracker()
     for session in (1, 2):
-        keeper.start_session("ann", ["bob"], FakeMeter())
-        assert keeper.build_status().session == session
-        assert (keeper.build_status().phase, keeper.build_status().list_peers("expected")) == (
+        tracker.start_session("ann", ["bob"], FakeMeter())
+        assert tracker.build_status().session == session
+        assert (tracker.build_status().phase, tracker.build_status().list_peers("expected")) == (
             "connecting",
             ["bob"],
         )
-        assert keeper.build_status().meets is None, "nobody said how long it waits"
-        keeper.observe_missing({"bob": "its key is another"})
-        assert keeper.build_status().peers["bob"].refusal == "its key is another"
-        keeper.observe_connection()
-        keeper.observe_departure(["bob"])
-        assert keeper.build_status().list_peers("left") == ["bob"]
+        assert tracker.build_status().meets is None, "nobody said how long it waits"
+        tracker.observe_missing({"bob": "its key is another"})
+        assert tracker.build_status().peers["bob"].refusal == "its key is another"
+        tracker.observe_connection()
+        tracker.observe_departure(["bob"])
+        assert tracker.build_status().list_peers("left") == ["bob"]
 
 
 @pytest.fixture(autouse=True)
@@ -309,21 +309,21 @@ def test_events_and_the_panel_tell_that_a_link_is_broken(
 
 def test_a_party_knows_which_of_its_links_are_broken_until_it_ends() -> None:
     links = {"bob": BrokenLink(since_s=1.0, patience_s=30.0, why="cut")}
-    keeper = StatusTracker()
-    keeper.start_session("ann", ["bob", "cid"], FakeMeter())
-    assert keeper.build_status().peers["bob"].broken is None
-    with keeper:
-        keeper.observe_connection(lambda: links)
-        told = keeper.build_status().peers["bob"].broken
+    tracker = StatusTracker()
+    tracker.start_session("ann", ["bob", "cid"], FakeMeter())
+    assert tracker.build_status().peers["bob"].broken is None
+    with tracker:
+        tracker.observe_connection(lambda: links)
+        told = tracker.build_status().peers["bob"].broken
         assert told is not None
         assert (told.since_s, told.patience_s, told.why) == (1.0, 30.0, "cut")
-        assert keeper.build_status().peers["cid"].broken is None
-        keeper.observe_departure(["bob"])
-        assert keeper.build_status().peers["bob"].broken is None, "it left, which says more"
-        keeper.start_session("ann", ["bob", "cid"], FakeMeter())
-        assert keeper.build_status().peers["bob"].broken is None
-        keeper.observe_connection(lambda: links)
-    assert keeper.build_status().peers["bob"].broken is None
+        assert tracker.build_status().peers["cid"].broken is None
+        tracker.observe_departure(["bob"])
+        assert tracker.build_status().peers["bob"].broken is None, "it left, which says more"
+        tracker.start_session("ann", ["bob", "cid"], FakeMeter())
+        assert tracker.build_status().peers["bob"].broken is None
+        tracker.observe_connection(lambda: links)
+    assert tracker.build_status().peers["bob"].broken is None
 
 
 def test_a_panel_shows_every_party_and_what_it_waits_for() -> None:
@@ -474,8 +474,8 @@ def test_a_study_tells_how_long_the_rest_takes_whatever_was_there_before(
 
 
 def test_one_cause_of_several_absent_parties_is_said_once() -> None:
-    keeper = StatusTracker()
-    keeper.start_session("ann", ["bob", "cid", "dan"], None, meet_s=60)
-    keeper.observe_missing({"bob": "no relay", "cid": "no relay", "dan": "its key is another"})
-    told = shown_progress._list_troubles(keeper.build_status())
+    tracker = StatusTracker()
+    tracker.start_session("ann", ["bob", "cid", "dan"], None, meet_s=60)
+    tracker.observe_missing({"bob": "no relay", "cid": "no relay", "dan": "its key is another"})
+    told = shown_progress._list_troubles(tracker.build_status())
     assert told == ["bob and cid are expected: no relay", "dan is expected: its key is another"]

@@ -25,7 +25,7 @@ from secure_apfed.data.records import check_distinct
 from secure_apfed.errors import DataError
 from secure_apfed.planning import forecast as forecast_module
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.runs.keeper import table_digest
+from secure_apfed.runs.checkpoint_store import table_digest
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import share_alignments
 from secure_apfed.settings.data import DataSettings, TableShape

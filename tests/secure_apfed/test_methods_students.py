@@ -90,7 +90,7 @@ answering = partial(
 
 
 class Counted:
-    """A course of which only the number of steps is asked."""
+    """A training loop of which only the number of steps is asked."""
 
     def __init__(self) -> None:
         self.next_step = 100
@@ -118,10 +118,10 @@ def test_the_teacher_is_the_joint_model_and_labels_by_what_its_head_reads(labels
         losses = [one.train_step(step, one.learner.training_rows) for one in (session, joint)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-12)
     learner = session.learner
-    course = Counted()
+    loop = Counted()
     assert isinstance(learner, TeacherActive)
-    session.run_script(learner.finish_training(session.links, course))
-    assert set(course.losses) == {None}
+    session.run_script(learner.finish_training(session.links, loop))
+    assert set(loop.losses) == {None}
     read = learner.trainer.encoder(learner.trainer.features_N[:TRAIN])
     for name, table in zip(session.contract.passives, data.passives, strict=True):
         encoder = session.helpers[name].predicts_with["encoder"]

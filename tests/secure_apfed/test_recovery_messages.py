@@ -15,7 +15,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.resumable_link import ALL_AGAIN
 from secure_apfed.methods.sum_end import Aggregator
 from secure_apfed.organisations import party
-from secure_apfed.runs import keeper
+from secure_apfed.runs import checkpoint_store
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_with_checksum
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import small_config
@@ -33,10 +33,10 @@ RECOVERY = {
         "load_with_checksum",
         "keep_metrics",
     ),
-    "runs/keeper.py": ("_check_content",),
+    "runs/checkpoint_store.py": ("_check_content",),
     "runs/run.py": ("run_in_memory", "prepare_loop"),
     "organisations/local.py": ("_refuse_another_run",),
-    "runs/course.py": ("_readmit_passives",),
+    "runs/training_loop.py": ("_readmit_passives",),
     "methods/session.py": ("_load_checkpoint",),
     "organisations/counters.py": ("_make_fault_error", "list_changes"),
 }
@@ -125,12 +125,12 @@ def resume_without_folder(folder: Path) -> None:
 
 def load_with_other_keys(folder: Path) -> None:
     mine = {"party": "lab", "identity": b"", "keys": "1", "config": "2", "table": "3"}
-    keeper._check_content(folder / "checkpoint-3.bin", {**mine, "keys": "4"}, mine)
+    checkpoint_store._check_content(folder / "checkpoint-3.bin", {**mine, "keys": "4"}, mine)
 
 
 def load_with_other_settings(folder: Path) -> None:
     mine = {"party": "lab", "identity": b"", "keys": "1", "config": "2", "table": "3"}
-    keeper._check_content(folder / "checkpoint-3.bin", {**mine, "config": "4"}, mine)
+    checkpoint_store._check_content(folder / "checkpoint-3.bin", {**mine, "config": "4"}, mine)
 
 
 @pytest.mark.parametrize(

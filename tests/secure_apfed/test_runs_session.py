@@ -33,11 +33,11 @@ from secure_apfed.methods import METHODS, PartyCheckpoint
 from secure_apfed.methods.apfed import ApfedActive
 from secure_apfed.methods.joint import TvflActive, TvflPassive
 from secure_apfed.methods.sum_end import AdmittedRequest, PassiveSum, RefusedSums
-from secure_apfed.runs.course import RunWriter
+from secure_apfed.runs.checkpoint_store import PartyCheckpointStore
 from secure_apfed.runs.folder import PartyFolder
-from secure_apfed.runs.keeper import PartyCheckpointStore
 from secure_apfed.runs.outcome import RunResult, load_recording
 from secure_apfed.runs.run import run
+from secure_apfed.runs.training_loop import RunWriter
 from tests.contracts.sum_parties import SealKeys, find_secrets, secrets_alive
 from tests.secure_apfed.seats import actives_own
 from tests.secure_apfed.small_runs import interrupt_run, small_config
@@ -355,9 +355,9 @@ def test_whatever_step_the_active_saves_all_others_saved_before(
 ) -> None:
     saved: list[tuple[str, int]] = []
 
-    def save(keeper: PartyCheckpointStore, state: PartyCheckpoint) -> None:
-        kept(keeper, state)
-        saved.append((keeper._name, state.step))
+    def save(store: PartyCheckpointStore, state: PartyCheckpoint) -> None:
+        kept(store, state)
+        saved.append((store._name, state.step))
 
     kept = PartyCheckpointStore.save
     monkeypatch.setattr(PartyCheckpointStore, "save", save)

@@ -292,11 +292,11 @@ def test_nothing_is_shown_under_json(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_party_says_since_when_it_waits_and_how_long_it_will() -> None:
     clock = Clock()
-    keeper = StatusTracker(clock)
-    keeper.start_session("ann", ["bob", "cid"], None, meet_s=600)
-    keeper.observe_missing({"cid": ""})
+    tracker = StatusTracker(clock)
+    tracker.start_session("ann", ["bob", "cid"], None, meet_s=600)
+    tracker.observe_missing({"cid": ""})
     clock.now += 12
-    status = keeper.build_status()
+    status = tracker.build_status()
     assert status.meets is not None
     assert (status.meets.since_s, status.meets.patience_s) == (12, 600)
     assert (
@@ -304,5 +304,5 @@ def test_a_party_says_since_when_it_waits_and_how_long_it_will() -> None:
         in shown_progress._format_status_line(status)
     )
     LINE.validate({"status": {"at": 0.0, **status.model_dump(mode="json")}})
-    keeper.observe_connection()
-    assert keeper.build_status().meets is None
+    tracker.observe_connection()
+    assert tracker.build_status().meets is None

@@ -29,13 +29,16 @@ from secure_apfed.measures.intervals import MIN_POSITIVES
 from secure_apfed.measures.table import ACCURACY
 from secure_apfed.measures.tasks import TASKS, Classification
 from secure_apfed.privacy.defences import DEFENCES, describe_runners
-from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import (
     Outcome,
     Ranking,
     describe_unpredicted_classes,
     load_common_people,
+)
+from secure_apfed.runs.weakened_settings import (
+    describe_shared_organisations,
+    describe_weakened_settings,
 )
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES
@@ -451,7 +454,7 @@ def list_departures(run: Reported) -> tuple[str, ...]:
     Both are read from the run's settings and folder, whatever its result claims.
     """
     folder = run.path if isinstance(run, ReportedRun) else run.own.path
-    departures = describe_departures(run.config)
+    departures = describe_weakened_settings(run.config)
     organisations = describe_shared_organisations(folder)
     sentences = list[str]()
     if departures:

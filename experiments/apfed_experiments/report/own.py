@@ -22,8 +22,8 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
 from secure_apfed.methods.charged import Statement
 from secure_apfed.runs.audit_log import FILE_NAME, Summary, verify_log
+from secure_apfed.runs.checkpoint_store import PartyEnd
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract
-from secure_apfed.runs.keeper import PartyEnd
 from secure_apfed.runs.outcome import Outcome, Written, load_common_people
 from secure_apfed.settings.promises import NO_ACCOUNT, Promise, promise_of_account, promise_of_party
 

@@ -12,10 +12,10 @@ from secure_apfed.runs.folder import SEALED
 from secure_apfed.settings.protection import find_departures
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["describe_departures", "describe_shared_organisations"]
+__all__ = ["describe_shared_organisations", "describe_weakened_settings"]
 
 
-def describe_departures(config: RunSettings) -> tuple[str, ...]:
+def describe_weakened_settings(config: RunSettings) -> tuple[str, ...]:
     """Return a sentence for every setting that protects less than by default; empty for none."""
     return tuple(
         f"{departure.setting} is {departure.value} ({departure.usual}), which protects "

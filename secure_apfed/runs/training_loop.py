@@ -48,7 +48,6 @@ from secure_apfed.methods.method import end_all, pick_held_out_rows, save_all, s
 from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.calibration import calibrate_networks
 from secure_apfed.runs.coefficients import list_all_coefficients
-from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.folder import RunFolder, describe_contract, save_scores, save_tensors
 from secure_apfed.runs.outcome import (
     Calibration,
@@ -63,6 +62,10 @@ from secure_apfed.runs.outcome import (
 from secure_apfed.runs.past_sessions import NONE_BEFORE
 from secure_apfed.runs.spending import add_cross_checks, guarantee_text, spent_in
 from secure_apfed.runs.training_labels import TrainingLabels, restore_older_state
+from secure_apfed.runs.weakened_settings import (
+    describe_shared_organisations,
+    describe_weakened_settings,
+)
 from secure_apfed.settings.promises import Promise, promises_of, worst_promise
 
 if TYPE_CHECKING:
@@ -507,7 +510,7 @@ class RunWriter:
             "attendance": session.describe_attendance(),
             "guarantee": guarantee,
             "apart": self._received is not None,
-            "less_protected": describe_departures(self._config),
+            "less_protected": describe_weakened_settings(self._config),
             "shared_organisations": describe_shared_organisations(self.folder.path),
         }
 
