@@ -27,7 +27,7 @@ from secure_apfed.settings.training import ObjectiveSettings
 
 AGGREGATOR = "aggregator"
 # Others build networks of a size that a party offers.
-_MAX_NUMBERS = 2**24
+_MAX_NUMBERS_PER_ROW = 2**24
 PartyRole: TypeAlias = Literal["active", "passive", "aggregator", "dealer"]
 
 
@@ -55,7 +55,7 @@ class Participant(Settings):
         return self
 
 
-class RepresentationTerms(Settings):
+class RepresentationBounds(Settings):
     """The form and bounds of the representations that a party sends; others are refused.
 
     Attributes:
@@ -91,9 +91,9 @@ class RepresentationTerms(Settings):
 
         Other parties build networks of the size that this party offers.
         """
-        if math.prod(self.shape) > _MAX_NUMBERS:
+        if math.prod(self.shape) > _MAX_NUMBERS_PER_ROW:
             raise ValueError(
-                f"a row has at most {_MAX_NUMBERS} numbers, got the shape {self.shape}"
+                f"a row has at most {_MAX_NUMBERS_PER_ROW} numbers, got the shape {self.shape}"
             )
         if self.minimum_norm > self.maximum_norm:
             raise ValueError(
@@ -113,7 +113,7 @@ class PassiveTerms(Settings):
 
     objective: ObjectiveSettings | None
     weight: Annotated[float, FollowsFrom(("passives.*.weight",))] = Field(ge=0)
-    representation: RepresentationTerms
+    representation: RepresentationBounds
 
 
 class AnsweredSteps(Settings):
@@ -152,12 +152,12 @@ class Resumption(Settings):
     answered: Annotated[tuple[AnsweredSteps, ...], protects("nobody")] = ()
 
     @model_serializer(mode="wrap")
-    def _omit_empty_answered(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_empty_answered(self, dump_fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit an empty `answered`, so that stored contracts keep their digests."""
-        written: dict[str, Any] = write(self)
+        fields: dict[str, Any] = dump_fields(self)
         if not self.answered:
-            del written["answered"]
-        return written
+            del fields["answered"]
+        return fields
 
 
 class Contract(Settings):
@@ -246,40 +246,40 @@ class Contract(Settings):
         """
         return self.resumes is None or self.resumes.step == 0
 
-    def find_circle(self, step: int) -> tuple[str, ...] | None:
-        """Return the passives that answered this step together in an earlier session (its circle).
+    def find_contributors(self, step: int) -> tuple[str, ...] | None:
+        """Return the passives that answered this step together in an earlier session.
 
         Returns None if no earlier session answered the step.
         """
-        answered = self.resumes.answered if self.resumes else ()
+        answered_ranges = self.resumes.answered if self.resumes else ()
         # The last range that begins at or before the step; ranges are in rising order.
-        index = bisect_right(answered, step, key=lambda steps: steps.first) - 1
-        if index < 0 or step > answered[index].last:
+        range_index = bisect_right(answered_ranges, step, key=lambda steps: steps.first) - 1
+        if range_index < 0 or step > answered_ranges[range_index].last:
             return None
-        return answered[index].passives
+        return answered_ranges[range_index].passives
 
-    def select_circle(self, step: int, present: Sequence[str]) -> list[str]:
+    def select_contributors(self, step: int, present_passives: Sequence[str]) -> list[str]:
         """Return which present passives answer this step.
 
         They are all, unless an earlier session answered the step: then exactly the passives that
-        answered it (its circle) answer it again. Two sums among different passives would reveal
+        answered it answer it again. Two sums among different passives would reveal
         single contributions by their difference.
 
-        Raises PartyLeftError: a passive of the circle is not present.
+        Raises PartyLeftError: one of them is not present.
         """
-        circle = self.find_circle(step)
-        if circle is None:
-            return list(present)
-        missing = [name for name in circle if name not in present]
-        if missing:
-            absent = " and ".join(missing)
+        contributors = self.find_contributors(step)
+        if contributors is None:
+            return list(present_passives)
+        missing_contributors = [name for name in contributors if name not in present_passives]
+        if missing_contributors:
+            missing_names = " and ".join(missing_contributors)
             raise PartyLeftError(
-                f"training: resume once {absent} is back: step {step} was answered among "
-                f"{', '.join(circle)} in an earlier session, and without {absent} the two sums "
-                f"would differ by what {absent} contributed",
-                left=tuple(missing),
+                f"training: resume once {missing_names} is back: step {step} was answered among "
+                f"{', '.join(contributors)} in an earlier session, and without {missing_names} the "
+                f"two sums would differ by what {missing_names} contributed",
+                left=tuple(missing_contributors),
             )
-        return [name for name in present if name in circle]
+        return [name for name in present_passives if name in contributors]
 
     def list_names(self, role: str) -> tuple[str, ...]:
         """Return the names of the parties of one role, in the contract's order."""

@@ -53,13 +53,13 @@ def check_alignment(settings: AlignmentSettings) -> None:
             f"protocol: no set intersection is called {settings.protocol!r}; there are: {names}"
         )
     backend = SET_INTERSECTIONS[settings.backend]
-    largest = backend.find_largest_size()
+    max_size = backend.find_largest_size()
     # A resumable protocol divides IDs into buckets, and takes memory for one bucket only.
-    if settings.maximum_ids > largest and not issubclass(backend, ResumableIntersection):
+    if settings.maximum_ids > max_size and not issubclass(backend, ResumableIntersection):
         raise ValueError(
             f"maximum_ids: whoever announced {settings.maximum_ids:,} IDs to {settings.backend} "
             f"would have others take more than {MAX_ANNOUNCED_BYTES / 2**30:g} GiB; say "
-            f"{largest:,} at most, or protocol: ot, which takes such sets in parts"
+            f"{max_size:,} at most, or protocol: ot, which takes such sets in parts"
         )
     reveals_overlaps = settings.mode == "pairwise" or backend.pairwise
     if settings.pairwise_overlaps == "hidden" and reveals_overlaps:
@@ -147,10 +147,12 @@ def max_guesses(settings: AlignmentSettings) -> Guesses:
     that divide IDs into buckets pad each bucket to a fixed size. A deviating party may put guesses
     in place of the padding, so their limits are above `maximum_ids`.
     """
-    largest = settings.maximum_ids
+    max_id_count = settings.maximum_ids
     backend = SET_INTERSECTIONS[settings.backend]
     if not issubclass(backend, ResumableIntersection):
-        return backend.max_guesses(largest)
-    buckets = choose_bucket_count(largest)
-    guesses = backend.max_guesses(compute_capacity(largest, buckets))
-    return Guesses(hub=buckets * guesses.hub, member=buckets * guesses.member)
+        return backend.max_guesses(max_id_count)
+    bucket_count = choose_bucket_count(max_id_count)
+    guesses_per_bucket = backend.max_guesses(compute_capacity(max_id_count, bucket_count))
+    return Guesses(
+        hub=bucket_count * guesses_per_bucket.hub, member=bucket_count * guesses_per_bucket.member
+    )

@@ -31,55 +31,55 @@ from secure_apfed.settings.alignment import AlignmentSettings
 
 Rows = NDArray[np.int64]
 
-BUCKET_IDS = 2**20
+IDS_PER_BUCKET = 2**20
 """Sets up to this size are one bucket."""
 
 DIGEST_BYTES = 32
 _OVERFLOW_BITS = 40  # a bucket overflows with probability at most 2^-40
-_RECORD = np.dtype([("row", "<u4"), ("digest", f"V{DIGEST_BYTES}")])
-_ROWS_SHOWN = 5
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_RECORD_TYPE = np.dtype([("row", "<u4"), ("digest", f"V{DIGEST_BYTES}")])
+_MAX_ROWS_SHOWN = 5
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
-def choose_bucket_count(largest: int) -> int:
+def choose_bucket_count(max_id_count: int) -> int:
     """Return into how many buckets all parties divide their IDs: a power of two.
 
-    It is the smallest one with which a bucket has about `BUCKET_IDS` IDs (2^20) at most.
+    It is the smallest one with which a bucket has about `IDS_PER_BUCKET` IDs (2^20) at most.
 
-    `largest`: size of the largest set of all parties.
+    `max_id_count`: size of the largest set of all parties.
     """
-    needed = math.ceil(largest / BUCKET_IDS)
-    return 1 << max(0, needed - 1).bit_length()
+    min_bucket_count = math.ceil(max_id_count / IDS_PER_BUCKET)
+    return 1 << max(0, min_bucket_count - 1).bit_length()
 
 
-def compute_capacity(size: int, buckets: int) -> int:
-    """Return how many entries each bucket has, padding included, for a set of n = `size` IDs.
+def compute_capacity(id_count: int, bucket_count: int) -> int:
+    """Return how many entries each bucket has, padding included, for a set of n = `id_count` IDs.
 
     The true number of IDs in a bucket would reveal something about the set, so every bucket is
     padded to this capacity. Any bucket overflows with probability at most 2^-40. The capacity
     follows from public numbers, so all parties can compute it.
 
-    The keyed digest of an ID falls into a given one of the B = `buckets` buckets with probability
-    p = 1 / B. By Chernoff's bound more than c of the n digests do with probability at most
-    exp(-n KL(c / n, p)), where KL is the divergence of two Bernoulli distributions. The capacity is
-    the smallest c for which B exp(-n KL(c / n, p)) is at most 2^-40.
+    The keyed digest of an ID falls into a given one of the B = `bucket_count` buckets with
+    probability p = 1 / B. By Chernoff's bound more than c of the n digests do with probability at
+    most exp(-n KL(c / n, p)), where KL is the divergence of two Bernoulli distributions. The
+    capacity is the smallest c for which B exp(-n KL(c / n, p)) is at most 2^-40.
     """
-    if buckets == 1 or size == 0:
-        return size  # the whole set, whose size is public, needs no padding
-    required_exponent = math.log(buckets) + _OVERFLOW_BITS * math.log(2)
+    if bucket_count == 1 or id_count == 0:
+        return id_count  # the whole set, whose size is public, needs no padding
+    required_exponent = math.log(bucket_count) + _OVERFLOW_BITS * math.log(2)
 
     def is_rare(count: int) -> bool:
         """Return whether some bucket gets more than `count` IDs with probability <= 2^-40."""
-        share = count / size
-        expected = 1 / buckets
+        share = count / id_count
+        expected = 1 / bucket_count
         divergence = share * math.log(share / expected)
         if share < 1:
             divergence += (1 - share) * math.log((1 - share) / (1 - expected))
-        return size * divergence >= required_exponent
+        return id_count * divergence >= required_exponent
 
     # The search begins at the mean, rounded up, and ends at `size`: no bucket has more.
-    mean_count = -(-size // buckets)
-    return bisect_left(range(size), True, lo=mean_count, key=is_rare)
+    mean_count = -(-id_count // bucket_count)
+    return bisect_left(range(id_count), True, lo=mean_count, key=is_rare)
 
 
 def fingerprint_ids(
@@ -125,8 +125,8 @@ class BucketedIds:
         count_work: called with the number of IDs that were digested, block by block.
 
     Attributes:
-        size: number of IDs.
-        capacity: entries of each bucket, padding included.
+        id_count: number of IDs.
+        bucket_capacity: entries of each bucket, padding included.
         fingerprint: the digest of all IDs that `fingerprint_ids` returns.
     """
 
@@ -137,8 +137,8 @@ class BucketedIds:
         settings: AlignmentSettings,
         *,
         key: bytes,
-        buckets: int,
-        secret: bytes,
+        bucket_count: int,
+        padding_secret: bytes,
         folder: Path | None = None,
         count_work: Callable[[int], None] = lambda ids: None,
     ) -> None:
@@ -149,14 +149,15 @@ class BucketedIds:
             LocalProtocolError: a bucket overflows, which is very improbable.
         """
         self._me = me
-        self._secret = secret
-        self._buckets = buckets
-        self.size = len(ids)
-        if self.size > settings.maximum_ids:
+        self._padding_secret = padding_secret
+        self._bucket_count = bucket_count
+        self.id_count = len(ids)
+        if self.id_count > settings.maximum_ids:
             raise DataError(
-                f"{me} has {self.size} IDs, the parties agreed on at most {settings.maximum_ids}"
+                f"{me} has {self.id_count} IDs, the parties agreed on at most "
+                f"{settings.maximum_ids}"
             )
-        self.capacity = compute_capacity(self.size, buckets)
+        self.bucket_capacity = compute_capacity(self.id_count, bucket_count)
         self._folder = folder
         # Without a folder: for each bucket the records (row and digest) of its IDs, in one array
         # for each block of IDs that was read.
@@ -181,24 +182,24 @@ class BucketedIds:
         rows_read = 0
         self.clear()
         with ExitStack() as closing:
-            buckets_on_disk = range(self._buckets) if self._folder is not None else range(0)
-            files = []
+            buckets_on_disk = range(self._bucket_count) if self._folder is not None else range(0)
+            bucket_files = []
             for bucket in buckets_on_disk:
-                descriptor = os.open(self._bucket_path(bucket), _NEW, 0o600)
-                files.append(closing.enter_context(os.fdopen(descriptor, "wb")))
+                descriptor = os.open(self._bucket_path(bucket), _CREATE_FLAGS, 0o600)
+                bucket_files.append(closing.enter_context(os.fdopen(descriptor, "wb")))
             for piece in encode_pieces(self._me, ids, make_id_rules(settings)):
                 digests = _hash_ids(piece, key)
                 combined_hash.update(digests)
                 for bucket, records in enumerate(self._split_by_bucket(digests, rows_read)):
-                    if files:
-                        files[bucket].write(records.tobytes())
+                    if bucket_files:
+                        bucket_files[bucket].write(records.tobytes())
                     else:
                         self._record_blocks_by_bucket[bucket].append(records)
                 rows_read += len(piece)
                 count_work(len(piece))
-        if rows_read != self.size:
+        if rows_read != self.id_count:
             raise DataError(
-                f"{self._me} had {self.size} IDs, and {rows_read} rows were read; something "
+                f"{self._me} had {self.id_count} IDs, and {rows_read} rows were read; something "
                 "changed them meanwhile"
             )
         return combined_hash.digest()
@@ -212,14 +213,14 @@ class BucketedIds:
         `digests`: digests of N IDs, one after another. `first_row`: the row of the first ID; the
         others follow.
         """
-        count = len(digests) // DIGEST_BYTES
-        records = np.empty(count, _RECORD)
-        records["row"] = np.arange(first_row, first_row + count)
+        id_count = len(digests) // DIGEST_BYTES
+        records = np.empty(id_count, _RECORD_TYPE)
+        records["row"] = np.arange(first_row, first_row + id_count)
         records["digest"] = np.frombuffer(digests, f"V{DIGEST_BYTES}")
         first_words = np.frombuffer(digests, "<u4")[:: DIGEST_BYTES // 4]
-        bucket_N = first_words & np.uint32(self._buckets - 1)
-        ends = np.cumsum(np.bincount(bucket_N, minlength=self._buckets))
-        return np.split(records[np.argsort(bucket_N, kind="stable")], ends[:-1])
+        bucket_N = first_words & np.uint32(self._bucket_count - 1)
+        end_by_bucket = np.cumsum(np.bincount(bucket_N, minlength=self._bucket_count))
+        return np.split(records[np.argsort(bucket_N, kind="stable")], end_by_bucket[:-1])
 
     def _check_buckets(self) -> None:
         """Check all buckets once they are filled.
@@ -228,19 +229,20 @@ class BucketedIds:
             DataError: an ID is repeated.
             LocalProtocolError: a bucket has more IDs than its capacity.
         """
-        for bucket in range(self._buckets):
+        for bucket in range(self._bucket_count):
             records = self._load_records(bucket)
-            if len(records) > self.capacity:
+            if len(records) > self.bucket_capacity:
                 raise LocalProtocolError(
                     f"{self._me}: {len(records)} IDs fell into bucket {bucket}, which has room for "
-                    f"{self.capacity}; start all parties again, so that they draw another key"
+                    f"{self.bucket_capacity}; start all parties again, so that they draw another "
+                    "key"
                 )
             # If the first 8 bytes of all digests differ, no ID is repeated. Whole digests, which
             # are slower, are compared only if two starts are equal.
-            starts = np.sort(
+            digest_starts = np.sort(
                 np.frombuffer(records["digest"].tobytes(), "<u8")[:: DIGEST_BYTES // 8]
             )
-            if (starts[1:] == starts[:-1]).any():
+            if (digest_starts[1:] == digest_starts[:-1]).any():
                 self._refuse_repeats(records)
 
     def _refuse_repeats(self, records: NDArray[np.void]) -> None:
@@ -248,40 +250,50 @@ class BucketedIds:
 
         `records`: row and digest of each ID in the bucket.
         """
-        first_rows: dict[bytes, int] = {}
-        pairs = list[tuple[int, int]]()  # the row of a repeated ID, and its first row
+        first_row_by_digest: dict[bytes, int] = {}
+        repeated_and_first_rows = list[
+            tuple[int, int]
+        ]()  # the row of a repeated ID, and its first row
         for digest, row in zip(records["digest"].tolist(), records["row"].tolist(), strict=True):
-            first_row = first_rows.setdefault(digest, row)
+            first_row = first_row_by_digest.setdefault(digest, row)
             if first_row != row:
-                pairs.append((row, first_row))
-        if pairs:
-            repeats = ", ".join(f"{row} (as {first_row})" for row, first_row in pairs[:_ROWS_SHOWN])
+                repeated_and_first_rows.append((row, first_row))
+        if repeated_and_first_rows:
+            repeats = ", ".join(
+                f"{row} (as {first_row})"
+                for row, first_row in repeated_and_first_rows[:_MAX_ROWS_SHOWN]
+            )
             raise DataError(
                 f"{self._me} has repeated ID(s), in row(s) {repeats}"
-                f"{', ...' if len(pairs) > _ROWS_SHOWN else ''} (after normalisation); keep one "
-                "row for each ID"
+                f"{', ...' if len(repeated_and_first_rows) > _MAX_ROWS_SHOWN else ''} (after "
+                "normalisation); keep one row for each ID"
             )
 
     def load_bucket(self, bucket: int) -> tuple[list[bytes], Rows]:
         """Return a bucket's entries (digests of 32 bytes), and the party's row of each entry.
 
-        Both have `capacity` entries; the last ones are padding, with row -1. Padding is derived
-        from a secret, so that it is the same at every call: a repeated run of the protocol must
-        reveal no more than the first.
+        Both have `bucket_capacity` entries; the last ones are padding, with row -1. Padding is
+        derived from a secret, so that it is the same at every call: a repeated run of the protocol
+        must reveal no more than the first.
         """
         records = self._load_records(bucket)
-        missing = self.capacity - len(records)
+        padding_count = self.bucket_capacity - len(records)
         padding = keystream(
-            self._secret, b"filling", bucket.to_bytes(4, "big"), length=DIGEST_BYTES * missing
+            self._padding_secret,
+            b"filling",
+            bucket.to_bytes(4, "big"),
+            length=DIGEST_BYTES * padding_count,
         )
         entries = records["digest"].tobytes() + padding
-        rows = np.concatenate([records["row"].astype(np.int64), np.full(missing, -1, np.int64)])
+        rows = np.concatenate(
+            [records["row"].astype(np.int64), np.full(padding_count, -1, np.int64)]
+        )
         digests: list[bytes] = np.frombuffer(entries, f"V{DIGEST_BYTES}").tolist()
         return digests, rows
 
     def clear(self) -> None:
         """Delete the content of all buckets, in memory and on the disk."""
-        self._record_blocks_by_bucket = {bucket: [] for bucket in range(self._buckets)}
+        self._record_blocks_by_bucket = {bucket: [] for bucket in range(self._bucket_count)}
         if self._folder is not None:
             for file in self._folder.glob("ids-*.bin"):
                 file.unlink()
@@ -289,8 +301,8 @@ class BucketedIds:
     def _load_records(self, bucket: int) -> NDArray[np.void]:
         """Return the row and digest of each ID in a bucket, from memory or from its file."""
         if self._folder is not None:
-            return np.fromfile(self._bucket_path(bucket), _RECORD)
-        return np.concatenate([np.empty(0, _RECORD), *self._record_blocks_by_bucket[bucket]])
+            return np.fromfile(self._bucket_path(bucket), _RECORD_TYPE)
+        return np.concatenate([np.empty(0, _RECORD_TYPE), *self._record_blocks_by_bucket[bucket]])
 
     def _bucket_path(self, bucket: int) -> Path:
         """Return the path of a bucket's file; only called if there is a folder."""

@@ -60,22 +60,22 @@ class IdFile:
         self._party = party
         self._source = source
         # How errors call the table; a table in memory is the result of a query.
-        self._called = str(source) if isinstance(source, Path) else "its query"
-        self._columns = (columns,) if isinstance(columns, str) else tuple(columns)
+        self._source_name = str(source) if isinstance(source, Path) else "its query"
+        self._column_names = (columns,) if isinstance(columns, str) else tuple(columns)
         with self._translate_errors():
             self._dataset, self._locate_line = self._open_rows()
             names = self._dataset.schema.names
-            wrong_columns = [name for name in self._columns if names.count(name) != 1]
+            wrong_columns = [name for name in self._column_names if names.count(name) != 1]
             if wrong_columns:
                 raise DataError(
-                    f"{party}: {self._called} must have each of the columns "
+                    f"{party}: {self._source_name} must have each of the columns "
                     f"{', '.join(wrong_columns)} once; it has {', '.join(names)}"
                 )
-            self._rows = int(self._dataset.count_rows())
+            self._row_count = int(self._dataset.count_rows())
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return self._rows
+        return self._row_count
 
     def pieces(self) -> Iterator[list[str]]:
         """Yield the IDs in blocks of some thousand rows; values of several columns are joined.
@@ -83,35 +83,36 @@ class IdFile:
         Raises DataError: some cells are not accepted as IDs. The error comes after the last row, so
         that it names all of them.
         """
-        has_several_columns = len(self._columns) > 1
-        readers = {
+        has_several_columns = len(self._column_names) > 1
+        reader_by_column = {
             name: IdReader(
-                f"{self._party}: column {name!r} of {self._called}",
+                f"{self._party}: column {name!r} of {self._source_name}",
                 place=self._locate_line,
                 strip=True,
                 part=has_several_columns,
                 key="id_column",
             )
-            for name in self._columns
+            for name in self._column_names
         }
         with self._translate_errors():
             for batch in self._dataset.to_batches(
-                columns=list(self._columns),
+                columns=list(self._column_names),
                 batch_size=_ROWS_PER_BLOCK,
                 batch_readahead=1,
                 fragment_readahead=1,
             ):
                 value_columns = [
-                    reader.convert_column(batch.column(name)) for name, reader in readers.items()
+                    reader.convert_column(batch.column(name))
+                    for name, reader in reader_by_column.items()
                 ]
                 # After a refused cell no block is yielded: the rest is read to report all faults.
-                if not all(reader.all_taken for reader in readers.values()):
+                if not all(reader.all_taken for reader in reader_by_column.values()):
                     continue
                 if has_several_columns:
                     yield [JOINT.join(values) for values in zip(*value_columns, strict=True)]
                 else:
                     yield value_columns[0]
-        for reader in readers.values():
+        for reader in reader_by_column.values():
             reader.require_no_refusals()
 
     def _open_rows(self) -> "tuple[Dataset, Callable[[int], str] | None]":
@@ -137,33 +138,39 @@ class IdFile:
         files = list_files(self._source, source=self._party)
         if infer_file_kind(files[0]) != "CSV":
             return open_packed_files(files, self._source, self._party), None
-        options = csv.ConvertOptions(
-            column_types=dict.fromkeys(self._columns, pyarrow.string()),
+        convert_options = csv.ConvertOptions(
+            column_types=dict.fromkeys(self._column_names, pyarrow.string()),
             strings_can_be_null=True,
             null_values=sorted(EMPTY),
         )
         datasets = []
-        lines_above = 0  # lines above the header of the last file; used if it is the only one
+        line_count_above_header = (
+            0  # lines above the header of the last file; used if it is the only one
+        )
         for file in files:
             head = load_csv_head(file, source=self._party, refuses_titles=False)
-            lines_above = head.lines
-            parsing = csv.ParseOptions(newlines_in_values=True, delimiter=head.separator)
-            if lines_above or file.suffix == ".xz":
-                with lzma.open(file) if file.suffix == ".xz" else input_stream(str(file)) as plain:
+            line_count_above_header = head.lines
+            parse_options = csv.ParseOptions(newlines_in_values=True, delimiter=head.separator)
+            if line_count_above_header or file.suffix == ".xz":
+                with (
+                    lzma.open(file) if file.suffix == ".xz" else input_stream(str(file)) as content
+                ):
                     table = csv.read_csv(
-                        plain,
-                        read_options=csv.ReadOptions(skip_rows=lines_above),
-                        parse_options=parsing,
-                        convert_options=options,
+                        content,
+                        read_options=csv.ReadOptions(skip_rows=line_count_above_header),
+                        parse_options=parse_options,
+                        convert_options=convert_options,
                     )
                 datasets.append(dataset.dataset(table))
             else:
-                csv_format = dataset.CsvFileFormat(parse_options=parsing, convert_options=options)
+                csv_format = dataset.CsvFileFormat(
+                    parse_options=parse_options, convert_options=convert_options
+                )
                 datasets.append(dataset.dataset(str(file), format=csv_format))
         if len(files) > 1:
             return dataset.dataset(datasets), None
-        first_line = lines_above + 2  # below the header, counted from 1
-        return dataset.dataset(datasets), lambda row: f"line {first_line + row}"
+        first_line_number = line_count_above_header + 2  # below the header, counted from 1
+        return dataset.dataset(datasets), lambda row: f"line {first_line_number + row}"
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -175,10 +182,10 @@ class IdFile:
         except FileNotFoundError as error:
             from secure_apfed.base.files import describe_missing
 
-            missing = describe_missing(Path(self._called))
+            missing = describe_missing(Path(self._source_name))
             raise DataError(f"{self._party}: {missing}") from error
         except (OSError, ArrowException, KeyError) as error:
             raise DataError(
-                f"{self._party}: the columns {', '.join(self._columns)} of {self._called} cannot "
-                f"be read ({str(error).strip()})"
+                f"{self._party}: the columns {', '.join(self._column_names)} of "
+                f"{self._source_name} cannot be read ({str(error).strip()})"
             ) from error

@@ -15,8 +15,8 @@ intersection. By a backend that can be resumed (`ot`, `ecdh`), whose guarantees 
 The parties learn what they learn in one run of the protocol on the whole sets: there, too, hub and
 member know each other's size, and the sizes of lists reveal no more. In addition, if there are
 several members, all learn the number of buckets, which reveals the size of the largest set to a
-factor of two, if it is above `buckets.BUCKET_IDS`. Memory is that of one bucket, plus 8 bytes for
-each common row.
+factor of two, if it is above `buckets.IDS_PER_BUCKET`. Memory is that of one bucket, plus 8 bytes
+for each common row.
 """
 
 import contextlib
@@ -64,31 +64,31 @@ from secure_apfed.exchange.links import Heartbeats, Links, count_allowed_heartbe
 from secure_apfed.settings.alignment import AlignmentSettings
 
 Rows = NDArray[np.int64]
-_MAX_OPENING_BYTES = 2**16
-# First byte of the hub's last message: too few common rows, or their places follow it.
+_MAX_FIRST_MESSAGE_BYTES = 2**16
+# First byte of the hub's last message: too few common rows, or their positions follow it.
 _TOO_FEW = b"\0"
-_PLACES_FOLLOW = b"\1"
+_POSITIONS_FOLLOW = b"\1"
 _Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
 _Count = Annotated[int, Field(ge=0)]
-_VERSION = 2
-_AGREED = "agreed.msgpack"
-_SECRET = "secret.bin"  # noqa: S105  (the name of a file)
-_RESULT_BYTES = 2**36
-_SMALL_BYTES = 2**20
+_RECORD_VERSION = 2
+_AGREEMENT_FILE = "agreed.msgpack"
+_SECRET_FILE = "secret.bin"  # noqa: S105  (the name of a file)
+_MAX_RESULT_BYTES = 2**36
+_MAX_SMALL_FILE_BYTES = 2**20
 
 
-def count_alignment_heartbeats(maximum_ids: int, members: int) -> int:
+def count_alignment_heartbeats(maximum_ids: int, member_count: int) -> int:
     """Return how many heartbeats (progress reports) a party may send for a session's alignment.
 
     The limit is that of the hub, the party at which the intersection is computed, since it has the
     most work. It reads its IDs up to three times. For each other party (member) it also blinds its
     own IDs and the member's.
 
-    `maximum_ids`: the agreed limit of IDs at each party. `members`: number of members.
+    `maximum_ids`: the agreed limit of IDs at each party. `member_count`: number of members.
     """
     # 3 readings, and 2 blindings for each member; counted as 4 and 3, since padding adds some.
     readings = 4
-    blindings = 3 * members
+    blindings = 3 * member_count
     return count_allowed_heartbeats((readings + blindings) * maximum_ids)
 
 
@@ -105,19 +105,19 @@ class ProgressReporter:
         `heartbeats`: the object that sends a heartbeat after enough work has been counted.
         """
         self._heartbeats = heartbeats
-        self._last_done = 0  # IDs processed in the present part of the work
+        self._last_id_count = 0  # IDs processed in the present part of the work
 
     def __call__(self, progress: Progress) -> None:
         """Count the IDs processed since the last call, and show the progress of the present part.
 
         `progress`: name of the part, how many IDs of it are done, and how many there are.
         """
-        has_restarted = progress.done <= self._last_done
-        previous = 0 if has_restarted else self._last_done
-        self._heartbeats.count_work(progress.done - previous)
+        has_restarted = progress.done <= self._last_id_count
+        previous_id_count = 0 if has_restarted else self._last_id_count
+        self._heartbeats.count_work(progress.done - previous_id_count)
         report_work(f"alignment, {progress.work}", progress.done, progress.total)
         is_complete = progress.done >= progress.total
-        self._last_done = 0 if is_complete else progress.done
+        self._last_id_count = 0 if is_complete else progress.done
 
 
 @contextmanager
@@ -163,23 +163,26 @@ async def align_hub(
     party = _IntersectingParty(links, links.me, tuple(members), ids, settings, folder)
     with relay_heartbeats(links):
         party.discard_other_ids()
-        opening_by_member = {
-            name: _parse_opening(_OPENING, await party.receive(name), settings) for name in members
+        announcement_by_member = {
+            name: _parse_first_message(_ANNOUNCEMENT_PARSER, await party.receive(name), settings)
+            for name in members
         }
-        sizes = {name: opening.size for name, opening in opening_by_member.items()}
-        agreed, start, resumes = party.propose_agreement(opening_by_member, session)
-        reply = _Reply(
+        id_count_by_member = {
+            name: announcement.id_count for name, announcement in announcement_by_member.items()
+        }
+        agreement, first_bucket, resumes = party.propose_agreement(announcement_by_member, session)
+        reply = _HubReply(
             resumes=resumes,
-            start=start,
-            session=agreed.session,
-            buckets=agreed.buckets,
-            size=len(ids),
-            nonces=tuple(agreed.nonces.items()),
+            first_bucket=first_bucket,
+            session=agreement.session,
+            bucket_count=agreement.bucket_count,
+            id_count=len(ids),
+            nonces=tuple(agreement.nonce_by_party.items()),
         )
         for name in members:
             party.send(name, reply.pack())
-        await party.intersect_buckets(agreed, sizes, start, resumes=resumes)
-    return party.send_common_rows(sizes)
+        await party.intersect_buckets(agreement, id_count_by_member, first_bucket, resumes=resumes)
+    return party.send_common_rows(id_count_by_member)
 
 
 async def align_member(
@@ -212,61 +215,64 @@ async def align_member(
     """
     party = _IntersectingParty(links, hub, tuple(members), ids, settings, folder)
     party.discard_other_ids()
-    interrupted = party.unfinished.agreed  # None: there is nothing to resume
-    opening = _Opening(
+    interrupted_agreement = party.stored_intersection.agreement  # None: there is nothing to resume
+    announcement = _MemberAnnouncement(
         nonce=fresh_key(),
-        size=len(ids),
-        resumable=interrupted.identity if interrupted else b"",
-        finished=party.unfinished.done_buckets if interrupted else 0,
+        id_count=len(ids),
+        resumable_identity=interrupted_agreement.identity if interrupted_agreement else b"",
+        finished_buckets=party.stored_intersection.done_buckets if interrupted_agreement else 0,
     )
-    party.send(hub, opening.pack())
+    party.send(hub, announcement.pack())
     # More patience than usual, since the hub itself waits for all other members.
-    reply = _parse_opening(_REPLY, await party.receive(hub, patience=4), settings)
-    agreed = party.check_reply(reply, opening, session)
-    await party.intersect_buckets(agreed, {hub: reply.size}, reply.start, resumes=reply.resumes)
+    reply = _parse_first_message(_REPLY_PARSER, await party.receive(hub, patience=4), settings)
+    agreement = party.check_reply(reply, announcement, session)
+    await party.intersect_buckets(
+        agreement, {hub: reply.id_count}, reply.first_bucket, resumes=reply.resumes
+    )
     # The last message has at most 8 bytes for each common ID.
-    longest = _MAX_OPENING_BYTES + 8 * len(ids)
-    last_message = await party.receive(hub, maximum=longest)
-    return party.read_common_rows(last_message, reply.size)
+    max_bytes = _MAX_FIRST_MESSAGE_BYTES + 8 * len(ids)
+    last_message = await party.receive(hub, max_bytes=max_bytes)
+    return party.read_common_rows(last_message, reply.id_count)
 
 
-class _Opening(NamedTuple):
+class _MemberAnnouncement(NamedTuple):
     """The first message of a member (a party at which the intersection is not computed).
 
     Attributes:
         nonce: 32 random bytes, which contribute to the common key of all parties.
-        size: the number of the member's IDs; untrusted, of any type, until it is checked.
-        resumable: identity of the interrupted intersection that the member can resume; b"": none.
-        finished: how many buckets of that intersection the member has finished.
+        id_count: the number of the member's IDs; untrusted, of any type, until it is checked.
+        resumable_identity: identity of the interrupted intersection that the member can resume;
+            b"": none.
+        finished_buckets: how many buckets of that intersection the member has finished.
     """
 
     nonce: _Nonce
-    size: Any
-    resumable: bytes
-    finished: _Count
+    id_count: Any
+    resumable_identity: bytes
+    finished_buckets: _Count
 
     def pack(self) -> bytes:
         """Encode the message with msgpack."""
         return bytes(msgpack.packb(self))
 
 
-class _Reply(NamedTuple):
-    """The reply of the hub (the party that computes the intersection) to all members' openings.
+class _HubReply(NamedTuple):
+    """The reply of the hub, which computes the intersection, to all members' announcements.
 
     Attributes:
         resumes: whether all parties continue an interrupted intersection.
-        start: the first bucket to run.
+        first_bucket: the first bucket to run.
         session: the name of the intersection.
-        buckets: number of buckets.
-        size: the number of the hub's IDs; untrusted, of any type, until it is checked.
+        bucket_count: number of buckets.
+        id_count: the number of the hub's IDs; untrusted, of any type, until it is checked.
         nonces: name and 32 random bytes of each party, the hub first.
     """
 
     resumes: bool
-    start: int
+    first_bucket: int
     session: str
-    buckets: int
-    size: Any
+    bucket_count: int
+    id_count: Any
     nonces: tuple[tuple[str, _Nonce], ...]
 
     def pack(self) -> bytes:
@@ -274,43 +280,49 @@ class _Reply(NamedTuple):
         return bytes(msgpack.packb(self))
 
 
-_OPENING: TypeAdapter[_Opening] = TypeAdapter(_Opening, config=ConfigDict(strict=True))
-_REPLY: TypeAdapter[_Reply] = TypeAdapter(_Reply, config=ConfigDict(strict=True))
-_FirstMessage = TypeVar("_FirstMessage", _Opening, _Reply)
+_ANNOUNCEMENT_PARSER: TypeAdapter[_MemberAnnouncement] = TypeAdapter(
+    _MemberAnnouncement, config=ConfigDict(strict=True)
+)
+_REPLY_PARSER: TypeAdapter[_HubReply] = TypeAdapter(_HubReply, config=ConfigDict(strict=True))
+_FirstMessage = TypeVar("_FirstMessage", _MemberAnnouncement, _HubReply)
 
 
-def _parse_opening(
-    adapter: TypeAdapter[_FirstMessage], message: Envelope, settings: AlignmentSettings
+def _parse_first_message(
+    parser: TypeAdapter[_FirstMessage], message: Envelope, settings: AlignmentSettings
 ) -> _FirstMessage:
     """Parse the first message of a peer, and check the announced number of IDs.
 
-    `adapter`: parser of the expected type, an `_Opening` from a member or a `_Reply` from the hub.
-    `settings`: the agreed settings, which limit the number of IDs.
+    `parser`: parser of the expected type, an `_MemberAnnouncement` from a member or a `_HubReply`
+    from the hub. `settings`: the agreed settings, which limit the number of IDs.
 
     Raises RemoteProtocolError: the message is malformed, or announces more IDs than was agreed.
     """
     try:
-        opening = adapter.validate_python(msgpack.unpackb(message.payload, use_list=False))
+        first_message = parser.validate_python(msgpack.unpackb(message.payload, use_list=False))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(
             f"{message.sender} sent {message.receiver} something else than the opening of an "
             "intersection; use the same release at all parties"
         ) from error
-    if type(opening.size) is not int or not 0 <= opening.size <= settings.maximum_ids:
+    if (
+        type(first_message.id_count) is not int
+        or not 0 <= first_message.id_count <= settings.maximum_ids
+    ):
         raise RemoteProtocolError(
-            f"{message.sender} announces {opening.size!r} IDs, the parties agreed on at most "
-            f"{settings.maximum_ids}"
+            f"{message.sender} announces {first_message.id_count!r} IDs, the parties agreed on at "
+            f"most {settings.maximum_ids}"
         )
-    return opening
+    return first_message
 
 
 class _IntersectingParty:
     """One party's part in an intersection over links, which runs bucket by bucket.
 
     Attributes:
-        terms: SHA-256 of the parties and the agreed settings. An interrupted intersection can only
-            be resumed under equal terms.
-        unfinished: the record of this intersection, or of the last one if it was interrupted.
+        terms_digest: SHA-256 of the parties and the agreed settings. An interrupted intersection
+            can only be resumed under equal terms.
+        stored_intersection: the record of this intersection, or of the last one if it was
+            interrupted.
     """
 
     def __init__(
@@ -341,23 +353,23 @@ class _IntersectingParty:
         self._peers = members if self._me == hub else (hub,)
         # A member exchanges messages with the hub alone.
         document = json.dumps([hub, members, settings.collect_terms()], sort_keys=True)
-        self.terms = hashlib.sha256(document.encode()).digest()
-        self.unfinished = StoredIntersection.from_folder(folder, self.terms)
+        self.terms_digest = hashlib.sha256(document.encode()).digest()
+        self.stored_intersection = StoredIntersection.from_folder(folder, self.terms_digest)
 
     def send(self, peer: str, body: bytes) -> None:
         """Send an alignment message to a peer."""
         self._links.send(peer, Kind.ALIGNMENT, BEFORE_TRAINING, body)
 
     async def receive(
-        self, peer: str, *, patience: int = 2, maximum: int = _MAX_OPENING_BYTES
+        self, peer: str, *, patience: int = 2, max_bytes: int = _MAX_FIRST_MESSAGE_BYTES
     ) -> Envelope:
         """Wait for a peer's next alignment message, and return it.
 
-        `patience`: how long to wait, in multiples of the contract's unit of patience. `maximum`:
+        `patience`: how long to wait, in multiples of the contract's unit of patience. `max_bytes`:
         the largest number of bytes of the message.
         """
         return await self._links.receive(
-            peer, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=patience, maximum=maximum
+            peer, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=patience, maximum=max_bytes
         )
 
     def discard_other_ids(self) -> None:
@@ -365,43 +377,52 @@ class _IntersectingParty:
 
         The intersection could only be resumed with the same IDs.
         """
-        stored = self.unfinished
-        if stored.agreed is None:
+        stored_intersection = self.stored_intersection
+        if stored_intersection.agreement is None:
             return
         fingerprint = fingerprint_ids(
             self._me,
             self._ids,
             self._settings,
-            stored.agreed.key,
+            stored_intersection.agreement.key,
             self._links.heartbeats.count_work,
         )
-        if fingerprint != stored.fingerprint:
-            stored.delete_files()
+        if fingerprint != stored_intersection.fingerprint:
+            stored_intersection.delete_files()
 
     def propose_agreement(
-        self, openings: Mapping[str, _Opening], session: str
-    ) -> tuple["Agreed", int, bool]:
+        self, announcement_by_member: Mapping[str, _MemberAnnouncement], session: str
+    ) -> tuple["BucketAgreement", int, bool]:
         """Decide, at the hub, which intersection the parties run, and from which bucket on.
 
         An interrupted intersection is resumed if all parties can resume it, else a new one starts.
 
-        `openings`: each member's first message, by name. `session`: name of a new intersection.
+        `announcement_by_member`: each member's first message, by name. `session`: name of a new
+        intersection.
 
         Returns what the parties agree on, the first bucket to run, and whether it is resumed.
         """
-        agreed = self.unfinished.agreed
-        resumable = {opening.resumable for opening in openings.values()}
-        if agreed is not None and resumable == {agreed.identity}:
+        agreement = self.stored_intersection.agreement
+        resumable_identities = {
+            announcement.resumable_identity for announcement in announcement_by_member.values()
+        }
+        if agreement is not None and resumable_identities == {agreement.identity}:
             # It continues with the first bucket that any party has not finished.
-            finished = [opening.finished for opening in openings.values()]
-            return agreed, min(self.unfinished.done_buckets, *finished), True
-        nonces = {self._me: fresh_key()}
-        nonces |= {name: opening.nonce for name, opening in openings.items()}
-        sizes = [opening.size for opening in openings.values()]
-        count = choose_bucket_count(max(len(self._ids), *sizes))
-        return Agreed(session, self.terms, count, nonces), 0, False
+            finished_buckets = [
+                announcement.finished_buckets for announcement in announcement_by_member.values()
+            ]
+            return agreement, min(self.stored_intersection.done_buckets, *finished_buckets), True
+        nonce_by_party = {self._me: fresh_key()}
+        nonce_by_party |= {
+            name: announcement.nonce for name, announcement in announcement_by_member.items()
+        }
+        id_counts = [announcement.id_count for announcement in announcement_by_member.values()]
+        bucket_count = choose_bucket_count(max(len(self._ids), *id_counts))
+        return BucketAgreement(session, self.terms_digest, bucket_count, nonce_by_party), 0, False
 
-    def check_reply(self, reply: _Reply, opening: _Opening, session: str) -> "Agreed":
+    def check_reply(
+        self, reply: _HubReply, announcement: _MemberAnnouncement, session: str
+    ) -> "BucketAgreement":
         """Check the hub's reply at a member; return the agreement that it makes.
 
         The hub is the party that computes the intersection. The number of buckets must fit the
@@ -410,36 +431,49 @@ class _IntersectingParty:
 
         Args:
             reply: the hub's reply.
-            opening: what this member sent before.
+            announcement: what this member sent before.
             session: the name of the intersection, the same at all parties.
 
         Raises RemoteProtocolError: the reply is not what an honest hub may send.
         """
-        stored = self.unfinished.agreed
+        stored_agreement = self.stored_intersection.agreement
         hub = self._hub
-        nonces = dict(reply.nonces)
-        offered = Agreed(reply.session, self.terms, reply.buckets, nonces)
+        nonce_by_party = dict(reply.nonces)
+        offered_agreement = BucketAgreement(
+            reply.session, self.terms_digest, reply.bucket_count, nonce_by_party
+        )
         if reply.resumes:
-            is_known = stored is not None and offered.identity == stored.identity
-            if stored is None or not is_known or reply.start > opening.finished:
-                raise RemoteProtocolError(
-                    f"{hub} goes on with bucket {reply.start} of an intersection that {self._me} "
-                    "does not know; remove the record of it at all parties, and intersect anew"
-                )
-            return stored
-        minimum = choose_bucket_count(max(opening.size, reply.size))
-        # With one member both sizes are known; another member's set may need more buckets.
-        maximum = minimum
-        if len(self._members) > 1:
-            maximum = choose_bucket_count(self._settings.maximum_ids)
-        is_power_of_two = reply.buckets.bit_count() == 1
-        if not (is_power_of_two and minimum <= reply.buckets <= maximum) or reply.start != 0:
-            raise RemoteProtocolError(
-                f"{hub} wants {reply.buckets} buckets, from {reply.start} on; expected a power of "
-                f"two from {minimum} to {maximum}, from 0 on"
+            is_known = (
+                stored_agreement is not None
+                and offered_agreement.identity == stored_agreement.identity
             )
-        contributors = tuple(nonces)
-        if contributors != (hub, *self._members) or nonces[self._me] != opening.nonce:
+            if (
+                stored_agreement is None
+                or not is_known
+                or reply.first_bucket > announcement.finished_buckets
+            ):
+                raise RemoteProtocolError(
+                    f"{hub} goes on with bucket {reply.first_bucket} of an intersection that "
+                    f"{self._me} does not know; remove the record of it at all parties, and "
+                    "intersect anew"
+                )
+            return stored_agreement
+        min_bucket_count = choose_bucket_count(max(announcement.id_count, reply.id_count))
+        # With one member both sizes are known; another member's set may need more buckets.
+        max_bucket_count = min_bucket_count
+        if len(self._members) > 1:
+            max_bucket_count = choose_bucket_count(self._settings.maximum_ids)
+        is_power_of_two = reply.bucket_count.bit_count() == 1
+        if (
+            not (is_power_of_two and min_bucket_count <= reply.bucket_count <= max_bucket_count)
+            or reply.first_bucket != 0
+        ):
+            raise RemoteProtocolError(
+                f"{hub} wants {reply.bucket_count} buckets, from {reply.first_bucket} on; expected "
+                f"a power of two from {min_bucket_count} to {max_bucket_count}, from 0 on"
+            )
+        contributors = tuple(nonce_by_party)
+        if contributors != (hub, *self._members) or nonce_by_party[self._me] != announcement.nonce:
             raise RemoteProtocolError(
                 f"{hub} makes the key of buckets of random bytes of {', '.join(contributors)}; "
                 f"expected those of {', '.join((hub, *self._members))}, and of {self._me} those "
@@ -449,93 +483,115 @@ class _IntersectingParty:
             raise RemoteProtocolError(
                 f"{hub} names the intersection {reply.session!r}, {self._me} {session!r}"
             )
-        return offered
+        return offered_agreement
 
     async def intersect_buckets(
-        self, agreed: "Agreed", sizes: Mapping[str, int], start: int, *, resumes: bool
+        self,
+        agreement: "BucketAgreement",
+        id_count_by_peer: Mapping[str, int],
+        first_bucket: int,
+        *,
+        resumes: bool,
     ) -> None:
-        """Intersect all buckets from `start` on, one after another, and store each result.
+        """Intersect all buckets from `first_bucket` on, one after another, and store each result.
 
         A new intersection first replaces the record of an earlier one. The run is also recorded in
         this party's history, which may refuse a peer that has used up its runs.
 
         Args:
-            agreed: what the parties agreed on.
-            sizes: announced number of IDs by peer.
-            start: the first bucket to run.
+            agreement: what the parties agreed on.
+            id_count_by_peer: announced number of IDs by peer.
+            first_bucket: the first bucket to run.
             resumes: whether this continues an interrupted intersection.
         """
         if not resumes:
-            self.unfinished.store_agreement(agreed)
+            self.stored_intersection.store_agreement(agreement)
         with self._links.heartbeats.tighten_limits(
-            self._estimate_heartbeats(agreed.buckets, sizes)
+            self._estimate_heartbeats(agreement.bucket_count, id_count_by_peer)
         ):
             own_ids = BucketedIds(
                 self._me,
                 self._ids,
                 self._settings,
-                key=agreed.key,
-                buckets=agreed.buckets,
-                secret=self.unfinished.secret,
-                folder=self.unfinished.folder,
+                key=agreement.key,
+                bucket_count=agreement.bucket_count,
+                padding_secret=self.stored_intersection.secret,
+                folder=self.stored_intersection.folder,
                 count_work=self._links.heartbeats.count_work,
             )
             admit_run(
-                self._settings, self._me, self._peers, session=agreed.session, resumes=resumes
+                self._settings, self._me, self._peers, session=agreement.session, resumes=resumes
             )
-            self.unfinished.store_fingerprint(own_ids.fingerprint)
-            for bucket in range(start, agreed.buckets):
-                report_work("alignment, buckets", bucket, agreed.buckets)
-                await self._intersect_bucket(own_ids, agreed, sizes, bucket)
-            report_work("alignment, buckets", agreed.buckets, agreed.buckets)
+            self.stored_intersection.store_fingerprint(own_ids.fingerprint)
+            for bucket in range(first_bucket, agreement.bucket_count):
+                report_work("alignment, buckets", bucket, agreement.bucket_count)
+                await self._intersect_bucket(own_ids, agreement, id_count_by_peer, bucket)
+            report_work("alignment, buckets", agreement.bucket_count, agreement.bucket_count)
             own_ids.clear()
 
-    def _estimate_heartbeats(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    def _estimate_heartbeats(
+        self, bucket_count: int, id_count_by_peer: Mapping[str, int]
+    ) -> dict[str, int]:
         """Return how many heartbeats (progress reports) each peer may send at most, by peer.
 
         The work follows from the announced sizes. A member (any party but the hub) digests its IDs
         twice, and in each bucket blinds its own padded list and the hub's. The hub does so for each
         member, and relays the heartbeats of the others.
 
-        `buckets`: number of buckets. `sizes`: announced number of IDs by peer.
+        `bucket_count`: number of buckets. `id_count_by_peer`: announced number of IDs by peer.
         """
-        own_list = compute_capacity(len(self._ids), buckets)
+        own_list_size = compute_capacity(len(self._ids), bucket_count)
         if self._me == self._hub:
-            limits = dict[str, int]()
-            for peer, size in sizes.items():
-                blinded = compute_capacity(size, buckets) + own_list  # in each bucket
-                limits[peer] = count_allowed_heartbeats(2 * size + buckets * blinded)
-            return limits
-        members = len(self._members)
+            limit_by_peer = dict[str, int]()
+            for peer, id_count in id_count_by_peer.items():
+                blinded_ids = (
+                    compute_capacity(id_count, bucket_count) + own_list_size
+                )  # in each bucket
+                limit_by_peer[peer] = count_allowed_heartbeats(
+                    2 * id_count + bucket_count * blinded_ids
+                )
+            return limit_by_peer
+        member_count = len(self._members)
         # The sets of other members are known only to be no larger than the buckets allow.
-        largest = buckets * bucketing.BUCKET_IDS
-        member_list = own_list if members == 1 else compute_capacity(largest, buckets)
-        hub_size = sizes[self._hub]
-        hub_list = compute_capacity(hub_size, buckets)
-        work = 2 * hub_size + members * largest + buckets * members * (hub_list + member_list)
-        return {self._hub: count_allowed_heartbeats(work)}
+        max_id_count = bucket_count * bucketing.IDS_PER_BUCKET
+        member_list_size = (
+            own_list_size if member_count == 1 else compute_capacity(max_id_count, bucket_count)
+        )
+        hub_id_count = id_count_by_peer[self._hub]
+        hub_list_size = compute_capacity(hub_id_count, bucket_count)
+        ids_to_process = (
+            2 * hub_id_count
+            + member_count * max_id_count
+            + bucket_count * member_count * (hub_list_size + member_list_size)
+        )
+        return {self._hub: count_allowed_heartbeats(ids_to_process)}
 
     async def _intersect_bucket(
-        self, own_ids: BucketedIds, agreed: "Agreed", sizes: Mapping[str, int], bucket: int
+        self,
+        own_ids: BucketedIds,
+        agreement: "BucketAgreement",
+        id_count_by_peer: Mapping[str, int],
+        bucket: int,
     ) -> None:
         """Run the set-intersection protocol on one bucket, and store its result.
 
         At the hub, where it is computed, the result has a row for each common ID: the hub's own row
-        number, then the ID's place in each member's list. At a member the result has this party's
-        own row number at each place of its list.
+        number, then the ID's position in each member's list. At a member the result has this
+        party's own row number at each position of its list.
 
         Args:
             own_ids: this party's buckets.
-            agreed: what the parties agreed on.
-            sizes: announced number of IDs by peer.
+            agreement: what the parties agreed on.
+            id_count_by_peer: announced number of IDs by peer.
             bucket: number of the bucket.
         """
-        entries, row_of_entry = own_ids.load_bucket(bucket)
+        entries, row_by_entry = own_ids.load_bucket(bucket)
         list_size_by_peer = {
-            peer: compute_capacity(size, agreed.buckets) for peer, size in sizes.items()
+            peer: compute_capacity(size, agreement.bucket_count)
+            for peer, size in id_count_by_peer.items()
         }
-        agreement = IntersectionAgreement(
-            session=f"{agreed.identity.hex()} {bucket} of {agreed.buckets}",
+        bucket_agreement = IntersectionAgreement(
+            session=f"{agreement.identity.hex()} {bucket} of {agreement.bucket_count}",
             minimum_rows=0,  # the minimum holds for all buckets together (`send_common_rows`)
             maximum_ids=self._settings.maximum_ids,
             encoding="digests of ids v1",
@@ -544,33 +600,36 @@ class _IntersectingParty:
         backend = SET_INTERSECTIONS[self._settings.backend]
         assert issubclass(backend, ResumableIntersection)
         protocol = backend(
-            agreement,
+            bucket_agreement,
             threads=self._settings.threads,
             progress=ProgressReporter(self._links.heartbeats),
-            secret=self.unfinished.secret,
+            secret=self.stored_intersection.secret,
             expected_sizes=list_size_by_peer,
         )
-        largest_list = max(own_ids.capacity, *list_size_by_peer.values())
-        longest = protocol.compute_longest_message(largest_list)
+        largest_list = max(own_ids.bucket_capacity, *list_size_by_peer.values())
+        max_message_bytes = protocol.compute_longest_message(largest_list)
 
         async def run_role(role: Conversation) -> None:
             """Run this party's role over the links, until it is finished.
 
             Peers must repeat the messages of an interrupted attempt at this bucket unchanged.
             """
-            checked = _RepeatCheckedRole(role, partial(self.unfinished.require_same, bucket))
+            checked_role = _RepeatCheckedRole(
+                role, partial(self.stored_intersection.require_same, bucket)
+            )
             await self._links.run_conversation(
-                Kind.ALIGNMENT, checked, self._peers, maximum=longest
+                Kind.ALIGNMENT, checked_role, self._peers, maximum=max_message_bytes
             )
 
         if self._me == self._hub:
             hub = protocol.make_hub(self._me, self._members, entries)
             await run_role(hub)
-            # A member numbers the places of all its lists, which are equally long, in one sequence.
-            places = [
-                bucket * list_size_by_peer[name] + place for name, place in hub.places.items()
+            # A member numbers the positions in all its lists, which are equally long, in one
+            # sequence.
+            positions_by_member = [
+                bucket * list_size_by_peer[name] + position for name, position in hub.places.items()
             ]
-            result = np.column_stack([row_of_entry[hub.rows], *places])
+            result = np.column_stack([row_by_entry[hub.rows], *positions_by_member])
             if (result < 0).any():  # the row of padding is -1
                 raise RemoteProtocolError(
                     f"{', '.join(self._members)} and {self._me} share what fills up a bucket, "
@@ -579,79 +638,85 @@ class _IntersectingParty:
         else:
             member = protocol.make_member(self._me, self._hub, entries)
             await run_role(member)
-            result = row_of_entry[member.order][:, None]
-        self.unfinished.store_result(bucket, result)
+            result = row_by_entry[member.order][:, None]
+        self.stored_intersection.store_result(bucket, result)
 
-    def send_common_rows(self, sizes: Mapping[str, int]) -> Rows:
-        """Send each member the places of the n common IDs in its lists; return the hub's n rows.
+    def send_common_rows(self, id_count_by_member: Mapping[str, int]) -> Rows:
+        """Send each member the positions of the n common IDs in its lists; return the hub's n rows.
 
         All parties get the common IDs in the same random order.
 
-        `sizes`: announced number of IDs by member.
+        `id_count_by_member`: announced number of IDs by member.
 
         Raises IntersectionTooSmallError: fewer common IDs than the agreed minimum; the members are
             notified.
         """
-        agreed = self.unfinished.agreed
-        minimum = self._settings.minimum_rows
-        assert agreed is not None
-        results = self.unfinished.load_results()
-        if len(results) < minimum:
+        agreement = self.stored_intersection.agreement
+        min_common_rows = self._settings.minimum_rows
+        assert agreement is not None
+        results = self.stored_intersection.load_results()
+        if len(results) < min_common_rows:
             for name in self._members:
                 self.send(name, _TOO_FEW)
             raise IntersectionTooSmallError.for_party(
-                self._me, minimum, f" ({len(results)} in common to all)"
+                self._me, min_common_rows, f" ({len(results)} in common to all)"
             )
         results = results[random_permutation(len(results))]
-        # Column 0 has the hub's own rows; then follows a column of places for each member.
-        for name, places in zip(self._members, results.T[1:], strict=True):
-            integer_type = _pick_place_type(agreed.buckets, sizes[name])
-            self.send(name, _PLACES_FOLLOW + places.astype(integer_type).tobytes())
+        # Column 0 has the hub's own rows; then follows a column of positions for each member.
+        for name, row_positions in zip(self._members, results.T[1:], strict=True):
+            integer_type = _pick_position_type(agreement.bucket_count, id_count_by_member[name])
+            self.send(name, _POSITIONS_FOLLOW + row_positions.astype(integer_type).tobytes())
         return results[:, 0].copy()
 
-    def read_common_rows(self, message: Envelope, hub_size: int) -> Rows:
+    def read_common_rows(self, message: Envelope, hub_id_count: int) -> Rows:
         """Parse the hub's last message at a member; return this party's rows of the n common IDs.
 
-        The hub names the places of the common IDs in this party's lists.
+        The hub names the positions of the common IDs in this party's lists.
 
-        `message`: the hub's last message, untrusted. `hub_size`: announced number of the hub's IDs.
+        `message`: the hub's last message, untrusted. `hub_id_count`: announced number of the hub's
+        IDs.
 
         Raises:
             IntersectionTooSmallError: the hub reports that too few IDs are common.
-            RemoteProtocolError: places are repeated, are of padding, or are too few or too many.
+            RemoteProtocolError: positions are repeated, are of padding, or are too few or too many.
         """
-        agreed = self.unfinished.agreed
-        minimum = self._settings.minimum_rows
-        assert agreed is not None
-        kind = message.payload[:1]
-        body = message.payload[1:]
-        if kind == _TOO_FEW and not body:
-            raise IntersectionTooSmallError.for_party(self._me, minimum)
-        integer_type = _pick_place_type(agreed.buckets, len(self._ids))
-        if kind != _PLACES_FOLLOW or len(body) % integer_type.itemsize:
+        agreement = self.stored_intersection.agreement
+        min_common_rows = self._settings.minimum_rows
+        assert agreement is not None
+        message_kind = message.payload[:1]
+        encoded_positions = message.payload[1:]
+        if message_kind == _TOO_FEW and not encoded_positions:
+            raise IntersectionTooSmallError.for_party(self._me, min_common_rows)
+        integer_type = _pick_position_type(agreement.bucket_count, len(self._ids))
+        if message_kind != _POSITIONS_FOLLOW or len(encoded_positions) % integer_type.itemsize:
             raise RemoteProtocolError(f"{self._hub} sent {self._me} no list of common rows")
-        row_of_place = self.unfinished.load_results()[:, 0]  # -1 at a place of padding
-        places = np.frombuffer(body, integer_type)
-        known_places = places[places < len(row_of_place)]
-        rows = row_of_place[known_places]
-        distinct_places = len(np.unique(places))
-        are_known_once = len(known_places) == len(places) == distinct_places
-        if not (are_known_once and (rows >= 0).all() and minimum <= len(rows) <= hub_size):
+        row_by_position = self.stored_intersection.load_results()[:, 0]  # -1: padding
+        row_positions = np.frombuffer(encoded_positions, integer_type)
+        valid_positions = row_positions[row_positions < len(row_by_position)]
+        rows = row_by_position[valid_positions]
+        distinct_positions = len(np.unique(row_positions))
+        are_valid_and_distinct = len(valid_positions) == len(row_positions) == distinct_positions
+        if not (
+            are_valid_and_distinct
+            and (rows >= 0).all()
+            and min_common_rows <= len(rows) <= hub_id_count
+        ):
             raise RemoteProtocolError(
-                f"{self._hub} opened {len(places)} places, of which {(rows >= 0).sum()} are of IDs "
-                f"of {self._me} and {distinct_places} differ; expected {minimum} to "
-                f"{min(hub_size, len(self._ids))} different ones"
+                f"{self._hub} opened {len(row_positions)} places, of which {(rows >= 0).sum()} are "
+                f"of IDs of {self._me} and {distinct_positions} differ; expected {min_common_rows} "
+                f"to {min(hub_id_count, len(self._ids))} different ones"
             )
         return rows
 
 
-def _pick_place_type(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
-    """Return the smallest integer type that can number all places in a member's padded lists.
+def _pick_position_type(bucket_count: int, id_count: int) -> np.dtype[np.unsignedinteger]:
+    """Return the smallest integer type that can number all positions in a member's padded lists.
 
-    `buckets`: number of buckets, each with a list. `size`: announced number of the member's IDs.
+    `bucket_count`: number of buckets, each with a list. `id_count`: announced number of the
+    member's IDs.
     """
-    places = buckets * compute_capacity(size, buckets)
-    return np.dtype("<u4" if places <= 2**32 else "<u8")
+    position_count = bucket_count * compute_capacity(id_count, bucket_count)
+    return np.dtype("<u4" if position_count <= 2**32 else "<u8")
 
 
 @dataclass
@@ -665,12 +730,12 @@ class _RepeatCheckedRole:
         role: the role.
         require_same: called with the sender, the number of its message, and the message; raises
             RemoteProtocolError if another message was received in its place before.
-        received: number of received messages, by sender.
+        message_count_by_sender: number of received messages, by sender.
     """
 
     role: Conversation
     require_same: Callable[[str, int, bytes], None]
-    received: Counter[str] = field(default_factory=Counter)
+    message_count_by_sender: Counter[str] = field(default_factory=Counter)
 
     def start(self) -> Iterable[Outgoing]:
         """Return the role's first messages."""
@@ -678,8 +743,8 @@ class _RepeatCheckedRole:
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         """Check that a repeated message is the same as before; return the role's reply to it."""
-        self.require_same(sender, self.received[sender], body)
-        self.received[sender] += 1
+        self.require_same(sender, self.message_count_by_sender[sender], body)
+        self.message_count_by_sender[sender] += 1
         return self.role.receive(sender, body)
 
     @property
@@ -689,26 +754,26 @@ class _RepeatCheckedRole:
 
 
 @dataclass(frozen=True)
-class Agreed:
+class BucketAgreement:
     """An agreement of the parties of an intersection, which is public among them.
 
     Attributes:
         session: the name of the intersection.
-        terms: SHA-256 of the parties' names and the agreed settings.
-        buckets: number of buckets.
-        nonces: 32 random bytes of each party, the hub first.
+        terms_digest: SHA-256 of the parties' names and the agreed settings.
+        bucket_count: number of buckets.
+        nonce_by_party: 32 random bytes of each party, the hub first.
     """
 
     session: str
-    terms: bytes
-    buckets: int
-    nonces: Mapping[str, bytes]
+    terms_digest: bytes
+    bucket_count: int
+    nonce_by_party: Mapping[str, bytes]
 
     @property
     def _seed(self) -> bytes:
         """The SHA-256 of all fields; random, since every party contributed random bytes."""
-        fields = [self.session.encode(), self.terms, self.buckets.to_bytes(4, "big")]
-        for name, nonce in self.nonces.items():
+        fields = [self.session.encode(), self.terms_digest, self.bucket_count.to_bytes(4, "big")]
+        for name, nonce in self.nonce_by_party.items():
             fields += [name.encode(), nonce]
         # With its length before each field, different fields never give the same bytes.
         framed = b"".join(len(item).to_bytes(4, "big") + item for item in fields)
@@ -734,59 +799,61 @@ class StoredIntersection:
 
     Attributes:
         folder: the folder in which it is stored; None: it is in memory only.
-        agreed: what the parties agreed on; None: there is no intersection yet.
+        agreement: what the parties agreed on; None: there is no intersection yet.
         fingerprint: digest of the party's IDs, from `fingerprint_ids`.
         secret: 32 bytes from which the party's keys and orders in all buckets are derived.
     """
 
     folder: Path | None
-    agreed: Agreed | None = None
+    agreement: BucketAgreement | None = None
     fingerprint: bytes = field(default=b"", repr=False)
     secret: bytes = field(default_factory=fresh_key, repr=False)
-    _contents: dict[str, bytes] = field(default_factory=dict, repr=False)  # without a folder
+    _content_by_file: dict[str, bytes] = field(default_factory=dict, repr=False)  # without a folder
 
     @classmethod
-    def from_folder(cls, folder: Path | None, terms: bytes) -> "StoredIntersection":
+    def from_folder(cls, folder: Path | None, terms_digest: bytes) -> "StoredIntersection":
         """Return the record stored in a folder if it has these terms, else an empty record.
 
-        `terms`: SHA-256 of the parties' names and the agreed settings.
+        `terms_digest`: SHA-256 of the parties' names and the agreed settings.
 
         Raises CheckpointError: the stored record is damaged.
         """
-        if folder is None or not (folder / _AGREED).exists():
+        if folder is None or not (folder / _AGREEMENT_FILE).exists():
             return cls(folder)
-        path = folder / _AGREED
+        path = folder / _AGREEMENT_FILE
         try:
-            version, session, stored_terms, buckets, nonces, fingerprint = msgpack.unpackb(
-                load_bytes(path, maximum=_SMALL_BYTES)
+            version, session, stored_terms_digest, bucket_count, nonce_by_party, fingerprint = (
+                msgpack.unpackb(load_bytes(path, maximum=_MAX_SMALL_FILE_BYTES))
             )
-            agreed = Agreed(session, stored_terms, buckets, dict(nonces))
-            secret = load_bytes(folder / _SECRET, maximum=_SMALL_BYTES)
-            if version != _VERSION or len(secret) != len(fresh_key()):
+            agreement = BucketAgreement(
+                session, stored_terms_digest, bucket_count, dict(nonce_by_party)
+            )
+            secret = load_bytes(folder / _SECRET_FILE, maximum=_MAX_SMALL_FILE_BYTES)
+            if version != _RECORD_VERSION or len(secret) != len(fresh_key()):
                 raise ValueError("another version")
-            _ = agreed.identity  # raises an error if a field has a wrong type
+            _ = agreement.identity  # raises an error if a field has a wrong type
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise CheckpointError(
                 f"{path} is no record of an intersection; remove its folder, then all parties "
                 "intersect anew"
             ) from error
-        if stored_terms != terms:
+        if stored_terms_digest != terms_digest:
             return cls(folder)
-        return cls(folder, agreed, fingerprint, secret)
+        return cls(folder, agreement, fingerprint, secret)
 
-    def store_agreement(self, agreed: Agreed) -> None:
+    def store_agreement(self, agreement: BucketAgreement) -> None:
         """Delete the former record, and store the new agreement with a fresh secret.
 
-        `agreed`: what the parties agreed on.
+        `agreement`: what the parties agreed on.
         """
         self.delete_files()
-        self.agreed = agreed
+        self.agreement = agreement
         self.secret = fresh_key()
         self.fingerprint = b""
         if self.folder is not None:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.folder.chmod(0o700)
-        self._write_file(_SECRET, self.secret)
+        self._write_file(_SECRET_FILE, self.secret)
 
     def store_fingerprint(self, fingerprint: bytes) -> None:
         """Store the agreement with the fingerprint of the party's IDs.
@@ -794,20 +861,27 @@ class StoredIntersection:
         From then on the intersection can be resumed. So it is called only once all IDs are in their
         buckets and the run has been admitted.
         """
-        assert self.agreed is not None
+        assert self.agreement is not None
         self.fingerprint = fingerprint
-        session, terms, buckets, nonces = astuple(self.agreed)
-        fields = [_VERSION, session, terms, buckets, list(nonces.items()), fingerprint]
-        self._write_file(_AGREED, msgpack.packb(fields))
+        session, terms_digest, bucket_count, nonce_by_party = astuple(self.agreement)
+        fields = [
+            _RECORD_VERSION,
+            session,
+            terms_digest,
+            bucket_count,
+            list(nonce_by_party.items()),
+            fingerprint,
+        ]
+        self._write_file(_AGREEMENT_FILE, msgpack.packb(fields))
 
     @property
     def done_buckets(self) -> int:
         """The number of finished buckets before the first unfinished one."""
-        assert self.agreed is not None
-        for bucket in range(self.agreed.buckets):
+        assert self.agreement is not None
+        for bucket in range(self.agreement.bucket_count):
             if not self._has_file(f"result-{bucket}.bin"):
                 return bucket
-        return self.agreed.buckets
+        return self.agreement.bucket_count
 
     def store_result(self, bucket: int, result: Rows) -> None:
         """Store the result of a bucket, a matrix, as its shape and then its numbers."""
@@ -816,16 +890,16 @@ class StoredIntersection:
 
     def load_results(self) -> Rows:
         """Return the results of all buckets as one matrix, one bucket below the other."""
-        assert self.agreed is not None
+        assert self.agreement is not None
         results = []
-        for bucket in range(self.agreed.buckets):
-            content = self._load_file(f"result-{bucket}.bin", maximum=_RESULT_BYTES)
+        for bucket in range(self.agreement.bucket_count):
+            content = self._load_file(f"result-{bucket}.bin", max_bytes=_MAX_RESULT_BYTES)
             numbers = np.frombuffer(content, "<i8")
-            rows, columns = numbers[:2].tolist()
-            results.append(numbers[2:].reshape(rows, columns))
+            row_count, column_count = numbers[:2].tolist()
+            results.append(numbers[2:].reshape(row_count, column_count))
         return np.concatenate(results)
 
-    def require_same(self, bucket: int, peer: str, number: int, message: bytes) -> None:
+    def require_same(self, bucket: int, peer: str, message_number: int, message: bytes) -> None:
         """Require that a peer's message is the same as at an earlier attempt at the bucket.
 
         A digest of the first message is stored, and later ones are compared with it. A different
@@ -834,13 +908,13 @@ class StoredIntersection:
         Args:
             bucket: number of the bucket.
             peer: the sender.
-            number: number of the message among the peer's messages in the bucket, from 0.
+            message_number: number of the message among the peer's messages in the bucket, from 0.
             message: the message's bytes.
 
         Raises RemoteProtocolError: the message differs from the first one.
         """
         digest = hashlib.sha256(message).digest()
-        name = f"seen-{bucket}-{number}-{peer.encode().hex()}.bin"
+        name = f"seen-{bucket}-{message_number}-{peer.encode().hex()}.bin"
         if not self._has_file(name):
             self._write_file(name, digest)
         if self._load_file(name) != digest:
@@ -853,8 +927,8 @@ class StoredIntersection:
 
     def delete_files(self) -> None:
         """Delete the record, in memory and in the folder."""
-        self._contents.clear()
-        self.agreed = None
+        self._content_by_file.clear()
+        self.agreement = None
         if self.folder is not None and not self.folder.is_symlink():
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self.folder)
@@ -862,21 +936,21 @@ class StoredIntersection:
     def _has_file(self, name: str) -> bool:
         """Return whether a file of the record is stored, on disk or in memory."""
         if self.folder is None:
-            return name in self._contents
+            return name in self._content_by_file
         return (self.folder / name).exists()
 
-    def _load_file(self, name: str, *, maximum: int = _SMALL_BYTES) -> bytes:
+    def _load_file(self, name: str, *, max_bytes: int = _MAX_SMALL_FILE_BYTES) -> bytes:
         """Return the content of a file of the record, on disk or in memory.
 
-        `maximum`: the largest number of bytes that is read from the disk.
+        `max_bytes`: the largest number of bytes that is read from the disk.
         """
         if self.folder is None:
-            return self._contents[name]
-        return load_bytes(self.folder / name, maximum=maximum)
+            return self._content_by_file[name]
+        return load_bytes(self.folder / name, maximum=max_bytes)
 
     def _write_file(self, name: str, content: bytes) -> None:
         """Store a file of the record, on disk if there is a folder, else in memory."""
         if self.folder is None:
-            self._contents[name] = content
+            self._content_by_file[name] = content
         else:
             write_atomically(self.folder / name, content, private=True)

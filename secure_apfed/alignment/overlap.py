@@ -15,7 +15,7 @@ from apfed_protocols.id_patterns import find_unmatched_patterns, make_pattern, s
 from secure_apfed.alignment.ids import make_id_rules
 from secure_apfed.settings.alignment import ID_RULES, AlignmentSettings
 
-_MAX_READ = 200_000  # IDs whose patterns are compared, evenly spread
+_MAX_COMPARED_IDS = 200_000  # IDs whose patterns are compared, evenly spread
 
 
 class CommonPeople(BaseModel):
@@ -87,30 +87,31 @@ def _describe_mismatches(
     `is_common`: whether the person of each of the N own rows is common, (N,).
     """
     # In a large table only every `step`-th row is compared, to bound the time.
-    step = max(1, math.ceil(len(ids) / _MAX_READ))
+    step = max(1, math.ceil(len(ids) / _MAX_COMPARED_IDS))
     rules = make_id_rules(settings)
     texts = [rules.normalise_text(text) for text in ids[::step]]
     are_common = is_common[::step].tolist()
-    unmatched = find_unmatched_patterns(texts, are_common)
-    if not unmatched:
+    counts_by_unmatched_pattern = find_unmatched_patterns(texts, are_common)
+    if not counts_by_unmatched_pattern:
         return ""
-    rare = ", ".join(
-        f"{pattern} ({common:,} of {total:,})" for pattern, (common, total) in unmatched.items()
+    rare_patterns = ", ".join(
+        f"{pattern} ({common:,} of {total:,})"
+        for pattern, (common, total) in counts_by_unmatched_pattern.items()
     )
     # For each ID of any other pattern: whether it is common.
-    others_are_common = [
+    other_ids_are_common = [
         is_matched
         for text, is_matched in zip(texts, are_common, strict=True)
-        if make_pattern(text) not in unmatched
+        if make_pattern(text) not in counts_by_unmatched_pattern
     ]
-    proposal = propose_rules(suggest_rules(ids, rules), settings)
+    rules_advice = propose_rules(suggest_rules(ids, rules), settings)
     command = "secure-apfed project check --meet 60"
     # If no rule would make the IDs match, the parties compare spellings with each other.
-    remedy = proposal or f"compare how the parties write them, with `{command}`"
+    remedy = rules_advice or f"compare how the parties write them, with `{command}`"
     return (
-        f"{party}: IDs written as {rare} are far rarer among the common people than its others "
-        f"({sum(others_are_common):,} of {len(others_are_common):,}); if these are spellings of "
-        f"one kind of ID, {remedy}"
+        f"{party}: IDs written as {rare_patterns} are far rarer among the common people than its "
+        f"others ({sum(other_ids_are_common):,} of {len(other_ids_are_common):,}); if these are "
+        f"spellings of one kind of ID, {remedy}"
     )
 
 

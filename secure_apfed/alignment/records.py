@@ -18,7 +18,7 @@ from secure_apfed.base.names import check_name
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.settings.alignment import AlignmentSettings
 
-_PATIENCE_S = 30  # seconds to wait for another process that has the file locked
+_LOCK_TIMEOUT_S = 30  # seconds to wait for another process that has the file locked
 
 
 class AlignmentHistory:
@@ -57,7 +57,7 @@ class AlignmentHistory:
         if runs_with_a_peer < 1:
             raise DataError(f"runs_with_a_peer is at least 1, got {runs_with_a_peer}")
         self._path = Path(path)
-        self._limit = runs_with_a_peer
+        self._max_runs_with_a_peer = runs_with_a_peer
         self._load_sessions()  # called for its error
 
     @classmethod
@@ -98,23 +98,23 @@ class AlignmentHistory:
         # Locked, so that two processes of this party cannot both use the last allowed run.
         lock = FileLock(self._path.with_name(f"{self._path.name}.lock"))
         try:
-            acquired = lock.acquire(timeout=_PATIENCE_S)
+            held_lock = lock.acquire(timeout=_LOCK_TIMEOUT_S)
         except Timeout:
             raise CheckpointError(
-                f"another process has held {lock.lock_file} for {_PATIENCE_S} s; end it"
+                f"another process has held {lock.lock_file} for {_LOCK_TIMEOUT_S} s; end it"
             ) from None
-        with acquired:
+        with held_lock:
             peers_by_session, runs_by_peer = self._load_sessions()
             if resumes and peers_by_session.get(session) == sorted(peers):
                 return
             if session in peers_by_session:
                 raise DataError(f"session {session!r} was used before; give every run a new name")
             for peer in peers:
-                if runs_by_peer[peer] >= self._limit:
+                if runs_by_peer[peer] >= self._max_runs_with_a_peer:
                     raise DataError(
                         f"{peer} aligned {runs_by_peer[peer]} time(s) with this party already, and "
-                        f"the limit is {self._limit}; a peer that aligns again and again can try "
-                        "out IDs"
+                        f"the limit is {self._max_runs_with_a_peer}; a peer that aligns again and "
+                        "again can try out IDs"
                     )
             self._append_run({"session": session, "peers": list(peers)})
 
@@ -146,24 +146,24 @@ class AlignmentHistory:
         peers_by_session = dict[str, list[str]]()
         runs_by_peer = Counter[str]()
         lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
-        for number, line in enumerate(lines, 1):
+        for line_number, line in enumerate(lines, 1):
             try:
                 fields = json.loads(line)
                 session = fields["session"]
                 peers = fields["peers"]
             except (ValueError, TypeError, KeyError) as error:
-                raise self._make_malformed_line_error(number) from error
+                raise self._make_malformed_line_error(line_number) from error
             has_names = isinstance(peers, list) and all(isinstance(peer, str) for peer in peers)
             if not has_names or not isinstance(session, str):
-                raise self._make_malformed_line_error(number)
+                raise self._make_malformed_line_error(line_number)
             peers_by_session[session] = sorted(peers)
             runs_by_peer.update(set(peers))
         return peers_by_session, runs_by_peer
 
-    def _make_malformed_line_error(self, number: int) -> CheckpointError:
-        """Return the error for a malformed line of the file; `number`: the line's, from 1."""
+    def _make_malformed_line_error(self, line_number: int) -> CheckpointError:
+        """Return the error for a malformed line of the file; `line_number`: the line's, from 1."""
         return CheckpointError(
-            f"{self._path}, line {number}, is no run of an alignment; restore the file from a "
+            f"{self._path}, line {line_number}, is no run of an alignment; restore the file from a "
             "backup: without it, peers would start again from none"
         )
 
@@ -193,7 +193,7 @@ def admit_run(
         OSError: the history cannot be written.
     """
     folder = settings.history
-    runs = settings.runs_with_a_peer
-    if folder is not None and runs is not None:
-        history = AlignmentHistory.for_party(folder, me, runs_with_a_peer=runs)
+    max_runs_with_a_peer = settings.runs_with_a_peer
+    if folder is not None and max_runs_with_a_peer is not None:
+        history = AlignmentHistory.for_party(folder, me, runs_with_a_peer=max_runs_with_a_peer)
         history.record_run(session=session, peers=peers, resumes=resumes)

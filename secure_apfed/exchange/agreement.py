@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.seal import Identity, RunKey, SealedLink, fresh_run_key, verify_signature
-from secure_apfed.contract import AnsweredSteps, Contract, RepresentationTerms, Resumption
+from secure_apfed.contract import AnsweredSteps, Contract, RepresentationBounds, Resumption
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS, Envelope, Kind
 from secure_apfed.exchange.links import Links
 
@@ -45,7 +45,7 @@ class Greeting:
 
     identity: bytes
     run_key: bytes
-    offer: RepresentationTerms | None = None
+    offer: RepresentationBounds | None = None
     resumes: Resumption | None = None
     holds: tuple[int, ...] = ()
     answered: tuple[AnsweredSteps, ...] = ()
@@ -74,7 +74,7 @@ class Greeting:
             for key in (identity, run_key):
                 if type(key) is not bytes or len(key) != _KEY_BYTES:
                     raise ValueError("a key of another size")
-            terms = None if offer is None else RepresentationTerms.model_validate(offer)
+            terms = None if offer is None else RepresentationBounds.model_validate(offer)
             resumption = None if resumes is None else Resumption.model_validate(resumes)
             are_steps = all(type(step) is int and step >= 0 for step in holds)
             if len(holds) > _MAX_CHECKPOINTS or not are_steps:

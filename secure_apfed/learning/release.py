@@ -31,7 +31,7 @@ from torch import Tensor
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.base.names import UPDATES
 from secure_apfed.base.transfers import fetch_tensors
-from secure_apfed.contract import RepresentationTerms
+from secure_apfed.contract import RepresentationBounds
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Envelope, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.privacy.dp_sgd import PrivateUpdates, WholeTraining
@@ -77,7 +77,7 @@ def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> No
         raise RemoteProtocolError(f"{sender} repeated a row within one batch")
 
 
-def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
+def check_norms(z_BD: Tensor, terms: RepresentationBounds, *, sender: str) -> None:
     """Raise RemoteProtocolError if the L2 norm of a row is outside the contract's bounds, or NaN.
 
     `z_BD`: B rows of representations from a peer. `terms`: the contract's bounds on them.
@@ -125,7 +125,7 @@ def lengthen_rows(z_BD: Tensor, minimum: float) -> Tensor:
     return torch.where(is_short_B, z_BD + (longer_BD - z_BD.detach()), z_BD)
 
 
-def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
+def is_narrow(z_BD: Tensor, terms: RepresentationBounds) -> bool:
     """Return whether these rows have less spread of directions than the contract requires."""
     return bool(terms.minimum_spread) and compute_spread(z_BD) < terms.minimum_spread
 
@@ -158,7 +158,7 @@ def warn_if_near_constant(
     return spread < minimum
 
 
-def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
+def check_spread(z_BD: Tensor, terms: RepresentationBounds, *, sender: str) -> None:
     """Raise RemoteProtocolError if the directions of a peer's rows differ less than agreed.
 
     `z_BD`: B rows of representations from the peer `sender`. `terms`: the contract's bounds.
@@ -403,7 +403,7 @@ class ContributionNoise:
         return self._noise.draw_integers(shape, self._deviation, step=step, digest=digest)
 
 
-def make_representation_specs(terms: RepresentationTerms) -> Mapping[str, TensorSpec]:
+def make_representation_specs(terms: RepresentationBounds) -> Mapping[str, TensorSpec]:
     """Return the types and shapes of the tensors in a message of representations.
 
     These are alignment positions, "rows", (B,), and representations, "z", (B, *shape).
@@ -413,7 +413,7 @@ def make_representation_specs(terms: RepresentationTerms) -> Mapping[str, Tensor
 
 
 def parse_representations(
-    envelope: Envelope, terms: RepresentationTerms, *, aligned: int, minimum: int
+    envelope: Envelope, terms: RepresentationBounds, *, aligned: int, minimum: int
 ) -> tuple[Tensor, Tensor]:
     """Parse and check a peer's batch of representations.
 

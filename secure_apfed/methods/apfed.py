@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationBounds
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.learning.trainers import Batch, PassiveDescent
 from secure_apfed.methods.method import ActiveRole, HelperRole, Lockstep, SessionTerms
@@ -279,7 +279,7 @@ class Apfed(SumMethod, SingleView):
         """Make the method; `settings`: the class of its settings."""
         self.settings = settings
 
-    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationBounds | None:
         """Return the bounds on the representations that the active sends; None at a passive."""
         if party.name != party.active:
             return None
@@ -288,7 +288,7 @@ class Apfed(SumMethod, SingleView):
         return party.bound_representations(shape)
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms: the active's bounds, each passive's objective and weight, and the
         parameters of the secure sum.

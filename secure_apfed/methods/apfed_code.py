@@ -36,7 +36,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.base.seeds import one_thread
 from secure_apfed.baselines import FOLDS, BaselineTask, LocalModel, rank_scores
 from secure_apfed.baselines.interface import cache_fits, split_folds
-from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationBounds
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, pack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
@@ -434,7 +434,7 @@ class ApfedCode(SumMethod):
 
     settings = ApfedCodeSettings
 
-    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationBounds | None:
         """Return the bounds on a passive's projection, with the size D that it offers.
 
         None at the active. D is at most the configured size. Unless the passive sets
@@ -469,7 +469,7 @@ class ApfedCode(SumMethod):
         return config.model_copy(update={"model": model, "passives": passives})
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the contract's terms: the size D of projections, and the parameters of the sum.
 
@@ -518,9 +518,9 @@ def _split_into_blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
     return blocks
 
 
-def _bound_projection(config: RunSettings, numbers: int) -> RepresentationTerms:
+def _bound_projection(config: RunSettings, numbers: int) -> RepresentationBounds:
     """Return the contract's bounds on one person's projection, which has `numbers` numbers."""
-    return RepresentationTerms(
+    return RepresentationBounds(
         shape=(numbers,),
         dtype="float64",
         minimum_norm=0.0,

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.base.seeds import derive_seed
-from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationBounds
 from secure_apfed.data.catalogue import view_names
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
@@ -479,7 +479,7 @@ class Averaging(SumMethod):
         """Take the method's settings class, which distinguishes H-FedMV and S-FedMV."""
         self.settings = settings
 
-    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationBounds | None:
         """Return this party's number of classes, number of training rows, and its columns' layout.
 
         Raises ConfigError: the settings give weights to a view that does not exist.
@@ -491,7 +491,7 @@ class Averaging(SumMethod):
         return terms.model_copy(update=facts)
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the contract's terms; the weight of a passive is its share of all training rows.
 

@@ -48,7 +48,7 @@ from apfed_protocols.svd import (
 )
 from secure_apfed.base.seeds import seed_draws
 from secure_apfed.baselines import BaselineTask
-from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
+from secure_apfed.contract import AGGREGATOR, Contract, RepresentationBounds
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import (
     BEFORE_TRAINING,
@@ -915,13 +915,13 @@ class VFedTrans(Method):
         """Return True: the classifier reads the student's code, which any row of the active has."""
         return True
 
-    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationBounds | None:
         """Return this party's number of features, stated as the shape of a row."""
         party.require_passives()
         return _row_terms(math.prod(party.data.table.shape))
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the contract's terms for the decomposition of all parties' masked tables.
 
@@ -988,9 +988,9 @@ class VFedTrans(Method):
                 links.send(message.receiver, Kind.DEALT, BEFORE_TRAINING, message.body)
 
 
-def _row_terms(numbers: int) -> RepresentationTerms:
+def _row_terms(numbers: int) -> RepresentationBounds:
     """Return the contract's bounds on a row of `numbers` float64 numbers; any usual norm passes."""
-    return RepresentationTerms(
+    return RepresentationBounds(
         shape=(numbers,), dtype="float64", minimum_norm=0.0, maximum_norm=_MAX_NUMBER
     )
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationBounds
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.learning.release import Releases, check_rows, parse_representations
 from secure_apfed.learning.trainers import EncoderTrainer, HeadTrainer
@@ -587,7 +587,7 @@ class Tvfl(Method):
         """Return the settings of this passive's encoder: its own, or that of `pick_model`."""
         return config.settings_of(passive).model or self.pick_model(config)
 
-    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationBounds | None:
         """Return the bounds on the representations that a passive sends; None at the active."""
         party.require_passives()
         if party.name == party.active:
@@ -596,7 +596,7 @@ class Tvfl(Method):
         return party.bound_sent_rows(shape)
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms: each passive's bounds, as it offered them.
 

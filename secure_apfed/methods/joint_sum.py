@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationBounds
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.learning.trainers import EncoderTrainer, HeadTrainer, SumTrainer
@@ -240,7 +240,7 @@ class SummedSplitNn(SumMethod, Tvfl):
         return SummedJointSettings.from_run_settings(config).joint_model or config.model
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms: each passive's bounds, and the parameters of the sum.
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from secure_apfed.base.seeds import shuffle_rows
 from secure_apfed.base.transfers import StepLoss
-from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationBounds
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.learning.descent import ActiveNetworks
@@ -70,7 +70,7 @@ class SessionTerms:
     @classmethod
     def from_rows(
         cls,
-        representations: Mapping[str, RepresentationTerms],
+        representations: Mapping[str, RepresentationBounds],
         *,
         secure_sum: Mapping[str, Any] = {},
         weights: Mapping[str, float] = {},
@@ -326,14 +326,14 @@ class Method(ABC):
         """The inference variant whose score a run reports first, a key of `evaluate`'s result."""
         return self.public_facts.name
 
-    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationBounds | None:
         """Return the bounds (shape, dtype, norms) on a row that this party sends, which all parties
         must know; None: it states none.
         """
         return None
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms of the contract, by default none; all parties compute the same.
 

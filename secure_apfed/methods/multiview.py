@@ -48,7 +48,7 @@ from torch.nn import functional as F
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.base.names import PartyName
 from secure_apfed.base.seeds import derive_seed, seed_draws
-from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationBounds
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
@@ -1070,7 +1070,7 @@ class Multiview(SumMethod):
         """Take the method's settings class, which distinguishes MMVFL and V-FedMV."""
         self.settings = settings
 
-    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationBounds | None:
         """Return, at the active, the bounds on a row of pseudo-labels; None at a passive."""
         if party.name != party.active:
             return None
@@ -1078,7 +1078,7 @@ class Multiview(SumMethod):
         return bound_label_rows(party, len(party.data.classes))
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms: the active's bounds for all passives, and the weight of each.
 
@@ -1269,7 +1269,7 @@ def make_label_term(party: PartyContext, rows: Tensor) -> LabelTerm:
     return LabelTerm(truth_BC.numpy(), eta_B1.numpy(), settings.labels_act_on_own)
 
 
-def bound_label_rows(party: PartyContext, classes: int) -> RepresentationTerms:
+def bound_label_rows(party: PartyContext, classes: int) -> RepresentationBounds:
     """Return the contract's bounds on a sent row of `classes` pseudo-labels, as float64."""
     return party.bound_sent_rows((classes,)).model_copy(update={"dtype": "float64"})
 
@@ -1277,7 +1277,7 @@ def bound_label_rows(party: PartyContext, classes: int) -> RepresentationTerms:
 def make_terms(
     party: PartyContext,
     session: str,
-    terms: Mapping[str, RepresentationTerms],
+    terms: Mapping[str, RepresentationBounds],
     weights: Mapping[str, float],
 ) -> SessionTerms:
     """Return the contract's terms: bounds and weight of each passive, and the parameters of their

@@ -25,7 +25,7 @@ from apfed_protocols.randomness import derive_key, fresh_key
 from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.base.names import UPDATES, ReleaseFigure, log_file
 from secure_apfed.base.seeds import Draws, seed_draws
-from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.contract import Contract, PassiveTerms, RepresentationBounds
 from secure_apfed.data import OwnData
 from secure_apfed.data.lazy_rows import select_rows
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -488,7 +488,7 @@ class PartyContext:
                 )
 
     def require_terms(
-        self, sender: str, offered: RepresentationTerms, expected: RepresentationTerms
+        self, sender: str, offered: RepresentationBounds, expected: RepresentationBounds
     ) -> None:
         """Refuse another party's terms (bounds on a row) if this party's settings give others.
 
@@ -514,16 +514,16 @@ class PartyContext:
         """A guard used only for its bounds; it releases nothing."""
         return self.make_guard()
 
-    def bound_representations(self, shape: Shape) -> RepresentationTerms:
+    def bound_representations(self, shape: Shape) -> RepresentationBounds:
         """Return the bounds on a row that the active sends; see `terms.bound_representations`."""
         projected = self.projection is not None
         return bound_representations(self.config, shape, self._planned_guard, projected=projected)
 
-    def bound_sent_rows(self, shape: Shape) -> RepresentationTerms:
+    def bound_sent_rows(self, shape: Shape) -> RepresentationBounds:
         """Return the bounds on a row that a passive sends; see `terms.bound_sent_rows`."""
         return bound_sent_rows(self.config, shape, self._planned_guard)
 
-    def state_objective(self, passive: str, representation: RepresentationTerms) -> PassiveTerms:
+    def state_objective(self, passive: str, representation: RepresentationBounds) -> PassiveTerms:
         """Return the contract's terms of a passive: its objective and its weight in the sum.
 
         `representation`: the bounds on the representations that it gets, also part of the terms.

@@ -27,7 +27,7 @@ from secure_apfed.contract import (
     Contract,
     Participant,
     PartyRole,
-    RepresentationTerms,
+    RepresentationBounds,
     Resumption,
 )
 from secure_apfed.data import VerticalData
@@ -272,7 +272,7 @@ def _build_contract(
 
 def _collect_offers(
     party: PartyContext, method: Method, greetings: Mapping[str, Greeting]
-) -> dict[str, RepresentationTerms]:
+) -> dict[str, RepresentationBounds]:
     """Return the terms that parties offered in their greetings, by party name.
 
     Raises RemoteProtocolError: not exactly those parties offered terms from which the method needs

@@ -381,7 +381,7 @@ class PassiveSum:
         It does not if others answered the step in an earlier session without it: the difference of
         the two sums would be its contribution.
         """
-        circle = self.contract.find_circle(step)
+        circle = self.contract.find_contributors(step)
         return circle is None or self.name in circle
 
     def pick_known_rows(self, rows_B: Tensor) -> Tensor:
@@ -494,7 +494,7 @@ class ActiveSum:
         """Return whether this step was answered in an earlier session without a passive that is
         present now.
         """
-        circle = self.contract.find_circle(step)
+        circle = self.contract.find_contributors(step)
         return circle is not None and any(name not in circle for name in self.present)
 
     def _keep_to_circle(self, step: int) -> None:
@@ -502,7 +502,7 @@ class ActiveSum:
 
         Raises PartyLeftError: one of them fell silent.
         """
-        self._drop_silent_passives(self.contract.select_circle(step, self.present), step)
+        self._drop_silent_passives(self.contract.select_contributors(step, self.present), step)
 
     def _drop_silent_passives(self, present: Sequence[str], step: int) -> None:
         """Continue with these passives only, and record at which step the others fell silent."""
@@ -644,14 +644,14 @@ class Aggregator(HelperRole):
                 if not save_or_end(message.kind, message.step, links, active, save):
                     return
                 continue
-            self.present = self.contract.select_circle(message.step, self.present)
+            self.present = self.contract.select_contributors(message.step, self.present)
             if message.sender not in self.present:
                 continue  # it was left out of this step in an earlier session, and is so again
             self.admit_step(message)
             bodies = await self.gather_bodies(links, Kind.CONTRIBUTION, message)
             # Called only for its exception: a passive of the step's circle may have fallen silent
             # meanwhile.
-            self.contract.select_circle(message.step, [*bodies])
+            self.contract.select_contributors(message.step, [*bodies])
             combined = await self.combine_bodies(links, message, bodies)
             links.send(active, Kind.SUM, message.step, combined)
 

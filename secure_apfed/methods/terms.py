@@ -11,7 +11,7 @@ from apfed_protocols.sums import PlainSum, SecureSum, SumAgreement
 from apfed_protocols.sums.bits import choose_bits
 from apfed_protocols.sums.interface import USUAL_BITS
 from apfed_protocols.sums.recoverable import usual_threshold
-from secure_apfed.contract import AGGREGATOR, RepresentationTerms
+from secure_apfed.contract import AGGREGATOR, RepresentationBounds
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.secure_sums import find_sum_class
@@ -107,7 +107,7 @@ def find_projection_size(config: RunSettings, passives: tuple[str, ...]) -> int 
 
 def bound_representations(
     config: RunSettings, shape: Shape, guard: RepresentationGuard, *, projected: bool
-) -> RepresentationTerms:
+) -> RepresentationBounds:
     """Return the contract's bounds on a row of representations: shape, norm and smallest spread.
 
     `rules.minimum_spread` overrides the derived spread.
@@ -130,7 +130,7 @@ def bound_representations(
     spread = config.rules.minimum_spread
     if spread is None:
         spread = _MIN_SPREAD if math.prod(shape) >= _SPREAD_NUMBERS else 0.0
-    return RepresentationTerms(
+    return RepresentationBounds(
         shape=shape,
         dtype="float64" if config.train.precision == "float64" else "float32",
         minimum_norm=minimum,
@@ -141,7 +141,7 @@ def bound_representations(
 
 def bound_sent_rows(
     config: RunSettings, shape: Shape, guard: RepresentationGuard
-) -> RepresentationTerms:
+) -> RepresentationBounds:
     """Return the contract's bounds on a row of this shape that a passive sends to the active.
 
     `guard`: clips the passive's rows and adds noise, which determines the norms. There is no bound

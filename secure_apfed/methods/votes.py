@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationBounds
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.labellers import (
     LABELLERS,
@@ -352,7 +352,7 @@ class VotesPassive(HelperRole):
 class VotesMethod(Method):
     """The common part of all methods in which passives vote; see `Method`."""
 
-    def offer_terms(self, party: PartyContext) -> RepresentationTerms | None:
+    def offer_terms(self, party: PartyContext) -> RepresentationBounds | None:
         """Return the bounds on a row of votes; None at a passive.
 
         They state the number of classes; where the label is a number, its ranges are the classes.
@@ -363,7 +363,7 @@ class VotesMethod(Method):
         return _vote_row_terms(Student.count_classes(party))
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms: the bounds on a row of votes for all passives, and the parameters of
         their sum.
@@ -386,9 +386,9 @@ class VotesMethod(Method):
         return {}
 
 
-def _vote_row_terms(classes: int) -> RepresentationTerms:
+def _vote_row_terms(classes: int) -> RepresentationBounds:
     """Return the bounds on one row of votes: a score for each class, norm at most 1."""
-    return RepresentationTerms(
+    return RepresentationBounds(
         shape=(classes,), dtype="float32", minimum_norm=0.0, maximum_norm=1.0
     )
 

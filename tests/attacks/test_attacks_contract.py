@@ -31,7 +31,7 @@ from apfed_attacks.run import Trial, run_attacks
 from apfed_attacks.view import PlayedAttack, iter_batches
 from secure_apfed.base.seeds import seed_draws
 from secure_apfed.config import AttackChoice
-from secure_apfed.contract import RepresentationTerms
+from secure_apfed.contract import RepresentationBounds
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS
@@ -753,7 +753,7 @@ def _play_hijack(trial: Trial) -> Trial:
     assert isinstance(trial.attack, AnsweringAttack)
     knowledge, _ = trial.reveal_knowledge()
     view = trial.build_view(knowledge)
-    terms = RepresentationTerms(shape=(6,), dtype="float32", minimum_norm=0, maximum_norm=1e4)
+    terms = RepresentationBounds(shape=(6,), dtype="float32", minimum_norm=0, maximum_norm=1e4)
     own_AF = truth_of(trial.recording).features[trial.parties[0]]
     strategy = trial.attack.start_answering(terms, knowledge, own_AF, trial.seed)
     for epoch in view.epochs:

@@ -177,7 +177,7 @@ def test_processes_of_one_party_at_once_share_one_count(tmp_path: Path) -> None:
 
 
 def test_a_held_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(records, "_LOCK_TIMEOUT_S", 0.1)
     history = AlignmentHistory(tmp_path / "history", runs_with_a_peer=1)
     with (
         FileLock(tmp_path / "history.lock"),

@@ -38,7 +38,7 @@ COMMON = {f"p{k}" for k in range(60, 120)}
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "BUCKET_IDS", 50)
+    monkeypatch.setattr(buckets, "IDS_PER_BUCKET", 50)
 
 
 class Session:
@@ -96,7 +96,7 @@ PROTOCOLS = pytest.mark.parametrize("protocol", ["ot", "ecdh"])
 def test_buckets_find_what_one_list_finds(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for limit in (1000, 50, 3 if protocol == "ecdh" else 20):
-        monkeypatch.setattr(buckets, "BUCKET_IDS", limit)
+        monkeypatch.setattr(buckets, "IDS_PER_BUCKET", limit)
         session = Session()
         session.protocol = protocol
         found[limit] = session.align()
@@ -119,8 +119,8 @@ def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(
         range(start, start + size),
         AlignmentSettings(),
         key=bytes(32),
-        buckets=count,
-        secret=bytes(32),
+        bucket_count=count,
+        padding_secret=bytes(32),
     )
     lists = [own.load_bucket(k) for k in range(count)]
     assert {len(entries) for entries, _ in lists} == {compute_capacity(size, count)}
@@ -138,7 +138,7 @@ def test_buckets_are_a_power_of_two(size: int, count: int) -> None:
 
 @pytest.mark.parametrize("size", [2_000_000, 10**8])
 def test_buckets_hardly_overflow(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "BUCKET_IDS", 2**20)
+    monkeypatch.setattr(buckets, "IDS_PER_BUCKET", 2**20)
     count = choose_bucket_count(size)
     room = compute_capacity(size, count)
     assert 0 < count * binom.sf(room, size, 1 / count) < 2**-40
@@ -156,14 +156,16 @@ def test_buckets_hardly_overflow(size: int, monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_unfit_ids_are_refused(ids: list[str], says: str) -> None:
     with pytest.raises((DataError, LocalProtocolError), match=says):
-        BucketedIds("bank", ids, SETTINGS, key=bytes(32), buckets=2, secret=bytes(32))
+        BucketedIds("bank", ids, SETTINGS, key=bytes(32), bucket_count=2, padding_secret=bytes(32))
 
 
 def test_full_buckets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "compute_capacity", lambda size, count: size // count)
     full = r"^bank: \d+ IDs fell into bucket \d, which has"
     with pytest.raises((DataError, LocalProtocolError), match=full):
-        BucketedIds("bank", IDS["bank"], SETTINGS, key=bytes(32), buckets=2, secret=bytes(32))
+        BucketedIds(
+            "bank", IDS["bank"], SETTINGS, key=bytes(32), bucket_count=2, padding_secret=bytes(32)
+        )
 
 
 def test_too_few_common_ids_over_all_buckets_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,34 +317,34 @@ def saying(monkeypatch: pytest.MonkeyPatch, role: str, **changes: Any) -> Iterat
 
 Lies = tuple[tuple[dict[str, Any], str], ...]
 REPLIES: Lies = (
-    ({"buckets": 0}, "wants 0 buckets"),
-    ({"buckets": 2}, "wants 2 buckets, .* a power of two from 4 to 32"),
-    ({"buckets": 64}, "wants 64 buckets"),
-    ({"buckets": 5}, "wants 5 buckets"),
-    ({"start": 1}, "from 1 on"),
+    ({"bucket_count": 0}, "wants 0 buckets"),
+    ({"bucket_count": 2}, "wants 2 buckets, .* a power of two from 4 to 32"),
+    ({"bucket_count": 64}, "wants 64 buckets"),
+    ({"bucket_count": 5}, "wants 5 buckets"),
+    ({"first_bucket": 1}, "from 1 on"),
     ({"resumes": True}, "goes on with bucket 0 of an intersection that (sh|po)"),
     ({"nonces": tuple((n, bytes(32)) for n in IDS)}, "makes the key of buckets of random"),
     ({"nonces": (("bank", bytes(32)),)}, "makes the key of buckets of random bytes of"),
-    ({"size": 1001}, "announces 1001 IDs, the parties agreed on at most 1000"),
-    ({"size": -1}, "announces -1 IDs"),
+    ({"id_count": 1001}, "announces 1001 IDs, the parties agreed on at most 1000"),
+    ({"id_count": -1}, "announces -1 IDs"),
     ({"session": "t"}, "names the intersection 't', (shop|post) 's'"),
-    ({"buckets": "4"}, "something else than the opening"),
+    ({"bucket_count": "4"}, "something else than the opening"),
     ({"nonces": tuple((n, b"x") for n in IDS)}, "something else than the opening"),
 )
 OPENINGS: Lies = (
-    ({"size": 1001}, "announces 1001 IDs, the parties agreed on at most 1000"),
-    ({"size": 900}, "sent a list of .* by the size of its set"),
-    ({"size": 1.5}, "announces 1.5 IDs"),
+    ({"id_count": 1001}, "announces 1001 IDs, the parties agreed on at most 1000"),
+    ({"id_count": 900}, "sent a list of .* by the size of its set"),
+    ({"id_count": 1.5}, "announces 1.5 IDs"),
     ({"nonce": "a"}, "something else than the opening of an intersection"),
-    ({"finished": -1}, "something else than the opening of an intersection"),
+    ({"finished_buckets": -1}, "something else than the opening of an intersection"),
 )
 
 
 @pytest.mark.parametrize(
     ("role", "who", "changes", "says"),
     [
-        *(("_Reply", "bank", *lie) for lie in REPLIES),
-        *(("_Opening", "(shop|post)", *lie) for lie in OPENINGS),
+        *(("_HubReply", "bank", *lie) for lie in REPLIES),
+        *(("_MemberAnnouncement", "(shop|post)", *lie) for lie in OPENINGS),
     ],
 )
 def test_lies_are_refused(

@@ -186,11 +186,11 @@ def make_resumed_contract(*answered: AnsweredSteps) -> Contract:
 def test_a_contract_says_who_answers_which_step() -> None:
     contract = make_resumed_contract(stretch(3, 5, ALL), stretch(6, 8, FEWER))
     circles = {3: ALL, 5: ALL, 6: FEWER, 8: FEWER, 9: None, 2: None}
-    assert {step: contract.find_circle(step) for step in circles} == circles
-    assert contract.select_circle(7, ALL) == [*FEWER]
-    assert contract.select_circle(9, ALL) == [*ALL]
+    assert {step: contract.find_contributors(step) for step in circles} == circles
+    assert contract.select_contributors(7, ALL) == [*FEWER]
+    assert contract.select_contributors(9, ALL) == [*ALL]
     with pytest.raises(PartyLeftError, match=r"resume once c is back: step 4 .* among a, b, c"):
-        contract.select_circle(4, FEWER)
+        contract.select_contributors(4, FEWER)
     assert "answered" not in json.loads(make_resumed_contract().document)["resumes"]
     assert Contract.model_validate_json(contract.document) == contract
 
@@ -280,7 +280,7 @@ def test_an_active_and_an_aggregator_that_leave_one_out_after_a_kill_get_no_answ
 ) -> None:
     """They take no notice of the contract, and call it silent."""
     interrupt_run(make_small_config(), tmp_path, at_step=7)
-    monkeypatch.setattr(Contract, "select_circle", pass_over)
+    monkeypatch.setattr(Contract, "select_contributors", pass_over)
     deaths["passive-2"] = (5, BEFORE_CONTRIBUTING)
     said = r"aggregator asks passive-1 again .* differ by what passive-2 contributed.*Resume the"
     with pytest.raises(RemoteProtocolError, match=said):

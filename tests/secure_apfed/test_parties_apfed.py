@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationBounds
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.errors import CheckpointError, NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack_tensors
@@ -62,7 +62,7 @@ CLASSES = 3
 D = 3
 ALIGNMENT = torch.tensor([7, 2, 9, 4, 0, 11, 5])  # position in the table of each aligned person
 SENT = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float64, (None, D))}
-TERMS = RepresentationTerms(shape=(2,), dtype="float32", minimum_norm=0.5, maximum_norm=2.0)
+TERMS = RepresentationBounds(shape=(2,), dtype="float32", minimum_norm=0.5, maximum_norm=2.0)
 INFINITY = float("inf")
 NAN = float("nan")
 WIDE_D = 32
@@ -308,7 +308,7 @@ def test_a_sum_of_something_else_changes_nothing_and_is_the_last(other: str) -> 
 # What receivers of representations refuse, what a contribution is bound to, what is charged.
 
 
-def parse_rows(rows: Any, z: Any, terms: RepresentationTerms = TERMS) -> tuple[Tensor, Tensor]:
+def parse_rows(rows: Any, z: Any, terms: RepresentationBounds = TERMS) -> tuple[Tensor, Tensor]:
     sent = representations(torch.as_tensor(rows), torch.as_tensor(z))
     return parse_representations(sent, terms, aligned=10, minimum=2)
 
@@ -329,7 +329,7 @@ DOUBLE = TERMS.model_copy(update={"dtype": "float64"})
         ([0, 1], ONES.double(), DOUBLE),
     ],
 )
-def test_a_batch_within_rules_is_read(rows: list[int], z: Any, terms: RepresentationTerms) -> None:
+def test_a_batch_within_rules_is_read(rows: list[int], z: Any, terms: RepresentationBounds) -> None:
     found_B, found_BD = parse_rows(rows, z, terms)
     assert found_B.tolist() == rows
     assert torch.equal(found_BD, torch.as_tensor(z))
@@ -363,7 +363,7 @@ def test_a_batch_within_rules_is_read(rows: list[int], z: Any, terms: Representa
     ],
 )
 def test_a_batch_outside_the_rules_is_refused(
-    rows: Any, z: Any, terms: RepresentationTerms, message: str
+    rows: Any, z: Any, terms: RepresentationBounds, message: str
 ) -> None:
     with pytest.raises(RemoteProtocolError, match=message):
         parse_rows(rows, z, terms)
@@ -548,7 +548,7 @@ def test_the_spread_of_two_rows_is_the_squared_sine_of_their_angle(angle: float)
 
 
 def test_the_bound_is_the_contracts_and_zero_is_no_rule() -> None:
-    terms = RepresentationTerms(
+    terms = RepresentationBounds(
         shape=(WIDE_D,), dtype="float64", minimum_norm=0.0, maximum_norm=1e3, minimum_spread=0.0005
     )
     check_spread(random(10, WIDE_D), terms, sender="active")
@@ -559,11 +559,11 @@ def test_the_bound_is_the_contracts_and_zero_is_no_rule() -> None:
 
 @pytest.mark.parametrize("bad", [-0.1, 1.0, float("nan")])
 def test_a_bound_on_the_spread_lies_below_1(bad: float) -> None:
-    terms = RepresentationTerms(
+    terms = RepresentationBounds(
         shape=(WIDE_D,), dtype="float64", minimum_norm=0.0, maximum_norm=1e3, minimum_spread=0.0005
     )
     with pytest.raises(ValueError, match="minimum_spread"):
-        RepresentationTerms.model_validate(terms.model_dump() | {"minimum_spread": bad})
+        RepresentationBounds.model_validate(terms.model_dump() | {"minimum_spread": bad})
 
 
 def test_a_passive_refuses_a_near_constant_batch_and_computes_nothing() -> None:
@@ -648,7 +648,7 @@ def test_a_short_row_is_lengthened_to_what_passives_take(
     direction = F.normalize(long_BD.flatten(1), dim=1).reshape(long_BD.shape)
     short_BD = (direction[:2] * length).requires_grad_()
     z_BD = lengthen_rows(torch.cat([long_BD, short_BD]), SHORT_LEAST)
-    terms = RepresentationTerms(
+    terms = RepresentationBounds(
         shape=shape, dtype="float64", minimum_norm=SHORT_LEAST, maximum_norm=1e3
     )
     check_norms(z_BD, terms, sender="active")

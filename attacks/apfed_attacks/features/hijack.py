@@ -43,7 +43,7 @@ from secure_apfed.base.seeds import derive_seed, seed_draws
 from secure_apfed.networks.models import Shape
 
 if TYPE_CHECKING:
-    from secure_apfed.contract import RepresentationTerms
+    from secure_apfed.contract import RepresentationBounds
 
 _SOFTPLUS_SHIFT = 2.0  # moves simulated numbers away from 0, where gradients vanish
 _BETAS = 0.5, 0.999  # of Adam: with two opposed learners little momentum is better
@@ -94,7 +94,7 @@ class HijackAttack(AnsweringAttack):
         return reason
 
     def start_answering(
-        self, terms: "RepresentationTerms", knowledge: Knowledge, own_AF: Tensor, seed: int
+        self, terms: "RepresentationBounds", knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> "Hijack":
         """Return the adversary that forges each step's gradient; it trains on the outsiders'
         features.

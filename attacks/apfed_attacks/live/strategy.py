@@ -20,7 +20,7 @@ from apfed_attacks.view import AdversaryView, AttackError, Knowledge
 from secure_apfed.base.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from secure_apfed.contract import RepresentationTerms
+    from secure_apfed.contract import RepresentationBounds
 
 
 class LiveActive(Protocol):
@@ -35,7 +35,7 @@ class LiveActive(Protocol):
     """
 
     training_positions: Tensor
-    terms: "RepresentationTerms"
+    terms: "RepresentationBounds"
     batch_size: int
     passives: tuple[str, ...]
     enforces_rules: bool
@@ -204,7 +204,7 @@ class AnsweringAttack(Attack):
 
     @abstractmethod
     def start_answering(
-        self, terms: "RepresentationTerms", knowledge: Knowledge, own_AF: Tensor, seed: int
+        self, terms: "RepresentationBounds", knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> Answering:
         """Return the object that forges the party's gradients from now on.
 
