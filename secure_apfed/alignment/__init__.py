@@ -61,7 +61,7 @@ def check_alignment(settings: AlignmentSettings) -> None:
             f"would have others take more than {MAX_ANNOUNCED_BYTES / 2**30:g} GiB; say "
             f"{max_size:,} at most, or protocol: ot, which takes such sets in parts"
         )
-    reveals_overlaps = settings.mode == "pairwise" or backend.pairwise
+    reveals_overlaps = settings.mode == "pairwise" or backend.has_pairwise_leak
     if settings.pairwise_overlaps == "hidden" and reveals_overlaps:
         raise ValueError(
             f"pairwise_overlaps is hidden, and the active learns them with mode: {settings.mode} "
@@ -136,7 +136,7 @@ def make_intersection(
     )
     admit = partial(admit_run, settings, session=session)
     return SET_INTERSECTIONS[settings.backend](
-        agreement, threads=settings.threads, progress=progress, admit=admit
+        agreement, threads=settings.threads, progress=progress, check_admission=admit
     )
 
 

@@ -607,7 +607,7 @@ class _IntersectingParty:
             expected_sizes=list_size_by_peer,
         )
         largest_list = max(own_ids.bucket_capacity, *list_size_by_peer.values())
-        max_message_bytes = protocol.compute_longest_message(largest_list)
+        max_message_bytes = protocol.compute_max_message_bytes(largest_list)
 
         async def run_role(role: Conversation) -> None:
             """Run this party's role over the links, until it is finished.
@@ -627,7 +627,8 @@ class _IntersectingParty:
             # A member numbers the positions in all its lists, which are equally long, in one
             # sequence.
             positions_by_member = [
-                bucket * list_size_by_peer[name] + position for name, position in hub.places.items()
+                bucket * list_size_by_peer[name] + position
+                for name, position in hub.positions_by_member.items()
             ]
             result = np.column_stack([row_by_entry[hub.rows], *positions_by_member])
             if (result < 0).any():  # the row of padding is -1
@@ -638,7 +639,7 @@ class _IntersectingParty:
         else:
             member = protocol.make_member(self._me, self._hub, entries)
             await run_role(member)
-            result = row_by_entry[member.order][:, None]
+            result = row_by_entry[member.sent_rows][:, None]
         self.stored_intersection.store_result(bucket, result)
 
     def send_common_rows(self, id_count_by_member: Mapping[str, int]) -> Rows:

@@ -106,7 +106,7 @@ def hides_overlaps_by_transfers(settings: AlignmentSettings) -> bool:
     Then the active and the first passive run oblivious transfers, and no dealer is needed.
     """
     backend = SET_INTERSECTIONS[settings.backend]
-    return settings.mode == "all" and not (backend.pairwise or backend.needs_dealer)
+    return settings.mode == "all" and not (backend.has_pairwise_leak or backend.needs_dealer)
 
 
 async def align_as_active(party: PartyContext, links: Links, session: str) -> Tensor:
@@ -166,7 +166,9 @@ async def align_as_passive(party: PartyContext, links: Links, session: str) -> T
         protocol = _make_protocol(party, links, name)
         ids = canonical_ids(party.name, party.data.table.ids, settings)
         member = protocol.make_member(party.name, party.active, ids)
-        rows_P = await _run_aligner(links, member, party, (party.active,), maximum=protocol.longest)
+        rows_P = await _run_aligner(
+            links, member, party, (party.active,), maximum=protocol.max_message_bytes
+        )
     # With one intersection of all parties, its order is the order of the positions.
     if settings.mode == "all":
         return rows_P
@@ -204,7 +206,7 @@ async def deal_randomness(party: PartyContext, links: Links, session: str) -> No
         protocol = _make_protocol(party, links, name)
         dealer = protocol.make_dealer(party.active, members)
         await links.run_conversation(
-            Kind.ALIGNMENT, dealer, (party.active, *members), maximum=protocol.longest
+            Kind.ALIGNMENT, dealer, (party.active, *members), maximum=protocol.max_message_bytes
         )
         for member in members:
             links.send(member, Kind.READY, BEFORE_TRAINING)
@@ -303,7 +305,7 @@ async def _intersect_as_active(
     hub = protocol.make_hub(party.name, members, ids)
     # Passives that wait for each other talk only to the active, which relays their heartbeats.
     with relay_heartbeats(links):
-        return await _run_aligner(links, hub, party, members, maximum=protocol.longest)
+        return await _run_aligner(links, hub, party, members, maximum=protocol.max_message_bytes)
 
 
 async def _run_aligner(

@@ -1234,7 +1234,7 @@ def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[Int
                 wire_bytes=wire_bytes,
                 seconds=seconds,
                 takes_dealer=backend.needs_dealer,
-                pairwise=backend.pairwise,
+                pairwise=backend.has_pairwise_leak,
             )
         )
     return tuple(costs)

@@ -28,7 +28,7 @@ from apfed_protocols.psi.circuit import (
     split_bins,
 )
 from apfed_protocols.psi.hashing import Words, count_bins
-from apfed_protocols.psi.interface import Aligner, Inbox, IntersectionAgreement, Turn
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Messages, Round
 from apfed_protocols.psi.store import DENSE, Rows, count_cells, decode_rows, extract_targets
 from apfed_protocols.psi.vole import DEAL
 from tests.contracts.intersections import HEADER, Change, Intersection
@@ -69,7 +69,11 @@ def frame_message(
     agreement: IntersectionAgreement = AGREEMENT,
     version: int = CircuitIntersection.version,
 ) -> bytes:
-    (out,) = Endpoint("hub", agreement, version=version).make_turn(kind, {"p": body}, ()).outgoing
+    (out,) = (
+        Endpoint("hub", agreement, version=version)
+        .make_round(kind, {"p": body}, awaited=())
+        .outgoing
+    )
     return out.body
 
 
@@ -531,11 +535,11 @@ class _Probing(OpprfIntersection):
 
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         size = inputs.sizes[0]
         correlating = circuit._CORRELATING
-        inbox = yield correlating.make_order(endpoint, size)
-        shares = yield from correlating.receive_hub_shares(endpoint, size, members, inbox)
+        received = yield correlating.make_order(endpoint, size)
+        shares = yield from correlating.receive_hub_shares(endpoint, size, members, received)
         (share,) = shares.values()
         self.put.update(
             {bin_: row for row, bins in enumerate(inputs.bins_of.tolist()) for bin_ in bins}
@@ -543,11 +547,11 @@ class _Probing(OpprfIntersection):
         digests = circuit.hash_tokens(inputs.tokens, inputs.key)
         points = np.zeros((len(inputs.row_of_bin), 2), np.uint64)
         points[list(self.put)] = extract_targets(digests)[list(self.put.values())]
-        inbox = yield endpoint.make_turn(
-            Kind.VECTOR, {members[0]: share.mask_vector(points)}, members
+        received = yield endpoint.make_round(
+            Kind.VECTOR, {members[0]: share.mask_vector(points)}, awaited=members
         )
         cells = count_cells(inputs.sizes[1])
-        hints = endpoint.parse_words(inbox, members[0], Kind.HINT, (cells + DENSE, 3))
+        hints = endpoint.parse_words(received, members[0], Kind.HINT, (cells + DENSE, 3))
         words = decode_rows(hints, Rows.from_digests(digests, cells))
         words ^= circuit._evaluate_prf(share.c, inputs.key)[inputs.bins_of]
         for row, (bins, found) in enumerate(zip(inputs.bins_of, words, strict=True)):
@@ -558,7 +562,7 @@ class _Probing(OpprfIntersection):
 
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         self.tags.append((yield from super().tag_member_bins(endpoint, hub, inputs)))
         return self.tags[0]
 

@@ -25,7 +25,7 @@ from apfed_protocols.psi import (
 from apfed_protocols.psi.base_ot import Receiver, Sender
 from apfed_protocols.psi.circuit import Endpoint, Kind
 from apfed_protocols.psi.hashing import TripleShares, deal_triples
-from apfed_protocols.psi.interface import IntersectionAgreement, Output, Turn
+from apfed_protocols.psi.interface import IntersectionAgreement, Output, Round
 from apfed_protocols.psi.transfers import ExtensionReceiver, ExtensionSender
 from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import Change, Intersection, Sets, change_kind
@@ -171,7 +171,7 @@ def play_both(
                 continue
             message = {other[name]: inboxes[name].pop(0)} if awaits[name] else {}
             try:
-                turn: Turn = next(script) if awaits[name] is None else script.send(message)
+                turn: Round = next(script) if awaits[name] is None else script.send(message)
             except StopIteration as end:
                 results[name] = end.value
                 continue

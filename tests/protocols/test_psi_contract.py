@@ -82,7 +82,7 @@ def test_no_message_is_longer_than_the_longest(
     ids = [b"id %d" % k for k in range(3 * size // 2)]
     sets = {HUB: ids[:size], "p": ids[size // 2 :], "q": ids[size // 4 : 5 * size // 4]}
     agreement = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER, maximum_ids=size)
-    longest = SET_INTERSECTIONS[backend](agreement).longest
+    longest = SET_INTERSECTIONS[backend](agreement).max_message_bytes
     played = Intersection(backend, sets).play()
     played.check()
     sent = [out for _, out in played.sent]
@@ -96,8 +96,8 @@ def test_what_is_too_long_is_not_kept_until_it_is_awaited(backend: str) -> None:
     protocol = SET_INTERSECTIONS[backend](agreement)
     member = protocol.make_member("p", HUB, [b"a", b"b"])
     member.start()
-    with pytest.raises(RemoteProtocolError, match=f"p takes at most {protocol.longest} "):
-        member.receive(HUB, bytes(protocol.longest + 1))
+    with pytest.raises(RemoteProtocolError, match=f"p takes at most {protocol.max_message_bytes} "):
+        member.receive(HUB, bytes(protocol.max_message_bytes + 1))
 
 
 @BACKENDS
@@ -181,7 +181,7 @@ def test_each_role_with_ids_asks_whether_it_may_take_part(backend: str) -> None:
             raise PermissionError(me)
 
     agreement = IntersectionAgreement(session="s", dealer=DEALER)
-    protocol = SET_INTERSECTIONS[backend](agreement, admit=admit)
+    protocol = SET_INTERSECTIONS[backend](agreement, check_admission=admit)
     protocol.make_hub(HUB, ["p", "q"], [b"a"])
     protocol.make_member("p", HUB, [b"a"])
     assert asked == [(HUB, ["p", "q"]), ("p", [HUB])]
@@ -432,12 +432,12 @@ def test_below_the_minimum_nothing_opens(backend: str, output: Output, sets: Set
 def test_shares_of_membership_combine_to_it_and_alone_say_nothing(backend: str, sets: Sets) -> None:
     aligners = play_for(backend, Output.SHARED, sets).aligners
     hub = aligners[HUB].membership
-    assert hub.row_of_place is not None
+    assert hub.row_of_bin is not None
     shares = np.stack([aligner.membership.shares for aligner in aligners.values()])
     common = np.bitwise_xor.reduce(shares)
-    rows = hub.row_of_place[common]
+    rows = hub.row_of_bin[common]
     assert {sets[HUB][row] for row in rows} == set.intersection(*map(set, sets.values()))
-    with_rows = [n for n in sets if aligners[n].membership.row_of_place is not None]
+    with_rows = [n for n in sets if aligners[n].membership.row_of_bin is not None]
     assert with_rows == [HUB]
     places = shares.shape[1]
     means = [
@@ -614,7 +614,7 @@ def test_with_ecdh_the_hub_learns_pairwise_overlaps(prefix: str, overlap: int) -
 
 @pytest.mark.parametrize("backend", SET_INTERSECTIONS.values(), ids=list(SET_INTERSECTIONS))
 def test_pairwise_overlaps_are_named_as_a_leak_where_there_are_any(backend: Any) -> None:
-    assert any("pairwise" in leak for leak in backend.leaks) == backend.pairwise
+    assert any("pairwise" in leak for leak in backend.leaks) == backend.has_pairwise_leak
 
 
 # Views bit by bit: the same small sets again and again, under one hash key, which the member knows
@@ -774,7 +774,9 @@ def test_what_an_announced_size_takes_was_forecast(backend: str, large: str) -> 
     kind = SET_INTERSECTIONS[backend]
     most = {
         name: kind.count_announced_bytes(
-            announced, own_size=0 if name == DEALER else len(FEW), members=1 if name == "q" else 2
+            announced,
+            own_size=0 if name == DEALER else len(FEW),
+            member_count=1 if name == "q" else 2,
         )
         for name in roles
         if name != large

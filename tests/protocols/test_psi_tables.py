@@ -294,7 +294,7 @@ def test_counting_opens_a_number() -> None:
 
 def test_shares_of_membership() -> None:
     shared = psi.share_membership(THREE, hub="a")
-    places = shared["a"].row_of_place
+    places = shared["a"].row_of_bin
     assert places is not None
     common = np.bitwise_xor.reduce([part.shares for part in shared.values()])
     assert sorted(places[common].tolist()) == [0, 2, 4]

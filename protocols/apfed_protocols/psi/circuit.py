@@ -60,20 +60,21 @@ from apfed_protocols.psi.hashing import (
     split_bit_planes,
 )
 from apfed_protocols.psi.interface import (
-    PLACES,
+    BINS_PER_ID,
     Aligner,
     DealtIntersection,
     Guesses,
-    Inbox,
     IntersectionAgreement,
     IntersectionResult,
     IntersectionTooSmallError,
     Membership,
+    Messages,
     Output,
-    Script,
-    Turn,
+    RoleCoroutine,
+    Round,
     check_parties,
     count_message_bytes,
+    wait_for,
 )
 from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, random_permutation
@@ -195,8 +196,8 @@ class CircuitIntersection(DealtIntersection):
     """
 
     name: ClassVar[str] = "circuit"
-    without_dealer: ClassVar[str] = "circuit_ot"
-    pairwise: ClassVar[bool] = False
+    dealerless_alternative: ClassVar[str] = "circuit_ot"
+    has_pairwise_leak: ClassVar[bool] = False
     outputs: ClassVar[frozenset[Output]] = frozenset(Output)
     leaks: ClassVar[tuple[str, ...]] = (
         "The dealer learns about how large each set is, and how many IDs are common to all.",
@@ -218,7 +219,7 @@ class CircuitIntersection(DealtIntersection):
         return Guesses(hub=bins, member=bins * count_bin_slots(maximum_ids, bins))
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
         """Return the bytes of memory that a role allocates because a peer announces `size` IDs:
         the larger of what a member needs and what the hub needs.
 
@@ -233,14 +234,14 @@ class CircuitIntersection(DealtIntersection):
         # At the hub: one chunk of slots. If the hub has few IDs, it has few bins, and a large set
         # of a member takes many slots of each bin.
         compared_slots = max(CHUNK_SLOTS // BITS, cls.count_slots(size, count_bins(own_size)))
-        return max(table_bytes, compared_slots * cls._count_slot_bytes(members))
+        return max(table_bytes, compared_slots * cls._count_slot_bytes(member_count))
 
     @classmethod
-    def _count_slot_bytes(cls, members: int) -> int:
+    def _count_slot_bytes(cls, member_count: int) -> int:
         """Return the bytes of memory that one slot of 64 bins takes while it is compared with this
         number of members.
         """
-        return _SLOT_BYTES + _FURTHER_SLOT_BYTES * (members - 1)
+        return _SLOT_BYTES + _FURTHER_SLOT_BYTES * (member_count - 1)
 
     def _load_gate(self) -> type[And]:
         """Return the class that computes AND of XOR-shared 64-bit words."""
@@ -257,11 +258,11 @@ class CircuitIntersection(DealtIntersection):
         """
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        self._require_memory(me, own_size=0, members=len(members))
-        script = self.run_dealer(self._make_endpoint(me), hub, members)
-        return self._make_aligner(me, [hub, *members], script)
+        self._require_memory(me, own_size=0, member_count=len(members))
+        coroutine = self.run_dealer(self._make_endpoint(me), hub, members)
+        return self._make_aligner(me, [hub, *members], coroutine)
 
-    def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
+    def _run_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> RoleCoroutine:
         """Run the role of the hub `me` (the active): hash the IDs into bins, compare each chunk of
         bins with every member (a passive) on secret shares, AND over all members, and reveal the
         output (steps 1 to 4 of the module's docstring).
@@ -292,7 +293,7 @@ class CircuitIntersection(DealtIntersection):
         share = np.concatenate(shares)
         return (yield from _reveal_at_hub(endpoint, members, inputs, ids, share, helper))
 
-    def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
+    def _run_member(self, me: str, hub: str, ids: Sequence[bytes]) -> RoleCoroutine:
         """Run the role of the member `me` (a passive): hash the IDs into bins, compare each chunk
         of bins with the hub (the active) on secret shares, AND over all members, and reveal the
         output (steps 1 to 4 of the module's docstring). `ids`: the member's encoded IDs.
@@ -321,20 +322,20 @@ class CircuitIntersection(DealtIntersection):
 
     def _make_hub_helper(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, "HubHelper"]:
+    ) -> Generator[Round, Messages, "HubHelper"]:
         """Return the object by which the hub gets multiplication triples and the count of common
         IDs: here from the dealer. A subclass may first exchange messages for it.
         """
-        yield from ()  # makes this a generator without a turn
+        yield from ()  # makes this a generator without a round
         return DealtHub(endpoint, members, inputs)
 
     def _make_member_helper(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, "MemberHelper"]:
+    ) -> Generator[Round, Messages, "MemberHelper"]:
         """Return the object by which a member gets multiplication triples and the count of common
         IDs: here from the dealer. A subclass may first exchange messages for it.
         """
-        yield from ()  # makes this a generator without a turn
+        yield from ()  # makes this a generator without a round
         return DealtMember(endpoint, hub, inputs)
 
     @classmethod
@@ -357,7 +358,7 @@ class CircuitIntersection(DealtIntersection):
         return hashing.fill_member_table(id_tags, bins_of, bins, slots)
 
     @property
-    def longest(self) -> int:
+    def max_message_bytes(self) -> int:
         """Return the bytes of the longest message that a role accepts: the masked bits of a chunk,
         64 for each slot, or one token for each common ID. The key parts and sizes of at most 2^16
         members (the roster) are added to either.
@@ -370,27 +371,27 @@ class CircuitIntersection(DealtIntersection):
 
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Return the tags (hashes of IDs) in the hub's bins that are compared with each member,
         (members, bins): here the same tags for all members. A subclass exchanges messages through
         `endpoint` for other tags. `inputs`: the hub's IDs in bins.
         """
-        yield from ()  # makes this a generator without a turn
+        yield from ()  # makes this a generator without a round
         return np.broadcast_to(inputs.tags, (len(members), *inputs.tags.shape))
 
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Return the tags (hashes of IDs) in this member's bins that are compared with the hub,
         (slots, bins): here those of its IDs. A subclass exchanges messages through `endpoint` for
         other tags. `inputs`: the member's IDs in bins.
         """
-        yield from ()  # makes this a generator without a turn
+        yield from ()  # makes this a generator without a round
         return inputs.tags
 
     def run_dealer(
         self, endpoint: Endpoint, hub: str, members: Sequence[str], *, hub_size: int | None = None
-    ) -> Script:
+    ) -> RoleCoroutine:
         """Run the role of the dealer, which has no IDs: deal multiplication triples for each chunk
         of bins, then count the common IDs (steps 2 and 3 of the module's docstring).
 
@@ -401,27 +402,27 @@ class CircuitIntersection(DealtIntersection):
         """
         total_words = 0  # of 64 bins each
         largest = self.agreement.maximum_ids if hub_size is None else hub_size
-        turn = Turn(outgoing=(), awaited=[hub])
-        inbox = yield turn
-        while endpoint.get_kind(inbox, hub) is Kind.DEAL:
-            words, turn = self._deal_chunk(endpoint, hub, members, inbox)
+        next_round = wait_for([hub])
+        received = yield next_round
+        while endpoint.get_kind(received, hub) is Kind.DEAL:
+            words, next_round = self._deal_chunk(endpoint, hub, members, received)
             total_words += words
             if total_words * BITS > hashing.count_bins(largest):
                 raise RemoteProtocolError(
                     f"{hub} orders triples for {total_words * BITS} bins, more than the agreed "
                     f"{largest} IDs take"
                 )
-            inbox = yield turn
-        verdict = yield from _count_bits(endpoint, hub, members, inbox, total_words)
+            received = yield next_round
+        verdict = yield from _count_bits(endpoint, hub, members, received, total_words)
         verdicts = dict.fromkeys([hub, *members], verdict)
-        yield endpoint.make_turn(Kind.VERDICT, verdicts, awaited=())
+        yield endpoint.make_round(Kind.VERDICT, verdicts, awaited=())
         return IntersectionResult()  # the dealer itself gets no output
 
     def _deal_chunk(
-        self, endpoint: Endpoint, hub: str, members: Sequence[str], inbox: Inbox
-    ) -> tuple[int, Turn]:
+        self, endpoint: Endpoint, hub: str, members: Sequence[str], received: Messages
+    ) -> tuple[int, Round]:
         """Deal the multiplication triples for one chunk of bins, which the hub orders by its
-        message in `inbox` (messages by sender).
+        message in `received` (messages by sender).
 
         Returns:
             The number of words of 64 bins in the chunk; and the step of the dealer's role that
@@ -430,7 +431,7 @@ class CircuitIntersection(DealtIntersection):
         Raises RemoteProtocolError: the chunk is too large or empty.
         """
         # Four bytes each: the words of the chunk, then the slots of each member's bins.
-        order = endpoint.parse_message(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
+        order = endpoint.parse_message(received, hub, Kind.DEAL, 4 * (1 + len(members)))
         words, *slots = struct.unpack(f">{1 + len(members)}I", order)
         # The smallest table has the fewest bins, and so the most slots for a large set.
         max_slots = self.count_slots(self.agreement.maximum_ids, hashing.count_bins(0))
@@ -454,7 +455,7 @@ class CircuitIntersection(DealtIntersection):
             hub_seeds += hub_seed
             bodies[member] = seed + all_seed + correction
         bodies[hub] = hub_seeds + hub_all_seed + all_correction
-        return words, endpoint.make_turn(Kind.TRIPLES, bodies, [hub])
+        return words, endpoint.make_round(Kind.TRIPLES, bodies, awaited=[hub])
 
 
 class CryptenCircuitIntersection(CircuitIntersection):
@@ -493,7 +494,7 @@ class HubHelper(Protocol):
 
     def take_triples(
         self, words: int
-    ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
+    ) -> Generator[Round, Messages, tuple[Mapping[str, TripleShares], TripleShares]]:
         """Return the hub's shares of multiplication triples for a chunk of 64 * `words` bins: by
         member, the triples for the comparison with that member; and the triples for the AND over
         all members.
@@ -502,7 +503,7 @@ class HubHelper(Protocol):
 
     def combine_members(
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Return the hub's XOR share, (words,), of the bit of each bin that says whether all
         members have the hub's ID: the AND over the members' bits.
 
@@ -516,7 +517,7 @@ class HubHelper(Protocol):
 
     def count_common(
         self, share: Words, own_size: int, row_of_bin: Rows
-    ) -> Generator[Turn, Inbox, Counted]:
+    ) -> Generator[Round, Messages, Counted]:
         """Have the common IDs counted; return the hub's result, None if rows are to be revealed.
 
         Args:
@@ -538,7 +539,9 @@ class MemberHelper(Protocol):
 
     holds_share: bool
 
-    def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
+    def take_triples(
+        self, words: int
+    ) -> Generator[Round, Messages, tuple[TripleShares, TripleShares]]:
         """Return this member's shares of multiplication triples for a chunk of 64 * `words` bins:
         the triples for the comparison with the hub, and those for the AND over all members.
         """
@@ -546,7 +549,7 @@ class MemberHelper(Protocol):
 
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Return this member's XOR share, (words,), of the bit of each bin that says whether all
         members have the hub's ID: the AND over the members' bits.
 
@@ -558,7 +561,7 @@ class MemberHelper(Protocol):
         """
         ...
 
-    def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
+    def count_common(self, share: Words, own_size: int) -> Generator[Round, Messages, Counted]:
         """Have the common IDs counted; return this member's result, None if rows are to be
         revealed.
 
@@ -579,7 +582,7 @@ class DealtHub:
 
     def take_triples(
         self, words: int
-    ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
+    ) -> Generator[Round, Messages, tuple[Mapping[str, TripleShares], TripleShares]]:
         """Order the multiplication triples for a chunk of 64 * `words` bins from the dealer, and
         expand its seeds. Return the hub's shares: by member, the triples for the comparison with
         that member; and the triples for the AND over all members.
@@ -590,9 +593,9 @@ class DealtHub:
         seed_bytes = KEY_BYTES * (len(self.sharers) + 1)
         pair_words, all_words = count_triple_words(words, slots)
         order = pack_order(words, slots)
-        inbox = yield endpoint.make_turn(Kind.DEAL, {dealer: order}, [dealer])
+        received = yield endpoint.make_round(Kind.DEAL, {dealer: order}, awaited=[dealer])
         length = seed_bytes + WORD.itemsize * all_words
-        dealt = endpoint.parse_message(inbox, dealer, Kind.TRIPLES, length)
+        dealt = endpoint.parse_message(received, dealer, Kind.TRIPLES, length)
         # One seed for each member, one for the AND over all, and the hub's share of c for that AND.
         *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
         correction = dealt[seed_bytes:]
@@ -604,7 +607,7 @@ class DealtHub:
 
     def combine_members(
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Return the hub's XOR share, (words,), of the AND over all members' bits, computed
         together with all members.
 
@@ -623,7 +626,7 @@ class DealtHub:
 
     def count_common(
         self, share: Words, own_size: int, row_of_bin: Rows
-    ) -> Generator[Turn, Inbox, Counted]:
+    ) -> Generator[Round, Messages, Counted]:
         """Have the dealer count the common IDs; return the hub's result, None if rows are still to
         be revealed.
 
@@ -648,7 +651,9 @@ class DealtMember:
         self._hub = hub
         self._inputs = inputs
 
-    def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
+    def take_triples(
+        self, words: int
+    ) -> Generator[Round, Messages, tuple[TripleShares, TripleShares]]:
         """Receive the seeds that the dealer sends for a chunk of 64 * `words` bins, and expand
         them to multiplication triples. Return this member's shares: the triples for the comparison
         with the hub, and those for the AND over all members.
@@ -657,9 +662,9 @@ class DealtMember:
         dealer = endpoint.agreement.dealer
         pair_words, all_words = count_triple_words(words, self._inputs.slots)
         own_words = pair_words[self._inputs.member_index]
-        inbox = yield Turn(outgoing=(), awaited=[dealer])
+        received = yield wait_for([dealer])
         length = 2 * KEY_BYTES + WORD.itemsize * own_words
-        dealt = endpoint.parse_message(inbox, dealer, Kind.TRIPLES, length)
+        dealt = endpoint.parse_message(received, dealer, Kind.TRIPLES, length)
         seed = dealt[:KEY_BYTES]
         all_seed = dealt[KEY_BYTES : 2 * KEY_BYTES]
         correction = dealt[2 * KEY_BYTES :]  # this member's share of c in the comparison
@@ -668,7 +673,7 @@ class DealtMember:
 
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Return this member's XOR share, (words,), of the AND over all members' bits, computed
         together with the hub. Its shares of the other members' bits are zero, since each of these
         bits is shared by the hub and one member alone.
@@ -688,7 +693,7 @@ class DealtMember:
             )
         )
 
-    def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
+    def count_common(self, share: Words, own_size: int) -> Generator[Round, Messages, Counted]:
         """Have the dealer count the common IDs; return this member's result, None if rows are still
         to be revealed.
 
@@ -704,7 +709,7 @@ class DealtMember:
 
 def _agree_as_hub(
     endpoint: Endpoint, backend: CircuitIntersection, members: Sequence[str], ids: Sequence[bytes]
-) -> Generator[Turn, Inbox, CircuitInputs]:
+) -> Generator[Round, Messages, CircuitInputs]:
     """Run step 1 (agreement on a hash key and on bins) at the hub: commit to its part of the hash
     key, collect the members' parts and sizes, reveal all parts, and put the IDs into bins under a
     key for which the IDs of all parties fit. Return the hub's inputs to the circuit.
@@ -722,12 +727,12 @@ def _agree_as_hub(
         member: _COMMIT.pack(commitment, size, len(members), index)
         for index, member in enumerate(members)
     }
-    inbox = yield endpoint.make_turn(Kind.COMMIT, commits, members)
+    received = yield endpoint.make_round(Kind.COMMIT, commits, awaited=members)
     key_parts = []
     mask_seeds = []
     member_sizes = []
     for member in members:
-        join = endpoint.parse_message(inbox, member, Kind.JOIN, _JOIN.size)
+        join = endpoint.parse_message(received, member, Kind.JOIN, _JOIN.size)
         key_part, mask_seed, member_size = _JOIN.unpack(join)
         endpoint.agreement.check_announced_sizes(member, [member_size], [member])
         key_parts.append(key_part)
@@ -735,7 +740,7 @@ def _agree_as_hub(
         member_sizes.append(member_size)
     packed_parts = b"".join(map(_PART.pack, key_parts, member_sizes))
     reveals = dict.fromkeys(members, own_part + packed_parts)
-    yield endpoint.make_turn(Kind.REVEAL, reveals, awaited=())
+    yield endpoint.make_round(Kind.REVEAL, reveals, awaited=())
     bins = hashing.count_bins(size)
     keys = _derive_candidate_keys(endpoint, own_part, packed_parts)
     key, (id_tags, bins_of, tokens), row_of_bin = yield from _fill_bins(
@@ -761,7 +766,7 @@ def _fill_bins(
     ids: Sequence[bytes],
     keys: Sequence[bytes],
     bins: int,
-) -> Generator[Turn, Inbox, tuple[bytes, _Fingerprints, Rows]]:
+) -> Generator[Round, Messages, tuple[bytes, _Fingerprints, Rows]]:
     """Find the first hash key under which the IDs of all parties fit into their bins, at the hub:
     try each key on the hub's own IDs, propose it to the members, and tell them when all accept.
 
@@ -787,14 +792,14 @@ def _fill_bins(
         if row_of_bin is None:
             continue
         proposals = dict.fromkeys(members, _PLACE.pack(attempt))
-        inbox = yield endpoint.make_turn(Kind.PLACE, proposals, members)
+        received = yield endpoint.make_round(Kind.PLACE, proposals, awaited=members)
         refusing_members = [
             member
             for member in members
-            if endpoint.parse_message(inbox, member, Kind.PLACED, 1) != b"\1"
+            if endpoint.parse_message(received, member, Kind.PLACED, 1) != b"\1"
         ]
         if not refusing_members:
-            yield endpoint.make_turn(Kind.AGREED, dict.fromkeys(members, b""), awaited=())
+            yield endpoint.make_round(Kind.AGREED, dict.fromkeys(members, b""), awaited=())
             return key, (tags, bins_n3, tokens), row_of_bin
     if refusing_members:
         raise RemoteProtocolError(
@@ -809,7 +814,7 @@ def _fill_bins(
 
 def _agree_as_member(
     endpoint: Endpoint, backend: CircuitIntersection, hub: str, ids: Sequence[bytes]
-) -> Generator[Turn, Inbox, CircuitInputs]:
+) -> Generator[Round, Messages, CircuitInputs]:
     """Run step 1 (agreement on a hash key and on bins) at a member: send its part of the hash key,
     check what the hub reveals, and put the IDs into bins under a key for which the IDs of all
     parties fit. Return the member's inputs to the circuit.
@@ -822,8 +827,8 @@ def _agree_as_member(
 
     Raises RemoteProtocolError: the hub's commitment, key parts or sizes are wrong.
     """
-    inbox = yield Turn(outgoing=(), awaited=[hub])
-    commit = endpoint.parse_message(inbox, hub, Kind.COMMIT, _COMMIT.size)
+    received = yield wait_for([hub])
+    commit = endpoint.parse_message(received, hub, Kind.COMMIT, _COMMIT.size)
     commitment, hub_size, member_count, member_index = _COMMIT.unpack(commit)
     endpoint.agreement.check_announced_sizes(hub, [hub_size], [hub])
     _check_member_index(endpoint, hub, member_index, member_count)
@@ -831,9 +836,9 @@ def _agree_as_member(
     mask_seed = fresh_key()
     own_size = endpoint.agreement.compute_announced_size(endpoint.me, len(ids))
     join = _JOIN.pack(own_part, mask_seed, own_size)
-    inbox = yield endpoint.make_turn(Kind.JOIN, {hub: join}, [hub])
+    received = yield endpoint.make_round(Kind.JOIN, {hub: join}, awaited=[hub])
     length = KEY_BYTES + _PART.size * member_count
-    reveal = endpoint.parse_message(inbox, hub, Kind.REVEAL, length)
+    reveal = endpoint.parse_message(received, hub, Kind.REVEAL, length)
     hub_part = reveal[:KEY_BYTES]
     packed_parts = reveal[KEY_BYTES:]
     if not hmac.compare_digest(hashlib.sha256(hub_part).digest(), commitment):
@@ -892,7 +897,7 @@ def _fill_slots(
     hub: str,
     keys: Sequence[bytes],
     fill_table: Callable[[bytes], _FilledTable | None],
-) -> Generator[Turn, Inbox, tuple[bytes, _FilledTable]]:
+) -> Generator[Round, Messages, tuple[bytes, _FilledTable]]:
     """Try the hash keys that the hub proposes, at a member, until the IDs of all parties fit into
     their bins under one key; return this key, and the table that `fill_table` made for it.
 
@@ -908,9 +913,9 @@ def _fill_slots(
     table = fill_table(keys[0])
     index_of_table = 0
     previous = -1
-    inbox = yield Turn(outgoing=(), awaited=[hub])
+    received = yield wait_for([hub])
     while True:
-        (index,) = _PLACE.unpack(endpoint.parse_message(inbox, hub, Kind.PLACE, _PLACE.size))
+        (index,) = _PLACE.unpack(endpoint.parse_message(received, hub, Kind.PLACE, _PLACE.size))
         if not previous < index < len(keys):
             raise RemoteProtocolError(
                 f"{hub} proposes hash key {index} after {previous}; keys are numbered upwards "
@@ -921,9 +926,9 @@ def _fill_slots(
             table = fill_table(keys[index])
             index_of_table = index
         accepts = bytes([table is not None])
-        inbox = yield endpoint.make_turn(Kind.PLACED, {hub: accepts}, [hub])
-        if table is not None and endpoint.get_kind(inbox, hub) is Kind.AGREED:
-            endpoint.parse_message(inbox, hub, Kind.AGREED, 0)
+        received = yield endpoint.make_round(Kind.PLACED, {hub: accepts}, awaited=[hub])
+        if table is not None and endpoint.get_kind(received, hub) is Kind.AGREED:
+            endpoint.parse_message(received, hub, Kind.AGREED, 0)
             return keys[index], table
 
 
@@ -947,7 +952,7 @@ def _compare_slots(
     *,
     is_leader: bool,
     gate: type[And],
-) -> Generator[Turn, Inbox, Mapping[str, Words]]:
+) -> Generator[Round, Messages, Mapping[str, Words]]:
     """Compare the tags (hashes of IDs) in bins with each peer; return, by peer, this party's XOR
     shares, (words,), of the bits that say in which bins the two have the same tag.
 
@@ -972,10 +977,10 @@ def _compare_slots(
             gates[peer] = gate(first, second, triple, is_leader=is_leader)
         own_masked = {peer: pair_gate.mask_inputs() for peer, pair_gate in gates.items()}
         bodies = {peer: words.tobytes() for peer, words in own_masked.items()}
-        inbox = yield endpoint.make_turn(Kind.MASKED, bodies, awaited=bodies.keys())
+        received = yield endpoint.make_round(Kind.MASKED, bodies, awaited=bodies.keys())
         planes = {}
         for peer, words in own_masked.items():
-            peer_words = endpoint.parse_words(inbox, peer, Kind.MASKED, words.shape)
+            peer_words = endpoint.parse_words(received, peer, Kind.MASKED, words.shape)
             planes[peer] = gates[peer].compute_share(words ^ peer_words)
     # At most one slot of a bin holds the hub's ID, so the XOR over the slots is their OR.
     return {peer: np.bitwise_xor.reduce(bits[0], axis=0) for peer, bits in planes.items()}
@@ -989,7 +994,7 @@ def combine_member_bits(
     hub: str,
     members: Sequence[str],
     gate: type[And],
-) -> Generator[Turn, Inbox, Words]:
+) -> Generator[Round, Messages, Words]:
     """Return this party's XOR share, (words,), of the AND over all members of one bit for each bin
     of the hub's hash table, computed by Beaver multiplications.
 
@@ -1015,15 +1020,17 @@ def combine_member_bits(
         and_gate = gate(left, right, triples.take_triple(left.shape), is_leader=is_hub)
         masked = and_gate.mask_inputs()
         if is_hub:
-            inbox = yield Turn(outgoing=(), awaited=members)
+            received = yield wait_for(members)
             for member in members:
-                masked ^= endpoint.parse_words(inbox, member, Kind.MASKED, masked.shape)
+                masked ^= endpoint.parse_words(received, member, Kind.MASKED, masked.shape)
             revealed = masked
             bodies = dict.fromkeys(members, revealed.tobytes())
-            yield endpoint.make_turn(Kind.OPENED, bodies, awaited=())
+            yield endpoint.make_round(Kind.OPENED, bodies, awaited=())
         else:
-            inbox = yield endpoint.make_turn(Kind.MASKED, {hub: masked.tobytes()}, [hub])
-            revealed = endpoint.parse_words(inbox, hub, Kind.OPENED, masked.shape)
+            received = yield endpoint.make_round(
+                Kind.MASKED, {hub: masked.tobytes()}, awaited=[hub]
+            )
+            revealed = endpoint.parse_words(received, hub, Kind.OPENED, masked.shape)
         shares = np.concatenate([and_gate.compute_share(revealed), rest])
     bits_W: Words = shares[0]
     return bits_W
@@ -1036,7 +1043,7 @@ def _reveal_at_hub(
     ids: Sequence[bytes],
     share: Words,
     helper: HubHelper,
-) -> Script:
+) -> RoleCoroutine:
     """Run steps 3 and 4 (count, reveal) at the hub: have the common IDs counted, add up the shares
     of the bits that say which bins hold a common ID, reveal the rows to the members if that is
     agreed, and return the hub's result.
@@ -1053,9 +1060,9 @@ def _reveal_at_hub(
     result = yield from helper.count_common(share, len(ids), row_of_bin)
     if result is not None:  # too few common IDs, or rows are not the agreed output
         return result
-    inbox = yield Turn(outgoing=(), awaited=helper.sharers)
+    received = yield wait_for(helper.sharers)
     for member in helper.sharers:
-        share = share ^ endpoint.parse_words(inbox, member, Kind.SHARE, share.shape)
+        share = share ^ endpoint.parse_words(received, member, Kind.SHARE, share.shape)
     common_rows = row_of_bin[unpack_bits(share)]
     if (common_rows < 0).any():
         raise RemoteProtocolError(
@@ -1066,7 +1073,7 @@ def _reveal_at_hub(
     if endpoint.agreement.output is Output.HUB_ROWS:
         return IntersectionResult(rows=rows)
     tokens = inputs.tokens[rows].tobytes()
-    yield endpoint.make_turn(Kind.TOKENS, dict.fromkeys(members, tokens), awaited=())
+    yield endpoint.make_round(Kind.TOKENS, dict.fromkeys(members, tokens), awaited=())
     return IntersectionResult(rows=rows)
 
 
@@ -1077,7 +1084,7 @@ def _reveal_at_member(
     ids: Sequence[bytes],
     share: Words,
     helper: MemberHelper,
-) -> Script:
+) -> RoleCoroutine:
     """Run steps 3 and 4 (count, reveal) at a member: have the common IDs counted, send the hub this
     member's share if it has one, and, unless the hub alone learns the rows, find the tokens that
     the hub reveals among the member's own IDs. Return the member's result.
@@ -1095,10 +1102,10 @@ def _reveal_at_member(
         return result
     shares_for_hub = {hub: share.tobytes()} if helper.holds_share else {}
     if endpoint.agreement.output is Output.HUB_ROWS:
-        yield endpoint.make_turn(Kind.SHARE, shares_for_hub, awaited=())
+        yield endpoint.make_round(Kind.SHARE, shares_for_hub, awaited=())
         return IntersectionResult()
-    inbox = yield endpoint.make_turn(Kind.SHARE, shares_for_hub, awaited=[hub])
-    body = endpoint.parse_message(inbox, hub, Kind.TOKENS)
+    received = yield endpoint.make_round(Kind.SHARE, shares_for_hub, awaited=[hub])
+    body = endpoint.parse_message(received, hub, Kind.TOKENS)
     return IntersectionResult(rows=_find_revealed_rows(endpoint, hub, inputs, body))
 
 
@@ -1126,7 +1133,7 @@ def _find_revealed_rows(endpoint: Endpoint, hub: str, inputs: CircuitInputs, bod
 
 def _request_count(
     endpoint: Endpoint, inputs: CircuitInputs, own_size: int, share: Words, row_of_bin: Rows | None
-) -> Generator[Turn, Inbox, Counted]:
+) -> Generator[Round, Messages, Counted]:
     """Send this party's masked share to the dealer, which counts the common IDs; return the result,
     None if rows are still to be revealed.
 
@@ -1150,8 +1157,12 @@ def _request_count(
     for seed in inputs.masks:
         masked_words = masked_words ^ expand_words(seed, b"count", len(masked_words))
     dealer = endpoint.agreement.dealer
-    inbox = yield endpoint.make_turn(Kind.COUNT, {dealer: masked_words.tobytes()}, [dealer])
-    (verdict,) = VERDICT.unpack(endpoint.parse_message(inbox, dealer, Kind.VERDICT, VERDICT.size))
+    received = yield endpoint.make_round(
+        Kind.COUNT, {dealer: masked_words.tobytes()}, awaited=[dealer]
+    )
+    (verdict,) = VERDICT.unpack(
+        endpoint.parse_message(received, dealer, Kind.VERDICT, VERDICT.size)
+    )
     return conclude_count(endpoint, dealer, verdict, own_size, bits, row_of_bin)
 
 
@@ -1191,7 +1202,7 @@ def conclude_count(
     if is_size_output:
         return IntersectionResult(size=int(verdict))
     if agreement.output is Output.SHARED:
-        return IntersectionResult(membership=Membership(shares=bits, row_of_place=row_of_bin))
+        return IntersectionResult(membership=Membership(shares=bits, row_of_bin=row_of_bin))
     return None
 
 
@@ -1208,18 +1219,18 @@ def pack_order(words: int, slots: Sequence[int]) -> bytes:
 
 
 def _count_bits(
-    endpoint: Endpoint, hub: str, members: Sequence[str], inbox: Inbox, words: int
-) -> Generator[Turn, Inbox, bytes]:
+    endpoint: Endpoint, hub: str, members: Sequence[str], received: Messages, words: int
+) -> Generator[Round, Messages, bytes]:
     """Count the common IDs at the dealer: receive the masked share of every member, add all shares
     by XOR, and count the bits that are set. Return the encoded verdict: too few, enough, or the
     number if it is the output.
 
-    `inbox`: messages by sender, with the hub's share. `words`: the number of words of 64 bins.
+    `received`: messages by sender, with the hub's share. `words`: the number of words of 64 bins.
     """
-    bits = endpoint.parse_words(inbox, hub, Kind.COUNT, (words,))
-    inbox = yield Turn(outgoing=(), awaited=members)
+    bits = endpoint.parse_words(received, hub, Kind.COUNT, (words,))
+    received = yield wait_for(members)
     for member in members:
-        bits = bits ^ endpoint.parse_words(inbox, member, Kind.COUNT, (words,))
+        bits = bits ^ endpoint.parse_words(received, member, Kind.COUNT, (words,))
     size = int(np.bitwise_count(bits).sum())
     if size < endpoint.agreement.minimum_rows:
         return VERDICT.pack(TOO_FEW)
@@ -1285,7 +1296,7 @@ class OpprfIntersection(CircuitIntersection):
     """
 
     name: ClassVar[str] = "opprf"
-    without_dealer: ClassVar[str] = "opprf_ot"
+    dealerless_alternative: ClassVar[str] = "opprf_ot"
     leaks: ClassVar[tuple[str, ...]] = (
         "The dealer learns how large the hub's set is, and how many IDs are common to all.",
         "All parties learn whether the agreed minimum is reached.",
@@ -1303,21 +1314,21 @@ class OpprfIntersection(CircuitIntersection):
         equations on an ID, one for each of the ID's bins. A member that deviates may spend only
         one; a common ID is then found with probability 1/3.
         """
-        member = PLACES * vole.count_vector_elements(maximum_ids)
+        member = BINS_PER_ID * vole.count_vector_elements(maximum_ids)
         return Guesses(hub=count_bins(maximum_ids), member=member)
 
     @property
-    def longest(self) -> int:
+    def max_message_bytes(self) -> int:
         """Return the bytes of the longest message that a role accepts: a member's hints (its
         store), the dealer's message to the hub, or a message of the comparison circuit.
         """
         largest = self.agreement.largest_size
-        hint_bytes = PLACES * WORD.itemsize * vole.count_vector_elements(largest)
+        hint_bytes = BINS_PER_ID * WORD.itemsize * vole.count_vector_elements(largest)
         dealt_bytes = vole.count_hub_dealt_bytes(count_bins(largest))
-        return max(count_message_bytes(max(hint_bytes, dealt_bytes)), super().longest)
+        return max(count_message_bytes(max(hint_bytes, dealt_bytes)), super().max_message_bytes)
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
         """Return the bytes of memory that a role allocates because a peer announces `size` IDs: the
         larger of what the comparison circuit and what the dealer needs. The dealer makes a vector
         with an element for each bin, for one member at a time.
@@ -1328,7 +1339,9 @@ class OpprfIntersection(CircuitIntersection):
             members: the number of members in the intersection.
         """
         dealt_bytes = vole.DEALING_ELEMENT_BYTES * count_bins(size)
-        circuit_bytes = super().count_announced_bytes(size, own_size=own_size, members=members)
+        circuit_bytes = super().count_announced_bytes(
+            size, own_size=own_size, member_count=member_count
+        )
         return max(dealt_bytes, circuit_bytes)
 
     @classmethod
@@ -1340,7 +1353,7 @@ class OpprfIntersection(CircuitIntersection):
 
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Evaluate, at the hub, an oblivious PRF on its ID in each bin, and unmask the tags that
         each member programmed for its own IDs (steps 1 and 3 of the class's docstring). Return the
         hub's tag in each bin for each member, (members, bins): for a common ID it equals the
@@ -1349,23 +1362,23 @@ class OpprfIntersection(CircuitIntersection):
         `inputs`: the hub's IDs in bins.
         """
         hub_size = inputs.sizes[0]
-        inbox = yield _CORRELATING.make_order(endpoint, hub_size)
-        shares = yield from _CORRELATING.receive_hub_shares(endpoint, hub_size, members, inbox)
+        received = yield _CORRELATING.make_order(endpoint, hub_size)
+        shares = yield from _CORRELATING.receive_hub_shares(endpoint, hub_size, members, received)
         placed = place_rows(inputs)
         # P, one element for each bin: the hash of the ID in it, random in an empty bin.
         points = store.expand_elements(fresh_key(), b"points", len(inputs.row_of_bin))
         points[placed.used] = store.extract_targets(placed.digests)
         vectors = {member: share.mask_vector(points) for member, share in shares.items()}
-        inbox = yield endpoint.make_turn(Kind.VECTOR, vectors, members)
+        received = yield endpoint.make_round(Kind.VECTOR, vectors, awaited=members)
         outputs = {
             member: _evaluate_prf(share.c[placed.used], inputs.key)
             for member, share in shares.items()
         }
-        return decode_hints(endpoint, inbox, inputs, placed, outputs)
+        return decode_hints(endpoint, received, inputs, placed, outputs)
 
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Draw, at a member, a random tag for each of its bins, and send the hub hints: these tags,
         masked by an oblivious PRF, so that the hub gets the same tag for a common ID and a random
         one otherwise (step 2 of the class's docstring). Return the tags, (1, bins).
@@ -1375,10 +1388,10 @@ class OpprfIntersection(CircuitIntersection):
         hub_size = inputs.sizes[0]
         # Computed before the messages of others arrive.
         programmer = HintProgrammer(inputs)
-        inbox = yield Turn(outgoing=(), awaited=[hub, endpoint.agreement.dealer])
-        share = _CORRELATING.parse_member_share(endpoint, inbox)
+        received = yield wait_for([hub, endpoint.agreement.dealer])
+        share = _CORRELATING.parse_member_share(endpoint, received)
         vector = endpoint.parse_message(
-            inbox, hub, Kind.VECTOR, vole.count_vector_bytes(count_bins(hub_size))
+            received, hub, Kind.VECTOR, vole.count_vector_bytes(count_bins(hub_size))
         )
         # The PRF of ID y in bin b is hash(C_b + Delta (P_b + H(y))): `values_B` is the part without
         # y, `addends` the part with it.
@@ -1390,12 +1403,12 @@ class OpprfIntersection(CircuitIntersection):
             return _evaluate_prf(values_B[bin_of_id] ^ addends, inputs.key)
 
         tags_B, hints = programmer.program(endpoint.me, evaluate_prf)
-        yield endpoint.make_turn(Kind.HINT, {hub: hints}, awaited=())
+        yield endpoint.make_round(Kind.HINT, {hub: hints}, awaited=())
         return tags_B[None]  # one slot in each bin
 
     def run_dealer(
         self, endpoint: Endpoint, hub: str, members: Sequence[str], *, hub_size: int | None = None
-    ) -> Script:
+    ) -> RoleCoroutine:
         """Run the dealer's role: deal one vector OLE (correlated random vectors) for each member,
         then deal triples and count the common IDs as for `circuit`. The argument `hub_size` is not
         used, since the hub announces its size in its order for the vectors.
@@ -1432,7 +1445,7 @@ def place_rows(inputs: CircuitInputs) -> PlacedRows:
 
 def decode_hints(
     endpoint: Endpoint,
-    inbox: Inbox,
+    received: Messages,
     inputs: CircuitInputs,
     placed: PlacedRows,
     outputs: Mapping[str, Words],
@@ -1443,7 +1456,7 @@ def decode_hints(
 
     Args:
         endpoint: frames and parses the hub's messages.
-        inbox: messages by sender, with each member's hints.
+        received: messages by sender, with each member's hints.
         inputs: the hub's inputs to the circuit.
         placed: the bins that hold an ID.
         outputs: output of the oblivious PRF for each of these bins, by member.
@@ -1453,7 +1466,9 @@ def decode_hints(
     tags_MB = expand_words(fresh_key(), b"empty", len(outputs) * bins).reshape(-1, bins).copy()
     for (member, prf), size, tags_B in zip(outputs.items(), member_sizes, tags_MB, strict=True):
         cells = store.count_cells(size)
-        hints = endpoint.parse_words(inbox, member, Kind.HINT, (cells + store.DENSE, PLACES))
+        hints = endpoint.parse_words(
+            received, member, Kind.HINT, (cells + store.DENSE, BINS_PER_ID)
+        )
         rows = store.Rows.from_digests(placed.digests, cells)
         # Three words for each ID, one for each of its bins; only the bin that holds it counts.
         decoded_words = store.decode_rows(hints, rows)

@@ -74,7 +74,14 @@ from apfed_protocols.psi.hashing import (
     count_bins,
     expand_words,
 )
-from apfed_protocols.psi.interface import Aligner, Inbox, Output, Turn, count_message_bytes
+from apfed_protocols.psi.interface import (
+    Aligner,
+    Messages,
+    Output,
+    Round,
+    count_message_bytes,
+    wait_for,
+)
 from apfed_protocols.psi.ot import (
     PROOF_BYTES,
     HubExtension,
@@ -118,7 +125,7 @@ class CircuitOtIntersection(CircuitIntersection):
     version: ClassVar[int] = VERSION + 4
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
         """Return the bytes of memory that a role allocates because a peer announces `size` IDs: for
         the comparison circuit, and for one batch of oblivious transfers with each member.
 
@@ -127,15 +134,17 @@ class CircuitOtIntersection(CircuitIntersection):
             own_size: the number of this party's own IDs.
             members: the number of members in the intersection.
         """
-        circuit_bytes = super().count_announced_bytes(size, own_size=own_size, members=members)
-        return circuit_bytes + _BATCH_BYTES * members
+        circuit_bytes = super().count_announced_bytes(
+            size, own_size=own_size, member_count=member_count
+        )
+        return circuit_bytes + _BATCH_BYTES * member_count
 
     @property
-    def longest(self) -> int:
+    def max_message_bytes(self) -> int:
         """Return the bytes of the longest message that a role accepts: the hub's message in a batch
         of oblivious transfers, or a message of the comparison circuit.
         """
-        return max(count_message_bytes(_count_vector_bytes(self)), super().longest)
+        return max(count_message_bytes(_count_vector_bytes(self)), super().max_message_bytes)
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
         """Raise LocalProtocolError: these intersections have no dealer."""
@@ -146,7 +155,7 @@ class CircuitOtIntersection(CircuitIntersection):
 
     def _make_hub_helper(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, HubHelper]:
+    ) -> Generator[Round, Messages, HubHelper]:
         """Run the base oblivious transfers with each member; return the object by which the hub
         makes triples and counts without a dealer.
         """
@@ -154,7 +163,7 @@ class CircuitOtIntersection(CircuitIntersection):
 
     def _make_member_helper(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, MemberHelper]:
+    ) -> Generator[Round, Messages, MemberHelper]:
         """Run the base oblivious transfers with the hub; return the object by which the member
         makes triples and counts without a dealer.
         """
@@ -170,7 +179,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
     version: ClassVar[int] = VERSION + 6
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
         """Return the bytes of memory that a role allocates because a peer announces `size` IDs: the
         larger of what the comparison circuit needs, and what a member's oblivious PRF needs.
 
@@ -179,22 +188,24 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
             own_size: the number of this party's own IDs.
             members: the number of members in the intersection.
         """
-        circuit_bytes = super().count_announced_bytes(size, own_size=own_size, members=members)
+        circuit_bytes = super().count_announced_bytes(
+            size, own_size=own_size, member_count=member_count
+        )
         # The hub's vector and the matrix computed from it, each in two copies at most.
         prf_bytes = 4 * count_extension_bytes(count_bins(size)) + _BATCH_BYTES
         return max(circuit_bytes, prf_bytes)
 
     @property
-    def longest(self) -> int:
+    def max_message_bytes(self) -> int:
         """Return the bytes of the longest message that a role accepts: the hub's vector for the
         oblivious PRF, or a message of the comparison circuit.
         """
         vector_bytes = count_extension_bytes(count_bins(self.agreement.largest_size))
-        return max(count_message_bytes(vector_bytes), super().longest)
+        return max(count_message_bytes(vector_bytes), super().max_message_bytes)
 
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Evaluate, at the hub (the active), an oblivious PRF on its ID in each bin, computed by
         oblivious transfers, and unmask the tags that each member programmed for its own IDs (step 4
         of the module's docstring). Return the hub's tag in each bin for each member, (members,
@@ -220,20 +231,20 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
             outputs[member] = _evaluate_prf(tagger, t0[placed.used], targets)
             extensions[member] = extension
             del t0  # to save memory
-        sending = endpoint.make_turn(Kind.VECTOR, vectors, awaited=members)
+        sending = endpoint.make_round(Kind.VECTOR, vectors, awaited=members)
         del vectors
-        inbox = yield sending
+        received = yield sending
         del sending
         proofs = {}
         for member in members:
-            challenge = endpoint.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
+            challenge = endpoint.parse_message(received, member, Kind.CHALLENGE, KEY_BYTES)
             proofs[member] = extensions.pop(member).prove(challenge)
-        inbox = yield endpoint.make_turn(Kind.PROOF, proofs, awaited=members)
-        return decode_hints(endpoint, inbox, inputs, placed, outputs)
+        received = yield endpoint.make_round(Kind.PROOF, proofs, awaited=members)
+        return decode_hints(endpoint, received, inputs, placed, outputs)
 
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Draw, at a member (a passive), a random tag for each of its bins, and send the hub hints:
         these tags, masked by an oblivious PRF computed by oblivious transfers. From them the hub
         gets the same tag for a common ID, and a random one otherwise (step 4 of the module's
@@ -248,14 +259,14 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         programmer = HintProgrammer(inputs)
         targets = store.extract_targets(programmer.digests)
         bins = count_bins(inputs.sizes[0])
-        inbox = yield Turn(outgoing=(), awaited=[hub])
-        vector = endpoint.parse_message(inbox, hub, Kind.VECTOR, count_extension_bytes(bins))
+        received = yield wait_for([hub])
+        vector = endpoint.parse_message(received, hub, Kind.VECTOR, count_extension_bytes(bins))
         challenge = fresh_key()
-        yield endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, awaited=())
+        yield endpoint.make_round(Kind.CHALLENGE, {hub: challenge}, awaited=())
         q_of_bin = extension.compute_matrix(vector, challenge)
-        del inbox, vector  # to save memory
-        inbox = yield Turn(outgoing=(), awaited=[hub])
-        extension.check_proof(endpoint.parse_message(inbox, hub, Kind.PROOF, PROOF_BYTES), hub)
+        del received, vector  # to save memory
+        received = yield wait_for([hub])
+        extension.check_proof(endpoint.parse_message(received, hub, Kind.PROOF, PROOF_BYTES), hub)
         # The PRF of ID y in bin b is hash(Q_b + C(H(y)) * s, H(y)); this is the part of each ID:
         addends = code.encode_words(code.mask_message_bits(targets)) & extension.choices
         tagger = _make_tagger(inputs, endpoint.me)
@@ -265,7 +276,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
             return _evaluate_prf(tagger, q_of_bin[bin_of_id] ^ addends, targets)
 
         tags_B, hints = programmer.program(endpoint.me, evaluate_prf)
-        yield endpoint.make_turn(Kind.HINT, {hub: hints}, awaited=())
+        yield endpoint.make_round(Kind.HINT, {hub: hints}, awaited=())
         return tags_B[None]  # one slot in each bin
 
 
@@ -309,7 +320,7 @@ def _name_session(inputs: CircuitInputs, purpose: bytes, member: str) -> bytes:
 
 def _transfer_as_hub(
     endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs, purpose: bytes, count: int
-) -> Generator[Turn, Inbox, dict[str, list[tuple[bytes, bytes]]]]:
+) -> Generator[Round, Messages, dict[str, list[tuple[bytes, bytes]]]]:
     """Run `count` base oblivious transfers with each member at the hub; return, by member, both
     keys of each transfer.
 
@@ -321,18 +332,18 @@ def _transfer_as_hub(
         for member in members
     }
     points = {member: sender.message for member, sender in senders.items()}
-    inbox = yield endpoint.make_turn(Kind.BASE, points, members)
+    received = yield endpoint.make_round(Kind.BASE, points, awaited=members)
     length = 2 * base_ot.POINT_BYTES * count
     keys = {}
     for member, sender in senders.items():
-        choices = endpoint.parse_message(inbox, member, Kind.CHOICES, length)
+        choices = endpoint.parse_message(received, member, Kind.CHOICES, length)
         keys[member] = sender.compute_keys(choices, receiver=member)
     return keys
 
 
 def _transfer_as_member(
     endpoint: Endpoint, hub: str, inputs: CircuitInputs, purpose: bytes, count: int
-) -> Generator[Turn, Inbox, tuple[list[bytes], bytes]]:
+) -> Generator[Round, Messages, tuple[list[bytes], bytes]]:
     """Run `count` base oblivious transfers with the hub at a member, with random choices; return
     the chosen key of each transfer, and the choice bits, packed in bytes.
 
@@ -343,8 +354,8 @@ def _transfer_as_member(
     bits = np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little").tolist()
     session = _name_session(inputs, purpose, endpoint.me)
     receiver = base_ot.Receiver(bits, fresh_key(), session=session)
-    inbox = yield endpoint.make_turn(Kind.CHOICES, {hub: receiver.message}, [hub])
-    point = endpoint.parse_message(inbox, hub, Kind.BASE, base_ot.POINT_BYTES)
+    received = yield endpoint.make_round(Kind.CHOICES, {hub: receiver.message}, awaited=[hub])
+    point = endpoint.parse_message(received, hub, Kind.BASE, base_ot.POINT_BYTES)
     return receiver.compute_keys(point, sender=hub), choices
 
 
@@ -360,7 +371,7 @@ def _derive_hash_key(inputs: CircuitInputs, member: str) -> bytes:
 
 def _start_hub_transfers(
     endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
-) -> Generator[Turn, Inbox, "TransferHub"]:
+) -> Generator[Round, Messages, "TransferHub"]:
     """Run the base oblivious transfers with each member at the hub (the active), and forward the
     first member's public key to the other members, which encrypt their shares for it. Return the
     object by which the hub makes triples and counts.
@@ -374,9 +385,9 @@ def _start_hub_transfers(
     }
     first, *others = members
     if others:
-        inbox = yield Turn((), [first])
-        public = endpoint.parse_message(inbox, first, Kind.KEY, KEY_BYTES)
-        yield endpoint.make_turn(Kind.KEY, dict.fromkeys(others, public), ())
+        received = yield wait_for([first])
+        public = endpoint.parse_message(received, first, Kind.KEY, KEY_BYTES)
+        yield endpoint.make_round(Kind.KEY, dict.fromkeys(others, public), awaited=())
     return TransferHub(endpoint, members, inputs, receivers)
 
 
@@ -408,7 +419,7 @@ class TransferHub:
 
     def take_triples(
         self, words: int
-    ) -> Generator[Turn, Inbox, tuple[Mapping[str, TripleShares], TripleShares]]:
+    ) -> Generator[Round, Messages, tuple[Mapping[str, TripleShares], TripleShares]]:
         """Make the multiplication triples for a chunk of 64 * `words` bins. Return the hub's
         shares: by member, the triples for the comparison with that member; and the triples for the
         AND over all members, which are shared with the first member alone.
@@ -425,7 +436,7 @@ class TransferHub:
 
     def combine_members(
         self, bits_MW: Words, triples: TripleShares, gate: type[And]
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Forward the other members' encrypted shares to the first member, and compute the AND over
         all members' bits with the first member; return the hub's XOR share, (words,).
 
@@ -439,11 +450,11 @@ class TransferHub:
         first, *others = self._members
         if others:
             length = _count_sealed_bytes(bits_MW.shape[1])
-            inbox = yield Turn(outgoing=(), awaited=others)
+            received = yield wait_for(others)
             sealed_shares = [
-                endpoint.parse_message(inbox, member, Kind.SEALED, length) for member in others
+                endpoint.parse_message(received, member, Kind.SEALED, length) for member in others
             ]
-            yield endpoint.make_turn(Kind.RELAYED, {first: b"".join(sealed_shares)}, awaited=())
+            yield endpoint.make_round(Kind.RELAYED, {first: b"".join(sealed_shares)}, awaited=())
         return (
             yield from combine_member_bits(
                 endpoint, bits_MW, triples, hub=endpoint.me, members=[first], gate=gate
@@ -452,7 +463,7 @@ class TransferHub:
 
     def count_common(
         self, share: Words, own_size: int, row_of_bin: Rows
-    ) -> Generator[Turn, Inbox, Counted]:
+    ) -> Generator[Round, Messages, Counted]:
         """Count the common IDs with the first member, and send the verdict to the others (step 3 of
         the module's docstring); return the hub's result, None if rows are still to be revealed.
 
@@ -479,18 +490,18 @@ class TransferHub:
         verdict = yield from _reveal_count(endpoint, first, own_sum, triples[first], is_leader=True)
         if others:
             verdicts = dict.fromkeys(others, VERDICT.pack(verdict))
-            yield endpoint.make_turn(Kind.VERDICT, verdicts, awaited=())
+            yield endpoint.make_round(Kind.VERDICT, verdicts, awaited=())
         return conclude_count(endpoint, first, verdict, own_size, bits, row_of_bin)
 
-    def _receive_corrections(self, member: str, count: int) -> Generator[Turn, Inbox, Numbers]:
+    def _receive_corrections(self, member: str, count: int) -> Generator[Round, Messages, Numbers]:
         """Receive the member's message with one number for each of `count` products of bits."""
-        inbox = yield Turn(outgoing=(), awaited=[member])
-        body = self._endpoint.parse_message(inbox, member, Kind.PRODUCTS, _SUM.size * count)
+        received = yield wait_for([member])
+        body = self._endpoint.parse_message(received, member, Kind.PRODUCTS, _SUM.size * count)
         return np.frombuffer(body, "<u4")
 
     def _make_triples(
         self, plan_by_member: Mapping[str, Sequence[int]]
-    ) -> Generator[Turn, Inbox, dict[str, TripleShares]]:
+    ) -> Generator[Round, Messages, dict[str, TripleShares]]:
         """Make multiplication triples with members by oblivious transfers, batch by batch; return
         the hub's shares by member.
 
@@ -515,7 +526,9 @@ class TransferHub:
             member: transfers.join_triples(batches) for member, batches in batches_by_member.items()
         }
 
-    def _extend(self, choices: Mapping[str, Words]) -> Generator[Turn, Inbox, dict[str, Numbers]]:
+    def _extend(
+        self, choices: Mapping[str, Words]
+    ) -> Generator[Round, Messages, dict[str, Numbers]]:
         """Run one batch of random oblivious transfers with each of these members: send the vectors,
         receive the members' challenges, and send the proofs. Return, by member, the hub's 32-bit
         number of each transfer: of the member's two numbers, the one that the hub's choice bit
@@ -528,15 +541,15 @@ class TransferHub:
         numbers = {}
         for member, choice_words in choices.items():
             vectors[member], numbers[member] = self._receivers[member].extend(choice_words)
-        sending = endpoint.make_turn(Kind.EXTENSION, vectors, awaited=list(choices))
+        sending = endpoint.make_round(Kind.EXTENSION, vectors, awaited=list(choices))
         del vectors  # large; this and `sending` are not needed after they were sent
-        inbox = yield sending
+        received = yield sending
         del sending
         proofs = {}
         for member in choices:
-            challenge = endpoint.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
+            challenge = endpoint.parse_message(received, member, Kind.CHALLENGE, KEY_BYTES)
             proofs[member] = self._receivers[member].prove(challenge)
-        yield endpoint.make_turn(Kind.PROOF, proofs, awaited=())
+        yield endpoint.make_round(Kind.PROOF, proofs, awaited=())
         return numbers
 
 
@@ -545,7 +558,7 @@ class TransferHub:
 
 def _start_member_transfers(
     endpoint: Endpoint, hub: str, inputs: CircuitInputs
-) -> Generator[Turn, Inbox, "TransferMember"]:
+) -> Generator[Round, Messages, "TransferMember"]:
     """Run the base oblivious transfers with the hub at a member (a passive), and return the object
     by which the member makes triples and counts.
 
@@ -563,12 +576,12 @@ def _start_member_transfers(
     has_other_members = len(inputs.slots) > 1
     is_first = inputs.member_index == 0
     if not is_first:
-        inbox = yield Turn(outgoing=(), awaited=[hub])
-        public = endpoint.parse_message(inbox, hub, Kind.KEY, KEY_BYTES)
+        received = yield wait_for([hub])
+        public = endpoint.parse_message(received, hub, Kind.KEY, KEY_BYTES)
         sealer = Sealer(secret, public)
     elif has_other_members:
         public = crypto_scalarmult_base(secret)
-        yield endpoint.make_turn(Kind.KEY, {hub: public}, awaited=())
+        yield endpoint.make_round(Kind.KEY, {hub: public}, awaited=())
     return TransferMember(endpoint, hub, inputs, sender, secret, sealer)
 
 
@@ -607,7 +620,9 @@ class TransferMember:
         self._masks: list[Words] = []
         self.holds_share = sealer is None  # only the first member has a share to send
 
-    def take_triples(self, words: int) -> Generator[Turn, Inbox, tuple[TripleShares, TripleShares]]:
+    def take_triples(
+        self, words: int
+    ) -> Generator[Round, Messages, tuple[TripleShares, TripleShares]]:
         """Make the multiplication triples for a chunk of 64 * `words` bins with the hub. Return
         this member's shares: the triples for the comparison; and, at the first member, the triples
         for the AND over all members (no triples at another member).
@@ -622,7 +637,7 @@ class TransferMember:
 
     def combine_members(
         self, bits_W: Words, triples: TripleShares, gate: type[And]
-    ) -> Generator[Turn, Inbox, Words]:
+    ) -> Generator[Round, Messages, Words]:
         """Return this member's XOR share, (words,), of the AND over all members' bits.
 
         The first member decrypts the others' shares and computes the AND with the hub. Another
@@ -641,7 +656,7 @@ class TransferMember:
             share = expand_words(fresh_key(), b"share", len(bits_W))
             content = bits_W.tobytes() + share.tobytes()
             sealed = self._sealer.seal(content, nonce, hub=self._hub)
-            yield self._endpoint.make_turn(Kind.SEALED, {self._hub: sealed}, awaited=())
+            yield self._endpoint.make_round(Kind.SEALED, {self._hub: sealed}, awaited=())
             return share
         others_bits, others_masks = yield from self._receive_others_shares(len(bits_W), nonce)
         share = yield from combine_member_bits(
@@ -657,7 +672,7 @@ class TransferMember:
 
     def _receive_others_shares(
         self, words: int, nonce: bytes
-    ) -> Generator[Turn, Inbox, tuple[Words, Words]]:
+    ) -> Generator[Round, Messages, tuple[Words, Words]]:
         """Receive, at the first member, the other members' shares of one chunk of bins through the
         hub, and decrypt them.
 
@@ -669,15 +684,15 @@ class TransferMember:
         shares = np.empty((others, 2, words), np.uint64)
         if others:
             length = _count_sealed_bytes(words)
-            inbox = yield Turn(outgoing=(), awaited=[self._hub])
-            body = self._endpoint.parse_message(inbox, self._hub, Kind.RELAYED, others * length)
+            received = yield wait_for([self._hub])
+            body = self._endpoint.parse_message(received, self._hub, Kind.RELAYED, others * length)
             for index in range(others):
                 sealed = body[index * length : (index + 1) * length]
                 content = _decrypt_shares(sealed, nonce, self._secret, self._hub)
                 shares[index] = np.frombuffer(content, WORD).reshape(2, words)
         return shares[:, 0], shares[:, 1]
 
-    def count_common(self, share: Words, own_size: int) -> Generator[Turn, Inbox, Counted]:
+    def count_common(self, share: Words, own_size: int) -> Generator[Round, Messages, Counted]:
         """Count the common IDs with the hub, or, if this is not the first member, receive the hub's
         verdict; return the member's result, None if rows are still to be revealed.
 
@@ -693,8 +708,8 @@ class TransferMember:
         bits = unpack_bits(share)
         is_first = self.holds_share
         if not is_first:
-            inbox = yield Turn(outgoing=(), awaited=[hub])
-            body = endpoint.parse_message(inbox, hub, Kind.VERDICT, VERDICT.size)
+            received = yield wait_for([hub])
+            body = endpoint.parse_message(received, hub, Kind.VERDICT, VERDICT.size)
             (verdict,) = VERDICT.unpack(body)
             return conclude_count(endpoint, hub, verdict, own_size, bits, row_of_bin=None)
         numbers_of_zero = []
@@ -702,7 +717,7 @@ class TransferMember:
             of_zero, of_one = yield from self._extend(len(chunk))
             # With it the hub gets m0 + x y, where m0 is `of_zero`; this member's share is -m0.
             corrections = (of_zero - of_one + unpack_bits(chunk)).astype("<u4")
-            yield endpoint.make_turn(Kind.PRODUCTS, {hub: corrections.tobytes()}, awaited=())
+            yield endpoint.make_round(Kind.PRODUCTS, {hub: corrections.tobytes()}, awaited=())
             numbers_of_zero.append(of_zero)
         own_sum = int(bits.sum()) + 2 * _add_numbers(numbers_of_zero)
         triples = yield from self._make_triples([_SIGN_TRIPLES])
@@ -711,7 +726,7 @@ class TransferMember:
         masked_bits = unpack_bits(share ^ np.concatenate(self._masks))
         return conclude_count(endpoint, hub, verdict, own_size, masked_bits, row_of_bin=None)
 
-    def _make_triples(self, plan: Sequence[int]) -> Generator[Turn, Inbox, TripleShares]:
+    def _make_triples(self, plan: Sequence[int]) -> Generator[Round, Messages, TripleShares]:
         """Make multiplication triples with the hub by oblivious transfers, batch by batch; return
         this member's shares.
 
@@ -724,7 +739,7 @@ class TransferMember:
             batches.append(transfers.derive_triples(numbers_of_zero, numbers_of_one))
         return transfers.join_triples(batches)
 
-    def _extend(self, words: int) -> Generator[Turn, Inbox, tuple[Numbers, Numbers]]:
+    def _extend(self, words: int) -> Generator[Round, Messages, tuple[Numbers, Numbers]]:
         """Run one batch of 64 * `words` random oblivious transfers with the hub: receive its
         vector, send a challenge, and check its proof. Return this member's 32-bit numbers for
         choice 0 and for choice 1, each (64 * words,).
@@ -733,16 +748,16 @@ class TransferMember:
         """
         endpoint = self._endpoint
         hub = self._hub
-        inbox = yield Turn(outgoing=(), awaited=[hub])
+        received = yield wait_for([hub])
         vector = endpoint.parse_message(
-            inbox, hub, Kind.EXTENSION, transfers.count_vector_bytes(words)
+            received, hub, Kind.EXTENSION, transfers.count_vector_bytes(words)
         )
         challenge = fresh_key()
-        yield endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, awaited=())
+        yield endpoint.make_round(Kind.CHALLENGE, {hub: challenge}, awaited=())
         numbers = self._sender.extend(vector, words, challenge)
-        del inbox, vector  # to save memory
-        inbox = yield Turn(outgoing=(), awaited=[hub])
-        proof = endpoint.parse_message(inbox, hub, Kind.PROOF, transfers.PROOF_BYTES)
+        del received, vector  # to save memory
+        received = yield wait_for([hub])
+        proof = endpoint.parse_message(received, hub, Kind.PROOF, transfers.PROOF_BYTES)
         self._sender.check_proof(proof, hub)
         return numbers
 
@@ -822,7 +837,7 @@ def _add_numbers(chunks: Sequence[Numbers]) -> int:
 
 def _reveal_count(
     endpoint: Endpoint, peer: str, own_sum: int, triples: TripleShares, *, is_leader: bool
-) -> Generator[Turn, Inbox, int]:
+) -> Generator[Round, Messages, int]:
     """Compare the number of common IDs with the agreed minimum, and return the verdict: `TOO_FEW`,
     `ENOUGH`, or the number if it is the agreed output.
 
@@ -841,8 +856,8 @@ def _reveal_count(
     subtrahend = endpoint.agreement.minimum_rows if is_leader else 0
     own_difference = own_sum - subtrahend
     own_sign = yield from _share_sign(endpoint, peer, own_difference, triples, is_leader=is_leader)
-    inbox = yield endpoint.make_turn(Kind.COUNT, {peer: bytes([own_sign])}, awaited=[peer])
-    (peer_sign,) = endpoint.parse_message(inbox, peer, Kind.COUNT, 1)
+    received = yield endpoint.make_round(Kind.COUNT, {peer: bytes([own_sign])}, awaited=[peer])
+    (peer_sign,) = endpoint.parse_message(received, peer, Kind.COUNT, 1)
     if peer_sign > 1:
         raise RemoteProtocolError(f"{peer} sent {peer_sign} as its share of a bit, expected 0 or 1")
     is_negative = own_sign ^ peer_sign
@@ -852,14 +867,14 @@ def _reveal_count(
         return ENOUGH
     # The number itself is the output: both parties reveal their shares of it.
     own_share = own_sum % _MODULUS
-    inbox = yield endpoint.make_turn(Kind.SUM, {peer: _SUM.pack(own_share)}, awaited=[peer])
-    (peer_share,) = _SUM.unpack(endpoint.parse_message(inbox, peer, Kind.SUM, _SUM.size))
+    received = yield endpoint.make_round(Kind.SUM, {peer: _SUM.pack(own_share)}, awaited=[peer])
+    (peer_share,) = _SUM.unpack(endpoint.parse_message(received, peer, Kind.SUM, _SUM.size))
     return int((own_share + peer_share) % _MODULUS)
 
 
 def _share_sign(
     endpoint: Endpoint, peer: str, own_number: int, triples: TripleShares, *, is_leader: bool
-) -> Generator[Turn, Inbox, int]:
+) -> Generator[Round, Messages, int]:
     """Return this party's XOR share of bit 31, the sign, of the sum of both parties' numbers modulo
     2^32, by a carry-lookahead adder (Kogge and Stone 1973).
 
@@ -895,7 +910,7 @@ def _share_sign(
 
 def _compute_and(
     endpoint: Endpoint, peer: str, x: Words, y: Words, triples: TripleShares, *, is_leader: bool
-) -> Generator[Turn, Inbox, Words]:
+) -> Generator[Round, Messages, Words]:
     """Return this party's XOR share of x AND y, computed with one peer by Beaver triples.
 
     Args:
@@ -907,6 +922,6 @@ def _compute_and(
     """
     gate = BeaverAnd(x, y, triples.take_triple(x.shape), is_leader=is_leader)
     own_masked = gate.mask_inputs()
-    inbox = yield endpoint.make_turn(Kind.MASKED, {peer: own_masked.tobytes()}, awaited=[peer])
-    peer_masked = endpoint.parse_words(inbox, peer, Kind.MASKED, own_masked.shape)
+    received = yield endpoint.make_round(Kind.MASKED, {peer: own_masked.tobytes()}, awaited=[peer])
+    peer_masked = endpoint.parse_words(received, peer, Kind.MASKED, own_masked.shape)
     return gate.compute_share(own_masked ^ peer_masked)

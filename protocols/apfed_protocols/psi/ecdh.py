@@ -71,17 +71,18 @@ from apfed_protocols.psi.interface import (
     POSITION_BYTES,
     Aligner,
     Guesses,
-    Inbox,
+    Messages,
     Output,
     Progress,
     ResumableIntersection,
-    Script,
-    Turn,
+    RoleCoroutine,
+    Round,
     check_parties,
     count_message_bytes,
     digest_each,
     parse_revealed_rows,
     reveal_common_rows,
+    wait_for,
 )
 from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.randomness import derive_key, fresh_key, random_permutation
@@ -175,10 +176,12 @@ class _EcdhRole(Aligner, ABC):
         self._digests = np.frombuffer(digest_ids(ids, session=agreement.digest), np.uint8)
         self._blindings = {peer: self._make_blinding(peer) for peer in peers}
         # No limit here: the endpoint limits the number of items, and so the length, of messages.
-        super().__init__(me, peers, agreement.output, self._run_role(), longest=sys.maxsize)
+        super().__init__(
+            me, peers, agreement.output, self._run_role(), max_message_bytes=sys.maxsize
+        )
 
     @abstractmethod
-    def _run_role(self) -> Script:
+    def _run_role(self) -> RoleCoroutine:
         """Run the role from the first message to the last."""
 
     def _make_blinding(self, peer: str) -> _Blinding:
@@ -193,7 +196,7 @@ class _EcdhRole(Aligner, ABC):
         order = random_permutation(self._size, key=derive_key(key, b"order"))
         return _Blinding(scalar=derive_key(key, b"scalar"), order=order)
 
-    def _blind_ids(self, awaited: Collection[str] = ()) -> Turn:
+    def _blind_ids(self, awaited: Collection[str] = ()) -> Round:
         """Blind this party's IDs for each peer: map each ID to a curve point and multiply it by the
         peer's scalar. Return the step that sends each peer its list, the ID of row `order[k]` at
         position k, and then waits for the parties in `awaited`.
@@ -204,18 +207,18 @@ class _EcdhRole(Aligner, ABC):
             shuffled_digests = digests[blinding.order].tobytes()
             blind = partial(blind_digests, blinding.scalar)
             bodies[peer] = self._map_blocks("blinding its own IDs", blind, shuffled_digests)
-        return self._endpoint.make_turn(Kind.BLINDED, bodies, awaited)
+        return self._endpoint.make_round(Kind.BLINDED, bodies, awaited=awaited)
 
-    def _compute_tags(self, inbox: Inbox, sender: str) -> NDArray[np.uint8]:
+    def _compute_tags(self, received: Messages, sender: str) -> NDArray[np.uint8]:
         """Multiply the n blinded IDs from `sender` by this party's secret scalar; return their tags
         (the first 16 bytes of each product), (n, 16), in the order received.
 
-        `inbox`: messages by sender, with the list of blinded IDs.
+        `received`: messages by sender, with the list of blinded IDs.
 
         Raises RemoteProtocolError: the bytes are no points, there are not as many as expected, or
         one ID was blinded in two ways.
         """
-        points = self._endpoint.parse_message(inbox, sender, Kind.BLINDED)
+        points = self._endpoint.parse_message(received, sender, Kind.BLINDED)
         self._backend.require_expected_size(sender, len(points) // POINT_BYTES)
         check_points(sender, points)
         multiply = partial(multiply_points, self._blindings[sender].scalar)
@@ -253,8 +256,8 @@ class EcdhIntersection(ResumableIntersection):
 
     name: ClassVar[str] = "ecdh"
     needs_dealer: ClassVar[bool] = False
-    pairwise: ClassVar[bool] = True
-    shows_sizes: ClassVar[bool] = True
+    has_pairwise_leak: ClassVar[bool] = True
+    has_visible_sizes: ClassVar[bool] = True
     outputs: ClassVar[frozenset[Output]] = frozenset({Output.ROWS, Output.HUB_ROWS, Output.SIZE})
     leaks: ClassVar[tuple[str, ...]] = (
         "The hub learns its pairwise intersection with every member, even when it is refused.",
@@ -269,12 +272,12 @@ class EcdhIntersection(ResumableIntersection):
         return Guesses(hub=maximum_ids, member=maximum_ids)
 
     @staticmethod
-    def compute_longest_message(ids: int) -> int:
-        return count_message_bytes(POINT_BYTES * ids)
+    def compute_max_message_bytes(id_count: int) -> int:
+        return count_message_bytes(POINT_BYTES * id_count)
 
     @property
-    def longest(self) -> int:
-        return self.compute_longest_message(self.agreement.maximum_ids)
+    def max_message_bytes(self) -> int:
+        return self.compute_max_message_bytes(self.agreement.maximum_ids)
 
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
         """Return the role of the hub `me` (the active) for these members (the passives). Raises
@@ -319,9 +322,11 @@ class EcdhHub(_EcdhRole):
         """Return, by member, the hub's rows that the member has, ascending; the hub learns them
         whatever is revealed.
         """
-        return {member: np.flatnonzero(of_rows >= 0) for member, of_rows in self._positions.items()}
+        return {
+            member: np.flatnonzero(positions >= 0) for member, positions in self._positions.items()
+        }
 
-    def _run_role(self) -> Script:
+    def _run_role(self) -> RoleCoroutine:
         """Run the role: send blinded IDs, compute the tags of each member's IDs (their points,
         blinded by both parties), match them with the tags of the hub's IDs that the members return,
         and reveal the agreed output (steps 1 to 3 of the module's docstring).
@@ -330,11 +335,15 @@ class EcdhHub(_EcdhRole):
         members = list(self._blindings)
         yield self._blind_ids()
         for member in members:
-            inbox = yield Turn((), [member])
-            own_tags[member] = split_points(self._compute_tags(inbox, member).tobytes(), TAG_BYTES)
+            received = yield wait_for([member])
+            own_tags[member] = split_points(
+                self._compute_tags(received, member).tobytes(), TAG_BYTES
+            )
         for member in members:
-            inbox = yield Turn((), [member])
-            tags = split_points(self._endpoint.parse_message(inbox, member, Kind.TAGS), TAG_BYTES)
+            received = yield wait_for([member])
+            tags = split_points(
+                self._endpoint.parse_message(received, member, Kind.TAGS), TAG_BYTES
+            )
             self._positions[member] = self._match_rows(member, tags, own_tags[member])
         return (yield from reveal_common_rows(self._endpoint, self._positions))
 
@@ -376,19 +385,21 @@ class EcdhMember(_EcdhRole):
         super().__init__(me, [hub], ids, backend)
         self._hub = hub
 
-    def _run_role(self) -> Script:
+    def _run_role(self) -> RoleCoroutine:
         """Run the role: send this party's blinded IDs, blind the hub's IDs once more and return
         their tags (shuffled if only the size is revealed), and parse what the hub reveals (steps 1
         to 3 of the module's docstring).
         """
-        inbox = yield self._blind_ids([self._hub])
-        tags = self._compute_tags(inbox, self._hub)
+        received = yield self._blind_ids([self._hub])
+        tags = self._compute_tags(received, self._hub)
         if self._output is Output.SIZE:
             # So that the hub can count equal tags, but not tell whose they are.
             tags = tags[random_permutation(len(tags))]
-        inbox = yield self._endpoint.make_turn(Kind.TAGS, {self._hub: tags.tobytes()}, [self._hub])
+        received = yield self._endpoint.make_round(
+            Kind.TAGS, {self._hub: tags.tobytes()}, awaited=[self._hub]
+        )
         order = self._blindings[self._hub].order
-        return parse_revealed_rows(self._endpoint, inbox, self._hub, order, len(tags))
+        return parse_revealed_rows(self._endpoint, received, self._hub, order, len(tags))
 
 
 def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:

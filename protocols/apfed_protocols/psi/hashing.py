@@ -31,7 +31,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.psi.interface import PLACES, digest_each, draw_different_positions
+from apfed_protocols.psi.interface import BINS_PER_ID, digest_each, draw_different_positions
 from apfed_protocols.randomness import fresh_key, keystream
 
 Words = NDArray[np.uint64]
@@ -77,7 +77,7 @@ def count_bin_slots(member_size: int, bins: int) -> int:
         member_size: n, the number of the member's IDs.
         bins: B, the number of bins of the hub's hash table.
     """
-    share = PLACES / bins
+    share = BINS_PER_ID / bins
     mean = member_size * share
 
     def is_large_enough(slots: int) -> bool:
@@ -108,12 +108,12 @@ def fingerprint_ids(
         different bins in 0..B-1, (n, 3); and its token of 16 bytes, by which a member finds a
         revealed ID among its own IDs, (n, 16).
     """
-    length = WORD_BYTES * (1 + PLACES) + TOKEN_BYTES
+    length = WORD_BYTES * (1 + BINS_PER_ID) + TOKEN_BYTES
     keyed = hashlib.blake2b(key=key, digest_size=length, person=b"apfed psi tag")
     # Of the words of a digest the first is the tag, the next three give bins, the rest the token.
     words = digest_each(ids, keyed).view("<u8")
-    bins_n3 = draw_different_positions(words[:, 1 : 1 + PLACES], bins)
-    tokens = np.ascontiguousarray(words[:, 1 + PLACES :]).view(np.uint8)
+    bins_n3 = draw_different_positions(words[:, 1 : 1 + BINS_PER_ID], bins)
+    tokens = np.ascontiguousarray(words[:, 1 + BINS_PER_ID :]).view(np.uint8)
     return words[:, 0] & _TAG_MASK, bins_n3, tokens
 
 
@@ -144,8 +144,8 @@ def fill_cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
         unplaced = np.concatenate([unplaced[~entered], evicted[evicted >= 0]])
         # A row without a bin tries one of its other two bins next, at random.
         steps = np.frombuffer(keystream(fresh_key(), length=len(unplaced)), np.uint8)
-        choice[unplaced] += 1 + steps % (PLACES - 1)
-        choice[unplaced] %= PLACES
+        choice[unplaced] += 1 + steps % (BINS_PER_ID - 1)
+        choice[unplaced] %= BINS_PER_ID
     return None
 
 
@@ -179,7 +179,7 @@ def fill_member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Wo
     if _has_repeated_tag(tags_n, bins_n3):
         return None
     bin_of_tag = bins_n3.ravel()
-    tags = np.repeat(tags_n, PLACES)
+    tags = np.repeat(tags_n, BINS_PER_ID)
     order = np.argsort(bin_of_tag, kind="stable")
     bin_of_tag = bin_of_tag[order]
     tags = tags[order]

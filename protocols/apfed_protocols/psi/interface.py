@@ -7,8 +7,8 @@ party; what a backend reveals beyond the M-way intersection, it lists in `leaks`
 
 Messages are framed (`Endpoint`): any bytes either parse to a kind and as many items of that kind's
 size as announced, or raise RemoteProtocolError. A role with many rounds is written top to bottom as
-a `Script`, which sends and parses messages at an `Endpoint`. Where the parties agree on sizes, a
-set may be smaller than its agreed size.
+a `RoleCoroutine`, which sends and parses messages at an `Endpoint`. Where the parties agree on
+sizes, a set may be smaller than its agreed size.
 """
 
 import hashlib
@@ -29,26 +29,27 @@ from apfed_protocols.checks import MAX_ANNOUNCED_BYTES, take_numpy_integers
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.ids import MAX_IDS, check_ids
+from apfed_protocols.lazy_names import make_former_name
 from apfed_protocols.randomness import ForkCheck, random_permutation
 
 __all__ = [
-    "Admit",
+    "AdmissionCheck",
     "Aligner",
+    "CoroutineIntersection",
     "DealtIntersection",
     "Endpoint",
     "Guesses",
-    "Inbox",
     "IntersectionAgreement",
     "IntersectionResult",
     "IntersectionTooSmallError",
     "Membership",
+    "Messages",
     "Output",
     "Progress",
     "ResumableIntersection",
-    "Script",
-    "ScriptedIntersection",
+    "RoleCoroutine",
+    "Round",
     "SetIntersection",
-    "Turn",
     "check_parties",
     "count_message_bytes",
     "digest_each",
@@ -56,22 +57,24 @@ __all__ = [
     "parse_revealed_rows",
     "require_own_rows",
     "reveal_common_rows",
+    "wait_for",
 ]
 
-_POSITIONS = 2**32
-Admit = Callable[[str, Sequence[str]], None]
+_SIZE_LIMIT = 2**32
+AdmissionCheck = Callable[[str, Sequence[str]], None]
 """Takes a party's own name and those of the peers with IDs; raises if it is not to take part."""
 
 _HEADER = struct.Struct(">BB16sI")
 _DIGEST_BYTES = 16
 
-_MESSAGES_AHEAD = 4
+_MAX_MESSAGES_AHEAD = 4
 
-Inbox = Mapping[str, bytes]
+Messages = Mapping[str, bytes]
+"""The messages of one round, by sender."""
 _Kind = TypeVar("_Kind", bound=IntEnum)
 
-PLACES = 3
-_IDS_OF_A_CHUNK = 2**12
+BINS_PER_ID = 3
+_IDS_PER_CHUNK = 2**12
 
 Rows = NDArray[np.int64]
 POSITION_BYTES = 4
@@ -148,12 +151,14 @@ class Membership:
     Attributes:
         shares: XOR shares of one bit for each bin, bool, shape (bins,); uniformly random to anybody
             who lacks one party's.
-        row_of_place: row of the hub's table whose ID is in each bin, -1 for an empty bin, (bins,);
+        row_of_bin: row of the hub's table whose ID is in each bin, -1 for an empty bin, (bins,);
             None at every other party.
     """
 
     shares: NDArray[np.bool_] = field(repr=False)
-    row_of_place: NDArray[np.int64] | None = field(default=None, repr=False)
+    row_of_bin: NDArray[np.int64] | None = field(default=None, repr=False)
+
+    row_of_place = make_former_name("row_of_place", "row_of_bin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +195,7 @@ class IntersectionAgreement:
         take_numpy_integers(self)
         if not self.session:
             raise LocalProtocolError("an intersection needs a session name")
-        if not 0 < self.maximum_ids < _POSITIONS:
+        if not 0 < self.maximum_ids < _SIZE_LIMIT:
             raise LocalProtocolError(f"maximum_ids lies in 1..2^32 - 1, got {self.maximum_ids}")
         if any(not 0 <= size <= self.maximum_ids for size in self.sizes.values()):
             raise LocalProtocolError(
@@ -209,8 +214,8 @@ class IntersectionAgreement:
         texts = [self.session, self.encoding, self.dealer, self.output.value, ""]
         texts += [f"{size} {party}" for party, size in sorted(self.sizes.items())]
         fields = limits + [text.encode() for text in texts]
-        framed = b"".join(len(content).to_bytes(4, "big") + content for content in fields)
-        return hashlib.sha256(b"secure-apfed intersection v3" + framed).digest()
+        framed_fields = b"".join(len(content).to_bytes(4, "big") + content for content in fields)
+        return hashlib.sha256(b"secure-apfed intersection v3" + framed_fields).digest()
 
     @property
     def largest_size(self) -> int:
@@ -233,12 +238,12 @@ class IntersectionAgreement:
 
         Raises LocalProtocolError: `true_size` exceeds the agreed size.
         """
-        announced = self.get_size(me) if self.sizes else true_size
-        if true_size > announced:
+        announced_size = self.get_size(me) if self.sizes else true_size
+        if true_size > announced_size:
             raise LocalProtocolError(
-                f"{me} has {true_size} IDs, the parties agreed that it announces {announced}"
+                f"{me} has {true_size} IDs, the parties agreed that it announces {announced_size}"
             )
-        return announced
+        return announced_size
 
     def check_announced_sizes(
         self, sender: str, sizes: Sequence[int], parties: Sequence[str]
@@ -259,27 +264,27 @@ class IntersectionAgreement:
                 )
         if not self.sizes:
             return
-        agreed = sorted(map(self.get_size, parties))
-        if sorted(sizes) != agreed:
+        agreed_sizes = sorted(map(self.get_size, parties))
+        if sorted(sizes) != agreed_sizes:
             raise RemoteProtocolError(
                 f"{sender} announces {', '.join(map(str, sizes))} IDs, the parties agreed on "
-                f"{', '.join(map(str, agreed))}"
+                f"{', '.join(map(str, agreed_sizes))}"
             )
 
 
-def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
+def check_parties(hub: str, members: Sequence[str], *dealers: str) -> None:
     """Raise LocalProtocolError for an intersection without members or with one party in two roles.
 
     `hub`: the party that exchanges messages with every other. `members`: the other parties with
     IDs. `others`: the dealer, a party without IDs that provides correlated randomness, if there is
     one.
     """
-    parties = (hub, *members, *others)
+    parties = (hub, *members, *dealers)
     if not members or not all(parties) or len(set(parties)) != len(parties):
         raise LocalProtocolError(
             "an intersection has one hub and one or more different members, got hub "
             f"{hub!r}, members {', '.join(map(repr, members)) or 'none'}"
-            + "".join(f", dealer {other!r}" for other in others)
+            + "".join(f", dealer {other!r}" for other in dealers)
         )
 
 
@@ -292,48 +297,59 @@ class IntersectionResult:
         rows: this party's common rows, in the order that all parties share.
         size: the number of common IDs.
         membership: shares of which of the hub's IDs are common.
-        places: position of each of `rows` in the list that a member sent, by member; only at a hub
-            that compares lists.
-        order: this member's own row at each position of the list that it sent; only at a member
+        positions_by_member: position of each of `rows` in the list that a member sent, by member;
+            only at a hub that compares lists.
+        sent_rows: this member's own row at each position of the list that it sent; only at a member
             whose list the hub compared.
     """
 
     rows: NDArray[np.int64] | None = field(default=None, repr=False)
     size: int | None = None
     membership: Membership | None = None
-    places: Mapping[str, NDArray[np.int64]] | None = field(default=None, repr=False)
-    order: NDArray[np.int64] | None = field(default=None, repr=False)
+    positions_by_member: Mapping[str, NDArray[np.int64]] | None = field(default=None, repr=False)
+    sent_rows: NDArray[np.int64] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A step of a script: messages to send, and then parties to wait for.
+class Round:
+    """A step of a role's coroutine: messages to send, and then parties to wait for.
 
     Attributes:
         outgoing: the messages.
-        awaited: the parties of which the script needs one message each before it continues.
+        awaited: the parties of which the coroutine needs one message each before it continues.
     """
 
     outgoing: Sequence[Outgoing]
     awaited: Collection[str]
 
 
-Script = Generator[Turn, Mapping[str, bytes], IntersectionResult | IntersectionTooSmallError]
-"""A role as a generator: it yields turns, gets the awaited messages by sender, and returns its
-result or the reason why nothing was revealed."""
+RoleCoroutine = Generator[Round, Messages, IntersectionResult | IntersectionTooSmallError]
+"""A role as a generator: it yields rounds, receives the awaited messages, and returns its result or
+the reason why nothing was revealed."""
+
+
+def wait_for(senders: Collection[str]) -> Round:
+    """Return a round that sends nothing, and waits for one message of each of these parties."""
+    return Round(outgoing=(), awaited=senders)
 
 
 class Aligner:
-    """A party's role in an intersection: a `Conversation` that runs a script.
+    """A party's role in an intersection: a `Conversation` that runs a coroutine.
 
     The properties return the agreed output once the role is finished. They raise
     IntersectionTooSmallError if the intersection is below the agreed minimum, and
     LocalProtocolError before the end or if the output is not revealed to this party. An exception
-    of the script ends the role.
+    of the coroutine ends the role.
     """
 
     def __init__(
-        self, me: str, peers: Collection[str], output: Output, script: Script, *, longest: int
+        self,
+        me: str,
+        peers: Collection[str],
+        output: Output,
+        coroutine: RoleCoroutine,
+        *,
+        max_message_bytes: int,
     ) -> None:
         """Make the role of the party `me`, not started.
 
@@ -341,38 +357,38 @@ class Aligner:
             me: name of the party whose role this is.
             peers: the parties that it exchanges messages with.
             output: what the parties agreed to reveal, for errors.
-            script: the role, a generator that yields `Turn`s and returns the result.
-            longest: bytes of the longest message that the role accepts.
+            coroutine: the role, a generator that yields `Round`s and returns the result.
+            max_message_bytes: bytes of the longest message that the role accepts.
         """
         self._me = me
         self._output = output
-        # None until the script ends.
+        # None until the coroutine ends.
         self._outcome: IntersectionResult | IntersectionTooSmallError | None = None
-        self._script = script
-        self._longest = longest
+        self._coroutine = coroutine
+        self._max_message_bytes = max_message_bytes
         # A forked copy of this role would send messages with the same secrets once more.
         self._fork_check = ForkCheck(f"{me}: this role of an intersection")
-        # Messages that have arrived and that the script did not take yet.
+        # Messages that have arrived and that the coroutine did not take yet.
         self._inbox: dict[str, deque[bytes]] = {peer: deque() for peer in peers}
-        # The peers whose next message the script needs before it continues.
+        # The peers whose next message the coroutine needs before it continues.
         self._awaited: Collection[str] = ()
-        self._started = False
-        self._failed = False
+        self._is_started = False
+        self._has_failed = False
 
     def start(self) -> Iterable[Outgoing]:
-        """Run the script to the first point where it waits; return the messages to send.
+        """Run the coroutine to the first point where it waits; return the messages to send.
 
         Raises LocalProtocolError: called twice, or in a forked process.
         """
         self._fork_check.require_own_process()
-        if self._started:
+        if self._is_started:
             raise LocalProtocolError(f"{self._me}: an intersection is started once")
-        self._started = True
-        return self._run_turn(None)
+        self._is_started = True
+        return self._run_rounds(None)
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Queue one message of `sender`. If all messages that the script waits for are here now,
-        resume the script and return the messages to send; otherwise return no messages.
+        """Queue one message of `sender`. If all messages that the coroutine waits for are here now,
+        resume it and return the messages to send; otherwise return no messages.
 
         Raises:
             RemoteProtocolError: `sender` takes no part, or sent a message that is too long or too
@@ -380,61 +396,64 @@ class Aligner:
             LocalProtocolError: called before `start`, or in a forked process.
         """
         self._fork_check.require_own_process()
-        if not self._started:
+        if not self._is_started:
             raise LocalProtocolError(f"{self._me}: call start before receive")
         if sender not in self._inbox:
             raise RemoteProtocolError(f"{sender} takes no part in this intersection")
-        is_too_far_ahead = len(self._inbox[sender]) >= _MESSAGES_AHEAD  # limits the memory
-        if self.is_finished or self._failed or is_too_far_ahead:
+        is_too_far_ahead = len(self._inbox[sender]) >= _MAX_MESSAGES_AHEAD  # limits the memory
+        if self.is_finished or self._has_failed or is_too_far_ahead:
             raise RemoteProtocolError(
                 f"{sender} sent a message when the protocol does not expect it: the intersection "
                 f"is over, or {sender} is too far ahead"
             )
-        if len(body) > self._longest:
+        if len(body) > self._max_message_bytes:
             raise RemoteProtocolError(
-                f"{sender} sent {len(body)} bytes, {self._me} takes at most {self._longest} in "
-                "this intersection; compare alignment.maximum_ids of both"
+                f"{sender} sent {len(body)} bytes, {self._me} takes at most "
+                f"{self._max_message_bytes} in this intersection; compare alignment.maximum_ids "
+                "of both"
             )
         self._inbox[sender].append(body)
         if not all(self._inbox[peer] for peer in self._awaited):
             return []
-        return self._run_turn(self._pop_messages())
+        return self._run_rounds(self._pop_messages())
 
     def _pop_messages(self) -> Mapping[str, bytes]:
         """Remove and return the next message of each awaited peer."""
         return {peer: self._inbox[peer].popleft() for peer in self._awaited}
 
-    def _run_turn(self, messages: Mapping[str, bytes] | None) -> Iterable[Outgoing]:
-        """Resume the script with the awaited messages by sender (None: start it); return the
-        messages to send. If the messages of further turns are here already, those turns run while
+    def _run_rounds(self, messages: Mapping[str, bytes] | None) -> Iterable[Outgoing]:
+        """Resume the coroutine with the awaited messages by sender (None: start it); return the
+        messages to send. If the messages of further rounds are here already, those rounds run while
         the caller iterates over the returned messages.
         """
-        return itertools.chain(self._resume_script(messages), self._run_further_turns())
+        return itertools.chain(self._resume_coroutine(messages), self._run_ready_rounds())
 
-    def _run_further_turns(self) -> Iterator[Outgoing]:
-        """Run further turns as long as all messages that they await are here already; yield their
+    def _run_ready_rounds(self) -> Iterator[Outgoing]:
+        """Run further rounds as long as all messages that they await are here already; yield their
         messages.
         """
         while not self.is_finished and all(self._inbox[peer] for peer in self._awaited):
-            yield from self._resume_script(self._pop_messages())
+            yield from self._resume_coroutine(self._pop_messages())
 
-    def _resume_script(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
-        """Run the script, a generator, up to its next turn or its end; return the messages to send.
+    def _resume_coroutine(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
+        """Run the coroutine up to its next round or its end; return the messages to send.
 
-        At the end of the script its return value becomes the outcome of this role. If the script
+        At its end, its return value becomes the outcome of this role. If the coroutine
         raises, the role is marked as failed and accepts no further message.
 
-        `messages`: the awaited messages by sender; None: the script starts.
+        `messages`: the awaited messages by sender; None: the coroutine starts.
         """
-        self._failed = True  # reset below unless the script raises
+        self._has_failed = True  # reset below unless the coroutine raises
         try:
-            turn = next(self._script) if messages is None else self._script.send(messages)
+            next_round = (
+                next(self._coroutine) if messages is None else self._coroutine.send(messages)
+            )
         except StopIteration as end:
             self._outcome = end.value
-            turn = Turn(outgoing=(), awaited=())
-        self._failed = False
-        self._awaited = turn.awaited
-        return turn.outgoing
+            next_round = wait_for(())
+        self._has_failed = False
+        self._awaited = next_round.awaited
+        return next_round.outgoing
 
     @property
     def is_finished(self) -> bool:
@@ -469,24 +488,24 @@ class Aligner:
         return membership
 
     @property
-    def places(self) -> Mapping[str, NDArray[np.int64]]:
+    def positions_by_member(self) -> Mapping[str, NDArray[np.int64]]:
         """Return, by member, the position of each common row in the list that the member sent;
         known only to a hub that compares lists. Raises LocalProtocolError: it is not known here.
         """
-        places = self._require_result().places
+        places = self._require_result().positions_by_member
         if places is None:
             raise self._make_output_error("places in lists of members")
         return places
 
     @property
-    def order(self) -> NDArray[np.int64]:
+    def sent_rows(self) -> NDArray[np.int64]:
         """Return this member's own row at each position of the shuffled list that it sent to the
         hub. Raises LocalProtocolError: the hub did not compare lists, or this party is the hub.
         """
-        order = self._require_result().order
-        if order is None:
+        sent_rows = self._require_result().sent_rows
+        if sent_rows is None:
             raise self._make_output_error("order of its list")
-        return order
+        return sent_rows
 
     def _require_result(self) -> IntersectionResult:
         """Return this party's result.
@@ -556,7 +575,9 @@ class Endpoint(Generic[_Kind]):
         if self._progress is not None:
             self._progress(Progress(self.me, self.work, done, total))
 
-    def make_turn(self, kind: _Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
+    def make_round(
+        self, kind: _Kind, bodies: Mapping[str, bytes], *, awaited: Collection[str]
+    ) -> Round:
         """Return the step of a role that sends one message of this kind to each receiver, and then
         waits for one message of each party in `awaited`.
 
@@ -565,28 +586,28 @@ class Endpoint(Generic[_Kind]):
         outgoing = [
             Outgoing(party, self._pack_message(kind, body)) for party, body in bodies.items()
         ]
-        return Turn(outgoing, awaited)
+        return Round(outgoing, awaited)
 
-    def get_kind(self, inbox: Inbox, sender: str) -> _Kind:
-        """Return the kind of the message of `sender` in `inbox` (messages by sender). Raises
+    def get_kind(self, received: Messages, sender: str) -> _Kind:
+        """Return the kind of the message of `sender` in `received` (messages by sender). Raises
         RemoteProtocolError: the message is malformed.
         """
-        return self.kinds(self._unpack_message(sender, inbox[sender])[0])
+        return self.kinds(self._unpack_message(sender, received[sender])[0])
 
     def parse_message(
-        self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None
+        self, received: Messages, sender: str, kind: _Kind, length: int | None = None
     ) -> bytes:
         """Return the body of a message that must be of this kind.
 
         Args:
-            inbox: messages by sender.
+            received: messages by sender.
             sender: the party whose message is parsed.
             kind: the kind of message that the protocol expects now.
             length: bytes that the body must have; None: any number.
 
         Raises RemoteProtocolError: the message is malformed, or of another kind or length.
         """
-        sent_kind, body = self._unpack_message(sender, inbox[sender])
+        sent_kind, body = self._unpack_message(sender, received[sender])
         if sent_kind != kind:
             raise RemoteProtocolError(
                 f"{sender} sent {self.kinds(sent_kind).name.lower()} when the protocol expects "
@@ -599,13 +620,13 @@ class Endpoint(Generic[_Kind]):
         return body
 
     def parse_words(
-        self, inbox: Inbox, sender: str, kind: _Kind, shape: tuple[int, ...]
+        self, received: Messages, sender: str, kind: _Kind, shape: tuple[int, ...]
     ) -> NDArray[np.uint64]:
-        """Return the 64-bit words in the message of `sender` in `inbox` (messages by sender), as an
-        array of this shape. Raises RemoteProtocolError: the message is malformed, or of another
+        """Return the 64-bit words in the message of `sender` in `received` (messages by sender), as
+        an array of this shape. Raises RemoteProtocolError: the message is malformed, or of another
         kind than `kind` or another size.
         """
-        body = self.parse_message(inbox, sender, kind, 8 * int(np.prod(shape)))
+        body = self.parse_message(received, sender, kind, 8 * int(np.prod(shape)))
         return np.frombuffer(body, "<u8").reshape(shape)
 
     def _pack_message(self, kind: int, items: bytes) -> bytes:
@@ -662,25 +683,25 @@ def count_message_bytes(size: int) -> int:
     return _HEADER.size + size
 
 
-def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.uint8]:
+def digest_each(ids: Sequence[bytes], keyed_hasher: "hashlib.blake2b") -> NDArray[np.uint8]:
     """Return the BLAKE2b digest of each of n IDs as bytes, shape (n, bytes of a digest).
 
     The digests are as secret as the IDs: whoever has the key can test guessed IDs.
 
-    `keyed`: a BLAKE2b object with the key, which has hashed nothing yet.
+    `keyed_hasher`: a BLAKE2b object with the key, which has hashed nothing yet.
     """
-    digests = np.empty((len(ids), keyed.digest_size), np.uint8)
+    digests = np.empty((len(ids), keyed_hasher.digest_size), np.uint8)
     # A copy of the keyed state costs less than hashing the key again for each ID.
-    copy_hasher = keyed.copy
+    copy_hasher = keyed_hasher.copy
     # In chunks, since millions of small bytes objects would take much memory.
-    for start in range(0, len(ids), _IDS_OF_A_CHUNK):
+    for start in range(0, len(ids), _IDS_PER_CHUNK):
         chunk_digests = []
-        for identity in ids[start : start + _IDS_OF_A_CHUNK]:
+        for identity in ids[start : start + _IDS_PER_CHUNK]:
             hasher = copy_hasher()
             hasher.update(identity)
             chunk_digests.append(hasher.digest())
-        rows = np.frombuffer(b"".join(chunk_digests), np.uint8)
-        digests[start : start + _IDS_OF_A_CHUNK] = rows.reshape(-1, keyed.digest_size)
+        digest_rows = np.frombuffer(b"".join(chunk_digests), np.uint8)
+        digests[start : start + _IDS_PER_CHUNK] = digest_rows.reshape(-1, keyed_hasher.digest_size)
     return digests
 
 
@@ -693,8 +714,8 @@ def draw_different_positions(words_n3: NDArray[np.uint64], size: int) -> NDArray
     """
     # One bit less, so that the numbers fit into int64; position k has size - k possible values.
     first, second, third = (
-        ((words_n3[:, k] >> np.uint64(1)) % np.uint64(size - k)).astype(np.int64)
-        for k in range(PLACES)
+        ((words_n3[:, position] >> np.uint64(1)) % np.uint64(size - position)).astype(np.int64)
+        for position in range(BINS_PER_ID)
     )
     # The second skips the first; the third skips both, the smaller one first.
     second += second >= first
@@ -706,7 +727,7 @@ def draw_different_positions(words_n3: NDArray[np.uint64], size: int) -> NDArray
 
 
 def _find_common_rows(
-    me: str, positions: Mapping[str, Rows], minimum: int
+    me: str, positions_by_member: Mapping[str, Rows], minimum_rows: int
 ) -> Rows | IntersectionTooSmallError:
     """Return the hub's rows that all parties have, in a random order. If they are fewer than
     `minimum`, return the error that says so; it is not raised, since the members must be told too.
@@ -717,19 +738,22 @@ def _find_common_rows(
             (n,); -1 for a row that the member lacks.
         minimum: the agreed minimum of common rows.
     """
-    has_row_by_member = {member: of_rows >= 0 for member, of_rows in positions.items()}
-    common = np.flatnonzero(np.logical_and.reduce(list(has_row_by_member.values())))
-    if len(common) < minimum:
-        counts = ", ".join(
-            f"{int(has_row.sum())} with {member}" for member, has_row in has_row_by_member.items()
+    has_rows_by_member = {
+        member: positions >= 0 for member, positions in positions_by_member.items()
+    }
+    common_rows = np.flatnonzero(np.logical_and.reduce(list(has_rows_by_member.values())))
+    if len(common_rows) < minimum_rows:
+        overlap_sizes = ", ".join(
+            f"{int(has_row_n.sum())} with {member}"
+            for member, has_row_n in has_rows_by_member.items()
         )
-        detail = f" ({len(common)} in common to all; {counts})"
-        return IntersectionTooSmallError.for_party(me, minimum, detail)
-    return common[random_permutation(len(common))]
+        detail = f" ({len(common_rows)} in common to all; {overlap_sizes})"
+        return IntersectionTooSmallError.for_party(me, minimum_rows, detail)
+    return common_rows[random_permutation(len(common_rows))]
 
 
 def _parse_positions(
-    sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int
+    sender: str, items: bytes, *, minimum_rows: int, own_size: int, hub_size: int
 ) -> Rows:
     """Return the positions (places) in this member's list that the hub opened: revealed as common.
 
@@ -748,24 +772,26 @@ def _parse_positions(
             f"{sender} opened rows in {len(items)} bytes, expected a multiple of {POSITION_BYTES}"
         )
     positions = np.frombuffer(items, ">u4").astype(np.int64)
-    if len(positions) < minimum:
+    if len(positions) < minimum_rows:
         raise RemoteProtocolError(
-            f"{sender} opened {len(positions)} rows, the parties agreed on at least {minimum}"
+            f"{sender} opened {len(positions)} rows, the parties agreed on at least {minimum_rows}"
         )
     if len(positions) and int(positions.max()) >= own_size:
         raise RemoteProtocolError(
             f"{sender} names place {int(positions.max())} of a list of {own_size} IDs"
         )
-    distinct = len(np.unique(positions))
-    if distinct != len(positions) or len(positions) > hub_size:
+    distinct_count = len(np.unique(positions))
+    if distinct_count != len(positions) or len(positions) > hub_size:
         raise RemoteProtocolError(
-            f"{sender} opened {len(positions)} rows, of which {distinct} differ, with a set of "
-            f"{hub_size} IDs"
+            f"{sender} opened {len(positions)} rows, of which {distinct_count} differ, with a set "
+            f"of {hub_size} IDs"
         )
     return positions
 
 
-def reveal_common_rows(endpoint: Endpoint[_Kind], positions: Mapping[str, Rows]) -> Script:
+def reveal_common_rows(
+    endpoint: Endpoint[_Kind], positions_by_member: Mapping[str, Rows]
+) -> RoleCoroutine:
     """Run the last step of the hub's role, after the hub (the active) compared its list with that
     of every member: find the common rows, send each member the last message, and return the hub's
     result, or the error if too few rows are common.
@@ -777,29 +803,34 @@ def reveal_common_rows(endpoint: Endpoint[_Kind], positions: Mapping[str, Rows])
     `endpoint`: frames the hub's messages. `positions`: position of each of the hub's n rows in the
     list that a member sent, by member, (n,); -1 for a row that the member lacks.
     """
-    rows = _find_common_rows(endpoint.me, positions, endpoint.agreement.minimum_rows)
-    nothing = dict.fromkeys(positions, b"")  # an empty body for each member
-    if isinstance(rows, IntersectionTooSmallError):
-        yield endpoint.make_turn(endpoint.kinds["REFUSAL"], nothing, awaited=())
-        return rows
+    common_rows = _find_common_rows(
+        endpoint.me, positions_by_member, endpoint.agreement.minimum_rows
+    )
+    empty_bodies = dict.fromkeys(positions_by_member, b"")  # an empty body for each member
+    if isinstance(common_rows, IntersectionTooSmallError):
+        yield endpoint.make_round(endpoint.kinds["REFUSAL"], empty_bodies, awaited=())
+        return common_rows
     if endpoint.agreement.output is Output.SIZE:
-        size = len(rows).to_bytes(POSITION_BYTES, "big")
-        bodies = dict.fromkeys(positions, size)
-        yield endpoint.make_turn(endpoint.kinds["SIZE"], bodies, awaited=())
-        return IntersectionResult(size=len(rows))
-    common_positions = {member: of_rows[rows] for member, of_rows in positions.items()}
+        size = len(common_rows).to_bytes(POSITION_BYTES, "big")
+        bodies = dict.fromkeys(positions_by_member, size)
+        yield endpoint.make_round(endpoint.kinds["SIZE"], bodies, awaited=())
+        return IntersectionResult(size=len(common_rows))
+    common_positions_by_member = {
+        member: positions[common_rows] for member, positions in positions_by_member.items()
+    }
     if endpoint.agreement.output is Output.HUB_ROWS:
-        yield endpoint.make_turn(endpoint.kinds["DONE"], nothing, awaited=())
+        yield endpoint.make_round(endpoint.kinds["DONE"], empty_bodies, awaited=())
     else:
         bodies = {
-            member: of_rows.astype(">u4").tobytes() for member, of_rows in common_positions.items()
+            member: positions.astype(">u4").tobytes()
+            for member, positions in common_positions_by_member.items()
         }
-        yield endpoint.make_turn(endpoint.kinds["ROWS"], bodies, awaited=())
-    return IntersectionResult(rows=rows, places=common_positions)
+        yield endpoint.make_round(endpoint.kinds["ROWS"], bodies, awaited=())
+    return IntersectionResult(rows=common_rows, positions_by_member=common_positions_by_member)
 
 
 def parse_revealed_rows(
-    endpoint: Endpoint[_Kind], inbox: Inbox, hub: str, order: Rows, hub_size: int
+    endpoint: Endpoint[_Kind], received: Messages, hub: str, sent_rows: Rows, hub_size: int
 ) -> IntersectionResult | IntersectionTooSmallError:
     """Parse the hub's last message at a member, and return the member's result, or the error if too
     few rows are common.
@@ -810,34 +841,34 @@ def parse_revealed_rows(
 
     Args:
         endpoint: parses the messages that this member receives.
-        inbox: messages by sender, with the hub's last message.
+        received: messages by sender, with the hub's last message.
         hub: the hub's name.
         order: the member's own row at each position of the list that it sent.
         hub_size: the number of IDs that the hub announced.
 
     Raises RemoteProtocolError: the message is malformed or impossible.
     """
-    minimum = endpoint.agreement.minimum_rows
+    minimum_rows = endpoint.agreement.minimum_rows
     output = endpoint.agreement.output
-    if minimum and endpoint.get_kind(inbox, hub) is endpoint.kinds["REFUSAL"]:
-        return IntersectionTooSmallError.for_party(endpoint.me, minimum)
+    if minimum_rows and endpoint.get_kind(received, hub) is endpoint.kinds["REFUSAL"]:
+        return IntersectionTooSmallError.for_party(endpoint.me, minimum_rows)
     if output is Output.HUB_ROWS:
-        endpoint.parse_message(inbox, hub, endpoint.kinds["DONE"], 0)
-        return IntersectionResult(order=order)
+        endpoint.parse_message(received, hub, endpoint.kinds["DONE"], 0)
+        return IntersectionResult(sent_rows=sent_rows)
     if output is Output.SIZE:
-        items = endpoint.parse_message(inbox, hub, endpoint.kinds["SIZE"])
-        maximum = min(len(order), hub_size)
+        items = endpoint.parse_message(received, hub, endpoint.kinds["SIZE"])
+        max_size = min(len(sent_rows), hub_size)
         size = int.from_bytes(items, "big")
-        if len(items) != POSITION_BYTES or not minimum <= size <= maximum:
+        if len(items) != POSITION_BYTES or not minimum_rows <= size <= max_size:
             raise RemoteProtocolError(
-                f"{hub} announces {size} common IDs, expected {minimum} to {maximum}"
+                f"{hub} announces {size} common IDs, expected {minimum_rows} to {max_size}"
             )
         return IntersectionResult(size=size)
-    items = endpoint.parse_message(inbox, hub, endpoint.kinds["ROWS"])
+    items = endpoint.parse_message(received, hub, endpoint.kinds["ROWS"])
     positions = _parse_positions(
-        hub, items, minimum=minimum, own_size=len(order), hub_size=hub_size
+        hub, items, minimum_rows=minimum_rows, own_size=len(sent_rows), hub_size=hub_size
     )
-    return IntersectionResult(rows=order[positions], order=order)
+    return IntersectionResult(rows=sent_rows[positions], sent_rows=sent_rows)
 
 
 def require_own_rows(
@@ -867,23 +898,23 @@ class SetIntersection(ABC):
         threads: number of threads that this party computes with, at least 1; None: the backend's
             own choice. Backends on circuits and vectors compute on whole arrays and ignore it.
         progress: called with the progress of this party's work.
-        admit: called with this party's name and its peers before each role with IDs is made;
-            raises if the role must not be made.
+        check_admission: called with this party's name and its peers before each role with IDs is
+            made; raises if the role must not be made.
 
     Attributes:
         name: key of the backend in `SET_INTERSECTIONS`.
         needs_dealer: whether the party that `agreement.dealer` names must take part.
-        without_dealer: the name of the backend to use if there is no dealer.
+        dealerless_alternative: the name of the backend to use if there is no dealer.
         outputs: what the backend can reveal.
-        pairwise: whether the hub learns its intersection with every single member.
+        has_pairwise_leak: whether the hub learns its intersection with every single member.
         leaks: what the backend reveals beyond the intersection and the sizes, in sentences.
     """
 
     name: ClassVar[str]
     needs_dealer: ClassVar[bool]
-    without_dealer: ClassVar[str] = ""
+    dealerless_alternative: ClassVar[str] = ""
     outputs: ClassVar[frozenset[Output]]
-    pairwise: ClassVar[bool]
+    has_pairwise_leak: ClassVar[bool]
     leaks: ClassVar[tuple[str, ...]]
 
     def __init__(
@@ -892,7 +923,7 @@ class SetIntersection(ABC):
         *,
         threads: int | None = None,
         progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
+        check_admission: AdmissionCheck | None = None,
     ) -> None:
         """Set up an intersection at one party; its role is made by `make_hub`, `make_member` or
         `make_dealer`.
@@ -910,12 +941,12 @@ class SetIntersection(ABC):
         if self.needs_dealer and not agreement.dealer:
             raise LocalProtocolError(
                 f"a {self.name} intersection needs a dealer; name it in the agreement, or use "
-                f"{self.without_dealer}, which needs none"
+                f"{self.dealerless_alternative}, which needs none"
             )
         self.agreement = agreement
         self.progress = progress
         self.threads = threads
-        self._admit = admit
+        self._check_admission = check_admission
 
     @property
     def largest_announced_size(self) -> int:
@@ -924,7 +955,7 @@ class SetIntersection(ABC):
 
     @property
     @abstractmethod
-    def longest(self) -> int:
+    def max_message_bytes(self) -> int:
         """Return the bytes of the longest message that its roles accept."""
 
     @staticmethod
@@ -937,7 +968,7 @@ class SetIntersection(ABC):
         """
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
         """Return the most bytes of memory that a role allocates because of the number of IDs that a
         peer announces, beside the messages that arrived; 0 if every array is as long as a message.
         A limit on it stops a peer that announces a huge set from exhausting this party's memory.
@@ -947,11 +978,11 @@ class SetIntersection(ABC):
             own_size: the number of this party's own IDs.
             members: the number of members in the intersection.
         """
-        del size, own_size, members
+        del size, own_size, member_count
         return 0
 
     @classmethod
-    def find_largest_size(cls, *, own_size: int = 0, members: int = 1) -> int:
+    def find_largest_size(cls, *, own_size: int = 0, member_count: int = 1) -> int:
         """Return the largest number of IDs, 2^32 - 1 at most, that a peer may announce without
         making this party allocate more than `MAX_ANNOUNCED_BYTES`.
 
@@ -961,11 +992,11 @@ class SetIntersection(ABC):
 
         def takes_too_much(size: int) -> bool:
             """Return whether this announced size makes the role allocate too much."""
-            needed = cls.count_announced_bytes(size, own_size=own_size, members=members)
+            needed = cls.count_announced_bytes(size, own_size=own_size, member_count=member_count)
             return needed > MAX_ANNOUNCED_BYTES
 
         # The memory grows with the size, so bisection finds the first size that takes too much.
-        return bisect_left(range(_POSITIONS), True, lo=1, key=takes_too_much) - 1
+        return bisect_left(range(_SIZE_LIMIT), True, lo=1, key=takes_too_much) - 1
 
     @abstractmethod
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
@@ -988,19 +1019,19 @@ class SetIntersection(ABC):
         """
 
     def _check_inputs(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> None:
-        """Check what this party, `me`, brings into an intersection with `peers`, and call `admit`,
-        which may refuse to take part.
+        """Check what this party, `me`, brings into an intersection with `peers`, and call
+        `check_admission`, which may refuse to take part.
 
         Raises LocalProtocolError: the IDs do not fit the agreement, or the peers may announce sizes
         that need too much memory.
         """
         check_ids(me, ids, self.agreement.maximum_ids)
         self.agreement.compute_announced_size(me, len(ids))
-        self._require_memory(me, own_size=len(ids), members=len(peers))
-        if self._admit is not None:
-            self._admit(me, peers)
+        self._require_memory(me, own_size=len(ids), member_count=len(peers))
+        if self._check_admission is not None:
+            self._check_admission(me, peers)
 
-    def _require_memory(self, me: str, *, own_size: int, members: int) -> None:
+    def _require_memory(self, me: str, *, own_size: int, member_count: int) -> None:
         """Raise LocalProtocolError if a peer may announce so many IDs that the party `me` would
         allocate more than `MAX_ANNOUNCED_BYTES`.
 
@@ -1008,9 +1039,9 @@ class SetIntersection(ABC):
         the hub.
         """
         size = self.largest_announced_size
-        needed = self.count_announced_bytes(size, own_size=own_size, members=members)
+        needed = self.count_announced_bytes(size, own_size=own_size, member_count=member_count)
         if needed > MAX_ANNOUNCED_BYTES:
-            largest = self.find_largest_size(own_size=own_size, members=members)
+            largest = self.find_largest_size(own_size=own_size, member_count=member_count)
             raise LocalProtocolError(
                 f"{me}: whoever announces {size:,} IDs to {self.name} would have {me} take "
                 f"{needed / 2**30:,.1f} GiB, expected {MAX_ANNOUNCED_BYTES / 2**30:g} GiB at "
@@ -1018,44 +1049,46 @@ class SetIntersection(ABC):
             )
 
 
-class ScriptedIntersection(SetIntersection):
-    """A backend whose roles are written as scripts."""
+class CoroutineIntersection(SetIntersection):
+    """A backend whose roles are written as coroutines."""
 
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
         """Return the role of the hub `me` (the active, which exchanges messages with every member);
-        it runs `_hub_script`. Raises LocalProtocolError: names, IDs or sizes that do not fit the
+        it runs `_run_hub`. Raises LocalProtocolError: names, IDs or sizes that do not fit the
         agreement.
         """
         dealers = self._list_dealers()
         check_parties(me, members, *dealers)
         self._check_inputs(me, members, ids)
-        return self._make_aligner(me, [*members, *dealers], self._hub_script(me, members, ids))
+        return self._make_aligner(me, [*members, *dealers], self._run_hub(me, members, ids))
 
     def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
         """Return the role of the member `me` (a passive, which exchanges messages with `hub`); it
-        runs `_member_script`. Raises LocalProtocolError: names, IDs or sizes that do not fit the
+        runs `_run_member`. Raises LocalProtocolError: names, IDs or sizes that do not fit the
         agreement.
         """
         dealers = self._list_dealers()
         check_parties(hub, [me], *dealers)
         self._check_inputs(me, [hub], ids)
-        return self._make_aligner(me, [hub, *dealers], self._member_script(me, hub, ids))
+        return self._make_aligner(me, [hub, *dealers], self._run_member(me, hub, ids))
 
     def _list_dealers(self) -> Sequence[str]:
         """Return a list of the dealer's name, or an empty list if the backend needs no dealer."""
         return [self.agreement.dealer] if self.needs_dealer else []
 
-    def _make_aligner(self, me: str, peers: Sequence[str], script: Script) -> Aligner:
-        """Return the role of the party `me` that runs a script (generator of turns) with these
+    def _make_aligner(self, me: str, peers: Sequence[str], coroutine: RoleCoroutine) -> Aligner:
+        """Return the role of the party `me` that runs this coroutine with these
         peers.
         """
-        return Aligner(me, peers, self.agreement.output, script, longest=self.longest)
+        return Aligner(
+            me, peers, self.agreement.output, coroutine, max_message_bytes=self.max_message_bytes
+        )
 
     @abstractmethod
-    def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script: ...
+    def _run_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> RoleCoroutine: ...
 
     @abstractmethod
-    def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script: ...
+    def _run_member(self, me: str, hub: str, ids: Sequence[bytes]) -> RoleCoroutine: ...
 
 
 class ResumableIntersection(SetIntersection):
@@ -1072,13 +1105,14 @@ class ResumableIntersection(SetIntersection):
             named may announce any number up to the agreed one.
 
     Attributes:
-        shows_sizes: whether messages reveal the true sizes of sets, whatever sizes are agreed.
+        has_visible_sizes: whether messages reveal the true sizes of sets, whatever sizes are
+            agreed.
 
     Raises:
         LocalProtocolError: sizes are agreed, but the messages reveal the true ones.
     """
 
-    shows_sizes: ClassVar[bool] = False
+    has_visible_sizes: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -1086,7 +1120,7 @@ class ResumableIntersection(SetIntersection):
         *,
         threads: int | None = None,
         progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
+        check_admission: AdmissionCheck | None = None,
         secret: bytes | None = None,
         expected_sizes: Mapping[str, int] | None = None,
     ) -> None:
@@ -1095,8 +1129,10 @@ class ResumableIntersection(SetIntersection):
         Raises LocalProtocolError: sizes are agreed but the messages reveal the true sizes, or
         another argument does not fit (see `SetIntersection`).
         """
-        super().__init__(agreement, threads=threads, progress=progress, admit=admit)
-        if agreement.sizes and self.shows_sizes:
+        super().__init__(
+            agreement, threads=threads, progress=progress, check_admission=check_admission
+        )
+        if agreement.sizes and self.has_visible_sizes:
             raise LocalProtocolError(
                 f"{self.name} shows the true sizes of sets; ot, vole, opprf and circuit take "
                 "agreed sizes"
@@ -1106,7 +1142,7 @@ class ResumableIntersection(SetIntersection):
 
     @staticmethod
     @abstractmethod
-    def compute_longest_message(ids: int) -> int:
+    def compute_max_message_bytes(id_count: int) -> int:
         """Return the bytes of the longest message if no party announces more than `ids` IDs."""
 
     @property
@@ -1128,8 +1164,8 @@ class ResumableIntersection(SetIntersection):
             )
 
 
-class DealtIntersection(ScriptedIntersection):
+class DealtIntersection(CoroutineIntersection):
     """A backend that needs a dealer."""
 
     needs_dealer: ClassVar[bool] = True
-    without_dealer: ClassVar[str] = "ot"
+    dealerless_alternative: ClassVar[str] = "ot"

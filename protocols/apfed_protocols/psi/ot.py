@@ -66,22 +66,22 @@ from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import base_ot, code
 from apfed_protocols.psi.hashing import BITS, transpose_bits
-from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.psi.interface import (
+    CoroutineIntersection,
     Guesses,
-    Inbox,
     IntersectionAgreement,
+    Messages,
     Output,
     ResumableIntersection,
-    Script,
-    ScriptedIntersection,
-    Turn,
+    RoleCoroutine,
     count_message_bytes,
     digest_each,
     parse_revealed_rows,
     require_own_rows,
     reveal_common_rows,
+    wait_for,
 )
+from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.psi.store import (
     Digests,
     Elements,
@@ -149,14 +149,14 @@ class Endpoint(AnyEndpoint[Kind]):
     work = "evaluating its IDs"
 
 
-class OtIntersection(ScriptedIntersection, ResumableIntersection):
+class OtIntersection(CoroutineIntersection, ResumableIntersection):
     """The backend `ot`: little computing, no dealer, about as many bytes as `ecdh`; what it reveals
     is in `leaks`.
     """
 
     name: ClassVar[str] = "ot"
     needs_dealer: ClassVar[bool] = False
-    pairwise: ClassVar[bool] = True
+    has_pairwise_leak: ClassVar[bool] = True
     outputs: ClassVar[frozenset[Output]] = frozenset({Output.ROWS, Output.HUB_ROWS})
     leaks: ClassVar[tuple[str, ...]] = (
         "The hub learns its pairwise intersection with every member, even when it is refused.",
@@ -172,31 +172,33 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         return Guesses(hub=count_vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
         """Return the bytes of memory that a role allocates because a peer announces `size` IDs; the
         other arguments do not matter.
 
         A member needs most: it has the hub's vector U and the matrix Q, which is as large, in
         memory, each in two copies at most. The hub needs less to match as many tags.
         """
-        del own_size, members
+        del own_size, member_count
         return 4 * count_vector_bytes(size) + _WORKING_BYTES
 
     @staticmethod
-    def compute_longest_message(ids: int) -> int:
-        tags = count_tag_bytes(ids, ids) * ids
-        return count_message_bytes(max(CHOICES_BYTES, PROOF_BYTES, count_vector_bytes(ids), tags))
+    def compute_max_message_bytes(id_count: int) -> int:
+        tags_bytes = count_tag_bytes(id_count, id_count) * id_count
+        return count_message_bytes(
+            max(CHOICES_BYTES, PROOF_BYTES, count_vector_bytes(id_count), tags_bytes)
+        )
 
     @property
-    def longest(self) -> int:
-        return self.compute_longest_message(self.agreement.largest_size)
+    def max_message_bytes(self) -> int:
+        return self.compute_max_message_bytes(self.agreement.largest_size)
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         raise LocalProtocolError(
             f"an ot intersection has no dealer, only hub {hub} and members {', '.join(members)}"
         )
 
-    def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
+    def _run_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> RoleCoroutine:
         """Run the role of the hub `me` (the active): base oblivious transfers as the sender, one
         vector U to each member (a passive), the proof, and the comparison of tags (steps 1 to 5 of
         the module's docstring). Large arrays are deleted as soon as they are not needed, to save
@@ -217,12 +219,12 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             for member, secret in secrets.items()
         }
         hello = {member: HELLO.pack(hash_key, size, senders[member].message) for member in members}
-        yield endpoint.make_turn(Kind.HELLO, hello, awaited=())
+        yield endpoint.make_round(Kind.HELLO, hello, awaited=())
         # Meanwhile the members compute their points.
         store_seed = derive_key(own_secret, b"ot store")
         rows, targets, store = _encode_hub_ids(me, ids, size, hash_key, store_seed)
-        inbox = yield Turn(outgoing=(), awaited=members)
-        member_sizes = {member: self._parse_size(endpoint, inbox, member) for member in members}
+        received = yield wait_for(members)
+        member_sizes = {member: self._parse_size(endpoint, received, member) for member in members}
         tag_lengths = {
             member: count_tag_bytes(size, member_size)
             for member, member_size in member_sizes.items()
@@ -230,11 +232,11 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         extensions = {}
         own_tags = {}
         for member in members:
-            points = inbox[member][-2 * base_ot.POINT_BYTES * code.LENGTH :]
+            points = received[member][-2 * base_ot.POINT_BYTES * code.LENGTH :]
             masked = add_random_rows(store, derive_key(secrets[member], b"ot masks"))
             extension = HubExtension(senders[member].compute_keys(points, receiver=member), masked)
             vector, t0 = extension.make_vector()
-            sending = endpoint.make_turn(Kind.VECTOR, {member: vector}, awaited=())
+            sending = endpoint.make_round(Kind.VECTOR, {member: vector}, awaited=())
             del vector
             yield sending
             del sending
@@ -245,22 +247,24 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             extensions[member] = extension
             del t0, t0_of_store
         del rows, targets, store
-        inbox = yield Turn(outgoing=(), awaited=members)
+        received = yield wait_for(members)
         proofs = {}
         for member in members:
-            challenge = endpoint.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
+            challenge = endpoint.parse_message(received, member, Kind.CHALLENGE, KEY_BYTES)
             proofs[member] = extensions.pop(member).prove(challenge)
-        inbox = yield endpoint.make_turn(Kind.PROOF, proofs, awaited=members)
+        received = yield endpoint.make_round(Kind.PROOF, proofs, awaited=members)
         positions = {}
         for member in members:
             length = tag_lengths[member]
-            body = endpoint.parse_message(inbox, member, Kind.TAGS, length * member_sizes[member])
+            body = endpoint.parse_message(
+                received, member, Kind.TAGS, length * member_sizes[member]
+            )
             member_tags = np.frombuffer(body, np.uint8).reshape(-1, length)
             positions[member] = match_tags(own_tags.pop(member), member_tags, sender=member)
             endpoint.report_progress(len(positions), len(members))
         return (yield from reveal_common_rows(endpoint, positions))
 
-    def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
+    def _run_member(self, me: str, hub: str, ids: Sequence[bytes]) -> RoleCoroutine:
         """Run the role of the member `me` (a passive): base oblivious transfers as the receiver,
         the check of the vector of the hub (the active), the tags of its IDs, and what the hub
         reveals (steps 1 to 5 of the module's docstring). Large arrays are deleted as soon as they
@@ -279,21 +283,21 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             session=_derive_base_session(agreement, hub, me),
         )
         size_and_points = SIZE.pack(size) + receiver.message
-        inbox = yield endpoint.make_turn(Kind.CHOICES, {hub: size_and_points}, awaited=[hub])
-        hello = endpoint.parse_message(inbox, hub, Kind.HELLO, HELLO.size)
+        received = yield endpoint.make_round(Kind.CHOICES, {hub: size_and_points}, awaited=[hub])
+        hello = endpoint.parse_message(received, hub, Kind.HELLO, HELLO.size)
         hash_key, hub_size, point = HELLO.unpack(hello)
         self._check_size(hub, hub_size)
         extension = MemberExtension(receiver.compute_keys(point, sender=hub), choices)
         digests = digest_ids(ids, hash_key)
-        inbox = yield Turn(outgoing=(), awaited=[hub])
-        vector = endpoint.parse_message(inbox, hub, Kind.VECTOR, count_vector_bytes(hub_size))
+        received = yield wait_for([hub])
+        vector = endpoint.parse_message(received, hub, Kind.VECTOR, count_vector_bytes(hub_size))
         challenge = derive_key(secret, b"ot challenge")
-        yield endpoint.make_turn(Kind.CHALLENGE, {hub: challenge}, awaited=())
+        yield endpoint.make_round(Kind.CHALLENGE, {hub: challenge}, awaited=())
         q = extension.compute_matrix(vector, challenge)
         q_of_store = q[: count_vector_elements(hub_size)]  # without the random rows
-        del inbox, vector, q
-        inbox = yield Turn(outgoing=(), awaited=[hub])
-        extension.check_proof(endpoint.parse_message(inbox, hub, Kind.PROOF, PROOF_BYTES), hub)
+        del received, vector, q
+        received = yield wait_for([hub])
+        extension.check_proof(endpoint.parse_message(received, hub, Kind.PROOF, PROOF_BYTES), hub)
         output_key = _derive_output_key(agreement, hash_key, me)
         tagger = Tagger(output_key, count_tag_bytes(hub_size, size))
         tags = tagger.tag_member_ids(
@@ -303,8 +307,8 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         order = random_permutation(size, key=derive_key(secret, b"ot order"))
         tags = add_random_tags(tags, size, seed=derive_key(secret, b"ot filling"))
         shuffled_tags = tags.take(order, axis=0).tobytes()
-        inbox = yield endpoint.make_turn(Kind.TAGS, {hub: shuffled_tags}, awaited=[hub])
-        result = parse_revealed_rows(endpoint, inbox, hub, order, hub_size)
+        received = yield endpoint.make_round(Kind.TAGS, {hub: shuffled_tags}, awaited=[hub])
+        result = parse_revealed_rows(endpoint, received, hub, order, hub_size)
         require_own_rows(result, len(ids), me=me, hub=hub)
         return result
 
@@ -317,14 +321,14 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             return fresh_key()
         return derive_key(self.secret, b"ot", self.agreement.digest, peer.encode())
 
-    def _parse_size(self, endpoint: Endpoint, inbox: Inbox, member: str) -> int:
+    def _parse_size(self, endpoint: Endpoint, received: Messages, member: str) -> int:
         """Return the number of IDs that a member announces at the start of its CHOICES message (the
         points of the base oblivious transfers). Raises RemoteProtocolError: it is not the agreed or
         expected number.
 
-        `inbox`: messages by sender.
+        `received`: messages by sender.
         """
-        choices = endpoint.parse_message(inbox, member, Kind.CHOICES, CHOICES_BYTES)
+        choices = endpoint.parse_message(received, member, Kind.CHOICES, CHOICES_BYTES)
         (size,) = SIZE.unpack_from(choices)
         self._check_size(member, size)
         return int(size)

@@ -49,17 +49,18 @@ from apfed_protocols.psi.interface import (
     Aligner,
     DealtIntersection,
     Guesses,
-    Inbox,
     IntersectionAgreement,
     IntersectionResult,
+    Messages,
     Output,
-    Script,
-    Turn,
+    RoleCoroutine,
+    Round,
     check_parties,
     count_message_bytes,
     parse_revealed_rows,
     require_own_rows,
     reveal_common_rows,
+    wait_for,
 )
 from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.psi.store import (
@@ -137,7 +138,7 @@ class VoleIntersection(DealtIntersection):
     """
 
     name: ClassVar[str] = "vole"
-    pairwise: ClassVar[bool] = True
+    has_pairwise_leak: ClassVar[bool] = True
     outputs: ClassVar[frozenset[Output]] = frozenset({Output.ROWS, Output.HUB_ROWS})
     leaks: ClassVar[tuple[str, ...]] = (
         "The hub learns its pairwise intersection with every member, even when it is refused.",
@@ -159,20 +160,20 @@ class VoleIntersection(DealtIntersection):
         return Guesses(hub=count_vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
         """Return the bytes of memory that a role allocates because a peer announces `size` IDs: the
         larger of what the dealer needs, which makes a vector for as many IDs as the hub announces,
         and what the hub needs, which matches as many tags as a member announces. The other
         arguments do not matter.
         """
-        del own_size, members
+        del own_size, member_count
         return max(DEALING_ELEMENT_BYTES * count_vector_elements(size), _MATCHED_TAG_BYTES * size)
 
     @property
-    def longest(self) -> int:
-        return compute_longest_message(self.agreement)
+    def max_message_bytes(self) -> int:
+        return compute_max_message_bytes(self.agreement)
 
-    def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
+    def _run_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> RoleCoroutine:
         """Run the role of the hub `me` (the active): name the hash key, order one vector OLE
         (correlated random vectors) for each member (a passive) from the dealer, send each member
         the masked store that encodes the IDs, and compare tags (steps 1 to 4 of the module's
@@ -185,36 +186,36 @@ class VoleIntersection(DealtIntersection):
         hash_key = fresh_key()
         size = agreement.compute_announced_size(endpoint.me, len(ids))
         hellos = dict.fromkeys(members, HELLO.pack(hash_key, size))
-        hello = endpoint.make_turn(Kind.HELLO, hellos, members)
+        hello = endpoint.make_round(Kind.HELLO, hellos, awaited=members)
         order = _DEALING.make_order(endpoint, size)
-        yield Turn(outgoing=[*hello.outgoing, *order.outgoing], awaited=())
+        yield Round(outgoing=[*hello.outgoing, *order.outgoing], awaited=())
         # Meanwhile the dealer works.
         rows, store = _encode_ids(endpoint.me, ids, hash_key, count_cells(size))
-        inbox = yield Turn(outgoing=(), awaited=[*members, *order.awaited])
+        received = yield wait_for([*members, *order.awaited])
         commitments = {}
         member_sizes = {}
         for member in members:
-            commit = endpoint.parse_message(inbox, member, Kind.COMMIT, COMMIT.size)
+            commit = endpoint.parse_message(received, member, Kind.COMMIT, COMMIT.size)
             commitments[member], member_sizes[member] = COMMIT.unpack(commit)
             agreement.check_announced_sizes(member, [member_sizes[member]], [member])
-        shares = yield from _DEALING.receive_hub_shares(endpoint, size, members, inbox)
+        shares = yield from _DEALING.receive_hub_shares(endpoint, size, members, received)
         key_parts = {member: fresh_key() for member in members}
         vectors = {
             member: shares[member].mask_vector(store, head=key_parts[member]) for member in members
         }
-        sending = endpoint.make_turn(Kind.VECTOR, vectors, members)
+        sending = endpoint.make_round(Kind.VECTOR, vectors, awaited=members)
         del store, vectors
-        yield Turn(outgoing=sending.outgoing, awaited=())
+        yield Round(outgoing=sending.outgoing, awaited=())
         del sending
         # Meanwhile the members work; C is needed for nothing else afterwards.
         values = {member: evaluate_rows(shares.pop(member).c, rows) for member in members}
         del shares, rows
-        inbox = yield Turn(outgoing=(), awaited=members)
+        received = yield wait_for(members)
         positions = {}
         for member, member_size in member_sizes.items():
             length = count_tag_bytes(size, member_size)
             body_bytes = KEY_BYTES + length * member_size
-            body = endpoint.parse_message(inbox, member, Kind.TAGS, body_bytes)
+            body = endpoint.parse_message(received, member, Kind.TAGS, body_bytes)
             member_part = _parse_key_part(member, body, commitments[member])
             output_key = _derive_output_key(agreement, member, key_parts[member], member_part)
             own_tags = hash_values(values.pop(member), output_key, length)
@@ -222,10 +223,10 @@ class VoleIntersection(DealtIntersection):
             positions[member] = match_tags(own_tags, member_tags, sender=member)
             endpoint.report_progress(len(positions), len(members))
             del body, member_tags, own_tags
-        del inbox
+        del received
         return (yield from reveal_common_rows(endpoint, positions))
 
-    def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
+    def _run_member(self, me: str, hub: str, ids: Sequence[bytes]) -> RoleCoroutine:
         """Run the role of the member `me` (a passive): commit to its part of the tag hash's key,
         combine the masked store of the hub (the active) with the dealer's share, send the tags of
         its IDs in a random order, and parse what the hub reveals (steps 1 to 4 of the module's
@@ -238,19 +239,22 @@ class VoleIntersection(DealtIntersection):
         key_part = fresh_key()
         size = agreement.compute_announced_size(endpoint.me, len(ids))
         commit = COMMIT.pack(hashlib.sha256(key_part).digest(), size)
-        inbox = yield endpoint.make_turn(Kind.COMMIT, {hub: commit}, [hub])
-        hello = endpoint.parse_message(inbox, hub, Kind.HELLO, HELLO.size)
+        received = yield endpoint.make_round(Kind.COMMIT, {hub: commit}, awaited=[hub])
+        hello = endpoint.parse_message(received, hub, Kind.HELLO, HELLO.size)
         hash_key, hub_size = HELLO.unpack(hello)
         agreement.check_announced_sizes(hub, [hub_size], [hub])
         digests = digest_ids(ids, hash_key)
-        inbox = yield Turn(outgoing=(), awaited=[hub, agreement.dealer])
-        share = _DEALING.parse_member_share(endpoint, inbox)
+        received = yield wait_for([hub, agreement.dealer])
+        share = _DEALING.parse_member_share(endpoint, received)
         body = endpoint.parse_message(
-            inbox, hub, Kind.VECTOR, KEY_BYTES + count_vector_bytes(count_vector_elements(hub_size))
+            received,
+            hub,
+            Kind.VECTOR,
+            KEY_BYTES + count_vector_bytes(count_vector_elements(hub_size)),
         )
         store = share.unmask_vector(hub, memoryview(body)[KEY_BYTES:])
         output_key = _derive_output_key(agreement, endpoint.me, body[:KEY_BYTES], key_part)
-        del inbox, body
+        del received, body
         length = count_tag_bytes(hub_size, size)
         tags = _compute_member_tags(
             digests, store, share.delta, output_key, length, report=endpoint.report_progress
@@ -258,8 +262,10 @@ class VoleIntersection(DealtIntersection):
         del digests, store
         order = random_permutation(size)
         tags = add_random_tags(tags, size).take(order, axis=0)
-        inbox = yield endpoint.make_turn(Kind.TAGS, {hub: key_part + tags.tobytes()}, [hub])
-        result = parse_revealed_rows(endpoint, inbox, hub, order, hub_size)
+        received = yield endpoint.make_round(
+            Kind.TAGS, {hub: key_part + tags.tobytes()}, awaited=[hub]
+        )
+        result = parse_revealed_rows(endpoint, received, hub, order, hub_size)
         require_own_rows(result, len(ids), me=endpoint.me, hub=hub)
         return result
 
@@ -270,11 +276,11 @@ class VoleIntersection(DealtIntersection):
         """
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        self._require_memory(me, own_size=0, members=len(members))
-        script = self._dealer_script(Endpoint(me, self.agreement), hub, members)
-        return self._make_aligner(me, [hub], script)
+        self._require_memory(me, own_size=0, member_count=len(members))
+        coroutine = self._run_dealer(Endpoint(me, self.agreement), hub, members)
+        return self._make_aligner(me, [hub], coroutine)
 
-    def _dealer_script(self, endpoint: Endpoint, hub: str, members: Sequence[str]) -> Script:
+    def _run_dealer(self, endpoint: Endpoint, hub: str, members: Sequence[str]) -> RoleCoroutine:
         """Run the dealer's role: deal correlated random vectors (one vector OLE) to the hub and
         each member (step 1).
         """
@@ -639,16 +645,16 @@ class Dealing(Generic[AnyKind]):
     dealt: AnyKind
     count_elements: Callable[[int], int]
 
-    def make_order(self, endpoint: AnyEndpoint[AnyKind], size: int) -> Turn:
+    def make_order(self, endpoint: AnyEndpoint[AnyKind], size: int) -> Round:
         """Return the step of the hub's role that orders a vector OLE (correlated random vectors)
         for `size` IDs and one member from the dealer, and waits for the dealer's message.
         """
         dealer = endpoint.agreement.dealer
-        return endpoint.make_turn(self.order, {dealer: DEAL.pack(size)}, [dealer])
+        return endpoint.make_round(self.order, {dealer: DEAL.pack(size)}, awaited=[dealer])
 
     def receive_hub_shares(
-        self, endpoint: AnyEndpoint[AnyKind], size: int, members: Sequence[str], inbox: Inbox
-    ) -> Generator[Turn, Inbox, dict[str, HubShare]]:
+        self, endpoint: AnyEndpoint[AnyKind], size: int, members: Sequence[str], received: Messages
+    ) -> Generator[Round, Messages, dict[str, HubShare]]:
         """Receive the hub's shares of the vector OLEs, one for each member, and return them by
         member. The vectors are ordered one after another, so that the dealer has one in memory.
 
@@ -656,8 +662,8 @@ class Dealing(Generic[AnyKind]):
             endpoint: frames and parses the hub's messages.
             size: the number of IDs that the hub announces.
             members: the members' names.
-            inbox: messages by sender, with the dealer's answer to the first order, which was sent
-                already.
+            received: messages by sender, with the dealer's answer to the first order, which was
+                sent already.
         """
         dealer = endpoint.agreement.dealer
         length = count_hub_dealt_bytes(self.count_elements(size))
@@ -665,20 +671,20 @@ class Dealing(Generic[AnyKind]):
         for member in members:
             is_first = not shares
             if not is_first:
-                inbox = yield self.make_order(endpoint, size)
-            dealt = endpoint.parse_message(inbox, dealer, self.dealt, length)
+                received = yield self.make_order(endpoint, size)
+            dealt = endpoint.parse_message(received, dealer, self.dealt, length)
             shares[member] = HubShare.from_message(dealt)
         return shares
 
-    def parse_member_share(self, endpoint: AnyEndpoint[AnyKind], inbox: Inbox) -> MemberShare:
-        """Return a member's share from the dealer's message in `inbox`."""
+    def parse_member_share(self, endpoint: AnyEndpoint[AnyKind], received: Messages) -> MemberShare:
+        """Return a member's share from the dealer's message in `received`."""
         dealer = endpoint.agreement.dealer
-        dealt = endpoint.parse_message(inbox, dealer, self.dealt, count_member_dealt_bytes())
+        dealt = endpoint.parse_message(received, dealer, self.dealt, count_member_dealt_bytes())
         return MemberShare.from_message(dealt, dealer=dealer)
 
     def deal_shares(
         self, endpoint: AnyEndpoint[AnyKind], hub: str, members: Sequence[str]
-    ) -> Generator[Turn, Inbox, int]:
+    ) -> Generator[Round, Messages, int]:
         """Deal the vector OLEs at the dealer: for each member wait for the hub's order, and send
         the hub and the member their shares. Return the number of IDs that all orders are for.
 
@@ -688,15 +694,15 @@ class Dealing(Generic[AnyKind]):
         size = 0
         sizes = set[int]()
         for member in members:
-            inbox = yield Turn(outgoing=(), awaited=[hub])
-            order = endpoint.parse_message(inbox, hub, self.order, DEAL.size)
+            received = yield wait_for([hub])
+            order = endpoint.parse_message(received, hub, self.order, DEAL.size)
             size = _parse_order(endpoint.agreement, hub, order)
             sizes.add(size)
             if len(sizes) > 1:
                 several = ", ".join(map(str, sorted(sizes)))
                 raise RemoteProtocolError(f"{hub} orders for sets of {several} IDs, it has one")
             to_hub, to_member = deal_vector_ole(self.count_elements(size))
-            yield endpoint.make_turn(self.dealt, {hub: to_hub, member: to_member}, awaited=())
+            yield endpoint.make_round(self.dealt, {hub: to_hub, member: to_member}, awaited=())
         return size
 
 
@@ -734,7 +740,7 @@ def count_tag_bytes(hub_size: int, member_size: int) -> int:
     return max(_MIN_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(pairs)) / 8))
 
 
-def compute_longest_message(agreement: IntersectionAgreement) -> int:
+def compute_max_message_bytes(agreement: IntersectionAgreement) -> int:
     """Return the bytes of the longest message under an agreement: a member's tags, the dealer's
     message to the hub, or the hub's masked vector for a member.
     """
