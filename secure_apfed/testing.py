@@ -467,23 +467,26 @@ def check_declared(config: "Config", result: "RunResult") -> None:
     sent = {(flow.kind, flow.sender == active) for flow in recording.transcript.flows}
     senders = {by_active for kind, by_active in sent if kind is Kind.REPRESENTATIONS}
     side_titles = {True: "active", False: "passives"}
-    is_encoding = method.representations_from == "passives" or method.sums_representations
+    is_encoding = method.representation_sender == "passives" or method.has_representation_sum
     # fact -> what the method declares, and what its run shows
     facts: dict[str, tuple[Any, Any]] = {
-        "representations_from": (
-            method.representations_from,
+        "representation_sender": (
+            method.representation_sender,
             " and ".join(side_titles[by_active] for by_active in sorted(senders)) or None,
         ),
         "has_passives": (method.has_passives, bool(sent)),
-        "aligns": (method.has_passives and method.aligns, (Kind.ALIGNMENT, True) in sent),
-        "aggregates": (method.aggregates, (Kind.CONTRIBUTION, False) in sent),
-        "sends_labels": (method.sends_labels, (Kind.LABELS, True) in sent),
-        "opens_votes is randomised": (
-            method.opens_votes == "randomised",
+        "needs_alignment": (
+            method.has_passives and method.needs_alignment,
+            (Kind.ALIGNMENT, True) in sent,
+        ),
+        "needs_aggregator": (method.needs_aggregator, (Kind.CONTRIBUTION, False) in sent),
+        "has_revealed_labels": (method.has_revealed_labels, (Kind.LABELS, True) in sent),
+        "vote_protocol is randomised": (
+            method.vote_protocol == "randomised",
             (Kind.VOTES, False) in sent,
         ),
-        "returns_gradients": (method.returns_gradients, (Kind.GRADIENTS, True) in sent),
-        "predicts_alone": (method.predicts_alone, recording.model is not None),
+        "has_returned_gradients": (method.has_returned_gradients, (Kind.GRADIENTS, True) in sent),
+        "can_predict_locally": (method.can_predict_locally, recording.model is not None),
         "passives encode": (is_encoding, bool(recording.encoders)),
     }
     for fact, (declared, seen) in facts.items():

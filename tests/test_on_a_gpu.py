@@ -75,7 +75,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
 def config_of(method: str, *, data: Mapping[str, Any] | None = None, **changes: Any) -> Config:
     """A small run on the second GPU; changes replace whole sections, of data and train keys."""
     few = small_config(method).data.model_dump(exclude_defaults=True)
-    few |= {"limit": 60 if METHODS[method].public_facts.reads_sequences else 100, **(data or {})}
+    few |= {"limit": 60 if METHODS[method].public_facts.has_sequence_views else 100, **(data or {})}
     train = TRAIN | changes.pop("train", {})
     return small_config(method, **{"train": train, "data": few, **changes})
 

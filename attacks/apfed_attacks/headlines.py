@@ -109,7 +109,7 @@ def list_directions(config: RunSettings) -> dict[Direction, str]:
 
     A reason says why nothing is sent in that direction; it is "" where something is sent.
     """
-    method_facts = config.method.facts
+    method_facts = config.method.exchange_facts
     reasons = {}
     for direction, facts in _FACTS_THAT_SEND.items():
         private_columns = "labels" if direction.target == "labels" else "features"
@@ -118,7 +118,7 @@ def list_directions(config: RunSettings) -> dict[Direction, str]:
         if not facts & method_facts:
             reasons[direction] = f"nothing that depends on the {sender} {private_columns} is sent"
     through_aggregator = Direction(reader="aggregator", target="features")
-    if config.method.sums:
+    if config.method.has_secure_sum:
         reasons[through_aggregator] = explain_unreadable(find_sum_class(config.secure_sum))
     elif "tables are decomposed" in method_facts:
         reasons[through_aggregator] = ""

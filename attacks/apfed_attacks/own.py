@@ -43,7 +43,7 @@ def measure_own(
     choices = tuple(choices)
     chosen = None if any(choice.name == ALL for choice in choices) else expand_choices(choices)
     results = list[AttackResult]()
-    if record.data is not None and record.config.method.aligns:
+    if record.data is not None and record.config.method.needs_alignment:
         for (kind, receiver), batches in record.batches_by_receiver.items():
             results += _attack_batches(record, kind, receiver, batches, chosen, seed)
     mounted = {result.attack for result in results if result.applicable}

@@ -284,7 +284,7 @@ def exchange_of(config: Config) -> Exchange:
 
     Attacks read this description, and never the method itself.
     """
-    method_facts = config.method.facts
+    method_facts = config.method.exchange_facts
     side: Side = "passives" if "passives send representations" in method_facts else "active"
     labels: Sent = "shown" if "labels are shown" in method_facts else "encrypted"
     return Exchange(

@@ -57,7 +57,7 @@ class FinishedRun:
         """The name of the method's main epsilon, such as "epsilon_x": a key of
         `secure_apfed.settings.promises.FIGURES`.
         """
-        return self.config.method.figure
+        return self.config.method.epsilon_name
 
     @property
     def headlines(self) -> tuple[Headline, ...]:

@@ -401,7 +401,7 @@ def build_row_config(study_row: StudyRow, base: Config) -> Config:
     is dropped for methods whose passives send no gradients, since they have no such settings.
     """
     base_settings = base.model_dump(mode="json", exclude_defaults=True)
-    if not METHODS[study_row.method].settings.sums_gradients:
+    if not METHODS[study_row.method].settings.has_gradient_sum:
         base_settings.pop("passives", None)
     return study_row.build_config(base_settings, name=f"{base.name}-{study_row.key}")
 
@@ -488,7 +488,7 @@ def _make_table_rows(point: Point, results: Results) -> list[Row]:
     for position, (inference, accuracy) in enumerate(summary.accuracies.items()):
         # The first mode of inference is the method's own. Only where it needs no passives is a
         # comparison with local models fair.
-        is_local = position == 0 and method.settings.predicts_alone
+        is_local = position == 0 and method.settings.can_predict_locally
         over_ablation = None
         if is_local and ablation is not None:
             over_ablation = measure_difference(
@@ -581,7 +581,7 @@ def list_front_rows(table: Table) -> list[FrontRow]:
             name=compared_row.name,
             gain=compared_row.gain,
             read=compared_row.leaks[kind],
-            shows_labels="labels are shown" in _get_config(row).method.facts,
+            shows_labels="labels are shown" in _get_config(row).method.exchange_facts,
         )
         for row, compared_row in zip(table.rows, list_compared_rows(table), strict=True)
         if compared_row.gain is not None and kind in compared_row.leaks

@@ -736,7 +736,7 @@ def run_points(
     files_with_scores = {
         locate_baselines(trial.baseline_config, trial.point.folder)
         for trial in list_trials([*points, *later], seeds)
-        if "the active predicts alone" not in trial.config.method.facts
+        if "the active predicts alone" not in trial.config.method.exchange_facts
     }
     tasks: list[tuple[str, Callable[[], Any]]] = [
         (str(path), partial(_store_baselines, config, path, with_scores=path in files_with_scores))

@@ -370,7 +370,7 @@ class Summary:
         For methods that send representations it covers all releases of one row. For others it
         covers what one passive sends about a person: its vote, or its shares of the sums.
         """
-        return self.epsilon_x if method.figure == "epsilon_x" else self.epsilon_passives
+        return self.epsilon_x if method.epsilon_name == "epsilon_x" else self.epsilon_passives
 
     @property
     def accuracy(self) -> Interval:

@@ -541,7 +541,7 @@ def describe_protection(row: Row) -> str:
     They bound what is sent of rows, with the number of releases of a row, and what is sent of
     labels.
     """
-    epsilon_name = row["point"].config.method.figure
+    epsilon_name = row["point"].config.method.epsilon_name
     rows_text = describe_epsilon(epsilon_name, row["epsilon"] or None)  # 0: nothing is sent
     labels_text = describe_epsilon("epsilon_y", row["epsilon_y"])
     releases_text = ""

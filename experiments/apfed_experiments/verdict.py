@@ -115,7 +115,7 @@ def _name_protection(config: RunSettings, promise: Promise) -> str:
         "epsilon_y": ("the active", "the passives"),
         "epsilon_model": ("the active", "whoever has the model"),
     }[promise.figure]
-    if promise.figure == "epsilon_x" and config.method.representations_from == "passives":
+    if promise.figure == "epsilon_x" and config.method.representation_sender == "passives":
         owner = "each passive"
         reader = "the active"
     return f"{FIGURES[promise.figure][0]} of {owner}, from {reader}"
@@ -123,7 +123,7 @@ def _name_protection(config: RunSettings, promise: Promise) -> str:
 
 def _describe_sum(config: RunSettings) -> str:
     """Return a sentence on whether the sum hides single contributions; empty: nothing is summed."""
-    if "contributions are summed" not in config.method.facts:
+    if "contributions are summed" not in config.method.exchange_facts:
         return ""
     kind = find_sum_class(config.secure_sum)
     if kind.unsafe:
@@ -150,7 +150,7 @@ def _describe_help(run: "FinishedRun") -> str:
         # An older run does not store the number; the gain, from stored predictions, has it.
         rows = f"of {run.gain.rows:,} test rows"
     reached = f"{title} {value} {rows}: {_describe_gain(run)}"
-    if "passives take part" not in run.config.method.facts:
+    if "passives take part" not in run.config.method.exchange_facts:
         return f"No party helped, the active trained alone. {reached}"
     if outcome.help is not None and not outcome.help.is_in_use:
         return f"Help was disabled, labelled rows did not let it in ({outcome.help}). {reached}"
@@ -286,7 +286,7 @@ def describe_seeds(several: "SeveralSeeds") -> tuple[VerdictLine, ...]:
     """
     config = several.config
     summary = several.summary
-    figure = config.method.figure
+    figure = config.method.epsilon_name
     largest = epsilon_words(summary.epsilon_of(config.method) or None)
     if summary.gain is not None:
         gain_text = summary.gain.sentence

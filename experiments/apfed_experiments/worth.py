@@ -122,7 +122,7 @@ def describe_cost(config: RunSettings, passives: int) -> str:
         f"Between organisations these were {passives} further sessions: each passive's account is "
         f"charged {passives} times in all, the active's {passives + 1} times, and epsilons add up."
     )
-    method_facts = config.method.facts
+    method_facts = config.method.exchange_facts
     if not {"contributions are summed", "votes of encrypted labels are summed"} & method_facts:
         return cost_text
     return (

@@ -111,7 +111,7 @@ def plan(
         guard = config.guard
         calibrations = []
         # Only representations get the guard's noise.
-        if guard.epsilon is not None and "representations are sent" in config.method.facts:
+        if guard.epsilon is not None and "representations are sent" in config.method.exchange_facts:
             calibrations.append(
                 _calibrate_noise(
                     guard.mechanism,
@@ -291,7 +291,7 @@ def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[st
         raise ConfigError(f"--with-peers: an epsilon is above 0 and finite, got {epsilon:g}")
     # The method by which passives reveal only the number of right votes.
     rehearsal_method = next(
-        name for name, method in METHODS.items() if method.settings.opens_votes == "count"
+        name for name, method in METHODS.items() if method.settings.vote_protocol == "count"
     )
     vote_settings = config.method.model_dump(include=set(VoteSettings.model_fields) - {"name"})
     changes = {

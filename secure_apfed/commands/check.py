@@ -320,7 +320,7 @@ class Checks:
         )
         yield Finding("table", "table", "ok", text)
         yield self._describe_columns(data)
-        if self.config.method.aligns:
+        if self.config.method.needs_alignment:
             yield from self._describe_patterns(data.table.ids)
         if data.table.labels is not None:
             text = (

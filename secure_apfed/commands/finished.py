@@ -469,7 +469,7 @@ def _list_privacy_rows(config: "Config", result: "RunResult") -> Iterator[tuple[
 
     for promise in result.promises:
         yield promise.format_title(), promise.sentence
-    if config.method.figure == "epsilon_x":
+    if config.method.epsilon_name == "epsilon_x":
         for name, value in result.privacy.accountants.items():
             yield f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}"
     for passive, statement in result.stated.items():

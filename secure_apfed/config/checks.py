@@ -76,7 +76,7 @@ def import_named_plugins(config: RunSettings) -> None:
     from secure_apfed.methods import METHODS
 
     METHODS.take_name(config.method.name, key="method")
-    for name in config.method.labellers:
+    for name in config.method.labeller_names:
         take_labeller(name)
     TASKS.take_name(config.task, key="task")
     take_dataset(config.data)

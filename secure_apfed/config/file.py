@@ -336,7 +336,7 @@ def _list_tags(model: type[BaseModel]) -> Iterator[Any]:
     for field in model.model_fields.values():
         if get_origin(field.annotation) is Literal:
             yield from get_args(field.annotation)
-    yield from filter(None, [getattr(model, "code", None)])
+    yield from filter(None, [getattr(model, "import_path", None)])
 
 
 def load_config(path: PathLike, *, overrides: Sequence[str] = (), own: bool = False) -> Config:

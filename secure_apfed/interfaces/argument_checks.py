@@ -187,7 +187,7 @@ def require_used(
     `settings`: class of the method's settings, which states facts about the method. `title`: name
     of the method, for the error.
     """
-    sends_outputs = settings.representations_from == "passives" or settings.sums_representations
+    sends_outputs = settings.representation_sender == "passives" or settings.has_representation_sum
     for party in passives:
         reads_encoder = sends_outputs or isinstance(party.loss, Contrastive)
         if party.encoder is not None and not reads_encoder:
@@ -196,7 +196,7 @@ def require_used(
                 "output of one; hand it to the loss, as loss=Contrastive(encoder=...) or an "
                 "nn.Module that holds it, or leave it out"
             )
-        if settings.sums_gradients or party.gradient is not None:
+        if settings.has_gradient_sum or party.gradient is not None:
             continue
         if party.loss != Reconstruction() or party.weight != 1.0 or party.row_wise:
             raise ConfigError(

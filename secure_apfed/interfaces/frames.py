@@ -146,7 +146,7 @@ class FramesResult:
         Raises ModelError: the method needs every party to predict.
         """
         if self._model is None:
-            method_names = list_methods(lambda method: method.predicts_alone)
+            method_names = list_methods(lambda method: method.can_predict_locally)
             raise ModelError(
                 f"method {self.config.method.name} needs every party to predict, so the active "
                 f"keeps no model of its own; train with one of {method_names}"
@@ -349,7 +349,7 @@ def _build_config(
         raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
     parties = _build_parties(data_settings.get("parties") or {}, files)
     known_method = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
-    if known_method and known_method.settings.representations_from is None:
+    if known_method and known_method.settings.representation_sender is None:
         # No representations are sent, so a guard has nothing to protect.
         content.setdefault("guard", {"mechanism": "none"})
     content["data"] = {
@@ -423,7 +423,7 @@ def _load_result(
     local_models = measure_run_baselines(config, folder, run_result.trained) if baselines else None
     who_learns, page = _write_report(folder, draws=keeps)
     model = None
-    if config.method.predicts_alone:
+    if config.method.can_predict_locally:
         active_model = load_model(folder)
         model = FramesModel(
             tuple(labels.get(name, name) for name in active_model.classes), active_model

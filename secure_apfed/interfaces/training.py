@@ -186,7 +186,7 @@ def train(
     given = {"epochs": epochs, "batch_size": batch_size, "optimizer": optimizer}
     method_name = method if isinstance(method, str) else str(method.get("name"))
     method_class = METHODS.get(method_name) if passives else None
-    sums_gradients = method_class is not None and method_class.settings.sums_gradients
+    sums_gradients = method_class is not None and method_class.settings.has_gradient_sum
     refuse_contradictions(active, passives, given, guard, settings, sums_gradients=sums_gradients)
     parties: list[Active | Passive] = [active, *passives]
     rates = {key: train_settings[key] for key in OPTIMIZER_ARGUMENTS if key in train_settings}

@@ -210,7 +210,7 @@ def make_config(
         settings_of_run["model"]["head_network"] = "own"
     method_name = settings_of_run["method"]["name"]
     method_class = METHODS.get(method_name)
-    has_losses = method_class is not None and method_class.settings.sums_gradients
+    has_losses = method_class is not None and method_class.settings.has_gradient_sum
     if active.projection is not None and passives and not has_losses:
         raise ConfigError(
             f"{active.name}: it brought a projection, which method {method_name} does "

@@ -579,7 +579,7 @@ def find_code(config: RunSettings) -> Mapping[str, str]:
         for name, table in (config.data.parties or {}).items()
         if table.rows_code is not None
     }
-    named |= {f"method.labeller {name}": name for name in config.method.labellers}
+    named |= {f"method.labeller {name}": name for name in config.method.labeller_names}
     named["guard.mechanism"] = config.guard.mechanism
     named |= {
         f"defences.{place}.kind": defence.kind for place, defence in enumerate(config.defences)

@@ -119,7 +119,7 @@ def _require_method(candidate: Any, import_path: str) -> Method:
         raise TypeError(
             f"leave `name` out of {settings_class.__name__}: a run calls the method {import_path}"
         )
-    settings_class.code = import_path
+    settings_class.import_path = import_path
     return method
 
 

@@ -39,7 +39,7 @@ def plan_updates(config: RunSettings, settings: DpSgdSettings, guard: Representa
         return settings.noise_multiplier
     assert settings.epsilon is not None
     epochs = config.train.epochs
-    active_sends = config.method.representations_from == "active"
+    active_sends = config.method.representation_sender == "active"
     return calibrate_updates(
         settings.epsilon,
         config.delta,
@@ -156,7 +156,7 @@ def _count_numbers(config: RunSettings, shape: Shape) -> int:
     """
     # With one request in the whole run a person changes its own row only. Otherwise a batch may
     # have changed as a whole.
-    rows = 1 if config.method.asks_once else config.train.batch_size
+    rows = 1 if config.method.has_single_exchange else config.train.batch_size
     return rows * math.prod(shape)
 
 
@@ -171,13 +171,13 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
     """
     quantiser = _make_quantiser(config)
     row_size = math.prod(shape)
-    if config.method.opens_votes:
+    if config.method.vote_protocol:
         return compute_distance_in_steps(
             steps=quantiser.levels / quantiser.clip_norm,
             numbers=row_size,
-            signed=config.method.signs_votes,
+            signed=config.method.has_signed_votes,
         )
-    if config.method.sums_representations:
+    if config.method.has_representation_sum:
         return sensitivity_in_steps(levels=quantiser.levels, columns=row_size, rows=1)
     defence_kinds = (DEFENCES[choice.kind] for choice in config.defences)
     # A defence reads the whole batch, so it may mix rows.

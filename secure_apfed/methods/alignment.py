@@ -390,7 +390,7 @@ def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: 
     if not len(data.test_rows):
         return
     tested = method.find_testable_rows(data, aligned)
-    min_tested = 1 if method.settings.predicts_alone else config.rules.minimum_batch
+    min_tested = 1 if method.settings.can_predict_locally else config.rules.minimum_batch
     if len(tested) < min_tested:
         warnings.warn(
             f"{data.table.name}: {len(tested)} of its {len(data.test_rows)} test rows are among "
@@ -432,7 +432,7 @@ def _require_learnt_labels(
         )
     if len(learnt_counts) < 2:
         selection = ""
-        if method.public_facts.aligns:
+        if method.public_facts.needs_alignment:
             selection = f" (of {len(labelled_rows)}; the others are not among {common})"
         raise DataError(
             f"{owner}: the {learnt_counts.total()} labelled training rows that "

@@ -49,14 +49,14 @@ from secure_apfed.settings.training import ContrastiveSettings, ReconstructionSe
 class ApfedSettings(MethodSettings):
     """The settings of APFed, whatever passives optimise; see `MethodSettings`."""
 
-    predicts_alone = True
-    representations_from = "active"
-    sums_gradients = True
-    trains_privately = True
-    takes_pairwise = True
-    stops_early = True
-    takes_unaligned = True
-    weighs_classes = True
+    can_predict_locally = True
+    representation_sender = "active"
+    has_gradient_sum = True
+    can_use_dp_sgd = True
+    can_align_pairwise = True
+    can_stop_early = True
+    can_use_unaligned_rows = True
+    can_weight_classes = True
     tasks = ("classification", "regression")
 
 
@@ -74,7 +74,7 @@ class ApfedRSettings(ApfedSettings):
     name: Literal["apfed_r"]
 
     title = "APFed-R"
-    own_objective = ReconstructionSettings()
+    fixed_objective = ReconstructionSettings()
 
 
 class ApfedCSettings(ApfedSettings):
@@ -83,7 +83,7 @@ class ApfedCSettings(ApfedSettings):
     name: Literal["apfed_c"]
 
     title = "APFed-C"
-    own_objective = ContrastiveSettings()
+    fixed_objective = ContrastiveSettings()
 
 
 class ApfedActive(SumLearner, SingleViewActive):

@@ -77,8 +77,8 @@ class ApfedCodeSettings(MethodSettings):
     name: Literal["apfed_code"]
 
     title = "APFed by code"
-    predicts_alone = True
-    sums_representations = True
+    can_predict_locally = True
+    has_representation_sum = True
 
     def check_run(self, config: RunSettings) -> None:
         """Refuse networks other than `cross_view`, which forecasts the passives' sum."""
@@ -88,7 +88,7 @@ class ApfedCodeSettings(MethodSettings):
                 f"cross_view with method {self.name}, got {config.model.network}"
             )
 
-    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+    def bound_linear_combinations(self, config: RunSettings, classes: int) -> float:
         """Return D, the number of linear combinations of a person's features that a run reveals.
 
         They are revealed once, as the sum over the passives.
@@ -96,17 +96,17 @@ class ApfedCodeSettings(MethodSettings):
         return config.model.representation_size
 
     @property
-    def facts(self) -> frozenset[str]:
+    def exchange_facts(self) -> frozenset[str]:
         """The method's public facts: projections are summed, not representations."""
-        return super().facts - {"representations are summed"} | {"projections are summed"}
+        return super().exchange_facts - {"representations are summed"} | {"projections are summed"}
 
     @property
-    def asks_once(self) -> bool:
+    def has_single_exchange(self) -> bool:
         """True: the active sends one request in the whole run."""
         return True
 
     @property
-    def predicts_throughout(self) -> bool:
+    def has_local_model_from_start(self) -> bool:
         """False: before the exchange ends there is no model that predicts."""
         return False
 

@@ -82,7 +82,7 @@ class AveragingSettings(RecurrentSettings):
         dict[str, dict[_Weight, Annotated[float, Field(gt=0)]]], protects("nobody")
     ] = {}
 
-    averages = "weights"
+    averaged_quantity = "weights"
 
     def for_view(self, name: str) -> Self:
         """Return a copy with the weights beta_k and zeta_k that `views` sets for view `name`."""
@@ -109,7 +109,7 @@ class AveragingSettings(RecurrentSettings):
                     f"method.views.{name}: no view has that name; there are {', '.join(names)}"
                 )
 
-    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+    def bound_linear_combinations(self, config: RunSettings, classes: int) -> float:
         """Return how many linear combinations of one person's features are revealed.
 
         It is 0: parties send weights, and no number about one person.
@@ -142,7 +142,7 @@ class SFedMvSettings(AveragingSettings):
 
     title = "S-FedMV"
     networks = ("gru",)
-    reads_sequences = True
+    has_sequence_views = True
 
 
 class AveragingActive(ViewsActive):
@@ -556,7 +556,7 @@ def _make_stages(party: PartyContext) -> Stages:
         views = [features_NF[:, view.columns] for view in party.data.views.values()]
         return Stages(lambda: _make_linear_views(party, views))
     settings = AveragingSettings.from_run_settings(party.config)
-    averaged_steps = settings.rounds if settings.reads_sequences else 0
+    averaged_steps = settings.rounds if settings.has_sequence_views else 0
     # If the GRUs are not averaged, one call of their `train` runs the epochs of all rounds.
     epochs = settings.local_epochs * (1 if averaged_steps else settings.rounds)
     recurrent = _make_sequence_views(party, epochs)

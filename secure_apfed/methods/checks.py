@@ -70,21 +70,23 @@ def _check_noise(config: RunSettings) -> Iterator[str]:
     Noise is set for secure sums, or for representations (`guard`).
     """
     method = config.method
-    if config.secure_sum.noise is not None and method.sender_of("contributions") is None:
-        hint_on_votes = "; noise on votes is method.epsilon" if method.opens_votes else ""
-        summing = list_methods(lambda other: other.sender_of("contributions") is not None)
+    if config.secure_sum.noise is not None and method.find_gradient_sender("contributions") is None:
+        hint_on_votes = "; noise on votes is method.epsilon" if method.vote_protocol else ""
+        summing = list_methods(
+            lambda other: other.find_gradient_sender("contributions") is not None
+        )
         yield (
             f"secure_sum.noise: method {method.name} adds no gradients or representations of "
             f"passives; leave it out, or use {summing}{hint_on_votes}"
         )
-    if method.sums_representations and config.guard.mechanism != "none":
+    if method.has_representation_sum and config.guard.mechanism != "none":
         yield (
             f"guard.mechanism: in method {method.name} nobody reads a representation; say none "
             "and add noise under their sum, as secure_sum: {noise: {epsilon: 8}}"
         )
-    if method.decomposes and config.guard.mechanism != "none":
+    if method.has_joint_svd and config.guard.mechanism != "none":
         guarded = list_methods(
-            lambda other: other.predicts_alone and other.representations_from is not None
+            lambda other: other.can_predict_locally and other.representation_sender is not None
         )
         yield (
             f"guard.mechanism: method {method.name} adds no noise to what it decomposes; say none "
@@ -99,7 +101,7 @@ def _check_colluders(config: RunSettings) -> Iterator[str]:
     """
     method = config.method
     # Randomised response protects each vote by itself, so no noise of others counts.
-    shares_noise = method.find_noise(config) is not None and method.opens_votes != "randomised"
+    shares_noise = method.find_noise(config) is not None and method.vote_protocol != "randomised"
     if config.colluders and not shares_noise:
         yield (
             f"colluders: method {method.name} says no noise of passives that would add up, so none "
@@ -115,13 +117,13 @@ def _check_early_end(config: RunSettings) -> Iterator[str]:
     method = config.method
     if config.train.patience is None:
         return
-    if not method.stops_early:
+    if not method.can_stop_early:
         yield (
             f"train.patience: method {method.name} learns no labels by steps, and has no loss on "
             "rows that were held out; leave it out, or use "
-            f"{list_methods(lambda other: other.stops_early)}"
+            f"{list_methods(lambda other: other.can_stop_early)}"
         )
-    if config.train.keep_best and not method.predicts_alone:
+    if config.train.keep_best and not method.can_predict_locally:
         yield (
             "train.keep_best: the active goes back to the networks of an earlier epoch; in method "
             f"{method.name} it would need the other parties' networks of that epoch; leave it out"
@@ -146,21 +148,21 @@ def _check_imbalance(config: RunSettings) -> Iterator[str]:
     """
     method = config.method
     weighs_classes = config.train.class_weights != "none"
-    if weighs_classes and not method.weighs_classes:
+    if weighs_classes and not method.can_weight_classes:
         yield (
             f"train.class_weights: method {method.name} learns by no steps on the active's own "
-            f"labels; leave it out, or use {list_methods(lambda other: other.weighs_classes)}"
+            f"labels; leave it out, or use {list_methods(lambda other: other.can_weight_classes)}"
         )
-    if config.threshold is not None and not method.predicts_alone:
+    if config.threshold is not None and not method.can_predict_locally:
         yield (
             f"threshold: in method {method.name} the active does not predict alone, and has no "
-            f"model to decide by; use {list_methods(lambda other: other.predicts_alone)}"
+            f"model to decide by; use {list_methods(lambda other: other.can_predict_locally)}"
         )
     if config.calibration not in ("auto", "none"):
-        if not method.predicts_alone:
+        if not method.can_predict_locally:
             yield (
                 f"calibration: in method {method.name} the active has no model to calibrate; use "
-                f"{list_methods(lambda other: other.predicts_alone)}"
+                f"{list_methods(lambda other: other.can_predict_locally)}"
             )
         if config.labels_are_private:
             yield (
@@ -185,21 +187,21 @@ def _check_parties(config: RunSettings) -> Iterator[str]:
     data = config.data
     if not method.has_passives:
         return
-    if data.horizontal and method.aligns:
+    if data.horizontal and method.needs_alignment:
         yield (
             f"data.partition: method {method.name} aligns tables of the same people, and under "
             "horizontal each party has people of its own; take vertical, or use "
-            f"{list_methods(lambda other: not other.aligns)}"
+            f"{list_methods(lambda other: not other.needs_alignment)}"
         )
-    if not data.horizontal and not method.aligns:
+    if not data.horizontal and not method.needs_alignment:
         yield (
             f"data.partition: in method {method.name} all parties have the same features of other "
-            f"people; say horizontal, or use {list_methods(lambda other: other.aligns)}"
+            f"people; say horizontal, or use {list_methods(lambda other: other.needs_alignment)}"
         )
-    if data.labels_at and not method.takes_labels_of_passives:
+    if data.labels_at and not method.can_use_passive_labels:
         yield (
             f"data.labels_at: in method {method.name} the active alone holds labels; leave it out, "
-            f"or use {list_methods(lambda other: other.takes_labels_of_passives)}"
+            f"or use {list_methods(lambda other: other.can_use_passive_labels)}"
         )
     if (data.horizontal or data.labels_at) and config.labels.mechanism != "none":
         yield (
@@ -212,11 +214,11 @@ def _check_spreading(config: RunSettings) -> Iterator[str]:
     """Yield an error text for each reason against spreading labels over similar representations."""
     if not config.train.spread_labels:
         return
-    if not config.method.predicts_throughout:
+    if not config.method.has_local_model_from_start:
         yield (
             f"train.spread_labels: method {config.method.name} trains no model of the active's "
             "alone, or labels its rows already; use "
-            f"{list_methods(lambda other: other.predicts_throughout)}"
+            f"{list_methods(lambda other: other.has_local_model_from_start)}"
         )
     if config.dp_sgd is not None:
         yield (
@@ -234,10 +236,10 @@ def _check_labels_after(config: RunSettings) -> Iterator[str]:
     method = config.method
     if not train.meets_labels_after:
         return
-    if not method.sums_gradients:
+    if not method.has_gradient_sum:
         yield (
             f"train.labels: in method {method.name} no gradients of passives train an encoder; "
-            f"leave it out, or use {list_methods(lambda other: other.sums_gradients)}"
+            f"leave it out, or use {list_methods(lambda other: other.has_gradient_sum)}"
         )
     if config.task != "classification":
         yield (
@@ -268,11 +270,11 @@ def _check_pairwise(config: RunSettings) -> Iterator[str]:
     method = config.method
     if config.alignment.mode == "all" or not method.has_passives:
         return
-    if not method.takes_pairwise:
+    if not method.can_align_pairwise:
         yield (
             "alignment.mode: pairwise leaves rows that some passives do not know, and "
             f"{method.name} needs all passives for every row; use all, or "
-            f"{list_methods(lambda other: other.takes_pairwise)}"
+            f"{list_methods(lambda other: other.can_align_pairwise)}"
         )
     if not config.secure_sum.allow_single_passive:
         yield (
@@ -291,12 +293,12 @@ def _check_labels(config: RunSettings) -> Iterator[str]:
     mechanism = config.labels.mechanism
     if mechanism != MultiStageResponse.name:
         return
-    if method.sends_labels:
+    if method.has_revealed_labels:
         yield (
             f"labels.mechanism: {mechanism} answers labels in stages, and method {method.name} "
             "sends all of them once; use randomised_response"
         )
-    if not method.predicts_throughout:
+    if not method.has_local_model_from_start:
         yield (
             f"labels.mechanism: {mechanism} asks the active's model what it expects, and method "
             f"{method.name} has none that predicts alone all along; use randomised_response"
@@ -311,11 +313,11 @@ def _check_private_training(config: RunSettings) -> Iterator[str]:
     method = config.method
     if config.dp_sgd is None:
         return
-    if not method.trains_privately:
-        returned = " (the gradient of every row's loss)" if method.returns_gradients else ""
+    if not method.can_use_dp_sgd:
+        returned = " (the gradient of every row's loss)" if method.has_returned_gradients else ""
         yield (
             f"dp_sgd: method {method.name} gives the passives more than DP-SGD makes private"
-            f"{returned}; use {list_methods(lambda other: other.trains_privately)}, or leave "
+            f"{returned}; use {list_methods(lambda other: other.can_use_dp_sgd)}, or leave "
             "dp_sgd out"
         )
     if config.train.precision == "bfloat16":
@@ -323,7 +325,7 @@ def _check_private_training(config: RunSettings) -> Iterator[str]:
             "dp_sgd: gradients of single examples in bfloat16 are too coarse to be clipped; use "
             "train.precision float32 or float64"
         )
-    active_sends = method.representations_from == "active"
+    active_sends = method.representation_sender == "active"
     if active_sends and config.guard.mechanism == "none" and config.dp_sgd.epsilon is not None:
         yield (
             "dp_sgd.epsilon cannot be kept where representations are sent without noise; choose "

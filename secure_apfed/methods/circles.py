@@ -226,7 +226,7 @@ def warn_of_steps_without(party: PartyContext, contract: Contract) -> None:
         for name in contract.passives:
             if name not in steps.passives:
                 first_step_without.setdefault(name, steps.first)
-    active_repeats_alone = party.config.method.plays_steps_alone
+    active_repeats_alone = party.config.method.can_simulate_steps
     if active_repeats_alone and first_step_without and party.name == contract.active:
         first = min(first_step_without.values())
         warnings.warn(

@@ -157,14 +157,14 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
         return widths
 
     title = "APC-VFL"
-    predicts_alone = True
+    can_predict_locally = True
 
     def count_further_parameters(self, passives: int) -> int:
         """Return the number of weights of g2, which reads the codes of all parties."""
         joined_size = self.own.representation_size + passives * self.passive.representation_size
         return _count_autoencoder((joined_size, *self.joint))
 
-    representations_from = "passives"
+    representation_sender = "passives"
     teacher = "joint representations"
 
     def check_run(self, config: RunSettings) -> None:
@@ -201,10 +201,10 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
     ] = Field(1024, ge=2, le=MAX_MASK_ROWS)
 
     title = "VFedTrans"
-    predicts_alone = True
+    can_predict_locally = True
     teacher = "shared singular vectors"
 
-    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+    def bound_linear_combinations(self, config: RunSettings, classes: int) -> float:
         """Return how many linear combinations of all parties' columns the active reads of a person.
 
         A person's row of the singular vectors has one number for each vector.

@@ -55,11 +55,11 @@ from secure_apfed.settings.training import ModelSettings
 class JointSettings(MethodSettings):
     """The settings of joint training; see `MethodSettings`."""
 
-    predicts_alone = False
-    representations_from = "passives"
-    returns_gradients = True
-    stops_early = True
-    weighs_classes = True
+    can_predict_locally = False
+    representation_sender = "passives"
+    has_returned_gradients = True
+    can_stop_early = True
+    can_weight_classes = True
 
 
 class TvflSettings(JointSettings):
@@ -157,7 +157,7 @@ class TvflActive(ActiveRole):
         self._local_training = LocalTraining(party)
         self._party = party
         self._aligned_test_rows = find_positions_in_table_order(parts.aligned, party.data.test_rows)
-        if party.config.method.weighs_classes:
+        if party.config.method.can_weight_classes:
             learnt_rows = parts.aligned[self.list_learnt_rows(party.config)]
             trainer.weigh_classes(learnt_rows, len(party.data.classes))
 

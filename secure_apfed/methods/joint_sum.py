@@ -46,9 +46,9 @@ SUM = "the others"
 class SummedJointSettings(MethodSettings):
     """The settings of a joint model whose head reads a secure sum; see `MethodSettings`."""
 
-    sums_representations = True
-    returns_gradients = True
-    stops_early = True
+    has_representation_sum = True
+    has_returned_gradients = True
+    can_stop_early = True
 
     @property
     def joint_model(self) -> ModelSettings | None:
@@ -65,13 +65,13 @@ class SummedJointSettings(MethodSettings):
         """
         return False
 
-    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+    def bound_linear_combinations(self, config: RunSettings, classes: int) -> float:
         """Return how many linear combinations of a person's features a run reveals to the active.
 
         Each epoch reveals the D numbers of a summed representation, with other weights. Non-linear
         networks are counted like linear ones, which they nearly are for one person.
         """
-        releases = config.train.epochs + self.asks_again
+        releases = config.train.epochs + self.needs_sums_after_training
         return count_summed_numbers(config, self.joint_model or config.model) * releases
 
 
@@ -81,8 +81,8 @@ class SummedSplitNnSettings(SummedJointSettings):
     name: Literal["split_nn_sum"]
 
     title = "SplitNN, summed"
-    predicts_alone = False
-    weighs_classes = True
+    can_predict_locally = False
+    can_weight_classes = True
     tasks = ("classification", "regression", "poisson")
 
 

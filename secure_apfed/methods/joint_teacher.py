@@ -201,7 +201,7 @@ class TeacherSettings(SummedJointSettings, FormSettings):
     ] = Field(None, gt=0, le=VoteResponse.largest_epsilon)
 
     title = "joint teacher, summed"
-    predicts_alone = True
+    can_predict_locally = True
     teacher = "joint model"
 
     @field_validator("labels")
@@ -232,12 +232,12 @@ class TeacherSettings(SummedJointSettings, FormSettings):
         return self.epsilon is not None
 
     @property
-    def labellers(self) -> tuple[str, ...]:
+    def labeller_names(self) -> tuple[str, ...]:
         """The labellers that the method uses, as keys of `LABELLERS`; empty: the head labels."""
         return () if self.labels == HEAD else (self.labels,)
 
     @property
-    def asks_again(self) -> bool:
+    def needs_sums_after_training(self) -> bool:
         """True if labelled rows are requested once more after training, for a labeller."""
         return self.labels != HEAD
 

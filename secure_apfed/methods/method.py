@@ -264,7 +264,7 @@ class ActiveRole(Role, ABC):
         """Return the mean task loss of these validation rows, without learning from them.
 
         Early stopping calls it. Requests that it needs count as steps in `steps`. Raises
-        LocalProtocolError: the method does not override it (its settings have no `stops_early`).
+        LocalProtocolError: the method does not override it (its settings have no `can_stop_early`).
         """
         raise LocalProtocolError(f"{self.name} tells no loss of rows that it does not learn from")
 
@@ -318,7 +318,9 @@ class Method(ABC):
     def public_facts(self) -> MethodSettings:
         """The facts on what the method reveals, which are the same for all settings of a run."""
         # A setting `name: Literal["tvfl"]` gives "tvfl"; a user's class is named by its `code`.
-        names = get_args(self.settings.model_fields["name"].annotation) or (self.settings.code,)
+        names = get_args(self.settings.model_fields["name"].annotation) or (
+            self.settings.import_path,
+        )
         return self.settings.model_construct(name=names[0])
 
     @property
@@ -373,13 +375,13 @@ class Method(ABC):
         the N alignment positions.
         """
         rows = data.labelled_rows
-        if not self.public_facts.aligns or self.learns_unaligned_labels(config):
+        if not self.public_facts.needs_alignment or self.learns_unaligned_labels(config):
             return rows
         return rows[torch.isin(rows, aligned)]
 
     def learns_unaligned_labels(self, config: RunSettings) -> bool:
         """Return whether training also uses labels of people whom no passive knows."""
-        return self.public_facts.takes_unaligned and config.train.use_unaligned
+        return self.public_facts.can_use_unaligned_rows and config.train.use_unaligned
 
     def find_testable_rows(self, data: OwnData, aligned: Tensor) -> Tensor:
         """Return the active's test rows that the headline model can predict.
@@ -388,7 +390,7 @@ class Method(ABC):
         the N alignment positions.
         """
         rows = data.test_rows
-        return rows if self.settings.predicts_alone else rows[torch.isin(rows, aligned)]
+        return rows if self.settings.can_predict_locally else rows[torch.isin(rows, aligned)]
 
     @abstractmethod
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
@@ -541,8 +543,8 @@ def split_batches(learner: ActiveRole, config: RunSettings, epoch: int) -> list[
     """Return an epoch's batches of training rows; the same seed and epoch give the same batches.
 
     A last batch that is too small is left out. For methods that average networks or pseudo-labels
-    (`averages`), one batch has all rows.
+    (`averaged_quantity`), one batch has all rows.
     """
     order = shuffle_rows(pick_learnt_rows(learner, config), config.seed, "batches", epoch)
-    batches = [order] if config.method.averages else order.split(config.train.batch_size)
+    batches = [order] if config.method.averaged_quantity else order.split(config.train.batch_size)
     return [rows_B for rows_B in batches if len(rows_B) >= learner.smallest_batch]

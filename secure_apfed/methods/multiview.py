@@ -107,7 +107,7 @@ class MultiviewSettings(MethodSettings):
     zeta: Annotated[float, protects("nobody")] = Field(gt=0)
     eta: Annotated[float, protects("nobody")] = Field(gt=0)
 
-    predicts_alone = True
+    can_predict_locally = True
     networks: ClassVar[tuple[str, ...]] = ("identity",)
     tolerance: ClassVar[float] = 1e-6
     max_rounds: ClassVar[int] = 100
@@ -127,8 +127,8 @@ class MultiviewSettings(MethodSettings):
         if config.guard.mechanism != "none":
             raise ValueError(
                 f"guard.mechanism: method {self.name} sends no representation, and one person "
-                f"moves all {self.averages} of a party, so that no noise of a guard covers it; say "
-                "none"
+                f"moves all {self.averaged_quantity} of a party, so that no noise of a guard "
+                "covers it; say none"
             )
         for place, model in self.models_in(config).items():
             if model.network not in self.networks:
@@ -154,9 +154,9 @@ class OneViewSettings(MultiviewSettings):
         dict[PartyName, dict[_Weight, Annotated[float, Field(gt=0)]]], protects("nobody")
     ] = {}
 
-    averages = "pseudo-labels"
+    averaged_quantity = "pseudo-labels"
 
-    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+    def bound_linear_combinations(self, config: RunSettings, classes: int) -> float:
         """Return how many linear combinations of a person's features a run reveals to the active.
 
         An epoch reveals one for each of the C = `classes` classes, with weights of its own. The
@@ -209,7 +209,7 @@ class MmvflSettings(OneViewSettings):
     eta: Annotated[float, protects("nobody")] = Field(1000.0, gt=0)
 
     title = "MMVFL"
-    takes_labels_of_passives = True
+    can_use_passive_labels = True
     labels_act_on_own = True
 
 

@@ -65,7 +65,7 @@ from secure_apfed.privacy.guard import (
 from secure_apfed.privacy.ledger import PrivacyLedger, holds_releases
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.randomised_response import VoteResponse
-from secure_apfed.settings.method import Released
+from secure_apfed.settings.method import GradientKind
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
     BlackBoxSettings,
@@ -674,7 +674,7 @@ class PartyContext:
             make_sum_release(config, self.name, shape, plan),
             budget=noise.epsilon,
             rows=people,
-            figure=config.method.passives_figure,
+            figure=config.method.passives_epsilon_name,
         )
         return ContributionNoise(
             deviation=plan.steps,
@@ -698,7 +698,7 @@ class PartyContext:
             seeded=is_noised and not self.noise_is_secret,
         )
 
-    def make_defences(self, released: Released) -> DefenceChain:
+    def make_defences(self, released: GradientKind) -> DefenceChain:
         """Return the configured defences of one kind of gradients that this party sends.
 
         `released`: the kind of gradients, such as "contributions".

@@ -150,10 +150,10 @@ def assign_roles(
     roles: dict[str, PartyRole] = {active: "active"}
     if method.settings.has_passives:
         roles |= dict.fromkeys(passives, "passive")
-    if method.public_facts.aggregates:
+    if method.public_facts.needs_aggregator:
         roles[AGGREGATOR] = "aggregator"
-    if method.public_facts.takes_dealer or (
-        method.public_facts.aligns and needs_dealer(config.alignment)
+    if method.public_facts.needs_randomness_dealer or (
+        method.public_facts.needs_alignment and needs_dealer(config.alignment)
     ):
         roles[DEALER] = "dealer"
     return roles
@@ -283,7 +283,7 @@ def _collect_offers(
     }
     facts = method.public_facts
     names_by_role = {"active": (party.active,), "passives": party.passives}
-    expected = [name for role in facts.offers for name in names_by_role[role]]
+    expected = [name for role in facts.proposing_roles for name in names_by_role[role]]
     if set(offers) != set(expected):
         raise RemoteProtocolError(
             f"{party.name}: in {facts.title} what a row is that parties send is said by "
@@ -332,7 +332,7 @@ def _pick_silence_rule(party: PartyContext, agreed: SessionTerms) -> SilentPassi
                 "by itself; leave it at 0, or say rules.silent_passive: wait, or recover"
             )
         return rule
-    if not party.config.method.goes_on_without:
+    if not party.config.method.can_continue_without_passive:
         raise ConfigError(
             f"rules.silent_passive: method {party.config.method.name} needs every passive in every "
             "step; say stop or wait"
@@ -440,7 +440,7 @@ async def start_active(
     state, rows = _load_checkpoint(party, contract)
     if contract.passives and rows is None:
         rows = torch.arange(len(party.data.table.ids))  # all rows, if the method aligns no tables
-        if method.public_facts.aligns:
+        if method.public_facts.needs_alignment:
             begin_phase("align")
             rows = await align_as_active(party, links, contract.session)
             begin_phase("agree")  # measured times count the rest of this function there
@@ -450,7 +450,7 @@ async def start_active(
     # An active without passives aligns nothing, so there are no positions.
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
     common = None
-    if contract.passives and method.public_facts.aligns:
+    if contract.passives and method.public_facts.needs_alignment:
         common = describe_people(party, rows)
     require_labels(method, party.config, party.data, rows)
     warn_of_steps_without(party, contract)
@@ -507,7 +507,7 @@ async def run_helper(
     else:
         helper = method.build_passive(party, contract, rows)
     common = None
-    if role == "passive" and method.public_facts.aligns:
+    if role == "passive" and method.public_facts.needs_alignment:
         common = describe_people(party, rows)
     session = PartySession(
         party=party,
@@ -545,7 +545,7 @@ async def _align_rows(
     """
     if role != "passive":
         return torch.empty(0, dtype=torch.int64)
-    if not method.public_facts.aligns:
+    if not method.public_facts.needs_alignment:
         return torch.arange(len(party.data.table.ids))
     return await align_as_passive(party, links, contract.session)
 
@@ -888,7 +888,7 @@ class Simulation(Session):
         In a singular value decomposition these are all tables, otherwise the passives' only.
         """
         method = self.party_session.party.config.method
-        tables = self._data.tables if method.decomposes else self._data.passives
+        tables = self._data.tables if method.has_joint_svd else self._data.passives
         return [count_columns(table.features) for table in tables]
 
     def run_script(self, script: Script[T]) -> T:

@@ -42,14 +42,14 @@ class SingleViewSettings(MethodSettings):
     name: Literal["single_view"]
 
     title = "SingleVL"
-    predicts_alone = True
+    can_predict_locally = True
     has_passives = False
-    trains_privately = True
-    stops_early = True
-    weighs_classes = True
+    can_use_dp_sgd = True
+    can_stop_early = True
+    can_weight_classes = True
     tasks = ("classification", "regression")
 
-    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+    def bound_linear_combinations(self, config: RunSettings, classes: int) -> float:
         """Return how many linear combinations of a person's features are revealed: none.
 
         No party sends anything.

@@ -52,12 +52,12 @@ def derive_limits(config: RunSettings) -> RequestLimits:
 
     The contract states these limits, and passives enforce them.
     """
-    if config.method.asks_once:
+    if config.method.has_single_exchange:
         return RequestLimits(rows=ROWS_AT_ONCE, releases=1)
-    if config.method.averages:  # a step covers all rows
+    if config.method.averaged_quantity:  # a step covers all rows
         return RequestLimits(rows=config.alignment.maximum_ids, releases=config.train.epochs)
     # One answer more if the method requests every row again after training.
-    releases = config.train.epochs + config.method.asks_again
+    releases = config.train.epochs + config.method.needs_sums_after_training
     return RequestLimits(rows=config.train.batch_size, releases=releases)
 
 
@@ -66,7 +66,7 @@ def find_objective(config: RunSettings, passive: str) -> ObjectiveSettings:
 
     Raises ConfigError: neither exists, or the configured one has another kind than the method's.
     """
-    own_objective = config.method.own_objective
+    own_objective = config.method.fixed_objective
     passive_objective = config.settings_of(passive).objective
     if own_objective is None and passive_objective is None:
         raise ConfigError(
@@ -221,7 +221,7 @@ def find_fixed_bits(config: RunSettings, *, has_noise: bool) -> int | None:
     `has_noise`: whether passives add noise.
     """
     method = config.method
-    sums_reals = method.sums_gradients or method.sums_representations
+    sums_reals = method.has_gradient_sum or method.has_representation_sum
     if config.secure_sum.bits is None and sums_reals and not has_noise:
         return None
     return config.secure_sum.bits or USUAL_BITS
@@ -232,7 +232,7 @@ def find_clip(config: RunSettings) -> float | None:
 
     For votes the bound is 1, which rows of votes never exceed.
     """
-    return 1.0 if config.method.opens_votes else config.secure_sum.clip
+    return 1.0 if config.method.vote_protocol else config.secure_sum.clip
 
 
 def may_lack_passives(config: RunSettings) -> bool:
@@ -245,8 +245,8 @@ def may_lack_passives(config: RunSettings) -> bool:
     rule = config.rules.silent_passive
     method = config.method
     has_threshold = config.secure_sum.threshold is not None
-    allowed_by_threshold = has_threshold and rule is None and method.averages is None
-    return method.goes_on_without and (rule == "recover" or allowed_by_threshold)
+    allowed_by_threshold = has_threshold and rule is None and method.averaged_quantity is None
+    return method.can_continue_without_passive and (rule == "recover" or allowed_by_threshold)
 
 
 def _derive_threshold(config: RunSettings, passives: int) -> int | None:
@@ -301,12 +301,12 @@ def find_training_rows(
     """
     method = config.method
     # Passives that learn from returned gradients need rows with a label.
-    rows = data.labelled_rows if method.returns_gradients else data.train_rows
-    if not method.aligns:
+    rows = data.labelled_rows if method.has_returned_gradients else data.train_rows
+    if not method.needs_alignment:
         return rows, 1.0, 0
     aligned_count = int(torch.isin(rows, common).sum())
     # A model that needs every party to predict needs them for every row that it trains on.
-    predicts_alone = method.predicts_alone and not method.averages
+    predicts_alone = method.can_predict_locally and not method.averaged_quantity
     if not (predicts_alone and config.train.trains_unaligned_rows):
         rows = rows[:aligned_count]  # the first rows stand for the aligned ones
     return rows, aligned_count / max(1, len(rows)), len(common)
@@ -321,10 +321,10 @@ def count_rehearsed_rows(
     rows that passives know. `steps`: number of steps in an epoch of the rehearsal.
     """
     method = config.method
-    if method.averages:  # a step covers all rows
-        return rows if method.aligns else max(2, math.ceil(rows / steps))
+    if method.averaged_quantity:  # a step covers all rows
+        return rows if method.needs_alignment else max(2, math.ceil(rows / steps))
     batch_size = min(config.train.batch_size, rows)
-    if not method.decomposes:
+    if not method.has_joint_svd:
         return batch_size
     # A decomposition needs at least as many aligned rows as vectors.
     needed = config.model.representation_size / max(aligned_share, 1 / rows)
@@ -339,7 +339,7 @@ def count_batches(config: RunSettings, rows: int, *, stages: int) -> int:
     stage has begun.
     """
     train = config.train
-    if config.method.averages:
+    if config.method.averaged_quantity:
         return train.epochs
     starts = [first_epoch_of(stage, stages=stages, epochs=train.epochs) for stage in range(stages)]
     ends: Sequence[int] = [*starts[1:], train.epochs]
@@ -358,10 +358,10 @@ def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[
     A rehearsal is a short run on random numbers. `steps`: steps of the run divided by steps of the
     rehearsal. `rows`: rows of the run divided by rows of the rehearsal.
     """
-    if not config.method.asks_once:
+    if not config.method.has_single_exchange:
         return steps, steps
     # The rows are requested once, in blocks; a decomposition sends all rows in one message.
-    message_factor = 1.0 if config.method.decomposes else rows
+    message_factor = 1.0 if config.method.has_joint_svd else rows
     return message_factor, rows
 
 
@@ -371,5 +371,5 @@ def plan_releases(config: RunSettings, guard: RepresentationGuard) -> int:
     The result is 0 if the method sends no representations. `guard`: the mechanism that adds noise
     to them; under some, repeated releases are charged once.
     """
-    sends_representations = config.method.representations_from is not None
+    sends_representations = config.method.representation_sender is not None
     return guard.count_charges(derive_limits(config).releases) if sends_representations else 0

@@ -75,7 +75,7 @@ class VoteSettings(MethodSettings):
         float | None, protects("the active", higher="less noise is in the weights that labels move")
     ] = Field(None, gt=0)
 
-    predicts_alone = True
+    can_predict_locally = True
 
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
         """Return the settings for a rehearsal (a short run on random numbers, for planning).
@@ -98,17 +98,17 @@ class VoteSettings(MethodSettings):
         return "soft"
 
     @property
-    def signs_votes(self) -> bool:
+    def has_signed_votes(self) -> bool:
         """True if numbers of a vote may be negative."""
         return self.answers == "soft" and LABELLERS[self.labeller].signed
 
     @property
-    def inductive(self) -> bool:
+    def has_inductive_votes(self) -> bool:
         """True if the features of a person without a label change no other person's vote."""
         return LABELLERS[self.labeller].inductive
 
     @property
-    def labellers(self) -> tuple[str, ...]:
+    def labeller_names(self) -> tuple[str, ...]:
         """The labellers that the method uses, as keys of `LABELLERS`."""
         return (self.labeller,)
 
@@ -117,13 +117,13 @@ class VoteSettings(MethodSettings):
         """The privacy cost of the vote on one person for one passive; None: no noise."""
         return self.epsilon
 
-    def linear_numbers(self, config: object, classes: int) -> float:
+    def bound_linear_combinations(self, config: object, classes: int) -> float:
         """Return how many numbers of a vote are linear in the features: all K of the classes, or 0.
 
         Only a labeller whose vote is the output of a linear model has any. `config`: not used.
         `classes`: K.
         """
-        return classes if self.signs_votes else 0
+        return classes if self.has_signed_votes else 0
 
     def make_voter(self, party: PartyContext) -> Voter:
         """Return the labeller of this party, with the tests of what an epsilon relies on."""
@@ -141,7 +141,7 @@ class NoisedVoteSettings(VoteSettings):
     See `VoteSettings`.
     """
 
-    takes_pairwise = True
+    can_align_pairwise = True
 
     @model_validator(mode="after")
     def _is_noised(self) -> Self:
@@ -165,8 +165,8 @@ class VotesSettings(FormSettings, VoteSettings):
     name: Literal["votes"]
 
     title = "votes, summed"
-    opens_votes = "sum"
-    takes_pairwise = True
+    vote_protocol = "sum"
+    can_align_pairwise = True
     tasks = ("classification", "regression")
 
     @property
@@ -212,7 +212,7 @@ class VotesActive(StudentActive):
             torch.from_numpy(student.labelled),
             torch.from_numpy(student.labels),
             size=contract.batch_size,
-            shows_labels=config.method.sends_labels,
+            shows_labels=config.method.has_revealed_labels,
         )
         self.votes: Floats | None = None
 
@@ -305,7 +305,7 @@ class VotesPassive(HelperRole):
             contract,
             aligned=len(rows),
             classes=self.classes,
-            shows_labels=votes.sends_labels,
+            shows_labels=votes.has_revealed_labels,
         )
 
     def admit_ballot(self, message: Envelope) -> Ballot:

@@ -128,7 +128,7 @@ def open_vote_ledger(
     `release`: the privacy mechanism of one vote. `people`: number of alignment positions.
     """
     votes = VoteSettings.from_run_settings(party.config)
-    figure = votes.passives_figure
+    figure = votes.passives_epsilon_name
     return party.open_ledger(release, budget=votes.epsilon, rows=people, figure=figure)
 
 

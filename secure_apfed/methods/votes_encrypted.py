@@ -69,7 +69,7 @@ class EncryptedVotesSettings(VoteSettings):
     ] = Field(None, ge=2, le=1024)
 
     title = "votes on encrypted labels"
-    opens_votes = "encrypted"
+    vote_protocol = "encrypted"
 
     def count_label_bytes(
         self, config: RunSettings, *, labelled: int, classes: int, passives: int

@@ -40,7 +40,7 @@ class RandomisedVotesSettings(NoisedVoteSettings):
     name: Literal["votes_randomised"]
 
     title = "votes, randomised"
-    opens_votes = "randomised"
+    vote_protocol = "randomised"
     tasks = ("classification", "regression")
 
 

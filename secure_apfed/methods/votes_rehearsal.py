@@ -50,7 +50,7 @@ class RehearsalSettings(NoisedVoteSettings):
     name: Literal["votes_rehearsal"]
 
     title = "rehearsal of votes"
-    opens_votes = "count"
+    vote_protocol = "count"
 
 
 class _Terms(VoteTerms):

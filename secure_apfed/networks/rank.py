@@ -120,7 +120,7 @@ def describe_opened_numbers(
 
     Returns None if nothing linear in the columns is decoded, or the method does not count it.
     """
-    configured = config.method.linear_numbers(config, classes)
+    configured = config.method.bound_linear_combinations(config, classes)
     if not 0 < configured < math.inf:
         return None
     decoded = configured if numbers is None else numbers

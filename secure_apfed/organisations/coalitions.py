@@ -166,13 +166,13 @@ def list_facts(config: RunSettings, passives: int) -> frozenset[str]:
     """
     counts = {"M = 2": passives == 2, "M >= 2": passives >= 2, "M >= 3": passives >= 3}
     facts = {word for word, holds in counts.items() if holds}
-    if "contributions are summed" in config.method.facts:
+    if "contributions are summed" in config.method.exchange_facts:
         facts.add(f"sum {find_sum_class(config.secure_sum).name}")
-    if config.method.aligns and needs_dealer(config.alignment):
+    if config.method.needs_alignment and needs_dealer(config.alignment):
         facts.add("a dealer aligns")
-    if config.method.aligns and hides_overlaps_by_transfers(config.alignment):
+    if config.method.needs_alignment and hides_overlaps_by_transfers(config.alignment):
         facts.add("transfers hide overlaps")
-    return frozenset(facts | config.method.facts)
+    return frozenset(facts | config.method.exchange_facts)
 
 
 def find_conflicts(

@@ -280,7 +280,7 @@ class _ServeMeter:
         """
         if file.party not in file.passives:
             reason = "a prediction asks it for nothing of its rows"
-            self.promise = Promise(figure=config.method.figure, epsilon=None, why=reason)
+            self.promise = Promise(figure=config.method.epsilon_name, epsilon=None, why=reason)
             return
         self.promise = promise_of_party(config, "passive", ())
         # The parties agreed on noise, and nothing was sent yet.
@@ -351,7 +351,7 @@ class _JointParty:
         """
         # If the run's own model cannot predict alone, a local model was stored in addition, whose
         # head is always one of this library.
-        head = self.code.head if self.method.settings.predicts_alone else None
+        head = self.code.head if self.method.settings.can_predict_locally else None
         return load_model(self.folder.path, encoder=self.code.encoder, head=head)
 
     @contextmanager

@@ -241,11 +241,11 @@ def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
     `shapes`: shapes of the parties' own tables, the active's first.
     """
     rows = next(iter(shapes.values())).rows
-    if config.method.averages:
+    if config.method.averaged_quantity:
         rehearsed_rows = rows * STEPS
     else:
         rehearsed_rows = min(config.train.batch_size, rows) * STEPS
-        if config.method.asks_once:
+        if config.method.has_single_exchange:
             rehearsed_rows *= _LONGER
     row_count = rehearsed_rows + _TEST_ROWS
     width = max(map(_count_widths, _iter_models(config)))
@@ -277,7 +277,7 @@ def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
 
 def _is_contrastive(config: Config, passives: Sequence[str]) -> bool:
     """Return whether a passive has a contrastive loss, which compares every two rows of a batch."""
-    if not config.method.sums_gradients:
+    if not config.method.has_gradient_sum:
         return False
     return any(isinstance(find_objective(config, name), ContrastiveSettings) for name in passives)
 
@@ -460,7 +460,7 @@ def _multiply_costs(
     )
     warnings_of_size: list[str] = []
     too_many = [name for name, shape in shapes.items() if shape.rows > config.alignment.maximum_ids]
-    if too_many and config.method.aligns:
+    if too_many and config.method.needs_alignment:
         warnings_of_size.append(
             f"{', '.join(too_many)}: more rows than alignment.maximum_ids "
             f"({config.alignment.maximum_ids:,}); raise it at all parties"
@@ -532,7 +532,7 @@ def _forecast_tables(
     releases = derive_limits(config).releases
     accounts: dict[str, dict[str, Any]] = {
         name: {
-            "figure": config.method.passives_figure,
+            "figure": config.method.passives_epsilon_name,
             "epsilon": ledger.would_cost(releases),
             "delta": config.delta,
             "releases": releases,
@@ -566,13 +566,13 @@ def _forecast_tables(
         links=links,
         seconds=seconds,
         seconds_per_step=scaled.step_seconds,
-        figure=config.method.figure,
+        figure=config.method.epsilon_name,
         epsilon_x=privacy.epsilon_x,
         epsilon_y=privacy.epsilon_y,
         epsilon_model=privacy.epsilon_model,
         delta=privacy.delta,
         releases=privacy.releases,
-        figure_passives=config.method.passives_figure,
+        figure_passives=config.method.passives_epsilon_name,
         promises=promises_of(config, privacy, contributions=accounts),
         epsilon_passives={name: account["epsilon"] for name, account in accounts.items()},
         delta_passives=config.delta if noise else None,
@@ -679,7 +679,7 @@ def _rehearse_training(
         config, plan.train_rows, aligned_share=plan.aligned_share, steps=STEPS
     )
     rehearsed_steps = STEPS
-    if not (config.method.asks_once or config.method.averages):
+    if not (config.method.has_single_exchange or config.method.averaged_quantity):
         # All steps are alike, so no more are rehearsed than the run has.
         rehearsed_steps = min(STEPS, max(2, plan.steps))
     message_factor, byte_factor = estimate_growth(
@@ -731,7 +731,7 @@ def _forecast_step_seconds(
     """
     step_seconds = rehearsal.step_seconds
     longer_steps = _LONGER * STEPS
-    if not config.method.asks_once or steps <= longer_steps:
+    if not config.method.has_single_exchange or steps <= longer_steps:
         return step_seconds
     added_seconds = rehearse(longer_steps).step_seconds - step_seconds
     variable_seconds = max(0.0, added_seconds / (_LONGER - 1))
@@ -749,7 +749,7 @@ def _count_party_columns(
 
     `shapes`: party -> the declared shape; None: the tables were read.
     """
-    tables = data.tables if config.method.decomposes else data.passives
+    tables = data.tables if config.method.has_joint_svd else data.passives
     if shapes is not None and config.data.dataset == TABLES:
         return {table.name: shapes[table.name].features for table in tables}
     return {table.name: count_columns(table.features) for table in tables}
@@ -760,7 +760,7 @@ def _opens_linear_numbers(config: Config, data: VerticalData) -> bool:
 
     If there are as many such numbers as columns, they reveal the columns.
     """
-    numbers = config.method.linear_numbers(config, len(data.classes))
+    numbers = config.method.bound_linear_combinations(config, len(data.classes))
     return 0 < numbers < math.inf
 
 
@@ -795,7 +795,7 @@ def _describe_openings(
         return
     columns = list(_count_party_columns(config, data, shapes).values())
     description = describe_opened_numbers(config, len(data.classes), columns)
-    owners = "all parties'" if config.method.decomposes else "the passives'"
+    owners = "all parties'" if config.method.has_joint_svd else "the passives'"
     yield (
         f"of each person the active opens numbers that are linear in {owners} columns: "
         f"{description}"
@@ -859,7 +859,10 @@ def _compute_privacy(config: Config) -> PrivacySpent:
     releases = plan_releases(config, guard)
     mechanism = guard.mechanism()
     epsilon_x = EXACT.get_epsilon(mechanism, releases=releases, delta=delta)
-    if "passives take part" in config.method.facts and config.method.figure != "epsilon_x":
+    if (
+        "passives take part" in config.method.exchange_facts
+        and config.method.epsilon_name != "epsilon_x"
+    ):
         epsilon_x = math.inf  # no representation is sent; other messages are not counted here
     epsilon_y = math.inf
     epsilon_model = math.inf
@@ -899,7 +902,7 @@ def _find_warnings(
         epsilon: epsilon_x of the run.
         passives: number of passives.
     """
-    method_facts = config.method.facts
+    method_facts = config.method.exchange_facts
     sends_representations = "representations are sent" in method_facts
     guarded = config.guard.mechanism != "none" and sends_representations
     draws_noise = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
@@ -937,7 +940,7 @@ def _warn_of_disk(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
 
     `links`: messages and bytes of the run.
     """
-    method_facts = config.method.facts
+    method_facts = config.method.exchange_facts
     # Stored bytes by "sender kind" and receiver. Representations that go to all passives are stored
     # only once, under the receiver "all".
     stored_bytes: dict[tuple[str, str], int] = {}
@@ -1010,7 +1013,7 @@ def _rehearse(
     }
     rehearsal_config = config.model_copy(update=changes)
     rows = batch * steps
-    labelled = min(rows, labelled) if config.method.asks_once else rows
+    labelled = min(rows, labelled) if config.method.has_single_exchange else rows
     data = _make_random_data(template, rows, aligned, labelled=labelled)
     # A black box is not called for synthetic people.
     code = {
@@ -1039,7 +1042,7 @@ def _rehearse(
 
 def _list_black_boxes(config: Config, data: VerticalData) -> list[str]:
     """Return the names of the passives whose gradients come from a user's black-box function."""
-    if not config.method.sums_gradients:
+    if not config.method.has_gradient_sum:
         return []
     names = [table.name for table in data.passives]
     return [name for name in names if isinstance(find_objective(config, name), BlackBoxSettings)]
@@ -1208,7 +1211,7 @@ def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[Int
     Each protocol is run with some thousand IDs of each party. Where a table has more, it is run
     with one ID, too, and costs are extrapolated linearly.
     """
-    if not config.method.aligns:
+    if not config.method.needs_alignment:
         return ()
     real_ids = sum(len(table.ids) for table in data.tables)
     costs = []
@@ -1245,7 +1248,7 @@ def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, in
 
     They are measured with one ID of each party.
     """
-    if not config.method.aligns:
+    if not config.method.needs_alignment:
         return {}
     single_ids = _sample_ids(config, data, 1)
     bytes_by_route, _ = _run_intersection(config, data, config.alignment.backend, single_ids)

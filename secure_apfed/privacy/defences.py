@@ -26,7 +26,7 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.settings import Settings
-from secure_apfed.settings.method import MethodSettings, Released, Side
+from secure_apfed.settings.method import GradientKind, MethodSettings, Side
 from secure_apfed.settings.plugins import PluginTable, require_class
 from secure_apfed.settings.privacy import (
     CompressionSettings,
@@ -69,7 +69,7 @@ class GradientDefence(ABC):
 
     settings: ClassVar[type[Settings]] = Settings
     name: ClassVar[str]
-    protects: ClassVar[tuple[Released, ...]] = ()
+    protects: ClassVar[tuple[GradientKind, ...]] = ()
     gives: ClassVar[str] = "it does not say what it does"
 
     @abstractmethod
@@ -101,7 +101,7 @@ class Compression(GradientDefence):
     """
 
     name: ClassVar[str] = "compression"
-    protects: ClassVar[tuple[Released, ...]] = ("contributions", "returned gradients")
+    protects: ClassVar[tuple[GradientKind, ...]] = ("contributions", "returned gradients")
     gives: ClassVar[str] = "compression keeps only the largest numbers of each gradient"
 
     def __init__(self, settings: CompressionSettings, *, noise: NoiseSource, classes: int) -> None:
@@ -204,7 +204,7 @@ class Marvell(GradientDefence):
     """
 
     name: ClassVar[str] = "marvell"
-    protects: ClassVar[tuple[Released, ...]] = ("returned gradients",)
+    protects: ClassVar[tuple[GradientKind, ...]] = ("returned gradients",)
     gives: ClassVar[str] = (
         "Marvell blurs the difference between the gradients of the two classes in each batch"
     )
@@ -305,7 +305,7 @@ def _read_settings(choice: DefenceSettings) -> Settings:
 
 
 _RUN_BY: Mapping[Side, str] = {"active": "the active", "passives": "every passive"}
-_NOT_SENT: Mapping[Released, str] = {
+_NOT_SENT: Mapping[GradientKind, str] = {
     "contributions": "no passive sends a gradient",
     "returned gradients": "no passive receives a gradient of the task loss",
 }
@@ -338,7 +338,7 @@ def describe_runners(kind: str, method: MethodSettings) -> str:
 
     Returns "" if the method sends no such gradient. `kind`: the defence's key in `DEFENCES`.
     """
-    senders = map(method.sender_of, DEFENCES[kind].protects)
+    senders = map(method.find_gradient_sender, DEFENCES[kind].protects)
     return " and ".join(dict.fromkeys(_RUN_BY[sender] for sender in senders if sender))
 
 
@@ -378,7 +378,7 @@ class DefenceChain:
 
 
 def gradient_defences(
-    choices: Sequence[DefenceSettings], released: Released, *, noise: NoiseSource, classes: int
+    choices: Sequence[DefenceSettings], released: GradientKind, *, noise: NoiseSource, classes: int
 ) -> tuple[GradientDefence, ...]:
     """Build the configured defences that change one kind of gradient, in their configured order.
 

@@ -414,7 +414,7 @@ def count_measured_rows(config: Config, outcome: Outcome, variant: str) -> int |
     count = outcome.measured_rows.get(variant)
     if count is not None:
         return count
-    predicts_alone = "the active predicts alone" in config.method.facts
+    predicts_alone = "the active predicts alone" in config.method.exchange_facts
     if variant == config.method.name and predicts_alone:
         return outcome.test_rows
     return None
@@ -565,7 +565,7 @@ def load_recording(
         _require_named_rows(path, config)
         data = load_data(config.data, seed=config.seed)
     model = None
-    if config.method.predicts_alone and folder.model.exists():
+    if config.method.can_predict_locally and folder.model.exists():
         model = load_model(path, encoder=encoder, head=head).network
     return Recording(
         config=config,

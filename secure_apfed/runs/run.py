@@ -233,7 +233,7 @@ def _build_simulation(
         shares: whether alignments may be reused, and this one stored for later runs.
     """
     config = start.config
-    past = _PAST.get() if shares and start.config.method.aligns else None
+    past = _PAST.get() if shares and start.config.method.needs_alignment else None
     # If the run loads its tables itself, these settings determine tables and alignment.
     key = f"{config.data.model_dump_json()} {config.alignment.model_dump_json()} {config.seed}"
     people = None if tables is None else _list_people(tables)
@@ -243,7 +243,7 @@ def _build_simulation(
         session.transcript.add_flows(earlier.flows)
         return session
     session = Simulation(METHODS[config.method.name], start)
-    aligns = config.method.aligns and bool(session.contract.passives)
+    aligns = config.method.needs_alignment and bool(session.contract.passives)
     # A dealer also sends messages of other kinds, so its alignment's messages cannot be counted
     # for other runs.
     if past is not None and aligns and not needs_dealer(config.alignment):
@@ -267,7 +267,7 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
     if train.patience is not None:
         min_epochs = min(train.epochs, train.patience + 1)
     stored_epochs = config.effective_transcript.count_epochs(min_epochs)
-    if config.method.asks_once:  # rows are sent once, whatever the number of epochs
+    if config.method.has_single_exchange:  # rows are sent once, whatever the number of epochs
         stored_epochs = min(stored_epochs, 1)
     terms = session.contract.passives.values()
     numbers = max((math.prod(party_terms.representation.shape) for party_terms in terms), default=0)

@@ -35,7 +35,7 @@ def describe_obstacles(config: Config) -> str:
     method = config.method
     train = config.train
     sum_class = find_sum_class(config.secure_sum)
-    sums_gradients = "gradients are summed" in method.facts
+    sums_gradients = "gradients are summed" in method.exchange_facts
     is_trained_by_steps = METHODS[method.name].can_simulate
     is_judged_by_accuracy = config.task == Classification.name
     guard = config.guard.mechanism

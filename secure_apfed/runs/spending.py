@@ -106,7 +106,7 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
     """
     nothing = PrivacySpent.for_no_release(delta=delta)
     method = session.party_session.party.config.method
-    method_facts = method.facts
+    method_facts = method.exchange_facts
     if "tables are decomposed" in method_facts:
         reason = "singular vectors of all parties' rows were opened without noise"
     elif "passives send representations" in method_facts and not session.helpers:
@@ -121,8 +121,10 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
             worst = max(cost_by_passive, key=lambda name: cost_by_passive[name].epsilon)
             return cost_by_passive[worst].to_privacy_cost(worst)
         reason = f"{' and '.join(unreported)} did not say yet what was charged there"
-    elif method.figure != "epsilon_x":
-        reason = f"no representation is sent; what else leaves is counted by {method.figure} alone"
+    elif method.epsilon_name != "epsilon_x":
+        reason = (
+            f"no representation is sent; what else leaves is counted by {method.epsilon_name} alone"
+        )
     else:
         return nothing
     return replace(nothing, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=(reason,))
@@ -180,7 +182,7 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     seeded = config.guard.noise != "secret"
     learner = session.learner
     others = describe_defences(config.defences, config.method)
-    passives_vote = "passives vote" in config.method.facts
+    passives_vote = "passives vote" in config.method.exchange_facts
     if session.contract.secure_sum.get("noise") and not passives_vote:
         sum_class = find_sum_class(config.secure_sum)
         others.insert(0, contributions_statement(sum_class.leaks.single, seeded=seeded))

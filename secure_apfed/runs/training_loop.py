@@ -1072,7 +1072,7 @@ class TrainingLoop:
             "releases": privacy.releases,
             # Privacy cost of the passive with the weakest guarantee; null if passives add no noise.
             "epsilon_passives": _find_largest_epsilon(
-                promises, self._config.method.passives_figure
+                promises, self._config.method.passives_epsilon_name
             ),
             "delta_passives": passive["delta"] if passive else None,
             "releases_passives": passive["releases"] if passive else None,
@@ -1099,7 +1099,7 @@ class TrainingLoop:
         """Warn if the active trained without the passives that should get its representations."""
         contract = self.session.contract
         flows = self.session.transcript.flows
-        should_send = "the active sends representations" in self._config.method.facts
+        should_send = "the active sends representations" in self._config.method.exchange_facts
         has_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in flows)
         if should_send and not has_sent:
             warnings.warn(
@@ -1119,9 +1119,9 @@ class TrainingLoop:
         method = self._config.method
         passives_add_noise = method.find_noise(self._config) is not None
         costs_are_awaited = passives_add_noise and self._worst_account is None
-        if method.figure == method.passives_figure and costs_are_awaited:
+        if method.epsilon_name == method.passives_epsilon_name and costs_are_awaited:
             return None
-        return worst_promise(self._list_promises(), method.figure)
+        return worst_promise(self._list_promises(), method.epsilon_name)
 
     def _report_progress(self, epoch: int) -> None:
         """Report step, loss, last score and privacy guarantee to the display.
@@ -1142,7 +1142,7 @@ class TrainingLoop:
                 accuracy=evaluation.accuracy.get(headline) if evaluation else None,
                 measure=measure,
                 score=evaluation.measures.get(headline, {}).get(measure) if evaluation else None,
-                figure=self._config.method.figure if promise is None else promise.figure,
+                figure=self._config.method.epsilon_name if promise is None else promise.figure,
                 epsilon=None if promise is None else promise.epsilon,
                 promise=None if promise is None else promise.state,
                 wire_bytes=self.session.transcript.wire_bytes,

@@ -114,7 +114,7 @@ def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> 
     """
     method = config.method
     contributing = [name for name in others if config.settings_of(name).weight > 0]
-    has_sum = method.sums or method.opens_votes == "encrypted"
+    has_sum = method.has_secure_sum or method.vote_protocol == "encrypted"
     # A sum of one contribution reveals it.
     is_single = len(others) == 1 or len(contributing) == 1
     if has_sum and is_single and not config.secure_sum.allow_single_passive:
@@ -125,7 +125,7 @@ def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> 
             "this process plays all parties for a measurement, add --set "
             "secure_sum.allow_single_passive=true"
         )
-    if not method.sums:
+    if not method.has_secure_sum:
         return
     try:
         with warnings.catch_warnings():

@@ -219,7 +219,7 @@ def promises_of(
 ) -> tuple[Promise, ...]:
     """Return all privacy guarantees of a run, or of its forecast.
 
-    The first covers what leaves a party, by `config.method.figure`.
+    The first covers what leaves a party, by `config.method.epsilon_name`.
 
     Args:
         config: settings of the run; the facts of its method define which data each party sends.
@@ -233,7 +233,7 @@ def promises_of(
         *_list_passive_promises(config, contributions),
     ]
     # The one that covers a party's messages comes first.
-    feature_promises.sort(key=lambda promise: promise.figure != method.figure)
+    feature_promises.sort(key=lambda promise: promise.figure != method.epsilon_name)
     label_promise = Promise(
         figure="epsilon_y",
         epsilon=spent.epsilon_y,
@@ -262,7 +262,7 @@ def _list_representation_promises(method: "MethodSettings", spent: Spent) -> Ite
 
     `spent`: the cost of the run's releases.
     """
-    method_facts = method.facts
+    method_facts = method.exchange_facts
     if "representations are sent" in method_facts:
         reason = "" if math.isfinite(spent.epsilon_x) else _UNGUARDED
         yield _make_promise("epsilon_x", spent.epsilon_x, spent.delta, spent.releases, why=reason)
@@ -289,14 +289,14 @@ def _list_passive_promises(
     if method.find_noise(config) is not None:
         # There is noise, but only the passives know their costs.
         reason = "no passive has said yet what it charged"
-    yield Promise(figure=method.passives_figure, epsilon=math.inf, why=reason)
+    yield Promise(figure=method.passives_epsilon_name, epsilon=math.inf, why=reason)
 
 
 def _explain_missing_noise(method: "MethodSettings") -> str:
     """Return why votes and contributions of passives have no finite epsilon, unless they add noise;
     "": the method has neither.
     """
-    method_facts = method.facts
+    method_facts = method.exchange_facts
     return next((reason for fact, reason in _WITHOUT_NOISE.items() if fact in method_facts), "")
 
 
@@ -364,14 +364,16 @@ def promise_of_party(
         highest_cost = max(accounts, key=lambda account: float(account["epsilon"]))
         return promise_of_account(highest_cost)
     if role not in ("active", "passive"):
-        return Promise(figure=config.method.figure, epsilon=None, why="it holds no table")
+        return Promise(figure=config.method.epsilon_name, epsilon=None, why="it holds no table")
     feature_promise = _find_feature_promise(config, role)
     if feature_promise is not None:
         return feature_promise
     label_promise = _find_label_promise(config) if role == "active" else None
     if label_promise is not None:
         return label_promise
-    return Promise(figure=config.method.figure, epsilon=None, why="nothing of its rows leaves")
+    return Promise(
+        figure=config.method.epsilon_name, epsilon=None, why="nothing of its rows leaves"
+    )
 
 
 def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
@@ -382,23 +384,24 @@ def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
     """
     method = config.method
     side = "active" if role == "active" else "passives"
-    if method.representations_from == side:
+    if method.representation_sender == side:
         if config.guard.mechanism == "none":
             return Promise(figure="epsilon_x", epsilon=math.inf, why=_UNGUARDED)
         return Promise(figure="epsilon_x", epsilon=None, why=_NOT_YET)
     reason = _explain_missing_noise(method)
-    sends_own_rows = role == "passive" or bool(_OWN_ROWS_OF_ALL & method.facts)
+    sends_own_rows = role == "passive" or bool(_OWN_ROWS_OF_ALL & method.exchange_facts)
     if not reason or not sends_own_rows:
         return None
     if method.find_noise(config) is not None:
-        return Promise(figure=method.passives_figure, epsilon=None, why=_NOT_YET)
-    return Promise(figure=method.passives_figure, epsilon=math.inf, why=reason)
+        return Promise(figure=method.passives_epsilon_name, epsilon=None, why=_NOT_YET)
+    return Promise(figure=method.passives_epsilon_name, epsilon=math.inf, why=reason)
 
 
 def _find_label_promise(config: "RunSettings") -> Promise | None:
     """Return the promise for the active's labels; None: nothing that depends on them is sent."""
     reason = next(
-        (reason for fact, reason in _LABELS_LEAVE.items() if fact in config.method.facts), ""
+        (reason for fact, reason in _LABELS_LEAVE.items() if fact in config.method.exchange_facts),
+        "",
     )
     if not reason:
         return None

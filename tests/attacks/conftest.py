@@ -124,7 +124,7 @@ def make_recording() -> MakeRecording:
             for batch in trained[torch.randperm(len(trained), generator=draw)].split(50):
                 at = next(step)
                 released = {"rows": batch, "z": z[batch]}
-                if settings.representations_from == "passives":
+                if settings.representation_sender == "passives":
                     for scale, passive in enumerate(PASSIVES, start=1):
                         released["z"] = scale * z[batch]
                         note(transcript, Kind.REPRESENTATIONS, passive, "active", at, **released)

@@ -228,7 +228,7 @@ def ask(
             note(empty.transcript, Kind.REQUEST, "active", passive.name, epoch, **tensors)
         if opened:
             empty.transcript.record_sum(epoch, opened[epoch][rows].double())
-    network = "identity" if METHODS[method].settings.averages else "mlp"
+    network = "identity" if METHODS[method].settings.averaged_quantity else "mlp"
     sums = {"clip": 8.0, "scheme": "plain", "masks": "pairwise"}
     return _change_settings(empty, method=method, model={"network": network}, secure_sum=sums)
 

@@ -115,7 +115,7 @@ def list_directions_of_rules(method: str) -> set[str]:
             found.add(kind)
     if "the active sends representations" in facts.method_facts:
         found |= {PASSIVE_READS, LABELS_READ}
-    if "passives send representations" in facts.method_facts or config.method.sums_gradients:
+    if "passives send representations" in facts.method_facts or config.method.has_gradient_sum:
         found.add(ACTIVE_READS)
     return found
 
@@ -157,6 +157,6 @@ def test_what_the_aggregator_reads_is_never_left_out(scheme: str, masks: str, te
 @pytest.mark.parametrize("method", METHODS)
 def test_an_aggregator_has_a_headline_where_it_adds(method: str) -> None:
     config = small_config(method)
-    adds = config.method.sums or "tables are decomposed" in config.method.facts
+    adds = config.method.has_secure_sum or "tables are decomposed" in config.method.exchange_facts
     kinds = {direction.kind for direction in list_directions(config)}
     assert (AGGREGATOR_READS in kinds) is adds

@@ -183,7 +183,7 @@ def write_run(
     roles = {"active": "active"}
     if config.method.has_passives:
         roles |= {f"passive-{at + 1}": "passive" for at in range(passives)}
-    if config.method.aggregates:
+    if config.method.needs_aggregator:
         roles |= {"aggregator": "aggregator"}
     participants = [{"name": name, "role": role} for name, role in roles.items()]
     files = {

@@ -70,12 +70,12 @@ def config_of(method: str, guard: str, noise: str, labels: str) -> Config | None
     said: dict[str, Any] = {"name": method}
     kind = METHODS[method].public_facts
     changes: dict[str, Any] = {"guard": GUARDS[guard], "labels": LABELS[labels]}
-    if noise == "noise" and kind.opens_votes:
+    if noise == "noise" and kind.vote_protocol:
         said["epsilon"] = 4.0
     elif noise == "noise":
         summed = {"scheme": "plain", "masks": "pairwise", "clip": 1.0}
         changes["secure_sum"] = {**summed, "noise": {"epsilon": 4.0}}
-    if kind.opens_votes == "encrypted" and noise == "noise":
+    if kind.vote_protocol == "encrypted" and noise == "noise":
         said["candidates"] = 20
     changes["train"] = {"epochs": 1, "batch_size": 64, "device": "cpu"}
     try:
@@ -101,11 +101,11 @@ def list_bounded_figures(config: Config) -> set[str]:
     found = set()
     if config.labels.mechanism != "none":
         found.add("epsilon_y")
-    if method.representations_from and config.guard.mechanism != "none":
+    if method.representation_sender and config.guard.mechanism != "none":
         found.add("epsilon_x")
-    if method.opens_votes and getattr(method, "epsilon", None):
+    if method.vote_protocol and getattr(method, "epsilon", None):
         found.add("epsilon_v")
-    if not method.opens_votes and config.secure_sum.noise:
+    if not method.vote_protocol and config.secure_sum.noise:
         found.add("epsilon_c")
     return found
 
@@ -125,12 +125,12 @@ def make_charged_session(config: Config) -> SimpleNamespace:
         return made
 
     senders = {"active": ("active",), "passives": ("passive-1",), None: ()}
-    for name in senders[method.representations_from]:
+    for name in senders[method.representation_sender]:
         guard = make_guard(config.guard, delta=config.delta, releases=1, key=bytes(32))
         ledger(name, guard.mechanism(), "epsilon_x")
     if method.find_noise(config) is not None:
         noisy = SummedRelease(deviation=100, honest=1, sensitivity=20.0, numbers=4)
-        contributions = {"passive-1": ledger("passive-1+", noisy, method.passives_figure)}
+        contributions = {"passive-1": ledger("passive-1+", noisy, method.passives_epsilon_name)}
     own = SimpleNamespace(config=config)
     return SimpleNamespace(
         ledgers=ledgers,
@@ -158,7 +158,7 @@ def iter_json_figures(document: Any, config: Config, name: str = "") -> Iterator
         "representations": "epsilon_x",
         "labels": "epsilon_y",
         "model": "epsilon_model",
-        "epsilon_passives": config.method.passives_figure,
+        "epsilon_passives": config.method.passives_epsilon_name,
     }
     if isinstance(document, Mapping):
         for key, value in document.items():
@@ -218,7 +218,7 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
         "run list": row.as_json()["promise"],
         "terminal": "\n".join(f"{of.format_title()}  {of.sentence}" for of in all_promises),
     }
-    first = worst_promise(all_promises, config.method.figure)
+    first = worst_promise(all_promises, config.method.epsilon_name)
     far = Progress(
         epoch=1,
         epochs=1,

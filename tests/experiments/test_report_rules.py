@@ -12,7 +12,7 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS
-from secure_apfed.settings.method import VoteOpening
+from secure_apfed.settings.method import VoteProtocol
 
 
 def messages(text: str) -> list[tuple[Kind, Role]]:
@@ -43,25 +43,25 @@ MESSAGES = {
     ),
 }
 # By how the active reads votes; for methods of the future, too.
-VOTES: dict[VoteOpening, list[tuple[Kind, Role]]] = {
+VOTES: dict[VoteProtocol, list[tuple[Kind, Role]]] = {
     "sum": messages(f"{SUMMED}\nLABELS passive"),
     "randomised": messages(f"{ALIGNED}\nLABELS passive\nVOTES active"),
     "encrypted": messages("ENCRYPTED_LABELS passive\nSUM active"),
 }
 SECOND_ROUND = messages("SUM_REQUEST passive\nSUM_ANSWER aggregator")
-OPENINGS = {of.settings.opens_votes: of.public_facts for of in METHODS.values()}
+OPENINGS = {of.settings.vote_protocol: of.public_facts for of in METHODS.values()}
 
 
 def facts(
     method: str = "apfed", secure_sum: str = "ckks", passives: int = 3, **others: Any
 ) -> RunFacts:
     usual = {"secure_sum": secure_sum, "passives": passives, "guarded": True}
-    return RunFacts(method_facts=METHODS[method].public_facts.facts, **{**usual, **others})
+    return RunFacts(method_facts=METHODS[method].public_facts.exchange_facts, **{**usual, **others})
 
 
-def voting(opening: VoteOpening, passives: int = 3, **others: Any) -> RunFacts:
+def voting(opening: VoteProtocol, passives: int = 3, **others: Any) -> RunFacts:
     usual = {"secure_sum": "plain + pairwise masks", "passives": passives}
-    return RunFacts(method_facts=OPENINGS[opening].facts, **{**usual, **others})
+    return RunFacts(method_facts=OPENINGS[opening].exchange_facts, **{**usual, **others})
 
 
 def coalitions_in(run: RunFacts) -> dict[str, str]:
@@ -132,7 +132,7 @@ def test_the_threat_model_repeats_coalitions_and_limits_word_for_word() -> None:
 
 
 @pytest.mark.parametrize("opening", VOTES)
-def test_every_message_about_votes_has_a_rule_that_speaks_of_votes(opening: VoteOpening) -> None:
+def test_every_message_about_votes_has_a_rule_that_speaks_of_votes(opening: VoteProtocol) -> None:
     either = [False, True]
     for passives, noisy, pairwise, label_dp in product([1, 2, 3], either, either, either):
         run = voting(opening, passives, noisy=noisy, pairwise=pairwise, label_dp=label_dp)

@@ -60,7 +60,7 @@ if __name__ == "__main__":
 def test_names_in_helps_are_those_of_the_tables() -> None:
     assert tuple(BENCHES) == bench.NAMES
     assert tuple(parts.PARTS) == study.LEAKS
-    assert [base_config(name).method.sums_gradients for name in study.BASES] == [True] * 3
+    assert [base_config(name).method.has_gradient_sum for name in study.BASES] == [True] * 3
 
 
 def test_helps_import_nothing_large() -> None:

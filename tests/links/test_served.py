@@ -121,7 +121,7 @@ def test_what_it_says_is_what_the_training_measured(
     truth = pd.read_csv(files_by_party["bank.csv"])["y"]
     right = (rows["class"] == truth)[held.test_rows.numpy()].mean()
     name = config.method.name
-    together = f"{name}_together" if config.method.predicts_alone else name
+    together = f"{name}_together" if config.method.can_predict_locally else name
     assert right == pytest.approx(result["accuracy"][together])
     assert (rows["p(no)"] + rows["p(yes)"]).to_numpy() == pytest.approx(1)
 

@@ -98,7 +98,7 @@ def test_the_same_models_in_one_process_and_in_many(
     for told in (result["sum"], whole["sum"]):
         told.pop("opened", None)
     assert result["sum"] == whole["sum"]
-    if config.method.predicts_alone:
+    if config.method.can_predict_locally:
         assert load_model(active).classes == load_model(tmp_path / "memory").classes
 
 
@@ -117,7 +117,7 @@ HELPED = [name for name, method in METHODS.items() if method.settings.has_passiv
 
 
 def config_for(method: str) -> Config:
-    if METHODS[method].settings.opens_votes:
+    if METHODS[method].settings.vote_protocol:
         few = {"dataset": "breast_cancer", "labelled": 40}
         config = small_config({"name": method, "prior": "labeller"}, data=few)
     else:

@@ -34,28 +34,28 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
         "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
         "transcript": {"keep": "first_and_last"},
     }
-    if kind.opens_votes in ("randomised", "count"):
+    if kind.vote_protocol in ("randomised", "count"):
         said.setdefault("epsilon", 4.0)
     if issubclass(METHODS[said["name"]].settings, DistillationSettings):
-        network = "enriched" if kind.decomposes else "selu"
+        network = "enriched" if kind.has_joint_svd else "selu"
         settings["model"] = {"network": network, "hidden": [8], "representation": 4}
         said.setdefault("epochs", 3)
-    if kind.sums_gradients and kind.own_objective is None:
+    if kind.has_gradient_sum and kind.fixed_objective is None:
         settings["passives"] = {"default": {"objective": {"name": "contrastive"}}}
-    if kind.sums_representations or kind.averages or kind.decomposes:
+    if kind.has_representation_sum or kind.averaged_quantity or kind.has_joint_svd:
         settings["guard"] = {"mechanism": "none", "noise": "reproducible_insecure"}
-    if kind.has_passives and not kind.aligns:
+    if kind.has_passives and not kind.needs_alignment:
         settings["data"] = {"dataset": "breast_cancer", "partition": "horizontal", "clients": 3}
-    if kind.averages:
+    if kind.averaged_quantity:
         settings["model"] = {"network": "identity"}
         settings["secure_sum"] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}
-    if "projections are summed" in kind.facts:
+    if "projections are summed" in kind.exchange_facts:
         settings["model"] = {
             "network": "cross_view",
             "representation": 4,
             "random_features": 40,
         }
-    if kind.reads_sequences:
+    if kind.has_sequence_views:
         kept = {"dataset": "synthetic_keystrokes", "partition": "horizontal", "limit": 120}
         sequences = list(find_dataset("synthetic_keystrokes").sequences.values())
         model = {"network": "gru", "sequences": sequences, "representation": 4}

@@ -45,7 +45,7 @@ def config_of(method: str, scheme: str = "", more: Sequence[str] = ()) -> Config
     text = f"{{name: late, method: {method}, data: {{dataset: digits, views: 4}}, "
     kind = METHODS[method].public_facts
     network = {"apc_vfl": "selu", "vfedtrans": "enriched", "apfed_code": "cross_view"}.get(method)
-    network = "identity" if kind.averages else network
+    network = "identity" if kind.averaged_quantity else network
     text += f"guard: {{mechanism: none}}, model: {{network: {network or 'auto'}}}}}"
     said = list(more)
     if scheme:
@@ -144,8 +144,8 @@ def test_pairs_where_tables_are_decomposed(pair: tuple[str, str], reads: str) ->
 ALIGNING = [
     name
     for name, of in METHODS.items()
-    if of.public_facts.aligns
-    and of.public_facts.opens_votes not in ("randomised", "count", "encrypted")
+    if of.public_facts.needs_alignment
+    and of.public_facts.vote_protocol not in ("randomised", "count", "encrypted")
 ]
 
 

@@ -217,7 +217,7 @@ def test_blanks_are_a_part_of_an_estimator_s_labels(tmp_path: Path) -> None:
         from_estimator(("yes", " yes", "no"), tmp_path)
 
 
-ALIGNING = [name for name, method in METHODS.items() if method.public_facts.aligns]
+ALIGNING = [name for name, method in METHODS.items() if method.public_facts.needs_alignment]
 # They learn from labels of people whom only the active knows, too.
 EVERYBODY = ("apfed", "apfed_r", "apfed_c", "vfedtrans")
 Rows = Callable[[VerticalData], Tensor]
@@ -297,7 +297,7 @@ def test_who_learns_from_all_labels_needs_two_classes_of_all(method: str) -> Non
     data = data_of(config, malignant)
     result = run(config.model_copy(update={"train": everybody}), None, data=data)
     assert result.undefined == {}
-    if config.method.sums_gradients:
+    if config.method.has_gradient_sum:
         with pytest.raises(DataError, match="all of class malignant"):
             run(config, None, data=data)
 

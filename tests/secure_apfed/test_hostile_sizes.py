@@ -252,7 +252,10 @@ def base_of(method: str) -> dict[str, Any]:
     settings = small_config(method).model_dump(mode="json", exclude_unset=True)
     parties: dict[str, Any] = {"bank": {}, "shop": {}, "clinic": {}}
     data: dict[str, Any] = {"dataset": "tables", "active": "bank", "parties": parties}
-    if METHODS[method].public_facts.has_passives and not METHODS[method].public_facts.aligns:
+    if (
+        METHODS[method].public_facts.has_passives
+        and not METHODS[method].public_facts.needs_alignment
+    ):
         data |= {"partition": "horizontal", "classes": ["no", "yes"]}
     settings["data"] = data
     if settings["model"].get("network") == "gru":

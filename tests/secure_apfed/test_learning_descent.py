@@ -25,7 +25,7 @@ from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.small_runs import interrupt_run, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-STOPPING = [name for name, method in METHODS.items() if method.settings.stops_early]
+STOPPING = [name for name, method in METHODS.items() if method.settings.can_stop_early]
 TRAIN = {
     "epochs": 80,
     "batch_size": 32,
@@ -201,7 +201,7 @@ def test_it_ends_as_many_epochs_after_the_least_loss(method: str, tmp_path: Path
 @pytest.mark.parametrize("method", STOPPING)
 def test_nobody_learns_from_held_out_rows(method: str) -> None:
     config = config_of(method)
-    if config.method.predicts_alone:
+    if config.method.can_predict_locally:
         data = config.data.model_copy(update={"labelled": 40})
         config = config.model_copy(update={"data": data})
     learner = open_session(config, load_data(config.data, seed=config.seed)).learner

@@ -63,7 +63,9 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def _play(method: str, folder: Path) -> Played:
-    epochs = 3 if METHODS[method].public_facts.averages else 2  # of GRUs two, and one after
+    epochs = (
+        3 if METHODS[method].public_facts.averaged_quantity else 2
+    )  # of GRUs two, and one after
     config = config_of(method, train={"epochs": epochs, "batch_size": 64, "device": "cpu"})
     few = config.data.model_copy(update={"labelled": 20})
     config = config.model_copy(update={"data": few})
@@ -83,9 +85,9 @@ def test_what_is_declared_is_true_of_what_a_run_sends_and_keeps(played: Played) 
     measured = played.result.measures[METHODS[told.name].headline]
     assert measured.keys() >= {"accuracy", "auc", "brier"}
     assert measured["accuracy"] == played.result.accuracy[METHODS[told.name].headline]
-    networks = told.representations_from == "passives" or told.sums_representations
-    assert networks or told.decomposes or told.teacher is None
-    assert told.sums_gradients or told.own_objective is None
+    networks = told.representation_sender == "passives" or told.has_representation_sum
+    assert networks or told.has_joint_svd or told.teacher is None
+    assert told.has_gradient_sum or told.fixed_objective is None
 
 
 def test_every_way_to_predict_has_a_title_and_its_rows(played: Played) -> None:
@@ -103,7 +105,7 @@ def test_who_predicts_alone_does_so_from_its_folder(played: Played) -> None:
     name = played.config.method.name
     active = played.data.active
     rows = played.data.test_rows
-    if played.config.method.predicts_alone:
+    if played.config.method.can_predict_locally:
         assert active.labels is not None
         with torch.no_grad():
             said = load_model(played.folder / "whole").network(active.features[rows]).argmax(1)
@@ -200,7 +202,7 @@ def test_a_misspelt_method_names_the_nearest() -> None:
 
 def test_who_runs_a_defence_follows_from_who_lets_out_what_it_protects() -> None:
     class BothSettings(TvflSettings):
-        sums_gradients = True
+        has_gradient_sum = True
 
     both = BothSettings(name="tvfl")
     assert describe_runners("compression", both) == "every passive and the active"

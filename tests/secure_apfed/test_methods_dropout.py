@@ -183,7 +183,7 @@ def test_who_left_is_not_also_said_to_have_been_passed_over(gone: bool) -> None:
     [
         name
         for name, one in METHODS.items()
-        if one.settings.sums_representations or one.settings.averages
+        if one.settings.has_representation_sum or one.settings.averaged_quantity
     ],
 )
 @pytest.mark.sampled(every=4)

@@ -131,7 +131,7 @@ def test_one_client_alone_ends_where_multi_view_learning_does(rng: np.random.Gen
 
 
 METHODS_OF_VIEWS = [
-    name for name, method in METHODS.items() if method.settings.averages == "pseudo-labels"
+    name for name, method in METHODS.items() if method.settings.averaged_quantity == "pseudo-labels"
 ]
 ROUNDS = 6
 CLEAR = {"scheme": "plain", "masks": "none", "clip": None}

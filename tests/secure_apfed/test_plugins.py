@@ -57,7 +57,7 @@ class MethodOfOthersSettings(MethodSettings):
     columns: int = Field(4, ge=1)
 
     title = "a method of others"
-    predicts_alone = True
+    can_predict_locally = True
     has_passives = False
 
 
@@ -238,7 +238,7 @@ def code_in(config: Config, kind: PluginKind) -> str:
         "datasets": lambda: config.data.dataset,
         "defences": lambda: config.defences[0].kind,
         "guards": lambda: config.guard.mechanism,
-        "labellers": lambda: config.method.labellers[0],
+        "labellers": lambda: config.method.labeller_names[0],
         "methods": lambda: config.method.name,
         "networks": lambda: config.model.network,
         "objectives": lambda: objective.code if isinstance(objective, OwnLossSettings) else "",

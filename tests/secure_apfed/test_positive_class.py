@@ -192,7 +192,7 @@ def test_what_is_advised_where_a_class_is_never_predicted_is_taken(
 ) -> None:
     settings, advised = ADVISED[case]
     config = Config.model_validate(settings_of(tmp_path) | settings)
-    threshold = 0.25 if config.method.predicts_alone and config.dp_sgd is None else None
+    threshold = 0.25 if config.method.can_predict_locally and config.dp_sgd is None else None
     text = describe_unpredicted_classes(config, {"J": threshold})
     assert text is not None
     assert text.startswith("no test row is given class J; ")

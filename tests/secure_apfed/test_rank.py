@@ -261,7 +261,7 @@ def play_run(
 ) -> Played:
     said: dict[str, Any] = {"name": method}
     other = dict(changes)
-    if METHODS[method].public_facts.opens_votes is not None:
+    if METHODS[method].public_facts.vote_protocol is not None:
         said |= {"prior": "labeller", "help": "always"}
         said |= {"labeller": other.pop("labeller")} if "labeller" in other else {}
     train = {"epochs": 6, "batch_size": 40, "learning_rate": 0.05, "device": "cpu"}
@@ -318,8 +318,8 @@ def most_read(run: Played) -> float:
 
 def is_below_rank(run: Played) -> bool:
     """Tell whether the method declares fewer numbers than there are columns."""
-    numbers = run.config.method.linear_numbers(run.config, len(run.data.classes))
-    tables = run.data.tables if run.config.method.decomposes else run.data.passives
+    numbers = run.config.method.bound_linear_combinations(run.config, len(run.data.classes))
+    tables = run.data.tables if run.config.method.has_joint_svd else run.data.passives
     return numbers < sum(count_columns(table.features) for table in tables)
 
 
@@ -375,9 +375,9 @@ CASES = [
     *(
         (method, 3, 8, ())
         for method in METHODS
-        if METHODS[method].public_facts.aligns
+        if METHODS[method].public_facts.needs_alignment
         and method != "apfed_code"
-        and METHODS[method].public_facts.opens_votes is None
+        and METHODS[method].public_facts.vote_protocol is None
     ),
     ("apfed_code", 8, 4, ()),
     *(
@@ -397,7 +397,7 @@ def test_what_is_declared_below_rank_is_not_read(
     method: str, columns: int, classes: int, changes: tuple[tuple[str, Any], ...]
 ) -> None:
     run = play_run(method, columns, classes, changes)
-    numbers = run.config.method.linear_numbers(run.config, classes)
+    numbers = run.config.method.bound_linear_combinations(run.config, classes)
     read = most_read(run)
     assert read <= READ or not is_below_rank(run), (method, numbers, read)
     assert collect_sums(run) is None or numbers > 0 or read <= READ
@@ -414,9 +414,9 @@ def test_a_code_within_the_bound_is_not_read(columns: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_says_how_many_numbers_it_opens(method: str) -> None:
     config = small_config(method)
-    numbers = config.method.linear_numbers(config, 4)
-    opens = config.method.sums_representations or config.method.decomposes
-    opens = opens or config.method.averages == "pseudo-labels"
+    numbers = config.method.bound_linear_combinations(config, 4)
+    opens = config.method.has_representation_sum or config.method.has_joint_svd
+    opens = opens or config.method.averaged_quantity == "pseudo-labels"
     assert 0 < numbers < math.inf if opens else numbers in (0, math.inf)
 
 

@@ -151,7 +151,7 @@ def test_the_weighted_loss_is_that_of_repeated_rows() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_who_does_not_weigh_classes_says_so(method: str) -> None:
     settings = METHODS[method].settings
-    if settings.weighs_classes:
+    if settings.can_weight_classes:
         config_of(method=method, train={"class_weights": "balanced"})
         return
     with pytest.raises(ValidationError, match=r"train\.class_weights: method"):

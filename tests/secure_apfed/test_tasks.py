@@ -64,7 +64,7 @@ TABLES: dict[str, Any] = {
     "parties": {"a": {"file": "a.csv"}, "b": {"file": "b.csv"}},
 }
 TAKING = [name for name, method in METHODS.items() if "regression" in method.settings.tasks]
-VOTING = [name for name in TAKING if METHODS[name].settings.opens_votes]
+VOTING = [name for name in TAKING if METHODS[name].settings.vote_protocol]
 
 
 def config_of(method: Said = "apfed_r", **settings: Any) -> Config:
@@ -208,7 +208,7 @@ def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
     assert kept.truth == pytest.approx(truth)
     said = load_model(tmp_path / "run").predict(data.active.features[data.test_rows]).numpy()
     # Where all parties predict together, the stored model is the active's own.
-    alone = method if METHODS[method].settings.predicts_alone else f"{method}_alone"
+    alone = method if METHODS[method].settings.can_predict_locally else f"{method}_alone"
     of_model = load_scores(folder, alone, threshold=None)
     assert of_model is not None
     assert said == pytest.approx(of_model.scores, rel=1e-4)

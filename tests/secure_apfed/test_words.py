@@ -67,8 +67,8 @@ PESSIMISTIC = {
     "label mechanism": (LabelMechanism, "unsafe", True),
     "sum": (DescribedSum, "unsafe", True),
     "defence": (GradientDefence, "protects", ()),
-    "method, alone": (MethodSettings, "predicts_alone", False),
-    "method, private": (MethodSettings, "trains_privately", False),
+    "method, alone": (MethodSettings, "can_predict_locally", False),
+    "method, private": (MethodSettings, "can_use_dp_sgd", False),
 }
 
 
@@ -97,8 +97,8 @@ def test_methods_that_say_nothing_of_votes_are_charged_for_signs_and_for_all_rec
     class Bare(MethodSettings):
         name: str = "bare"
 
-    assert Bare().signs_votes
-    assert not Bare().inductive
+    assert Bare().has_signed_votes
+    assert not Bare().has_inductive_votes
 
 
 # Objectives: `row_wise`.

@@ -487,7 +487,7 @@ def list_noise_rows() -> Iterator[MeasuredRow]:
             "rules": ALL_RULES,
             "noise": strength,
         }
-        objective = make_sum_config("digits", **settings).method.own_objective
+        objective = make_sum_config("digits", **settings).method.fixed_objective
         decodes = isinstance(
             objective, ReconstructionSettings
         )  # passives decode features (APFed-R)

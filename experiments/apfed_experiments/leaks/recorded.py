@@ -209,7 +209,10 @@ def list_few_label_rows() -> Iterator[MeasuredRow]:
     for data, target in product(("digits", "breast_cancer"), _ATTACKS):
         for method, (name, options) in product(_METHODS, _ATTACKS[target]):
             # An attack applies if the method's messages are of a kind that it reads.
-            if _REQUIRED_FACTS[name] & _make_labels_config("digits", method, 0).method.facts:
+            if (
+                _REQUIRED_FACTS[name]
+                & _make_labels_config("digits", method, 0).method.exchange_facts
+            ):
                 columns = {"data": data, "target": target, "method": method, "attack": name}
                 measure = partial(
                     _measure_attack, partial(_make_labels_config, data, method), name, options

@@ -182,7 +182,7 @@ def _request_landmark_votes(
     people who get a class of their own. `draw`: generator that chooses who is labelled.
     """
     labelled = np.arange(len(rows))
-    if "votes are answered singly" in run.config.method.facts:
+    if "votes are answered singly" in run.config.method.exchange_facts:
         labelled = draw.choice(len(rows), size=len(rows) // _NEIGHBOURS, replace=False)
     last_class = run.learner.classes - 1
     labels = dict.fromkeys(rows[labelled].tolist(), last_class)

@@ -100,7 +100,7 @@ def describe_training(run: ReportedRun) -> str:
     others = "one passive party" if passives == 1 else f"{passives} passive parties"
     needed = (
         "the active predicts alone"
-        if "the active predicts alone" in method.facts
+        if "the active predicts alone" in method.exchange_facts
         else "prediction needs the passives, or a stand-in for what they would send"
     )
     return f"{method.title}: one active party trained with {others}; {needed}."

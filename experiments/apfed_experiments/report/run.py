@@ -114,7 +114,7 @@ class ReportedRun(FinishedRun):
     @property
     def has_passives(self) -> bool:
         """Whether the method has passives; else the active trains alone."""
-        return "passives take part" in self.config.method.facts
+        return "passives take part" in self.config.method.exchange_facts
 
     def title_inference(self, variant: str) -> str:
         """Return the title of a mode of inference; `variant`: key of `outcome.accuracy`."""

@@ -75,7 +75,7 @@ class RunFacts:
         `passives`: number of passives. `apart`: whether each party has a process of its own.
         """
         return cls(
-            method_facts=config.method.facts,
+            method_facts=config.method.exchange_facts,
             secure_sum=find_sum_class(config.secure_sum).name,
             passives=passives,
             guarded=config.guard.mechanism != "none",
@@ -84,7 +84,7 @@ class RunFacts:
             labels_after=config.train.meets_labels_after,
             private=config.dp_sgd is not None,
             noisy=config.method.find_noise(config) is not None,
-            inductive=config.method.inductive,
+            inductive=config.method.has_inductive_votes,
             labelled_passives=bool(config.data.labels_at),
             defended=bool(config.defences),
             apart=apart,
@@ -101,7 +101,9 @@ class RunFacts:
         return self.method_facts | {word for word, holds in _evaluate_words(self).items() if holds}
 
 
-_METHOD_WORDS = frozenset[str]().union(*(method.public_facts.facts for method in METHODS.values()))
+_METHOD_WORDS = frozenset[str]().union(
+    *(method.public_facts.exchange_facts for method in METHODS.values())
+)
 
 
 def _evaluate_words(run: RunFacts) -> dict[str, bool]:

@@ -137,7 +137,7 @@ def make_run_config(
     base = base_config("apfed-table2")
     views, active_view = setting.split("-")
     # Only passives that return gradients of their own losses have a weight lambda.
-    has_lambda = METHODS[method].settings.sums_gradients
+    has_lambda = METHODS[method].settings.has_gradient_sum
     lambda_suffix = [f"lambda{weight:g}"] if has_lambda else []
     labels_suffix = [f"n{labelled}"] if labelled else []
     name_parts = (dataset, setting, method, *lambda_suffix, training.key, *labels_suffix)
@@ -194,7 +194,7 @@ def _make_cell_rows(
     weight = _LAMBDA_BY_DATASET[dataset]
     jobs = {}
     for method in dict.fromkeys(method for method, _ in COLUMNS.values()):
-        if labelled and not METHODS[method].settings.predicts_alone:
+        if labelled and not METHODS[method].settings.can_predict_locally:
             continue
         config = make_run_config(dataset, setting, method, weight, training, labelled)
         # One job measures all modes of inference of a method.
