@@ -30,9 +30,9 @@ MOVED = {
         "share_membership"
     ),
     "sums": (
-        "SECURE_SUMS BfvSum BookInMemory CkksSum ClipAgreement CryptenSum Hub MaskedBfvSum "
-        "MaskedSum PlainSum ReceivingCombiner RecoverableSum SecureSum StepBinding SumAgreement "
-        "SumCombiner SumContributor SumReceiver SumSession answer_hub hub_pump join_sum "
+        "SECURE_SUMS BfvSum InMemoryRoleLog CkksSum ClipAgreement CryptenSum Hub MaskedBfvSum "
+        "MaskedSum PlainSum ReceivingAggregator RecoverableSum SecureSum StepBinding SumAgreement "
+        "SumAggregator SumContributor SumReceiver SumSession answer_hub hub_pump join_sum "
         "resume_role suspend_role"
     ),
 }

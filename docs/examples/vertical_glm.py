@@ -92,12 +92,12 @@ def fit(tables, y, loss, *, rate, l2, steps, start=0.0, weight=torch.ones_like, 
     add = secure_sum(SCHEME, PASSIVES, to="clinic", by=by, clip=clip, bits=24, session="glm")
     roles = {name: add.make_contributor(name) for name in PASSIVES}
     reader = add.make_receiver()
-    combiner = add.make_combiner() if by else reader
-    converse({**roles, "clinic": reader, **({by: combiner} if by else {})})
+    aggregator = add.make_aggregator() if by else reader
+    converse({**roles, "clinic": reader, **({by: aggregator} if by else {})})
     began = time.perf_counter()
     for _ in range(steps):
         sent = {name: roles[name].contribute(passives[name].predict()) for name in PASSIVES}
-        others = reader.decode(combiner.combine(sent), active.y)
+        others = reader.decode(aggregator.combine(sent), active.y)
         gradient = active.descend(others, loss)
         for passive in passives.values():
             passive.learn(gradient)

@@ -75,7 +75,7 @@ class OurPath:
         agreement = SumAgreement(
             session="bench",
             receiver="active",
-            combiner="aggregator",
+            aggregator="aggregator",
             clip_norm=1.0,
             contributors=tuple(f"passive_{k}" for k in range(len(values))),
         )
@@ -86,9 +86,9 @@ class OurPath:
             sum_scheme = kind(agreement, allow_single_reader=not kind.needs_all)
         self._rounds = sum_scheme.rounds
         self._receiver = sum_scheme.make_receiver()
-        self._combiner = sum_scheme.make_combiner()
+        self._aggregator = sum_scheme.make_aggregator()
         self._contributors = {me: sum_scheme.make_contributor(me) for me in agreement.contributors}
-        roles = {agreement.receiver: self._receiver, agreement.combiner: self._combiner}
+        roles = {agreement.receiver: self._receiver, agreement.aggregator: self._aggregator}
         converse({**roles, **self._contributors})
         self._shape = (values[0].shape[0], values[0].shape[1])
         self._steps = itertools.count()
@@ -106,10 +106,10 @@ class OurPath:
         messages_of_rounds = [contributions]
         # Recoverable masks need a second round, in which contributors help to remove the masks.
         if self._rounds == 2:
-            requests = self._combiner.ask(contributions, binding.digest)
+            requests = self._aggregator.ask(contributions, binding.digest)
             answers = {me: self._contributors[me].answer(requests[me]) for me in requests}
             messages_of_rounds.append(answers)
-        combined = self._combiner.combine(messages_of_rounds[-1], binding.digest)
+        combined = self._aggregator.combine(messages_of_rounds[-1], binding.digest)
         self._receiver.decode(combined, self._shape, binding)
         seconds = time.perf_counter() - began
         # All contributors send equally many bytes, so those of the first are counted.

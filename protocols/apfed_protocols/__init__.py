@@ -44,15 +44,15 @@ if TYPE_CHECKING:
         RecoverableSum,
         SecureSum,
         StepBinding,
+        SumAggregator,
         SumAgreement,
-        SumCombiner,
         SumContributor,
         SumReceiver,
         join_sum,
     )
     from apfed_protocols.sums.hub import Hub, answer_hub, hub_pump
-    from apfed_protocols.sums.put_away import BookInMemory, resume_role, suspend_role
-    from apfed_protocols.sums.roles import ReceivingCombiner
+    from apfed_protocols.sums.put_away import InMemoryRoleLog, resume_role, suspend_role
+    from apfed_protocols.sums.roles import ReceivingAggregator
     from apfed_protocols.sums.short import ClipAgreement, SumName, SumSession, secure_sum
 
 __all__ = [
@@ -60,7 +60,6 @@ __all__ = [
     "SET_INTERSECTIONS",
     "ApfedError",
     "BfvSum",
-    "BookInMemory",
     "CkksSum",
     "ClipAgreement",
     "ClippingWarning",
@@ -70,6 +69,7 @@ __all__ = [
     "Hub",
     "IdNormalisation",
     "Identity",
+    "InMemoryRoleLog",
     "IntersectionAgreement",
     "IntersectionName",
     "LocalProtocolError",
@@ -79,14 +79,14 @@ __all__ = [
     "Output",
     "PartyLeftError",
     "PlainSum",
-    "ReceivingCombiner",
+    "ReceivingAggregator",
     "RecoverableSum",
     "RemoteProtocolError",
     "SealedLink",
     "SecureSum",
     "StepBinding",
+    "SumAggregator",
     "SumAgreement",
-    "SumCombiner",
     "SumContributor",
     "SumName",
     "SumReceiver",
@@ -152,14 +152,14 @@ if not TYPE_CHECKING:  # type checkers read the imports above
                 "SecureSum",
                 "StepBinding",
                 "SumAgreement",
-                "SumCombiner",
+                "SumAggregator",
                 "SumContributor",
                 "SumReceiver",
                 "join_sum",
             ),
             "apfed_protocols.sums.hub": ("Hub", "answer_hub", "hub_pump"),
-            "apfed_protocols.sums.put_away": ("BookInMemory", "resume_role", "suspend_role"),
-            "apfed_protocols.sums.roles": ("ReceivingCombiner",),
+            "apfed_protocols.sums.put_away": ("InMemoryRoleLog", "resume_role", "suspend_role"),
+            "apfed_protocols.sums.roles": ("ReceivingAggregator",),
             "apfed_protocols.sums.short": (
                 "ClipAgreement",
                 "SumName",

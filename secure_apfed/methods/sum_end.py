@@ -3,10 +3,10 @@
 A passive (`PassiveSum`) first admits a request: each step once, no row more often than agreed. Its
 answer, a contribution to the sum, is counted in the passive's log, its privacy cost is recorded in
 the ledger and its noise added; it is bound to the request, and only then encrypted or masked and
-sent, in this order; only admitted requests are answered. The aggregator (`SumAggregator`) collects
-one masked contribution of each present passive and adds them. The active (`ActiveSum`) decodes the
-sum of exactly the passives that took part, bound to its request; a sum that fails verification is
-recorded on disk before the error is raised.
+sent, in this order; only admitted requests are answered. The aggregator (`ContributionAggregator`)
+collects one masked contribution of each present passive and adds them. The active (`ActiveSum`)
+decodes the sum of exactly the passives that took part, bound to its request; a sum that fails
+verification is recorded on disk before the error is raised.
 
 A step takes 2M + 1 envelopes of M passives, 4M + 1 where the sum has two rounds. Protects from: a
 malicious active that probes with repeated steps or too many requests (its representations are
@@ -35,7 +35,7 @@ from apfed_protocols.errors import (
     RemoteProtocolError,
     RunStoppedError,
 )
-from apfed_protocols.sums import SecureSum, SumCombiner, SumContributor, SumReceiver
+from apfed_protocols.sums import SecureSum, SumAggregator, SumContributor, SumReceiver
 from apfed_protocols.sums.interface import StepBinding
 from apfed_protocols.sums.recoverable import RecoverableSum
 from secure_apfed.base.files import MAX_JSON_BYTES, add_line, open_plain
@@ -176,10 +176,10 @@ class SessionSum:
             dtype=dtype,
         )
 
-    def make_aggregator(self) -> "SumAggregator":
+    def make_aggregator(self) -> "ContributionAggregator":
         """Return the aggregator's role in this sum."""
-        return SumAggregator(
-            self.contract, self.protocol.make_combiner(), rounds=self.protocol.rounds
+        return ContributionAggregator(
+            self.contract, self.protocol.make_aggregator(), rounds=self.protocol.rounds
         )
 
 
@@ -745,23 +745,23 @@ class Aggregator(HelperRole):
             ) from error
 
 
-class SumAggregator(Aggregator):
+class ContributionAggregator(Aggregator):
     """The aggregator of a secure sum: adds masked contributions that it cannot read."""
 
-    def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
+    def __init__(self, contract: Contract, sum_role: SumAggregator, *, rounds: int) -> None:
         """Make the aggregator's role.
 
-        `combiner`: the protocol's object for the aggregator, which adds contributions. `rounds`:
+        `sum_role`: the protocol's object for the aggregator, which adds contributions. `rounds`:
         number of messages that each passive sends in one sum, 1 or 2.
         """
         super().__init__(contract)
-        self.combiner = combiner
+        self.sum_role = sum_role
         self._rounds = rounds
 
     async def set_up(self, links: Links) -> None:
         """Exchange the sum's keys with the active and the passives."""
         peers = (self.contract.active, *self.contract.passives)
-        await links.run_conversation(Kind.SUM_SETUP, self.combiner, peers)
+        await links.run_conversation(Kind.SUM_SETUP, self.sum_role, peers)
 
     async def combine_bodies(
         self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
@@ -772,10 +772,10 @@ class SumAggregator(Aggregator):
         started the step. `bodies`: mapping from passive name to the bytes of its contribution.
         """
         if self._rounds == 2:
-            for name, request in self.combiner.ask(bodies).items():
+            for name, request in self.sum_role.ask(bodies).items():
                 links.send(name, Kind.SUM_REQUEST, first.step, request)
             bodies = await self.gather_bodies(links, Kind.SUM_ANSWER, first)
-        packed: bytes = msgpack.packb([self.present, self.combiner.combine(bodies)])
+        packed: bytes = msgpack.packb([self.present, self.sum_role.combine(bodies)])
         return packed
 
 

@@ -190,7 +190,7 @@ def make_sum(
     agreement = SumAgreement(
         session=session,
         receiver=active,
-        combiner=AGGREGATOR,
+        aggregator=AGGREGATOR,
         contributors=tuple(passives),
         clip_norm=clip or 1.0,
         bits=USUAL_BITS if bits is None else bits,

@@ -22,8 +22,8 @@ from torch import Tensor
 from apfed_protocols.checks import MAX_ANNOUNCED_BYTES
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.products import (
+    ProductAggregator,
     ProductAgreement,
-    ProductCombiner,
     ProductContributor,
     ProductReceiver,
     SumOfProducts,
@@ -83,7 +83,7 @@ class EncryptedVotesSettings(VoteSettings):
         agreed = ProductAgreement(
             session="forecast",
             receiver="active",
-            combiner=AGGREGATOR,
+            aggregator=AGGREGATOR,
             contributors=tuple(f"passive {index}" for index in range(max(2, passives))),
             people=max(labelled, 2),
             columns=classes,
@@ -387,17 +387,17 @@ class EncryptedVotesAggregator(BallotAggregator):
         super().__init__(contract)
         self._terms = _Terms.from_contract(party, contract)
         self._max_people = party.config.alignment.maximum_ids
-        self._combiner: ProductCombiner | None = None
+        self._aggregator: ProductAggregator | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Receive the size of the request for votes, and build the combiner for it.
+        """Receive the size of the request for votes, and build the aggregator for it.
 
         In a resumed session do nothing, since the votes are already added.
         """
         if self.contract.is_at_start:
             size = await self._terms.receive_size(links, self.contract, maximum=self._max_people)
             sums = self._terms.make_sums(self.contract, size)
-            self._combiner = sums.make_combiner()
+            self._aggregator = sums.make_aggregator()
             self.blocks = sums.blocks
 
     async def combine_bodies(
@@ -408,8 +408,8 @@ class EncryptedVotesAggregator(BallotAggregator):
         `first`: the message that started the block. `bodies`: mapping from passive name to the
         bytes of its contribution.
         """
-        assert self._combiner is not None  # without it there are no blocks
-        return self._combiner.combine_block(first.step, bodies)
+        assert self._aggregator is not None  # without it there are no blocks
+        return self._aggregator.combine_block(first.step, bodies)
 
 
 class EncryptedVotes(VotesMethod):
@@ -505,7 +505,7 @@ class _Terms(VoteTerms):
             ProductAgreement(
                 session=size.hash_ballot(contract).hex(),
                 receiver=contract.active,
-                combiner=AGGREGATOR,
+                aggregator=AGGREGATOR,
                 contributors=self.contributors,
                 people=size.people,
                 columns=self.classes,

@@ -17,7 +17,7 @@ def agreement(passives: int = 2, **changes: Any) -> ProductAgreement:
     return ProductAgreement(
         session="test",
         receiver="active",
-        combiner="aggregator",
+        aggregator="aggregator",
         contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)),
         **{**usual, **changes},
     )
@@ -51,10 +51,14 @@ class ProductParties:
         self.sum = SumOfProducts(agreed)
         self.labels = labels(agreed) if labels_nK is None else labels_nK
         self.receiver: ProductReceiver = self.sum.make_receiver(self.labels)
-        self.combiner = self.sum.make_combiner()
+        self.aggregator = self.sum.make_aggregator()
         self.contributors = {name: self.sum.make_contributor(name) for name in agreed.contributors}
         converse(
-            {agreed.receiver: self.receiver, agreed.combiner: self.combiner, **self.contributors}
+            {
+                agreed.receiver: self.receiver,
+                agreed.aggregator: self.aggregator,
+                **self.contributors,
+            }
         )
         if accept:
             request = (
@@ -89,7 +93,7 @@ class ProductParties:
         scale = self.sum.fixed_point.levels / self.sum.products.row_bound
         blocks = [
             self.receiver.open_block(
-                block, self.combiner.combine_block(block, self.answers(block, rows))
+                block, self.aggregator.combine_block(block, self.answers(block, rows))
             )
             for block in range(self.sum.blocks)
         ]

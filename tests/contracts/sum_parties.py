@@ -22,8 +22,8 @@ from apfed_protocols.sums import (
     PlainSum,
     SecureSum,
     StepBinding,
+    SumAggregator,
     SumAgreement,
-    SumCombiner,
     SumContributor,
     SumReceiver,
 )
@@ -45,7 +45,7 @@ def agreement(passives: int = 3, **changes: Any) -> SumAgreement:
     usual = SumAgreement(
         session="test",
         receiver="active",
-        combiner="aggregator",
+        aggregator="aggregator",
         contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)),
         clip_norm=1.0,
     )
@@ -70,11 +70,11 @@ class Parties:
         agreed = secure_sum.agreement
         self.names = agreed.contributors
         self.receiver: SumReceiver = secure_sum.make_receiver()
-        self.combiner: SumCombiner = secure_sum.make_combiner()
+        self.aggregator: SumAggregator = secure_sum.make_aggregator()
         self.contributors: dict[str, SumContributor] = {
             name: secure_sum.make_contributor(name) for name in self.names
         }
-        roles = {agreed.receiver: self.receiver, agreed.combiner: self.combiner}
+        roles = {agreed.receiver: self.receiver, agreed.aggregator: self.aggregator}
         converse({**roles, **self.contributors})
         self._step = 0
 
@@ -100,10 +100,10 @@ class Parties:
         Answers come in the order of the contributions.
         """
         if self.sum.rounds == 1:
-            return self.combiner.combine(contributions, binding_digest)
-        requests = self.combiner.ask(contributions, binding_digest)
+            return self.aggregator.combine(contributions, binding_digest)
+        requests = self.aggregator.ask(contributions, binding_digest)
         answers = {name: self.contributors[name].answer(requests[name]) for name in contributions}
-        return self.combiner.combine(answers, binding_digest)
+        return self.aggregator.combine(answers, binding_digest)
 
     def add(self, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
         bound = self.next()
@@ -334,7 +334,7 @@ class Overheard:
         self.names = self.sum.agreement.contributors
         self.roles: dict[str, Any] = {
             "active": self.sum.make_receiver(),
-            "aggregator": self.sum.make_combiner(),
+            "aggregator": self.sum.make_aggregator(),
             **{name: self.sum.make_contributor(name) for name in self.names},
         }
         self.messages: list[Outgoing] = []

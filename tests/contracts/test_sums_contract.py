@@ -186,7 +186,7 @@ def test_values_are_protected_however_they_lie_in_memory(choice: str, layout: La
     values = layout(np.full((64, 64), 0.01))
     sent = list(played.contribute([values] * 3, played.next()).values())
     if choice == "crypten":
-        sent = list(played.combiner.ask(dict(zip(played.names, sent, strict=True))).values())
+        sent = list(played.aggregator.ask(dict(zip(played.names, sent, strict=True))).values())
         sent = [
             role.answer(asked)
             for role, asked in zip(played.contributors.values(), sent, strict=True)
@@ -516,7 +516,7 @@ class Step:
     def send_requests(self) -> dict[str, bytes]:
         self.bound = self.played.next()
         frames = self.played.contribute(random_values(3), self.bound)
-        return dict(self.played.combiner.ask(frames, self.bound.digest))
+        return dict(self.played.aggregator.ask(frames, self.bound.digest))
 
     def answers(self) -> dict[str, bytes]:
         return {me: self.played.contributors[me].answer(self.requests[me]) for me in self.requests}
@@ -533,7 +533,7 @@ def test_a_request_is_answered_once_after_a_contribution_by_whom_it_is_for(choic
     with pytest.raises(LocalProtocolError, match="waits for a"):
         fresh.make_contributor("passive_1").answer(step.requests["passive_1"])
     with pytest.raises(LocalProtocolError, match=r"no contribution waits|nobody was asked yet"):
-        fresh.make_combiner().combine(Step(choice).answers())
+        fresh.make_aggregator().combine(Step(choice).answers())
     step = Step(choice)
     with pytest.raises(RemoteProtocolError, match="from aggregator is for contributor 1"):
         step.played.contributors["passive_1"].answer(step.requests["passive_2"])
@@ -564,14 +564,14 @@ def test_altered_requests_and_answers_are_refused(
     answers = other.answers()
     bad = answers | {"passive_1": alter_frame(answers["passive_1"], **change)}
     with pytest.raises(RemoteProtocolError, match=message.replace("a request", "an answer")):
-        other.played.combiner.combine(bad)
-    other.played.combiner.combine(answers)
+        other.played.aggregator.combine(bad)
+    other.played.aggregator.combine(answers)
 
 
 @two_rounds
 def test_missing_unknown_and_late_answers_are_refused(choice: str) -> None:
     step = Step(choice)
-    combine = step.played.combiner.combine
+    combine = step.played.aggregator.combine
     answers = step.answers()
     renamed = dict(answers)
     renamed["stranger"] = renamed.pop("passive_2")
@@ -594,10 +594,10 @@ def test_backends_of_one_round_say_so(choice: str) -> None:
     played = Parties(make(choice, agreement()))
     frames = played.contribute(random_values(3), played.next())
     with pytest.raises(LocalProtocolError, match="has one round: combine the 3 contributions"):
-        played.combiner.ask(frames)
+        played.aggregator.ask(frames)
     with pytest.raises(LocalProtocolError, match="has one round: its contribution is all"):
         played.contributors["passive_1"].answer(b"request")
-    played.combiner.combine(frames)
+    played.aggregator.combine(frames)
 
 
 # Messages in the wrong place: every frame of a session is refused wherever it does not belong.
@@ -624,7 +624,7 @@ def test_a_frame_is_taken_in_its_place_only(choice: str) -> None:
     misplaced = [
         ("", role, sender, frame)
         for frame in heard
-        for role in (played.receiver, played.combiner, one)
+        for role in (played.receiver, played.aggregator, one)
         for sender in SENDERS
     ]
     assert list_unrefused(RemoteProtocolError, receive, misplaced) == []

@@ -25,7 +25,7 @@ from apfed_experiments.audit.retraining import (
     measure_case,
 )
 from apfed_experiments.runner import run_study
-from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
+from apfed_protocols.sums import PlainSum, SumAggregator, SumAgreement
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Kind, TensorSpec, unpack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
@@ -105,7 +105,7 @@ def test_private_training_stays_under_its_claims_and_planted_bugs_do_not() -> No
     assert bound_of(TooLittleNoise, replaced=False) > MU_LABEL
 
 
-def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
+def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumAggregator]:
     """The same training between real parties, without noise that could be seen."""
     rows = len(task.features)
     agreed = seats.contract(shape=(4,), norms=(0.0, 2.0), passives=("p1",), batch_size=rows)
@@ -113,7 +113,7 @@ def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
         SumAgreement(
             session=seats.SESSION,
             receiver="active",
-            combiner="aggregator",
+            aggregator="aggregator",
             contributors=("p1",),
             clip_norm=SHORT.row_clip,
             allow_single=True,
@@ -150,7 +150,7 @@ def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
         contributor=sums.make_contributor("p1"),
         train=TrainSettings(learning_rate=task.passive_rate, **still),
     )
-    return active, passive, sums.make_combiner()
+    return active, passive, sums.make_aggregator()
 
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -162,7 +162,7 @@ def test_a_retraining_is_what_the_parties_do() -> None:
         other_features=task.other_features.double(),
         passive_features=task.passive_features.double(),
     )
-    active, passive, combiner = parties(task)
+    active, passive, aggregator = parties(task)
     modules, objective = make_networks()
     modules = {name: module.double() for name, module in modules.items()}
     seen: list[Step] = []
@@ -177,7 +177,7 @@ def test_a_retraining_is_what_the_parties_do() -> None:
         z_BD = unpack_tensors(sent, SENT, sender="active")[0]["z"]
         torch.testing.assert_close(z_BD, step.clean[0], rtol=0, atol=1e-10)
         clipped += int((z_BD.norm(dim=1) > SHORT.clip * (1 - 1e-9)).sum())
-        active.update(combiner.combine({"p1": seats.contribute_to(passive, received)}))
+        active.update(aggregator.combine({"p1": seats.contribute_to(passive, received)}))
     assert clipped > 0
     assert isinstance(passive.trainer, PassiveTrainer)
     models: dict[Literal["active", "passive"], nn.Module] = {

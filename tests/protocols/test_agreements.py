@@ -37,7 +37,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "sum": {
         "session": "other",
         "receiver": "other",
-        "combiner": "other",
+        "aggregator": "other",
         "contributors": ("passive_2", "passive_1", "passive_3"),
         "clip_norm": np.nextafter(1.0, 2.0),
         "bits": 15,
@@ -49,7 +49,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "products": {
         "session": "x",
         "receiver": "x",
-        "combiner": "x",
+        "aggregator": "x",
         "contributors": ("x", "y"),
         "people": 31,
         "columns": 4,
@@ -132,7 +132,11 @@ REFUSED: dict[str, dict[str, Cases]] = {
             "clip_norm", float("nan"), float("inf"), 0.0, -1.0, 1e31, 1e-31, 10**400, "1", None, 1j
         ),
         "name for every party, text of 1 to 255 bytes": [
-            *(case for role in ("session", "receiver", "combiner") for case in each(role, *NAMES)),
+            *(
+                case
+                for role in ("session", "receiver", "aggregator")
+                for case in each(role, *NAMES)
+            ),
             *each("contributors", *(("a", name) for name in NAMES)),
         ],
         "{} lies in 1..3, .*got": each("threshold", 0, -1, 4),

@@ -88,7 +88,7 @@ from apfed_protocols.psi.circuit import CryptenCircuitIntersection
 from apfed_protocols.psi.interface import IntersectionAgreement
 from apfed_protocols.sums import CryptenSum, SumAgreement
 sums = SumAgreement(
-    session="s", receiver="a", combiner="b", contributors=("c", "d"), clip_norm=1.0
+    session="s", receiver="a", aggregator="b", contributors=("c", "d"), clip_norm=1.0
 )
 for make, agreed in ((CryptenSum, sums),
                      (CryptenCircuitIntersection, IntersectionAgreement(session="s", dealer="d"))):

@@ -39,10 +39,10 @@ def test_a_forked_copy_of_a_role_is_refused_and_the_original_goes_on(choice: str
     check_refusals(contribute=lambda: played.contribute(values, bound))
     bodies = played.contribute(values, bound)
     if played.sum.rounds == 2:
-        asked = played.combiner.ask(bodies)
+        asked = played.aggregator.ask(bodies)
         check_refusals(answer=lambda: played.contributors["passive_1"].answer(asked["passive_1"]))
         bodies = {me: role.answer(asked[me]) for me, role in played.contributors.items()}
-    combined = played.combiner.combine(bodies)
+    combined = played.aggregator.combine(bodies)
     check_refusals(decode=lambda: played.receiver.decode(combined, (1, 2), bound))
     played.receiver.decode(combined, (1, 2), bound)
 
@@ -100,7 +100,9 @@ def test_a_copy_of_a_role_of_an_intersection_is_refused() -> None:
 def test_a_copy_of_a_role_of_products_is_refused_and_opens_no_candidate() -> None:
     agreed = product_parties.agreement()
     played, answering = ProductParties(agreed), ProductParties(agreed).contributors["passive_1"]
-    combined = played.combiner.combine_block(0, played.answers(0, product_parties.matrices(agreed)))
+    combined = played.aggregator.combine_block(
+        0, played.answers(0, product_parties.matrices(agreed))
+    )
     audited = ProductParties(product_parties.agreement(candidates=2), accept=False)
     told = audited.toss_coin()
     check_refusals(

@@ -83,7 +83,7 @@ def test_the_printed_backend_keeps_the_contract(tmp_path: Path) -> None:
     told = dict.fromkeys(played.names, bound) | {"passive_2": binding(bound.step, message=1)}
     contributions = played.contribute(values, told)
     with pytest.raises(RemoteProtocolError, match="different representations"):
-        played.combiner.combine(contributions)
+        played.aggregator.combine(contributions)
 
 
 def test_strangers_take_no_part_in_a_setup() -> None:

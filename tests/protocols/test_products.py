@@ -104,7 +104,7 @@ def test_noise_is_added_in_steps() -> None:
         name: role.answer_block(0, rows[name], noise[k])
         for k, (name, role) in enumerate(played.contributors.items())
     }
-    opened = played.receiver.open_block(0, played.combiner.combine_block(0, answers))
+    opened = played.receiver.open_block(0, played.aggregator.combine_block(0, answers))
     steps = np.rint(opened * played.sum.fixed_point.levels)
     assert np.array_equal(steps, played.compute_sum(rows) + noise[0] + noise[1])
 
@@ -159,7 +159,7 @@ def test_blocks_go_up_and_are_used_once() -> None:
     agreed = agreement(people=8300, columns=10, labelled=2)
     played = ProductParties(agreed)
     rows = matrices(agreed)
-    combined = played.combiner.combine_block(1, played.answers(1, rows))
+    combined = played.aggregator.combine_block(1, played.answers(1, rows))
     played.receiver.open_block(1, combined)
     used = [("used once", block, rows) for block in (1, 0)]
     assert list_unrefused(LocalProtocolError, played.answers, used) == []
@@ -215,7 +215,7 @@ def test_a_recorded_run_repeats_byte_for_byte(candidates: int | None) -> None:
     with fix_randomness():
         played = ProductParties(agreed, labels)
         answers = played.answers(0, rows)
-        combined = played.combiner.combine_block(0, answers)
+        combined = played.aggregator.combine_block(0, answers)
     opened = played.receiver.open_block(0, combined) * played.sum.fixed_point.levels
     assert np.array_equal(np.rint(opened), played.compute_sum(rows))
     parts = played.receiver.make_request(), answers["passive_1"], combined
@@ -468,7 +468,7 @@ def test_the_bound_of_the_noise_is_real(
     for role in played.contributors.values():
         monkeypatch.setattr(role, "_smudge", largest)
     rows = matrices(agreed)
-    combined = played.combiner.combine_block(0, played.answers(0, rows))
+    combined = played.aggregator.combine_block(0, played.answers(0, rows))
     if opens:
         people = played.sum.get_block_people(0)
         expected = played.compute_sum(rows)[people.start : people.stop]

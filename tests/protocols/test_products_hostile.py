@@ -88,7 +88,7 @@ def test_other_labels_to_other_passives_are_not_added() -> None:
     played.contributors["passive_2"].accept_request(second)
     answers = played.answers(0, rows)
     with pytest.raises(RemoteProtocolError, match="another message"):
-        played.combiner.combine_block(0, answers)
+        played.aggregator.combine_block(0, answers)
     # Nor would an aggregator that helps the active find anything: the masks do not cancel.
     frame = Frame.parse(answers["passive_2"], sender="passive_2")
     binding = played.sum.make_binding(0, bytes(32))
@@ -96,13 +96,13 @@ def test_other_labels_to_other_passives_are_not_added() -> None:
         name: replace(Frame.parse(body, sender=name), binding=binding.digest, party=place).pack()
         for place, (name, body) in enumerate(answers.items())
     }
-    combined = Frame.parse(played.combiner.combine_block(0, alike), sender="aggregator")
+    combined = Frame.parse(played.aggregator.combine_block(0, alike), sender="aggregator")
     words = played.sum.parse_words(combined, 0, sender="aggregator")
     assert len(np.unique(words)) > 0.99 * len(words)
     assert frame.binding != binding.digest
 
 
-def test_the_combiner_refuses_what_is_not_this_block_of_these_parties() -> None:
+def test_the_aggregator_refuses_what_is_not_this_block_of_these_parties() -> None:
     agreed = agreement(**TWO_BLOCKS)
     played = ProductParties(agreed)
     rows = matrices(agreed)
@@ -118,14 +118,14 @@ def test_the_combiner_refuses_what_is_not_this_block_of_these_parties() -> None:
         },
     }
     wrong = [(says, 0, bodies) for says, bodies in cases.items()]
-    assert list_unrefused(RemoteProtocolError, played.combiner.combine_block, wrong) == []
+    assert list_unrefused(RemoteProtocolError, played.aggregator.combine_block, wrong) == []
     with pytest.raises(LocalProtocolError, match="blocks of"):
-        played.combiner.combine_block(2, first)
+        played.aggregator.combine_block(2, first)
     with pytest.raises(RemoteProtocolError, match=r"sent block 0 .* expected block 1"):
-        ProductParties(agreed).sum.make_combiner().combine_block(1, first)
-    played.combiner.combine_block(0, first)
+        ProductParties(agreed).sum.make_aggregator().combine_block(1, first)
+    played.aggregator.combine_block(0, first)
     with pytest.raises(RemoteProtocolError, match="replayed"):
-        played.combiner.combine_block(0, first)
+        played.aggregator.combine_block(0, first)
 
 
 def change_blobs(frame: bytes, change: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]) -> bytes:
@@ -153,8 +153,8 @@ def test_words_of_other_sizes(change: Any) -> None:
     answers = played.answers(0, rows)
     bad = {**answers, "passive_2": change_blobs(answers["passive_2"], change)}
     with pytest.raises(RemoteProtocolError, match=r"parts in|other sizes"):
-        played.combiner.combine_block(0, bad)
-    combined = ProductParties(agreed).sum.make_combiner().combine_block(0, answers)
+        played.aggregator.combine_block(0, bad)
+    combined = ProductParties(agreed).sum.make_aggregator().combine_block(0, answers)
     with pytest.raises(RemoteProtocolError, match=r"parts in|other sizes"):
         played.receiver.open_block(0, change_blobs(combined, change))
 
@@ -162,7 +162,9 @@ def test_words_of_other_sizes(change: Any) -> None:
 def test_the_receiver_refuses_once_and_then_opens_nothing() -> None:
     agreed = agreement(**TWO_BLOCKS)
     played, rows = ProductParties(agreed), matrices(agreed)
-    good = [played.combiner.combine_block(block, played.answers(block, rows)) for block in range(2)]
+    good = [
+        played.aggregator.combine_block(block, played.answers(block, rows)) for block in range(2)
+    ]
     with pytest.raises(RemoteProtocolError):
         played.receiver.open_block(0, good[1])
     assert vars(played.receiver)["_secret"] is None
@@ -188,7 +190,7 @@ def test_sums_that_were_altered(flipped: Any) -> None:
     played = ProductParties(agreed)
     rows = matrices(agreed)
     answers = played.answers(0, rows)
-    frame = Frame.parse(played.combiner.combine_block(0, answers), sender="aggregator")
+    frame = Frame.parse(played.aggregator.combine_block(0, answers), sender="aggregator")
     if flipped is None:  # the contribution of one passive alone: its masks remain
         alone = Frame.parse(answers["passive_1"], sender="x")
         bad = replace(alone, kind=FrameKind.SUM, party=2).pack()
@@ -199,7 +201,7 @@ def test_sums_that_were_altered(flipped: Any) -> None:
         bad = replace(frame, blobs=(bytes(blob),)).pack()
     else:
         other = ProductParties(agreed)
-        bad = other.combiner.combine_block(0, other.answers(0, rows))
+        bad = other.aggregator.combine_block(0, other.answers(0, rows))
     with pytest.raises(RemoteProtocolError):
         played.receiver.open_block(0, bad)
 
@@ -225,7 +227,7 @@ def test_mutated_frames() -> None:
         bad = {**answers, "passive_2": mutate_bytes(rng, answers["passive_2"])}
         for bodies in (bad, answers):
             try:
-                combined = played.combiner.combine_block(0, bodies)
+                combined = played.aggregator.combine_block(0, bodies)
                 opened = played.receiver.open_block(0, mutate_bytes(rng, combined))
             except (RemoteProtocolError, LocalProtocolError):
                 refused += 1
@@ -256,7 +258,7 @@ def test_no_bytes_repeat() -> None:
 
 
 def test_the_aggregator_needs_no_library_and_holds_no_key() -> None:
-    held = vars(SumOfProducts(agreement()).make_combiner())
+    held = vars(SumOfProducts(agreement()).make_aggregator())
     assert set(held) == {"_products", "_frames", "_setup"}
 
 

@@ -63,7 +63,7 @@ def open_packed_votes(
             else None
         )
         answers[name] = role.answer_block(0, row, drawn)
-    played.receiver.open_block(0, played.combiner.combine_block(0, answers))
+    played.receiver.open_block(0, played.aggregator.combine_block(0, answers))
     plain = described.headroom.plain_bits
     # Half of the lowest digit that is used, so that noise of either sign rounds.
     half = 2 ** (plain - DIGIT * labelled - 1) if plain > DIGIT * labelled else 0
@@ -145,7 +145,7 @@ def test_noise_touches_nothing_below_a_step(monkeypatch: pytest.MonkeyPatch) -> 
         )
         for key, (name, role) in enumerate(played.contributors.items())
     }
-    played.receiver.open_block(0, played.combiner.combine_block(0, answers))
+    played.receiver.open_block(0, played.aggregator.combine_block(0, answers))
     votes = sum(rows.values()) @ played.labels
     said = votes + rng.normal(size=votes.shape) * math.sqrt(2) * noise / 2 ** (bits - 1)
     assert (said.argmax(axis=1) == votes.argmax(axis=1)).mean() < 0.5

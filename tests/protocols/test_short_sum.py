@@ -99,7 +99,7 @@ MISUSES: dict[str, Any] = {
         "recoverable", [*NAMES, "d"], to="x", clip=1, threshold=3
     ),
     "hub, which is x and y, alone can read .*Take a sum under masks": lambda: ap.hub_pump(
-        {"x": make_unmasked_sum().make_receiver(), "y": make_unmasked_sum().make_combiner()},
+        {"x": make_unmasked_sum().make_receiver(), "y": make_unmasked_sum().make_aggregator()},
         print,
         lambda: ("a", b""),
     ),
@@ -136,16 +136,16 @@ MISUSES: dict[str, Any] = {
     "zero at all contributors": lambda: secure_sum("masked", NAMES, to="x", clip="agree")(
         dict.fromkeys(NAMES, 0.0)
     ),
-    "receives and combines in one role": lambda: short().make_combiner(),
+    "receives and combines in one role": lambda: short().make_aggregator(),
     "'d' contributes nothing": lambda: short().make_contributor("d"),
     "run the setup first": lambda: short().make_contributor("a").contribute(0.1),
     "holds secrets .* never serialised": lambda: pickle.dumps(short()),
     "holds secrets .*serialised": lambda: copy.deepcopy(short().make_contributor("a")),
     "a key that seals a role is 32": lambda: ap.suspend_role(
-        short().make_contributor("a"), b"1", book=ap.BookInMemory()
+        short().make_contributor("a"), b"1", book=ap.InMemoryRoleLog()
     ),
     "no role of b": lambda: short().resume_role(
-        "b", suspend_in_memory(short().make_contributor("a")), bytes(32), book=ap.BookInMemory()
+        "b", suspend_in_memory(short().make_contributor("a")), bytes(32), book=ap.InMemoryRoleLog()
     ),
     "holds shares for the next step": lambda: suspend_in_memory(
         secure_sum("recoverable", NAMES, to="x", clip=1).make_contributor("a")
@@ -468,7 +468,7 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: SumName, signed: bool, tmp_p
         kept[me] = ap.suspend_role(role, key, book=book) if apart else role
         answers.append((me, answer))
 
-    ends = {"x": session.make_receiver()} | ({"y": session.make_combiner()} if by else {})
+    ends = {"x": session.make_receiver()} | ({"y": session.make_aggregator()} if by else {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         hub = ap.hub_pump(ends, send, lambda: answers.pop(0), **own.get("x", {}))
@@ -522,7 +522,7 @@ def make_link(folder: Path) -> Path:
 
 
 def suspend_in_memory(role: Any) -> bytes:
-    return ap.suspend_role(role, bytes(32), book=ap.BookInMemory())
+    return ap.suspend_role(role, bytes(32), book=ap.InMemoryRoleLog())
 
 
 @pytest.mark.parametrize("name", BAD_BOOKS)
@@ -542,15 +542,15 @@ def test_what_is_no_book_keeps_no_role_and_the_role_stays(name: str, tmp_path: P
 
 def test_a_book_in_memory_serves_once_and_only_its_own(tmp_path: Path) -> None:
     session = short()
-    book = ap.BookInMemory()
+    book = ap.InMemoryRoleLog()
     sealed = ap.suspend_role(session.make_contributor("a"), bytes(32), book=book)
     with pytest.raises(LocalProtocolError, match="does not list this role"):
-        session.resume_role("a", sealed, bytes(32), book=ap.BookInMemory())
+        session.resume_role("a", sealed, bytes(32), book=ap.InMemoryRoleLog())
     role = session.resume_role("a", sealed, bytes(32), book=book)
     with pytest.raises(LocalProtocolError, match="was taken up before"):
         session.resume_role("a", sealed, bytes(32), book=book)
     with pytest.raises(LocalProtocolError, match="does not list this role"):
-        ap.suspend_role(role, bytes(32), book=ap.BookInMemory())
+        ap.suspend_role(role, bytes(32), book=ap.InMemoryRoleLog())
 
 
 def test_an_older_copy_of_a_book_takes_up_nothing(tmp_path: Path) -> None:
@@ -566,7 +566,7 @@ def test_an_older_copy_of_a_book_takes_up_nothing(tmp_path: Path) -> None:
 
 
 def test_a_book_in_memory_serves_nobody_in_a_forked_copy() -> None:
-    session, book = short(), ap.BookInMemory()
+    session, book = short(), ap.InMemoryRoleLog()
     sealed = ap.suspend_role(session.make_contributor("a"), bytes(32), book=book)
     action = lambda: session.resume_role("a", sealed, bytes(32), book=book)  # noqa: E731
     assert "belongs to the process that made it" in run_in_fork({"take up": action})["take up"]

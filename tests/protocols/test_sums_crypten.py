@@ -44,7 +44,7 @@ def sealing_again(played: Parties, liar: str) -> StepSeals:
 
 
 def answers(played: Parties, values: list[Any], bound: StepBinding) -> dict[str, bytes]:
-    requests = played.combiner.ask(played.contribute(values, bound), bound.digest)
+    requests = played.aggregator.ask(played.contribute(values, bound), bound.digest)
     return {name: played.contributors[name].answer(requests[name]) for name in requests}
 
 
@@ -93,7 +93,7 @@ def test_an_active_an_aggregator_and_a_passive_learn_only_the_sum_of_the_other_t
     bound = crypten_parties.next()
     small = np.full(SHAPE, 0.001)
     frames = crypten_parties.contribute([small, 3 * small, small], bound)
-    requests = crypten_parties.combiner.ask(frames, bound.digest)
+    requests = crypten_parties.aggregator.ask(frames, bound.digest)
     traitor = seals(crypten_parties, "passive_3")
     active = seals(crypten_parties, "active")
     rests = []
@@ -131,7 +131,7 @@ def test_a_colluding_aggregator_cannot_join_answers_to_different_messages(
         random_values(3), dict.fromkeys(crypten_parties.names, bound) | {"passive_1": other}
     )
     frames["passive_1"] = alter_frame(frames["passive_1"], binding=bound.digest)
-    requests = crypten_parties.combiner.ask(frames, bound.digest)
+    requests = crypten_parties.aggregator.ask(frames, bound.digest)
     answer = lambda name: crypten_parties.contributors[name].answer(requests[name])  # noqa: E731
     cases = [
         (f"passive_1 sealed for {name} .* different", name) for name in ("passive_2", "passive_3")
@@ -143,10 +143,10 @@ def test_a_colluding_aggregator_cannot_join_answers_to_different_messages(
 def test_a_relay_that_mixes_up_shares_is_refused(crypten_parties: Parties, change: str) -> None:
     values = random_values(3)
     before = crypten_parties.next()
-    old = crypten_parties.combiner.ask(crypten_parties.contribute(values, before), before.digest)
+    old = crypten_parties.aggregator.ask(crypten_parties.contribute(values, before), before.digest)
     bound = crypten_parties.next()
     requests = dict(
-        crypten_parties.combiner.ask(crypten_parties.contribute(values, bound), bound.digest)
+        crypten_parties.aggregator.ask(crypten_parties.contribute(values, bound), bound.digest)
     )
     first, second = _list_seals(requests["passive_1"])
     blobs = {
@@ -167,16 +167,16 @@ def test_a_relay_that_mixes_up_shares_is_refused(crypten_parties: Parties, chang
 def test_an_answer_for_another_step_is_not_opened(crypten_parties: Parties) -> None:
     values = random_values(3)
     bound = crypten_parties.next()
-    stale = _list_seals(crypten_parties.combiner.combine(answers(crypten_parties, values, bound)))
+    stale = _list_seals(crypten_parties.aggregator.combine(answers(crypten_parties, values, bound)))
     again = crypten_parties.next()
-    fresh = crypten_parties.combiner.combine(answers(crypten_parties, values, again))
+    fresh = crypten_parties.aggregator.combine(answers(crypten_parties, values, again))
     with pytest.raises(RemoteProtocolError, match="does not authenticate"):
         crypten_parties.receiver.decode(alter_frame(fresh, blobs=stale), (3, 5), again)
 
 
 def test_a_relay_cannot_turn_a_sum_into_another_shape(crypten_parties: Parties) -> None:
     bound = crypten_parties.next()
-    combined = crypten_parties.combiner.combine(answers(crypten_parties, random_values(3), bound))
+    combined = crypten_parties.aggregator.combine(answers(crypten_parties, random_values(3), bound))
     with pytest.raises(RemoteProtocolError, match=r"sealed for active .* does not authenticate"):
         crypten_parties.receiver.decode(alter_frame(combined, rows=5, columns=3), (5, 3), bound)
 
@@ -187,7 +187,7 @@ def test_what_a_lying_passive_seals_is_checked(crypten_parties: Parties) -> None
     short = sealing_again(crypten_parties, "passive_1").seal("passive_2", bound, (3, 5), b"no key")
     _, good = _list_seals(frames["passive_1"])
     frames["passive_1"] = alter_frame(frames["passive_1"], blobs=(short, good))
-    requests = crypten_parties.combiner.ask(frames, bound.digest)
+    requests = crypten_parties.aggregator.ask(frames, bound.digest)
     with pytest.raises(RemoteProtocolError, match="passive_1 sealed 6 bytes, expected a key"):
         crypten_parties.contributors["passive_2"].answer(requests["passive_2"])
 
@@ -206,7 +206,7 @@ def test_what_a_lying_passive_answers_is_checked(
     given = answers(crypten_parties, [np.zeros((3, 5))] * 3, bound)
     sealed = sealing_again(crypten_parties, "passive_2").seal("active", bound, (3, 5), share)
     given["passive_2"] = alter_frame(given["passive_2"], blobs=(sealed,))
-    combined = crypten_parties.combiner.combine(given)
+    combined = crypten_parties.aggregator.combine(given)
     with pytest.raises(RemoteProtocolError, match=error):
         crypten_parties.receiver.decode(combined, (3, 5), bound)
 
@@ -216,14 +216,14 @@ def test_wrong_numbers_of_shares_are_named_by_the_aggregator(crypten_parties: Pa
     frames = crypten_parties.contribute(random_values(3), bound)
     one = alter_frame(frames["passive_2"], blobs=_list_seals(frames["passive_2"])[:1])
     with pytest.raises(RemoteProtocolError, match="passive_2 sealed 1 shares, expected one for"):
-        crypten_parties.combiner.ask({**frames, "passive_2": one})
+        crypten_parties.aggregator.ask({**frames, "passive_2": one})
     bound = crypten_parties.next()
     given = answers(crypten_parties, random_values(3), bound)
     given["passive_3"] = alter_frame(given["passive_3"], blobs=_list_seals(given["passive_3"]) * 2)
     with pytest.raises(RemoteProtocolError, match="passive_3 answered with 2 shares of the sum"):
-        crypten_parties.combiner.combine(given)
+        crypten_parties.aggregator.combine(given)
     again = crypten_parties.next()
-    told = crypten_parties.combiner.combine(answers(crypten_parties, random_values(3), again))
+    told = crypten_parties.aggregator.combine(answers(crypten_parties, random_values(3), again))
     with pytest.raises(RemoteProtocolError, match="gathered 2 shares of the sum, expected 3"):
         crypten_parties.receiver.decode(
             alter_frame(told, blobs=_list_seals(told)[:2]), (3, 5), again

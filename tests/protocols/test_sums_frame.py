@@ -144,17 +144,17 @@ def test_precisions_do_not_mix() -> None:
     played = raw_parties()
     contributions = played.contribute(values, played.next())
     with pytest.raises(RemoteProtocolError, match="all must use one precision"):
-        played.combiner.combine(contributions)
+        played.aggregator.combine(contributions)
 
 
 def test_nan_and_overflow_from_a_peer_are_refused() -> None:
     played = raw_parties()
     bound = played.next()
     contributions = played.contribute([np.full((1, 1), 1e308)] * 3, bound)
-    combined = played.combiner.combine(contributions)
+    combined = played.aggregator.combine(contributions)
     with pytest.raises(RemoteProtocolError, match="aggregator sent values beyond"):
         played.receiver.decode(combined, (1, 1), bound)
     contributions = played.contribute([np.zeros((1, 1))] * 3, played.next())
     contributions["passive_2"] = contributions["passive_2"][:-8] + np.float64(np.nan).tobytes()
     with pytest.raises(RemoteProtocolError, match="passive_2 sent values beyond"):
-        played.combiner.combine(contributions)
+        played.aggregator.combine(contributions)

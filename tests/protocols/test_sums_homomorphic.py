@@ -64,8 +64,8 @@ def test_nobody_but_the_active_can_decrypt(sum_roles: Parties, cipher: SealCiphe
 
 
 def test_the_aggregator_holds_no_key_of_any_kind(sum_roles: Parties) -> None:
-    assert not any(isinstance(held, SealContext) for held in vars(sum_roles.combiner).values())
-    assert set(vars(sum_roles.combiner)) == {"_add", "_frames", "_setup", "_set_up"}
+    assert not any(isinstance(held, SealContext) for held in vars(sum_roles.aggregator).values())
+    assert set(vars(sum_roles.aggregator)) == {"_add", "_frames", "_setup", "_set_up"}
 
 
 def test_setup_sends_the_public_key_to_passives_only(choice: str) -> None:
@@ -79,7 +79,7 @@ def test_setup_sends_the_public_key_to_passives_only(choice: str) -> None:
 def test_only_residues_cross_the_wire(sum_roles: Parties, cipher: SealCipher) -> None:
     """No header, parameter or compression of SEAL's: their sizes are known before they come."""
     contributions = sum_roles.contribute(random_values(3, (100, 50)), sum_roles.next())
-    frames = (*contributions.values(), sum_roles.combiner.combine(contributions))
+    frames = (*contributions.values(), sum_roles.aggregator.combine(contributions))
     blobs = [Frame.parse(frame, sender="peer").blobs for frame in frames]
     assert {len(own) for own in blobs} == {get_sum(sum_roles).packing.count_vectors(5000)}
     last = get_sum(sum_roles).count_last_slots(5000)
@@ -113,18 +113,18 @@ def test_a_temporary_file_serves_where_memory_has_no_path(
 def test_roles_wait_for_their_setup(choice: str) -> None:
     fresh = make(choice, agreement())
     contributor = fresh.make_contributor("passive_1")
-    combiner = fresh.make_combiner()
+    aggregator = fresh.make_aggregator()
     assert not contributor.is_finished
     with pytest.raises(LocalProtocolError, match="no public key yet"):
         contributor.contribute(np.zeros((1, 1)), parties(choice).next())
     with pytest.raises(LocalProtocolError, match="no fingerprint yet"):
-        combiner.combine({})
+        aggregator.combine({})
     receiver = fresh.make_receiver()
     first, *_, last = receiver.start()
     with pytest.raises(LocalProtocolError, match="start is called once"):
         receiver.start()
     with pytest.raises(RemoteProtocolError, match="who must hold none"):
-        combiner.receive("active", first.body)
+        aggregator.receive("active", first.body)
     with pytest.raises(RemoteProtocolError, match="sent 0 public keys"):
         contributor.receive("active", last.body)
     with pytest.raises(RemoteProtocolError, match=r"keys come from active|expects one from each"):
@@ -152,7 +152,7 @@ def test_an_altered_sum_is_refused(change: str, choice: str, cipher: SealCipher)
     """Its frame is intact, but the ciphertexts hold a sum doubled, or values in the padding."""
     played = fresh_parties(choice)
     bound = played.next()
-    body = played.combiner.combine(played.contribute([np.ones((8, 1))] * 3, bound))
+    body = played.aggregator.combine(played.contribute([np.ones((8, 1))] * 3, bound))
     frame = Frame.parse(body, sender="aggregator")
     if change == "doubled":
         last = get_sum(played).count_last_slots(8)
@@ -212,7 +212,7 @@ def test_leaving_a_passive_out_shows_under_masks_and_nowhere_else(choice: str) -
     frames = [Frame.parse(body, sender=name) for name, body in bodies.items()]
     kept = {"passive_1": frames[0].blobs, "passive_2": frames[1].blobs}
     blobs = get_sum(played).cipher.add_ciphertexts(kept, 1, get_sum(played).count_last_slots(4))
-    altered = vars(played.combiner)["_frames"].pack_sum(frames, blobs)
+    altered = vars(played.aggregator)["_frames"].pack_sum(frames, blobs)
     if played.sum.masks == "pairwise":
         with pytest.raises(RemoteProtocolError, match="lies beyond the range"):
             played.receiver.decode(altered, (2, 2), bound)

@@ -66,9 +66,9 @@ def one_round():
     bound = played.next()
     good = played.contribute([np.full((2, 3), 0.1)] * 2, bound)
     bad = {**good, "passive_2": mutate(good["passive_2"])}
-    attempt("combine", lambda: played.combiner.combine(bad, bound.digest))
+    attempt("combine", lambda: played.aggregator.combine(bad, bound.digest))
     bound = played.next()
-    combined = played.combiner.combine(played.contribute([np.full((2, 3), 0.1)] * 2, bound))
+    combined = played.aggregator.combine(played.contribute([np.full((2, 3), 0.1)] * 2, bound))
     attempt("decode", lambda: receiver.decode(mutate(combined), (2, 3), bound))
 
 
@@ -79,16 +79,16 @@ def two_rounds(turn):
     frames = played.contribute([np.full((2, 3), 0.1)] * 2, bound)
     if turn == 0:
         bad = {**frames, "passive_2": mutate(frames["passive_2"])}
-        return attempt("ask", lambda: played.combiner.ask(bad, bound.digest))
-    requests = played.combiner.ask(frames, bound.digest)
+        return attempt("ask", lambda: played.aggregator.ask(bad, bound.digest))
+    requests = played.aggregator.ask(frames, bound.digest)
     if turn == 1:
         asked = played.contributors["passive_2"]
         return attempt("answer", lambda: asked.answer(mutate(requests["passive_2"])))
     answers = {me: role.answer(requests[me]) for me, role in played.contributors.items()}
     if turn == 2:
         bad = {**answers, "passive_2": mutate(answers["passive_2"])}
-        return attempt("combine", lambda: played.combiner.combine(bad, bound.digest))
-    combined = played.combiner.combine(answers)
+        return attempt("combine", lambda: played.aggregator.combine(bad, bound.digest))
+    combined = played.aggregator.combine(answers)
     attempt("decode", lambda: played.receiver.decode(mutate(combined), (2, 3), bound))
 
 
@@ -103,7 +103,7 @@ play(rounds - 20)
 for message in played.sum.make_contributor("passive_2").start() * (rounds // 30):
     fresh = {"passive_1": played.sum.make_contributor("passive_1"),
              "active": played.sum.make_receiver(),
-             "aggregator": played.sum.make_combiner()}[message.receiver]
+             "aggregator": played.sum.make_aggregator()}[message.receiver]
     attempt("setup", lambda: fresh.receive("passive_2", mutate(message.body)))
 for message in played.sum.make_receiver().start()[:1] * (rounds // 10):
     fresh = played.sum.make_contributor("passive_1")

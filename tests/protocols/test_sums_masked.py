@@ -123,7 +123,7 @@ def test_one_passive_hides_from_the_aggregator_only() -> None:
     bound = played.next()
     contribution = played.contribute([np.full(SHAPE, 0.01)], bound)
     assert uniform(numbers(played, contribution["passive_1"]), played)
-    combined = played.combiner.combine(contribution)
+    combined = played.aggregator.combine(contribution)
     assert np.unique(played.receiver.decode(combined, SHAPE, bound)).size == 1
 
 

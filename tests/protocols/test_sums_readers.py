@@ -26,7 +26,7 @@ from tests.with_crypten import usable
 NAMES = ("a", "b", "c")
 VICTIM = "c"
 RECEIVER = "reader"
-COMBINER = "notary"
+AGGREGATOR = "notary"
 SHAPE = (1, 4)
 OWN = {
     "a": np.array([[1.0, -0.5, 0.25, 2.0]]),
@@ -55,7 +55,7 @@ class Setting:
         agreed = SumAgreement(
             session="readers",
             receiver=RECEIVER,
-            combiner=RECEIVER if self.one_end else COMBINER,
+            aggregator=RECEIVER if self.one_end else AGGREGATOR,
             contributors=NAMES,
             clip_norm=8.0,
             threshold=self.threshold,
@@ -70,7 +70,7 @@ class Setting:
 
     def coalitions(self) -> list[Coalition]:
         """Sets of parties that do not hold the victim; a hub has both ends or none."""
-        ends = {RECEIVER} if self.one_end else {RECEIVER, COMBINER}
+        ends = {RECEIVER} if self.one_end else {RECEIVER, AGGREGATOR}
         parties = sorted({*ends, *NAMES} - {VICTIM})
         sets = [frozenset(some) for k in range(len(parties)) for some in combinations(parties, k)]
         sets.append(frozenset(parties))
@@ -97,9 +97,9 @@ class Played:
         self.described = setting.make()
         self.coalition = coalition
         agreement = self.described.agreement
-        self.combines = agreement.combiner
+        self.combines = agreement.aggregator
         self.ends: dict[str, Any] = {
-            me: make_role(self.described, me) for me in (agreement.receiver, agreement.combiner)
+            me: make_role(self.described, me) for me in (agreement.receiver, agreement.aggregator)
         }
         self.hosts = {me: self.described.make_contributor(me) for me in NAMES}
         ap.converse({**self.hosts, **self.ends})
@@ -113,19 +113,19 @@ class Played:
         return {me: self.hosts[me].contribute(values[me], self.bound) for me in names}
 
     def add(self, frames: Mapping[str, bytes]) -> np.ndarray:
-        combiner = self.ends[self.combines]
+        aggregator = self.ends[self.combines]
         bodies = dict(frames)
         if self.described.rounds == 2:
-            requests = combiner.ask(bodies, self.bound.digest)
+            requests = aggregator.ask(bodies, self.bound.digest)
             bodies = {me: self.hosts[me].answer(asked) for me, asked in requests.items()}
-        return self.open(combiner.combine(bodies, self.bound.digest))
+        return self.open(aggregator.combine(bodies, self.bound.digest))
 
     def open(self, combined: bytes) -> np.ndarray:
         return np.asarray(self.ends[RECEIVER].decode(combined, SHAPE, self.bound))
 
 
 def open_single_message(setting: Setting, coalition: Coalition) -> Iterable[np.ndarray]:
-    """The combiner keeps one contribution apart, takes off what colluders know, and opens it."""
+    """The aggregator keeps one contribution apart, takes off what colluders know, and opens it."""
     played = Played(setting, coalition)
     if played.combines not in coalition:
         return
@@ -163,7 +163,7 @@ def subtract_two_sums(setting: Setting, coalition: Coalition) -> Iterable[np.nda
 
 
 def count_fewer(setting: Setting, coalition: Coalition) -> Iterable[np.ndarray]:
-    """The combiner tells the victim that only colluders are counted beside it, too few."""
+    """The aggregator tells the victim that only colluders are counted beside it, too few."""
     played = Played(setting, coalition)
     circle = [me for me in NAMES if me == VICTIM or me in coalition]
     recoverable = played.described.masks == "recoverable"
@@ -184,10 +184,10 @@ def count_fewer(setting: Setting, coalition: Coalition) -> Iterable[np.ndarray]:
 def play_the_others(setting: Setting, coalition: Coalition) -> Iterable[np.ndarray]:
     """The hub answers the victim's set-up in the name of contributors whom it never asks."""
     described = setting.make()
-    hub = described.agreement.combiner
+    hub = described.agreement.aggregator
     if not setting.hub or hub not in coalition:
         return
-    known = {me: ap.fresh_identity() for me in (*NAMES, RECEIVER, COMBINER)}
+    known = {me: ap.fresh_identity() for me in (*NAMES, RECEIVER, AGGREGATOR)}
     public = {me: identity.public for me, identity in known.items()}
     mine: dict[str, dict[str, Any]] = {me: {} for me in known}
     if setting.signed:  # the hub has no other's identity, and makes some up
@@ -202,11 +202,11 @@ def play_the_others(setting: Setting, coalition: Coalition) -> Iterable[np.ndarr
         answers.append((me, ap.answer_hub(roles[me], packet, lambda q: own, **mine[me])))
 
     ends: dict[str, Any] = {
-        me: make_role(described, me) for me in (RECEIVER, described.agreement.combiner)
+        me: make_role(described, me) for me in (RECEIVER, described.agreement.aggregator)
     }
     # One signer for both ends, as a hub has one identity under both names.
     if setting.signed and not setting.one_end:
-        public[COMBINER] = public[RECEIVER]
+        public[AGGREGATOR] = public[RECEIVER]
     pump = ap.hub_pump(ends, send, lambda: answers.pop(0), **mine[RECEIVER])
     yield np.asarray(pump.step(b"question", SHAPE))
 
@@ -389,11 +389,11 @@ def test_what_was_answered_is_known_in_a_later_session(session: str, tmp_path: P
 def test_a_step_is_answered_once_whoever_is_counted_the_second_time() -> None:
     """So nobody gives both its own mask's seed and the key of its masks with others."""
     played = Played(Setting("plain + recoverable masks", threshold=2), frozenset())
-    combiner = played.ends[COMBINER]
+    aggregator = played.ends[AGGREGATOR]
     frames = played.ask(1.0)
-    everybody = combiner.ask(dict(frames))["a"]
+    everybody = aggregator.ask(dict(frames))["a"]
     without = [me for me in NAMES if me != VICTIM]
-    header = replace(Frame.parse(everybody, sender=COMBINER))
+    header = replace(Frame.parse(everybody, sender=AGGREGATOR))
     parcels = header.blobs[1:2]
     fewer = replace(header, blobs=(played.described.agreement.pack_names(without), *parcels))
     seeds = Frame.parse(played.hosts["a"].answer(everybody), sender="a").blobs

@@ -51,7 +51,7 @@ class Session(Parties):
     ) -> tuple[dict[str, bytes], Mapping[str, bytes]]:
         """Return contributions of those who have values, and what they are asked."""
         frames = self.frames(bound, values)
-        return frames, self.combiner.ask(frames, bound.digest)
+        return frames, self.aggregator.ask(frames, bound.digest)
 
     def frames(
         self, bound: StepBinding, values: Mapping[str, NDArray[Any]] | None = None
@@ -74,7 +74,7 @@ class Session(Parties):
         bound = self.next()
         _, requests = self.request_shares(values, bound)
         answers = self.answers(requests, [me for me in requests if me not in never_answer])
-        combined = self.combiner.combine(answers, bound.digest)
+        combined = self.aggregator.combine(answers, bound.digest)
         self.present = list(answers)
         rows, columns = next(iter(values.values())).shape
         return self.receiver.decode(combined, (rows, columns), bound)
@@ -120,9 +120,9 @@ def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
     bound = session.next()
     frames = session.frames(bound, session.values(session.names[:2]))
     with pytest.raises(RemoteProtocolError, match=r"at least 3 of .*missing: passive_3, passive_4"):
-        session.combiner.ask(frames, bound.digest)
+        session.aggregator.ask(frames, bound.digest)
     # An aggregator that asks all the same is told nothing.
-    forged = session.combiner._frames  # of this backend
+    forged = session.aggregator._frames  # of this backend
     forged._pending = replace(Frame.parse(frames["passive_1"], sender="passive_1"), blobs=())
     counted = session.sum.agreement.pack_names(session.names[:2])
     parcel = blobs(frames["passive_2"])[2]
@@ -141,13 +141,13 @@ def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
 def test_too_few_answers_give_no_sum_and_no_secret() -> None:
     session = Session(4, 3)
     bound = session.next()
-    announced = dict(session.combiner._announcements)  # type: ignore[attr-defined]  # of this backend
+    announced = dict(session.aggregator._announcements)  # type: ignore[attr-defined]  # of this backend
     _, requests = session.request_shares(session.values(session.names), bound)
     answers = session.answers(requests, session.names[:2])
     with pytest.raises(
         RemoteProtocolError, match=r"one answer of at least 3 of .*: passive_3, pass"
     ):
-        session.combiner.combine(answers, bound.digest)
+        session.aggregator.combine(answers, bound.digest)
 
     def rebuild(at: int, owner: str) -> bytes:
         shares = {place: blobs(answers[me])[at] for place, me in enumerate(answers)}
@@ -167,8 +167,8 @@ def test_the_silent_stay_out() -> None:
     late = session.contributors["passive_1"].contribute(np.ones(SHAPE), bound)
     frames = session.frames(bound, session.values(session.names[1:]))
     with pytest.raises(RemoteProtocolError, match="passive_1 fell silent in an earlier step"):
-        session.combiner.ask({**frames, "passive_1": late}, bound.digest)
-    session.combiner.ask(frames, bound.digest)
+        session.aggregator.ask({**frames, "passive_1": late}, bound.digest)
+    session.aggregator.ask(frames, bound.digest)
 
 
 def counting(
@@ -198,7 +198,7 @@ def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive(
     """Some are told that passive_1 is counted, the others that it is not."""
     victim = "passive_1"
     session = Session(passives, minimum)
-    announced = session.combiner._announcements[victim]  # type: ignore[attr-defined]  # backend's
+    announced = session.aggregator._announcements[victim]  # type: ignore[attr-defined]  # backend's
     frames = session.frames(session.next())
     everybody = session.names
     without = session.names[1:]
@@ -252,9 +252,9 @@ def test_a_passive_called_silent_is_the_difference_of_two_sums() -> None:
     bound = session.next()
     halved = {me: value / 2 for me, value in values.items()}
     frames = {me: session.contributors[me].contribute(halved[me], bound) for me in values}
-    requests = session.combiner.ask({me: frames[me] for me in others}, bound.digest)
+    requests = session.aggregator.ask({me: frames[me] for me in others}, bound.digest)
     answers = {me: session.contributors[me].answer(requests[me]) for me in others}
-    without = session.receiver.decode(session.combiner.combine(answers), SHAPE, bound)
+    without = session.receiver.decode(session.aggregator.combine(answers), SHAPE, bound)
     own = session.compute_expected({left_out: values[left_out]})
     assert np.allclose(everybody - 2 * without, own, atol=1e-3)
     with pytest.raises(RemoteProtocolError, match="missing"):
@@ -307,7 +307,9 @@ def taken(session: Session, subject: str, sent: Mapping[str, bytes]) -> object:
     if subject == "request":
         return session.contributors["passive_2"].answer(sent["passive_2"])
     return (
-        session.combiner.ask(sent) if subject == "contribution" else session.combiner.combine(sent)
+        session.aggregator.ask(sent)
+        if subject == "contribution"
+        else session.aggregator.combine(sent)
     )
 
 
@@ -320,7 +322,7 @@ def test_bad_frames_are_refused(subject: str, message: str) -> None:
     session = Session(3)
     sent = session.frames(session.next())
     if subject != "contribution":
-        sent = dict(session.combiner.ask(sent))
+        sent = dict(session.aggregator.ask(sent))
     if subject == "answer":
         sent = session.answers(sent)
     sent["passive_2"] = alter_frame(sent["passive_2"], blobs=change(blobs(sent["passive_2"])))
@@ -341,7 +343,7 @@ def test_a_false_share_that_is_not_needed_goes_unnoticed_and_changes_nothing() -
         if false:
             shares = (false,) * len(blobs(answers["passive_4"]))
             answers["passive_4"] = alter_frame(answers["passive_4"], blobs=shares)
-        combined = played.combiner.combine(answers, bound.digest)
+        combined = played.aggregator.combine(answers, bound.digest)
         totals.append(played.receiver.decode(combined, SHAPE, bound))
     assert np.array_equal(totals[0], totals[1])
 
@@ -350,7 +352,7 @@ def test_a_sum_names_those_whom_it_counts() -> None:
     session = Session(4, 3)
     bound = session.next()
     _, requests = session.request_shares(session.values(session.names[:3]), bound)
-    combined = session.combiner.combine(session.answers(requests), bound.digest)
+    combined = session.aggregator.combine(session.answers(requests), bound.digest)
     total, counted = blobs(combined)
     assert session.sum.agreement.parse_names(counted, sender="x") == session.names[:3]
     everybody = session.sum.agreement.pack_names(session.names)
@@ -389,7 +391,7 @@ def test_every_step_has_other_keys() -> None:
     announced = []
     for _ in range(3):
         frames, requests = session.request_shares(session.values(session.names), session.next())
-        session.combiner.combine(session.answers(requests))
+        session.aggregator.combine(session.answers(requests))
         announced += [
             Announcement.parse(blobs(frame)[1], sender=me) for me, frame in frames.items()
         ]
@@ -435,21 +437,21 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
 
 def test_the_aggregator_takes_one_announcement_of_each_passive() -> None:
     described = RecoverableSum(agreement())
-    combiner = described.make_combiner()
+    aggregator = described.make_aggregator()
     with pytest.raises(LocalProtocolError, match="run the setup"):
-        combiner.ask({})
+        aggregator.ask({})
     with pytest.raises(LocalProtocolError, match="nobody was asked yet"):
-        combiner.combine({})
+        aggregator.combine({})
     told = [*described.make_contributor("passive_1").start()][-1]
     assert told.receiver == "aggregator"
     with pytest.raises(RemoteProtocolError, match="active sent a setup message to the aggregator"):
-        combiner.receive("active", told.body)
+        aggregator.receive("active", told.body)
     with pytest.raises(RemoteProtocolError, match="announced its keys in 3 bytes, expected 64"):
-        combiner.receive("passive_1", alter_frame(told.body, blobs=(b"abc",)))
-    combiner.receive("passive_1", told.body)
+        aggregator.receive("passive_1", alter_frame(told.body, blobs=(b"abc",)))
+    aggregator.receive("passive_1", told.body)
     with pytest.raises(RemoteProtocolError, match="passive_1 sent a setup message"):
-        combiner.receive("passive_1", told.body)
-    assert not combiner.is_finished
+        aggregator.receive("passive_1", told.body)
+    assert not aggregator.is_finished
 
 
 def make_agreement(passives: int) -> SumAgreement:

@@ -96,7 +96,7 @@ def plain_sum(*, noise: int | None = None) -> PlainSum:
     agreement = SumAgreement(
         session=SESSION,
         receiver="active",
-        combiner="aggregator",
+        aggregator="aggregator",
         contributors=PASSIVES,
         clip_norm=1.0,
         noise=noise,
@@ -111,7 +111,7 @@ def sum_of(step: int, rows: Tensor, sent: bytes, gradients: Sequence[Tensor]) ->
         name: sums.make_contributor(name).contribute(gradient.numpy(), binding)
         for name, gradient in zip(PASSIVES, gradients, strict=True)
     }
-    return sums.make_combiner().combine(frames)
+    return sums.make_aggregator().combine(frames)
 
 
 def network(

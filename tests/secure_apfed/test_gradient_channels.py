@@ -211,7 +211,7 @@ NO_CHANNEL = {
         "SumName IntersectionName "
         "BfvSum CkksSum CryptenSum MaskedBfvSum MaskedSum PlainSum RecoverableSum SecureSum "
         "SECURE_SUMS SET_INTERSECTIONS StepBinding SumAgreement IntersectionAgreement Output "
-        "Config AlignmentSettings load_config SumCombiner SumReceiver ReceivingCombiner "
+        "Config AlignmentSettings load_config SumAggregator SumReceiver ReceivingAggregator "
         "join_sum hub_pump Hub ClipAgreement resume_role suspend_role LocalEnd calibrate_sigma "
         "make_guard RepresentationGuard ImageFiles"
     ),
@@ -227,7 +227,7 @@ NO_CHANNEL = {
         "Transcript converse fresh_identity fresh_run_key open_link take_part"
     ),
     "takes IDs or counts": (
-        "BookInMemory AlignmentHistory IdNormalisation PrivacyLedger align align_with "
+        "InMemoryRoleLog AlignmentHistory IdNormalisation PrivacyLedger align align_with "
         "canonical_ids count_common discrete_gaussian encode_ids make_intersection "
         "share_membership "
         "PrivateContributions __version__"

@@ -230,7 +230,7 @@ GUARD = secure_apfed.privacy.GaussianGuard(**NOISY)
 PARTIES: dict[str, Any] = {
     "session": "s",
     "receiver": "a",
-    "combiner": "g",
+    "aggregator": "g",
     "contributors": ("p", "q"),
 }
 
@@ -274,11 +274,11 @@ def open_sum(of: Callable[[Any], Any]) -> Any:
     sums = secure_apfed.sums.CkksSum(secure_apfed.sums.SumAgreement(**PARTIES, clip_norm=1.0))
     roles: dict[str, Any] = {name: sums.make_contributor(name) for name in ("p", "q")}
     receiver = sums.make_receiver()
-    combiner = sums.make_combiner()
-    secure_apfed.exchange.converse({"a": receiver, "g": combiner, **roles})
+    aggregator = sums.make_aggregator()
+    secure_apfed.exchange.converse({"a": receiver, "g": aggregator, **roles})
     binding = secure_apfed.sums.StepBinding.from_contents("s", of(0), rows=b"r", message=b"m")
     added = {name: role.contribute(np.ones((1, 2)) / 2, binding) for name, role in roles.items()}
-    total = receiver.decode(combiner.combine(added), (of(1), of(2)), binding)
+    total = receiver.decode(aggregator.combine(added), (of(1), of(2)), binding)
     return np.round(total, 3).tolist()
 
 

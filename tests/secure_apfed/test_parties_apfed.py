@@ -90,7 +90,7 @@ def passive(agreed: Contract, name: str = "p1", **more: Any) -> tuple[ApfedPassi
 
 def open_sum(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> Tensor:
     sums = plain_sum()
-    combined = sums.make_combiner().combine(contributions)
+    combined = sums.make_aggregator().combine(contributions)
     binding = bind_step(SESSION, sent.step, rows, sent.payload)
     return torch.from_numpy(sums.make_receiver().decode(combined, (len(rows), D), binding))
 

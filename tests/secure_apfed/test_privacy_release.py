@@ -189,10 +189,10 @@ def test_contributions_have_the_noise_of_all_in_their_sum_and_an_account_each() 
     (steps,) = {one.noise for one in private.values()}
     mixing = PrivateContributions(**BUDGET, **{**SUMMED, "moved": 4})
     assert mixing.noise == pytest.approx(2 * steps, rel=1e-3)
-    parties: dict[str, Any] = {"receiver": "a", "combiner": "g", "contributors": ("p", "q", "r")}
+    parties: dict[str, Any] = {"receiver": "a", "aggregator": "g", "contributors": ("p", "q", "r")}
     summed = MaskedSum(SumAgreement(session="s", clip_norm=2.0, noise=steps, **parties))
     roles: dict[str, Any] = {name: summed.make_contributor(name) for name in private}
-    roles |= {"a": summed.make_receiver(), "g": summed.make_combiner()}
+    roles |= {"a": summed.make_receiver(), "g": summed.make_aggregator()}
     converse(roles)
     bound = StepBinding.from_contents("s", 0, rows=b"", message=b"")
     g = np.full((N, 6), 0.25)

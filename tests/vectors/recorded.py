@@ -28,13 +28,13 @@ from apfed_protocols.seal import RunKey
 from apfed_protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreement
 from apfed_protocols.sums.homomorphic import HomomorphicSum, KeyHolder
 from apfed_protocols.sums.masked import PairwiseSeeds
-from apfed_protocols.sums.roles import OneRoundCombiner
+from apfed_protocols.sums.roles import OneRoundAggregator
 from apfed_protocols.sums.seal_cipher import SealContext, open_scratch_file
 
 AGREEMENT: dict[str, Any] = {
     "session": "vectors",
     "receiver": "active",
-    "combiner": "aggregator",
+    "aggregator": "aggregator",
     "contributors": ("passive_1", "passive_2", "passive_3"),
     "clip_norm": 1.0,
     "bits": 16,
@@ -109,7 +109,7 @@ def combine_frames(roles: Mapping[str, Any], frames: Mapping[str, bytes], digest
     """The sum of these contributions, with a second round where the sum has one."""
     aggregator = roles["aggregator"]
     bodies = frames
-    if not isinstance(aggregator, OneRoundCombiner):
+    if not isinstance(aggregator, OneRoundAggregator):
         requests = aggregator.ask(frames, digest)
         bodies = {me: roles[me].answer(request) for me, request in requests.items()}
     total: bytes = aggregator.combine(bodies, digest)
@@ -124,7 +124,7 @@ def make_seeded_roles(name: str, **changes: Any) -> dict[str, Any]:
     described = backend(name, **changes)
     roles: dict[str, Any] = {
         "active": described.make_receiver(),
-        "aggregator": described.make_combiner(),
+        "aggregator": described.make_aggregator(),
     }
     roles |= {me: described.make_contributor(me) for me in described.agreement.contributors}
     for party, role in roles.items():
@@ -273,10 +273,10 @@ def record_homomorphic_sum(name: str) -> dict[str, Any]:
     described = backend(name)
     bound = binding()
     passives = {me: described.make_contributor(me) for me in described.agreement.contributors}
-    combiner = described.make_combiner()
-    converse({"active": holder, "aggregator": combiner, **passives})
+    aggregator = described.make_aggregator()
+    converse({"active": holder, "aggregator": aggregator, **passives})
     frames = {me: role.contribute(matrix(me), bound) for me, role in passives.items()}
-    total = combiner.combine(frames, bound.digest)
+    total = aggregator.combine(frames, bound.digest)
     holder.decode(total, SHAPE, bound)
     return {
         "secret_key": text(secret),

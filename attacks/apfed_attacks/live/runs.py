@@ -63,8 +63,8 @@ from secure_apfed.methods.method import split_batches
 from secure_apfed.methods.sum_end import (
     ActiveSum,
     AdmittedRequest,
+    ContributionAggregator,
     PassiveSum,
-    SumAggregator,
     bind_step,
 )
 from secure_apfed.methods.votes import VotesActive, VotesPassive
@@ -488,7 +488,7 @@ class LiveRun(LiveSession[ApfedActive]):
             SumAgreement(
                 session=contract.session,
                 receiver=contract.active,
-                combiner=AGGREGATOR,
+                aggregator=AGGREGATOR,
                 contributors=tuple(names),
                 clip_norm=settings.clip or 1.0,
                 bits=settings.bits or USUAL_BITS,
@@ -497,8 +497,8 @@ class LiveRun(LiveSession[ApfedActive]):
             clip=settings.clip is not None,
         )
         agreed = {name: contract.passives[name] for name in names}
-        aggregator = SumAggregator(
-            contract.model_copy(update={"passives": agreed}), plain.make_combiner(), rounds=1
+        aggregator = ContributionAggregator(
+            contract.model_copy(update={"passives": agreed}), plain.make_aggregator(), rounds=1
         )
         network = self.session.network
         script = aggregator.run_session(network.links[AGGREGATOR], lambda step: b"")

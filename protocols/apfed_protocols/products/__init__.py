@@ -2,7 +2,7 @@
 
 Run by: the active (`ProductReceiver`: the bits Y, n people by K classes, and the only secret key),
 the passives (`ProductContributor`: real matrices A_p, U people by n; one seed with each other
-passive), the aggregator (`ProductCombiner`: no key at all). One round trip, in which no passive
+passive), the aggregator (`ProductAggregator`: no key at all). One round trip, in which no passive
 learns Y and the aggregator nothing. Protects from curious parties, from a curious active and a
 curious aggregator together while two passives are honest, and from an active that sends different
 labels to different passives: their masks do not cancel then, and the aggregator refuses. Not from:
@@ -70,8 +70,8 @@ from apfed_protocols.sums.seal_cipher import require_uniform_key
 __all__ = [
     "Candidates",
     "LabelValues",
+    "ProductAggregator",
     "ProductAgreement",
-    "ProductCombiner",
     "ProductContributor",
     "ProductReceiver",
     "PublicCoin",
@@ -142,8 +142,8 @@ class SumOfProducts(DescribedSum):
     def make_contributor(self, me: str) -> "ProductContributor":
         return ProductContributor(self, me)
 
-    def make_combiner(self) -> "ProductCombiner":
-        return ProductCombiner(self)
+    def make_aggregator(self) -> "ProductAggregator":
+        return ProductAggregator(self)
 
     @property
     def agreement(self) -> SumAgreement:  # type: ignore[override]  # a field there
@@ -902,7 +902,7 @@ class ProductReceiver(SumReceiver):
         described = self._sum
         headroom = self._sum.headroom
         columns = described.products.columns
-        words = described.parse_words(frame, binding.step, sender=described.agreement.combiner)
+        words = described.parse_words(frame, binding.step, sender=described.agreement.aggregator)
         integers_BK = np.empty(frame.shape, dtype=np.int64)
         start = 0
         # One ciphertext after the other: K numbers of c0 for each person, then all N of c1.
@@ -1222,7 +1222,7 @@ class ProductContributor(Role):
         return np.concatenate(words)
 
 
-class ProductCombiner(Role):
+class ProductAggregator(Role):
     """The aggregator's role: it adds the passives' answers and holds no key."""
 
     def __init__(self, secure_sum: SumOfProducts) -> None:

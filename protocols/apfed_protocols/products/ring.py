@@ -288,7 +288,7 @@ class ProductAgreement:
     Raises LocalProtocolError on construction when a field is of another type or out of its range.
 
     Attributes:
-        session, receiver, combiner, contributors, bits, allow_single: name of the run, active,
+        session, receiver, aggregator, contributors, bits, allow_single: name of the run, active,
             aggregator, passives, width of a value in fixed point, and whether one passive is enough
             (`SumAgreement`).
         people: rows of every passive's matrix, aligned; 1 to 2^28.
@@ -307,7 +307,7 @@ class ProductAgreement:
 
     session: str
     receiver: str
-    combiner: str
+    aggregator: str
     contributors: tuple[str, ...]
     people: int
     columns: int
@@ -352,7 +352,7 @@ class ProductAgreement:
         return SumAgreement(
             session=self.session,
             receiver=self.receiver,
-            combiner=self.combiner,
+            aggregator=self.aggregator,
             contributors=self.contributors,
             clip_norm=self.row_bound,
             bits=self.bits,

@@ -13,7 +13,13 @@ from apfed_protocols.sums.interface import StepBinding, SumAgreement, format_sum
 from apfed_protocols.sums.masked import MaskedSum
 from apfed_protocols.sums.plain import PlainSum
 from apfed_protocols.sums.recoverable import RecoverableSum
-from apfed_protocols.sums.roles import SecureSum, SumCombiner, SumContributor, SumReceiver, join_sum
+from apfed_protocols.sums.roles import (
+    SecureSum,
+    SumAggregator,
+    SumContributor,
+    SumReceiver,
+    join_sum,
+)
 
 __all__ = [
     "SECURE_SUMS",
@@ -26,8 +32,8 @@ __all__ = [
     "RecoverableSum",
     "SecureSum",
     "StepBinding",
+    "SumAggregator",
     "SumAgreement",
-    "SumCombiner",
     "SumContributor",
     "SumReceiver",
     "format_sum_name",

@@ -42,7 +42,13 @@ from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.interface import ALTERED_SUM, FloatArray, Reading, StepBinding, SumLeaks
 from apfed_protocols.sums.masked import StepSeals
-from apfed_protocols.sums.roles import NoSetup, SecureSum, SumCombiner, SumContributor, SumReceiver
+from apfed_protocols.sums.roles import (
+    NoSetup,
+    SecureSum,
+    SumAggregator,
+    SumContributor,
+    SumReceiver,
+)
 
 _WORD = np.dtype("<u8")
 _WHO_AND_WHEN = "Who takes part, and when."
@@ -101,8 +107,8 @@ class CryptenSum(SecureSum):
     def make_contributor(self, me: str) -> SumContributor:
         return CryptenContributor(self, me)
 
-    def make_combiner(self) -> SumCombiner:
-        return CryptenCombiner(self)
+    def make_aggregator(self) -> SumAggregator:
+        return CryptenAggregator(self)
 
     def list_parameters(self) -> Mapping[str, object]:
         return {**super().list_parameters(), "ring_bits": 64}
@@ -157,8 +163,8 @@ class CryptenContributor(SumContributor):
         agreement = self._sum.agreement
         if len(frame.blobs) != len(self._others):
             raise RemoteProtocolError(
-                f"{agreement.combiner} relays {len(frame.blobs)} shares to {self.me}, who expects "
-                f"one of each of {', '.join(self._others) or 'nobody'}"
+                f"{agreement.aggregator} relays {len(frame.blobs)} shares to {self.me}, who "
+                f"expects one of each of {', '.join(self._others) or 'nobody'}"
             )
         if self._last_share is None:
             raise LocalProtocolError(f"{self.me} has no share of step {frame.step}")
@@ -190,7 +196,7 @@ class CryptenContributor(SumContributor):
         return draw_share(key, frame.shape)
 
 
-class CryptenCombiner(SumCombiner):
+class CryptenAggregator(SumAggregator):
     """The aggregator's role: it forwards encrypted keys and encrypted shares of the sum."""
 
     def __init__(self, secure_sum: CryptenSum) -> None:
@@ -272,7 +278,7 @@ class CryptenReceiver(SumReceiver):
         self._seals.require_completion()
         if len(frame.blobs) != len(agreement.contributors):
             raise RemoteProtocolError(
-                f"{agreement.combiner} gathered {len(frame.blobs)} shares of the sum, expected "
+                f"{agreement.aggregator} gathered {len(frame.blobs)} shares of the sum, expected "
                 f"{len(agreement.contributors)}"
             )
         shares = []

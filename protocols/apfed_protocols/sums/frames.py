@@ -419,7 +419,7 @@ class AgreedFrames:
         Raises RemoteProtocolError: the message is malformed, has another shape, belongs to another
         step or message of the active, or has too few contributions.
         """
-        sender = self.agreement.combiner
+        sender = self.agreement.aggregator
         frame = Frame.parse(combined, sender=sender)
         self._check_frame(frame, sender, FrameKind.SUM, self.fingerprint)
         if not self.least <= frame.party <= len(self.agreement.contributors):
@@ -449,7 +449,7 @@ class AgreedFrames:
         """Decode the aggregator's request about the last contribution of `me`. Raises
         RemoteProtocolError: the request is malformed, or about another step, message or party.
         """
-        sender = self.agreement.combiner
+        sender = self.agreement.aggregator
         frame = Frame.parse(request, sender=sender)
         self._check_second_round(frame, sender, FrameKind.REQUEST, me)
         return frame

@@ -35,7 +35,7 @@ from apfed_protocols.sums.interface import (
 from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.roles import (
     NoSetup,
-    OneRoundCombiner,
+    OneRoundAggregator,
     SecureSum,
     SumContributor,
     SumReceiver,
@@ -200,7 +200,7 @@ class HomomorphicSum(SecureSum, ABC):
     def make_contributor(self, me: str) -> "Encrypter":
         return Encrypter(self, me)
 
-    def make_combiner(self) -> "CiphertextAdder":
+    def make_aggregator(self) -> "CiphertextAdder":
         return CiphertextAdder(self)
 
     def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
@@ -219,7 +219,7 @@ class HomomorphicSum(SecureSum, ABC):
 
 def _parse_key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
     """Decode the receiver's set-up message, with its public key (for contributors) or only with a
-    fingerprint that covers the key (for the combiner). Raises RemoteProtocolError: another party
+    fingerprint that covers the key (for the aggregator). Raises RemoteProtocolError: another party
     sent the message, or it is malformed.
     """
     holder = frames.agreement.receiver
@@ -242,7 +242,7 @@ class KeyHolder(SumReceiver):
         super().__init__(secure_sum, secure_sum.make_frames(self._public_key), NoSetup())
 
     def start(self) -> Sequence[Outgoing]:
-        """Return the set-up messages: the public key for every contributor, and for the combiner,
+        """Return the set-up messages: the public key for every contributor, and for the aggregator,
         which must have no key, only the fingerprint (a digest that covers the key). Raises
         LocalProtocolError: called twice, or after a refused sum.
         """
@@ -255,7 +255,7 @@ class KeyHolder(SumReceiver):
         without_key = self._frames.pack_setup()
         return (
             *(Outgoing(name, with_key) for name in agreement.contributors),
-            Outgoing(agreement.combiner, without_key),
+            Outgoing(agreement.aggregator, without_key),
         )
 
     @property
@@ -277,7 +277,7 @@ class KeyHolder(SumReceiver):
             self._context,
             frame.blobs,
             described.packing.count_vectors(values),
-            sender=described.agreement.combiner,
+            sender=described.agreement.aggregator,
             last_slots=described.count_last_slots(values),
         )
         numbers = described.packing.unpack_fields(described.round_slots(slots))
@@ -395,7 +395,7 @@ class Encrypter(SumContributor):
         )
 
 
-class CiphertextAdder(OneRoundCombiner):
+class CiphertextAdder(OneRoundAggregator):
     """The aggregator's role: it adds ciphertexts and holds no key, only the fingerprint that covers
     the receiver's public key.
     """
@@ -609,7 +609,7 @@ class CkksSum(HomomorphicSum):
         return {**super().list_parameters(), "scale_bits": self.headroom.bits}
 
     def round_slots(self, slots: NDArray[Any]) -> NDArray[np.int64]:
-        return round_to_integers(slots, sender=self.agreement.combiner)
+        return round_to_integers(slots, sender=self.agreement.aggregator)
 
 
 def draw_ternary(count: int, key: bytes | None = None) -> NDArray[np.int64]:

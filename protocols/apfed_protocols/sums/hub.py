@@ -1,12 +1,12 @@
 """A sum through a hub that alone reaches all parties, by any transport that carries bytes.
 
-Run by: the hub, which is the receiver or combiner or both (`hub_pump`), and each contributor
+Run by: the hub, which is the receiver or aggregator or both (`hub_pump`), and each contributor
 (`answer_hub`), which answers one packet with one packet and may keep nothing in between
 (`apfed_protocols.sums.put_away`). Protects from: what the sum protects from, if the transport
 authenticates hub and hosts. Keys that hosts agree among each other pass through the hub. One that
 swaps them reads single contributions, unless each party signs its set-up messages: with
 `identity` and the others' public keys in `peers`, a swapped one is refused. Without them both ends
-warn. A hub has both roles, so a sum that receiver and combiner together can open is refused.
+warn. A hub has both roles, so a sum that receiver and aggregator together can open is refused.
 
 Every step binds to the packet's message, so that hosts that were told different things add up to
 noise, or are refused.
@@ -23,8 +23,8 @@ from apfed_protocols.seal import SIGNATURE_BYTES, Identity, verify_signature
 from apfed_protocols.sums.interface import FloatArray, StepBinding, SumAgreement
 from apfed_protocols.sums.readers import require_no_single_reader, warn_of_unsigned_hub
 from apfed_protocols.sums.roles import (
-    ReceivingCombiner,
-    SumCombiner,
+    ReceivingAggregator,
+    SumAggregator,
     SumContributor,
     SumReceiver,
     make_template,
@@ -44,7 +44,7 @@ _PURPOSE = b"letter through a hub v1"
 _SIZE = struct.Struct(">I")
 _MAX_PARTS = 4096
 _MAX_ROUNDS = 8
-HubRole = SumReceiver | SumCombiner | ReceivingCombiner
+HubRole = SumReceiver | SumAggregator | ReceivingAggregator
 Tree = TypeVar("Tree")
 
 
@@ -62,15 +62,15 @@ def hub_pump(
     Each contributor answers every packet that `send` takes there by `answer_hub`.
 
     Args:
-        roles: the roles of this process by party name, not started: the receiver, and the combiner
-            unless one party is both.
+        roles: the roles of this process by party name, not started: the receiver, and the
+            aggregator unless one party is both.
         send: sends bytes to the contributor that is named.
         receive: waits for the next answer and returns (sender, bytes), the sender authenticated.
         identity: signs this hub's set-up messages; None: they stay unsigned.
         peers: the public keys of the contributors by name; together with `identity`, or None.
 
     Raises:
-        LocalProtocolError: `roles` are not exactly the receiver and the combiner of one sum; or
+        LocalProtocolError: `roles` are not exactly the receiver and the aggregator of one sum; or
             the hub, which has both roles, could read one contribution, and the sum does not allow
             it (`allow_single_reader`).
         RemoteProtocolError: an answer is malformed, comes from a stranger, or is signed by another
@@ -99,21 +99,21 @@ class Hub:
 
         Args:
             roles: the roles of this process by party name, not started: the receiver's, and the
-                combiner's unless one party is both.
+                aggregator's unless one party is both.
             send: sends bytes to the contributor that is named.
             receive: waits for the next answer and returns (sender, bytes).
             signer: signs and verifies set-up messages.
 
-        Raises LocalProtocolError: the roles are not exactly the receiver's and the combiner's, or
+        Raises LocalProtocolError: the roles are not exactly the receiver's and the aggregator's, or
         the hub could read one contribution and nobody allowed it. Warns UnsafeChoiceWarning: set-up
         messages are not signed.
         """
-        receivers = [role for role in roles.values() if not isinstance(role, SumCombiner)]
+        receivers = [role for role in roles.values() if not isinstance(role, SumAggregator)]
         agreement = receivers[0].described.agreement if len(receivers) == 1 else None
-        if agreement is None or {*roles} != {agreement.receiver, agreement.combiner}:
+        if agreement is None or {*roles} != {agreement.receiver, agreement.aggregator}:
             raise LocalProtocolError(
-                "a hub has the receiver of one sum, and its combiner unless one party is both, by "
-                f"their names; got {', '.join(map(str, roles)) or 'none'}"
+                "a hub has the receiver of one sum, and its aggregator unless one party is both, "
+                f"by their names; got {', '.join(map(str, roles)) or 'none'}"
             )
         self._roles = roles
         self._send = send
@@ -122,7 +122,7 @@ class Hub:
         secure_sum = receivers[0].described
         self._has_two_rounds = secure_sum.rounds == 2
         self._receiver: Any = roles[agreement.receiver]
-        self._combiner: Any = roles[agreement.combiner]
+        self._aggregator: Any = roles[agreement.aggregator]
         self._signer = signer
         self._steps = 0
         # Called for their exception or warnings, which point at the caller of `hub_pump`.
@@ -214,11 +214,11 @@ class Hub:
         packet = _pack_parts(_STEP, binding.step.to_bytes(8, "big"), message)
         bodies = self._collect_bodies(dict.fromkeys(agreement.contributors, packet))
         if self._has_two_rounds:
-            requests = self._combiner.ask(bodies, binding.digest)
+            requests = self._aggregator.ask(bodies, binding.digest)
             bodies = self._collect_bodies(
                 {receiver: _pack_parts(_REQUEST, request) for receiver, request in requests.items()}
             )
-        combined = self._combiner.combine(bodies, binding.digest)
+        combined = self._aggregator.combine(bodies, binding.digest)
         return self._receiver.decode(combined, like, binding)
 
     def _collect_bodies(self, packets: Mapping[str, bytes]) -> Mapping[str, bytes]:
@@ -283,14 +283,14 @@ def answer_hub(
 
     Raises:
         LocalProtocolError: the packet asks for a step before the set-up, for one that was used
-            before, or for one without `values`; or the hub, which is both receiver and combiner,
+            before, or for one without `values`; or the hub, which is both receiver and aggregator,
             could read one contribution, and the sum does not allow it.
         RemoteProtocolError: the packet is malformed or out of turn, or a set-up message in it was
             signed by another party than its sender.
     """
     agreement = role.described.agreement
     signer = _Signer(identity, peers)
-    hub = agreement.combiner
+    hub = agreement.aggregator
     kind, *parts = _split_packet(packet, hub)
     if kind == _STEP and len(parts) == 2 and len(parts[0]) == 8:
         step = int.from_bytes(parts[0], "big")

@@ -44,8 +44,9 @@ class SumAgreement:
 
     Attributes:
         session: names the run; names have 1 to 255 bytes in UTF-8.
-        receiver, combiner: the active and the aggregator; one party only where masks protect
-            from both.
+        receiver: the active, who reads the sum.
+        aggregator: who adds the contributions; the receiver itself only where masks protect from
+            both.
         contributors: the names of the passives, in the contract's order. At most 1024.
         clip_norm: C, the L2 bound of one row of a contribution (no unit), 1e-30 to 1e30.
         bits: signed fixed-point bits of one value, 2 to 24.
@@ -58,7 +59,7 @@ class SumAgreement:
 
     session: str
     receiver: str
-    combiner: str
+    aggregator: str
     contributors: tuple[str, ...]
     clip_norm: float
     bits: int = USUAL_BITS
@@ -91,9 +92,11 @@ class SumAgreement:
         least two contributors (one with `allow_single`), at most 1024.
         """
         # One party may both receive and combine; all others are different.
-        is_one_party = self.receiver == self.combiner
-        receiver_and_combiner = (self.receiver,) if is_one_party else (self.receiver, self.combiner)
-        parties = (*receiver_and_combiner, *self.contributors)
+        is_one_party = self.receiver == self.aggregator
+        receiver_and_aggregator = (
+            (self.receiver,) if is_one_party else (self.receiver, self.aggregator)
+        )
+        parties = (*receiver_and_aggregator, *self.contributors)
         for name in (self.session, *parties):
             require_name("sum", name)
         if len(set(parties)) != len(parties):
@@ -136,8 +139,11 @@ class SumAgreement:
 
     @cached_property
     def digest(self) -> bytes:
-        """Return SHA-256 over the canonical JSON of all fields that are set."""
+        """Return SHA-256 over the canonical JSON of all fields that are set. There `aggregator` is
+        named "combiner", as in earlier versions.
+        """
         fields = {name: value for name, value in asdict(self).items() if value is not None}
+        fields["combiner"] = fields.pop("aggregator")
         canonical = json.dumps(fields, sort_keys=True).encode()
         return hashlib.sha256(b"secure-apfed sum agreement v1" + canonical).digest()
 

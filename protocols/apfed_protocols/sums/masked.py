@@ -41,9 +41,9 @@ from apfed_protocols.sums.interface import (
 )
 from apfed_protocols.sums.roles import (
     KeepsSecrets,
-    OneRoundCombiner,
+    OneRoundAggregator,
     SecureSum,
-    SumCombiner,
+    SumAggregator,
     SumContributor,
     SumReceiver,
 )
@@ -363,8 +363,8 @@ class MaskedSum(SecureSum):
     def make_contributor(self, me: str) -> SumContributor:
         return _MaskedContributor(self, me)
 
-    def make_combiner(self) -> SumCombiner:
-        return OneRoundCombiner(self.make_frames(), self.add_frames)
+    def make_aggregator(self) -> SumAggregator:
+        return OneRoundAggregator(self.make_frames(), self.add_frames)
 
     def list_parameters(self) -> Mapping[str, object]:
         return {**super().list_parameters(), "ring_bits": self.ring_bits}
@@ -474,7 +474,7 @@ class MaskedReceiver(SumReceiver):
         `binding`: the step and the active's message, from which the masks are derived.
         """
         self._seeds.require_completion()
-        total_BD = self._sum.parse_elements(frame, self._sum.agreement.combiner).copy()
+        total_BD = self._sum.parse_elements(frame, self._sum.agreement.aggregator).copy()
         for peer in self._list_contributors(frame):
             self._seeds.add_shared_mask(peer, binding, total_BD, sign=-1)
         # Elements of the upper half of the ring are negative numbers.
@@ -485,7 +485,7 @@ class MaskedReceiver(SumReceiver):
         """Return the contributors whose values are in the sum: all of them. A sum that may lack
         some overrides this.
         """
-        frame.require_blobs(self._sum.agreement.combiner, 1)
+        frame.require_blobs(self._sum.agreement.aggregator, 1)
         return self._sum.agreement.contributors
 
     def _forget_secrets(self) -> None:

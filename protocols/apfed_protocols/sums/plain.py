@@ -26,7 +26,7 @@ from apfed_protocols.sums.interface import (
 )
 from apfed_protocols.sums.roles import (
     NoSetup,
-    OneRoundCombiner,
+    OneRoundAggregator,
     SecureSum,
     SumContributor,
     SumReceiver,
@@ -77,7 +77,7 @@ class PlainSum(SecureSum):
                 "discrete noise is added to fixed-point integers; use PlainSum(quantise=True)"
             )
         warnings.warn(
-            f"the plain sum hides nothing: {self.agreement.combiner} reads each contribution; "
+            f"the plain sum hides nothing: {self.agreement.aggregator} reads each contribution; "
             "choose pairwise masks to protect them",
             UnsafeChoiceWarning,
             stacklevel=3,
@@ -89,8 +89,8 @@ class PlainSum(SecureSum):
     def make_contributor(self, me: str) -> "PlainContributor":
         return PlainContributor(self, me, self.make_frames(), NoSetup())
 
-    def make_combiner(self) -> OneRoundCombiner:
-        return OneRoundCombiner(self.make_frames(), self.add_frames)
+    def make_aggregator(self) -> OneRoundAggregator:
+        return OneRoundAggregator(self.make_frames(), self.add_frames)
 
     def compute_rounding_error(self) -> float:
         """Return the largest error of one value of the sum; 0 without `quantise`, when only
@@ -199,7 +199,7 @@ class PlainReceiver(SumReceiver):
         """Return the sum in real numbers, in this machine's byte order."""
         agreement = self._sum.agreement
         total_BD = self._sum.parse_values(
-            frame, agreement.combiner, addends=len(agreement.contributors)
+            frame, agreement.aggregator, addends=len(agreement.contributors)
         )
         if self._sum.quantise:
             return self._dequantise_sum(total_BD.astype(np.int64), binding)

@@ -28,12 +28,12 @@ from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key
 from apfed_protocols.sums.roles import DescribedSum, SecureSum, SumContributor
 
-__all__ = ["BookInMemory", "resume_role", "suspend_role"]
+__all__ = ["InMemoryRoleLog", "resume_role", "suspend_role"]
 
 _NONCE_BYTES = 12
 
 
-class BookInMemory:
+class InMemoryRoleLog:
     """A record of suspended roles that is lost with its process, for tests and trials.
 
     A role that was suspended with it cannot be resumed with another record or in another process.
@@ -55,9 +55,9 @@ class BookInMemory:
             yield self._roles
 
 
-Book: TypeAlias = str | PathLike[str] | BookInMemory
+Book: TypeAlias = str | PathLike[str] | InMemoryRoleLog
 """The record of suspended roles, by which each is resumed once: the path of a file on this host's
-disk that outlives the processes; or, in tests, a `BookInMemory`."""
+disk that outlives the processes; or, in tests, a `InMemoryRoleLog`."""
 
 
 def suspend_role(role: SumContributor, key: bytes, *, book: Book) -> bytes:
@@ -147,11 +147,11 @@ def _require_file(book: Book, me: str) -> None:
     """Raise LocalProtocolError if the path of a record of suspended roles is a name that makes
     SQLite keep the record in memory: then a role could be resumed twice, in two processes.
     """
-    if not isinstance(book, BookInMemory) and os.fsdecode(book) in ("", ":memory:"):
+    if not isinstance(book, InMemoryRoleLog) and os.fsdecode(book) in ("", ":memory:"):
         raise LocalProtocolError(
             f"{me}: a book in memory forgets with its process which roles were taken up, and would "
             "let one serve twice: name a file on this host's disk as book; in tests pass a "
-            "BookInMemory()"
+            "InMemoryRoleLog()"
         )
 
 
@@ -168,7 +168,7 @@ def _open_book(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connect
     Raises LocalProtocolError: the file is missing, no plain file, or no such record.
     """
     try:
-        if isinstance(book, BookInMemory):
+        if isinstance(book, InMemoryRoleLog):
             with book._lock_roles() as database:
                 yield _create_table(database)
             return

@@ -10,7 +10,8 @@ have, and `tests/protocols/test_sums_readers.py` walks each of them:
    the mask that it shares), the other contributors what they hold (their masks, or shares).
 2. *The sum.* The receiver, and all contributors but one, subtract what they know.
 3. *Two sums.* Where a sum may lack a contributor, the receiver leaves one out of the second of two
-   related questions, and subtracts. It need not be the combiner: who is not asked does not answer.
+   related questions, and subtracts. It need not be the aggregator: who is not asked does
+   not answer.
 4. *The set-up.* A hub that carries unsigned set-up messages puts parties of its own making in the
    place of all but one contributor.
 
@@ -85,12 +86,12 @@ def find_readers(
 
     Args:
         secure_sum: the sum.
-        hub: whether one computer runs receiver and combiner, as `hub_pump` does.
+        hub: whether one computer runs receiver and aggregator, as `hub_pump` does.
         signed: whether set-up messages are authenticated from end to end: by links that each join
             two parties, or by `identity` and `peers` where a hub carries them.
     """
     agreement = secure_sum.agreement
-    parties_at_hub = {agreement.receiver, agreement.combiner} if hub else set()
+    parties_at_hub = {agreement.receiver, agreement.aggregator} if hub else set()
     readers: list[Readers] = []
     for name in agreement.contributors:
         ways = list(_find_ways(secure_sum, name, signed=signed))
@@ -119,15 +120,15 @@ def _find_ways(
     """
     agreement = secure_sum.agreement
     receiver = agreement.receiver
-    combiner = agreement.combiner
+    aggregator = agreement.aggregator
     others = frozenset(agreement.contributors) - {victim}
 
     # From the sum: the receiver and all other contributors subtract what they know.
     subtract = "subtracts its own from the sum" if others else "reads it as the sum"
     yield others | {receiver}, subtract
 
-    # From the message, which the combiner gets: whoever has the keys or masks that protect it.
-    holders = {combiner}
+    # From the message, which the aggregator gets: whoever has the keys or masks that protect it.
+    holders = {aggregator}
     if secure_sum.opened_with_receiver:
         holders.add(receiver)
     if secure_sum.opened_with_others:
@@ -143,7 +144,7 @@ def _find_ways(
     # In the set-up: with keys of its own for all contributors but the victim.
     if not signed:
         yield (
-            frozenset({receiver, combiner}),
+            frozenset({receiver, aggregator}),
             "plays the other contributors in the set-up messages that it carries unsigned",
         )
 
@@ -152,7 +153,7 @@ def describe_readers(secure_sum: ReadableSum, *, hub: bool = False, signed: bool
     """Return a text that says who can read single contributions: one line for each set of parties,
     with the contributors whose contributions it can read, and the way.
 
-    `hub`: whether one computer runs receiver and combiner, as `hub_pump` does. `signed`: whether
+    `hub`: whether one computer runs receiver and aggregator, as `hub_pump` does. `signed`: whether
     set-up messages are authenticated from end to end.
     """
     # Sets with the same words and the same way share a line.
@@ -176,9 +177,9 @@ def _name_parties(agreement: SumAgreement, readers: Readers) -> str:
     but the one whose contribution is read.
     """
     # A dict, since both may be one party, which is named once.
-    receiver_and_combiner = dict.fromkeys((agreement.receiver, agreement.combiner))
-    names = [name for name in receiver_and_combiner if name in readers.parties]
-    has_contributors = any(name not in receiver_and_combiner for name in readers.parties)
+    receiver_and_aggregator = dict.fromkeys((agreement.receiver, agreement.aggregator))
+    names = [name for name in receiver_and_aggregator if name in readers.parties]
+    has_contributors = any(name not in receiver_and_aggregator for name in readers.parties)
     if has_contributors:
         names.append("all other contributors")
     return " and ".join(names)
@@ -194,7 +195,7 @@ def require_no_single_reader(
 
     Args:
         secure_sum: the sum.
-        hub: whether one computer runs receiver and combiner, as `hub_pump` does.
+        hub: whether one computer runs receiver and aggregator, as `hub_pump` does.
         stacklevel: the caller that the warning points at, as `warnings.warn` counts it.
     """
     if secure_sum.unsafe:
@@ -227,7 +228,7 @@ def _suggest_remedy(secure_sum: ReadableSum, *, hub: bool) -> str:
     """Return advice for an error: the change of settings after which no single computer can read a
     contribution.
 
-    `hub`: whether one computer runs receiver and combiner, as `hub_pump` does.
+    `hub`: whether one computer runs receiver and aggregator, as `hub_pump` does.
     """
     contributors = len(secure_sum.agreement.contributors)
     if secure_sum.least < contributors:
@@ -243,7 +244,7 @@ def warn_of_unsigned_hub(secure_sum: ReadableSum, *, stacklevel: int = 3) -> Non
 
     `stacklevel`: the caller that the warning points at, as `warnings.warn` counts it.
     """
-    hub = secure_sum.agreement.combiner
+    hub = secure_sum.agreement.aggregator
     warnings.warn(
         f"set-up messages pass through {hub} unsigned, so {hub} can play the other contributors "
         "and read each contribution; give identity= and peers= at all parties "

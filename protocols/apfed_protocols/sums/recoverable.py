@@ -73,7 +73,7 @@ from apfed_protocols.sums.masked import (
     add_keystream,
     derive_pair_seed,
 )
-from apfed_protocols.sums.roles import KeepsSecrets, NoSetup, SumCombiner, SumContributor
+from apfed_protocols.sums.roles import KeepsSecrets, NoSetup, SumAggregator, SumContributor
 
 _PRIME = 2**128 - 159  # the largest whose numbers fit
 SECRET_BYTES = 16
@@ -458,8 +458,8 @@ class RecoverableSum(MaskedSum):
         circles = answered or AnsweredCircles(book, new_book=new_book)
         return RecoverableContributor(self, me, circles)
 
-    def make_combiner(self) -> SumCombiner:
-        return RecoverableCombiner(self)
+    def make_aggregator(self) -> SumAggregator:
+        return RecoverableAggregator(self)
 
     def list_parameters(self) -> Mapping[str, object]:
         return {**super().list_parameters(), "threshold": self.threshold, "shares": "2^128 - 159"}
@@ -673,7 +673,7 @@ class RecoverableContributor(SumContributor):
             Outgoing(peer, self._frames.pack_setup(self._link_key.public, link.hello))
             for peer, link in self._links.items()
         ]
-        to_aggregator = Outgoing(self._sum.agreement.combiner, self._frames.pack_setup(announced))
+        to_aggregator = Outgoing(self._sum.agreement.aggregator, self._frames.pack_setup(announced))
         return (*self._seeds_with_active.start(), *to_contributors, to_aggregator)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
@@ -799,7 +799,7 @@ class RecoverableContributor(SumContributor):
         step, next_keys = pending
         frame = self._frames.parse_request(request, self.me)
         counted = self._parse_contributors(frame.blobs, step)
-        aggregator = self._sum.agreement.combiner
+        aggregator = self._sum.agreement.aggregator
         self.answered.require_same_circle(self._marks, counted, me=self.me, aggregator=aggregator)
         others = [name for name in counted if name != self.me]
         associated = self._make_associated_data(step, frame.binding)
@@ -843,7 +843,7 @@ class RecoverableContributor(SumContributor):
         threshold, or not this passive; or it has another number of parcels.
         """
         agreement = self._sum.agreement
-        aggregator = agreement.combiner
+        aggregator = agreement.aggregator
         if not blobs:
             raise RemoteProtocolError(f"{aggregator} sent a request that counts nobody")
         counted = agreement.parse_names(blobs[0], sender=aggregator)
@@ -888,7 +888,7 @@ class RecoverableContributor(SumContributor):
             agreement = self._sum.agreement
             raise RemoteProtocolError(
                 f"the keys of {peer} for {self.me} do not authenticate: they were altered, or "
-                f"{agreement.combiner} counted others towards {peer} in the last step, or "
+                f"{agreement.aggregator} counted others towards {peer} in the last step, or "
                 f"{agreement.receiver} sent {peer} another message; no answer"
             ) from error
         return HolderShares.parse(packed_shares, sender=peer)
@@ -918,7 +918,7 @@ class _StepInProgress:
     total: Elements = field(repr=False)
 
 
-class RecoverableCombiner(SumCombiner):
+class RecoverableAggregator(SumAggregator):
     """The aggregator's role: it adds the contributions, asks for shares, and subtracts the masks
     that do not cancel.
 
@@ -1113,11 +1113,11 @@ class RecoverableReceiver(MaskedReceiver):
         Raises RemoteProtocolError: the frame names nobody, or not as many contributors as it says.
         """
         agreement = self._sum.agreement
-        frame.require_blobs(agreement.combiner, 2)
-        counted = agreement.parse_names(frame.blobs[1], sender=agreement.combiner)
+        frame.require_blobs(agreement.aggregator, 2)
+        counted = agreement.parse_names(frame.blobs[1], sender=agreement.aggregator)
         if len(counted) != frame.party:
             raise RemoteProtocolError(
-                f"{agreement.combiner} sent a sum of {frame.party} contributions and names "
+                f"{agreement.aggregator} sent a sum of {frame.party} contributions and names "
                 f"{len(counted)} contributors"
             )
         self.counted = counted

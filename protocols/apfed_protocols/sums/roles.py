@@ -1,8 +1,9 @@
 """Base classes of sums and their three roles: the order of a step, one refusal, secrets that stay.
 
-Run by: the active (`SumReceiver`), each passive (`SumContributor`), the aggregator (`SumCombiner`).
+Run by: the active (`SumReceiver`), each passive (`SumContributor`) and the aggregator
+(`SumAggregator`).
 Guarantee asked of every secure sum: the receiver learns the sum and nothing else of one
-contribution; the combiner learns no value. Protects from: values that leave unclipped, before the
+contribution; the aggregator learns no value. Protects from: values that leave unclipped, before the
 setup or twice in a step; roles that are copied with their keys; messages where none is expected;
 and peers that learn from what a receiver refuses.
 """
@@ -35,12 +36,12 @@ __all__ = [
     "DescribedSum",
     "KeepsSecrets",
     "NoSetup",
-    "OneRoundCombiner",
-    "ReceivingCombiner",
+    "OneRoundAggregator",
+    "ReceivingAggregator",
     "Role",
     "SecureSum",
     "Setup",
-    "SumCombiner",
+    "SumAggregator",
     "SumContributor",
     "SumReceiver",
     "join_sum",
@@ -154,7 +155,7 @@ class SecureSum(DescribedSum, ABC):
         allow_single_reader: this party's own consent that one computer may read one contribution,
             where the settings let it (`apfed_protocols.sums.readers`).
 
-    Raises LocalProtocolError: the combiner is the receiver, who would read single contributions
+    Raises LocalProtocolError: the aggregator is the receiver, who would read single contributions
     since there are no masks; or one computer could read one contribution, and nobody allowed it.
     Warns UnsafeChoiceWarning: it can, and that is allowed.
     """
@@ -170,7 +171,7 @@ class SecureSum(DescribedSum, ABC):
         """
         require_type(self, bool, "allow_single_reader")
         receiver = self.agreement.receiver
-        if receiver == self.agreement.combiner and self.masks == "none":
+        if receiver == self.agreement.aggregator and self.masks == "none":
             raise LocalProtocolError(
                 f"{receiver} receives and combines, and {self.name} has no masks: {receiver} would "
                 "read each contribution before it adds them. Let another party combine, or take "
@@ -185,15 +186,17 @@ class SecureSum(DescribedSum, ABC):
         parties together can read one contribution.
 
         Args:
-            hub: whether one computer runs receiver and combiner, as under `hub_pump`.
+            hub: whether one computer runs receiver and aggregator, as under `hub_pump`.
             signed: whether set-up messages are authenticated from end to end.
         """
         agreement = self.agreement
         needed = f"{self.least} of {len(agreement.contributors)}"
         contributors = ", ".join(agreement.contributors)
-        receiver_and_combiner = f"{agreement.receiver} reads the sum, {agreement.combiner} combines"
+        receiver_and_aggregator = (
+            f"{agreement.receiver} reads the sum, {agreement.aggregator} combines"
+        )
         lines = (
-            f"{self.name}: {contributors} contribute, {receiver_and_combiner}.",
+            f"{self.name}: {contributors} contribute, {receiver_and_aggregator}.",
             f"A step needs {needed} contributors. It rests on {self.rests_on}.",
             describe_readers(self, hub=hub, signed=signed),
         )
@@ -216,7 +219,7 @@ class SecureSum(DescribedSum, ABC):
     def make_contributor(self, me: str) -> "SumContributor": ...
 
     @abstractmethod
-    def make_combiner(self) -> "SumCombiner": ...
+    def make_aggregator(self) -> "SumAggregator": ...
 
 
 class Setup(Conversation, Protocol):
@@ -437,7 +440,7 @@ class SumContributor(Role, ABC):
         )
 
 
-class SumCombiner(Role, ABC):
+class SumAggregator(Role, ABC):
     """The role of the aggregator. Holds no long-lived key at all.
 
     With one round a step is `combine` of the contributions; with two it is `ask` with the
@@ -479,7 +482,7 @@ class SumCombiner(Role, ABC):
         """
 
 
-class OneRoundCombiner(SumCombiner):
+class OneRoundAggregator(SumAggregator):
     """The aggregator's role in a sum with one round: it adds contributions that it cannot read."""
 
     def __init__(
@@ -600,7 +603,7 @@ class SumReceiver(Role, ABC):
         raise LocalProtocolError(
             f"{self._frames.agreement.receiver} refused the sum of step {self._refused_step}, "
             "and threw away what opens sums of this session: more refusals would tell "
-            f"{self._frames.agreement.combiner} what they hold; set up a new session"
+            f"{self._frames.agreement.aggregator} what they hold; set up a new session"
         )
 
     def _dequantise_sum(
@@ -620,7 +623,7 @@ class SumReceiver(Role, ABC):
     def _make_range_error(self, binding: StepBinding) -> RemoteProtocolError:
         """Return the error for a sum outside the range that contributions can add up to."""
         return RemoteProtocolError(
-            f"the sum of step {binding.step} from {self._frames.agreement.combiner} lies beyond "
+            f"the sum of step {binding.step} from {self._frames.agreement.aggregator} lies beyond "
             "the range of its contributions; it was altered, a passive added other numbers "
             "than agreed, or the passives answered different messages"
         )
@@ -675,35 +678,35 @@ def _clear_tracebacks(error: BaseException) -> None:
         raised = raised.__context__
 
 
-class ReceivingCombiner(KeepsSecrets):
-    """The roles of receiver and combiner in one party, for sums whose masks protect from both.
+class ReceivingAggregator(KeepsSecrets):
+    """The roles of receiver and aggregator in one party, for sums whose masks protect from both.
 
-    Its `ask` and `combine` are the combiner's, its `decode` is the receiver's.
+    Its `ask` and `combine` are the aggregator's, its `decode` is the receiver's.
     """
 
     def __init__(self, secure_sum: SecureSum) -> None:
-        """Join the receiver's and the combiner's roles of one sum in one party."""
+        """Join the receiver's and the aggregator's roles of one sum in one party."""
         self._receiver = secure_sum.make_receiver()
-        self._combiner = secure_sum.make_combiner()
+        self._aggregator = secure_sum.make_aggregator()
         self.described = secure_sum
         self._me = secure_sum.agreement.receiver
         self._senders = set[str]()
         # The public methods of both roles, under their own names.
-        self.ask = self._combiner.ask
-        self.combine = self._combiner.combine
+        self.ask = self._aggregator.ask
+        self.combine = self._aggregator.combine
         self.decode = self._receiver.decode
 
     def start(self) -> Iterable[Outgoing]:
-        return self._route_outgoing([*self._receiver.start(), *self._combiner.start()])
+        return self._route_outgoing([*self._receiver.start(), *self._aggregator.start()])
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        """Pass a set-up message to the role (receiver or combiner) that it is for, and return the
+        """Pass a set-up message to the role (receiver or aggregator) that it is for, and return the
         messages to send. A contributor sends the message for the receiver, if there is one, before
-        the message for the combiner, so the order tells them apart.
+        the message for the aggregator, so the order tells them apart.
         """
         is_for_receiver = sender not in self._senders and not self._receiver.is_finished
         self._senders.add(sender)
-        role: Role = self._receiver if is_for_receiver else self._combiner
+        role: Role = self._receiver if is_for_receiver else self._aggregator
         return self._route_outgoing(role.receive(sender, body))
 
     def _route_outgoing(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
@@ -713,30 +716,30 @@ class ReceivingCombiner(KeepsSecrets):
         `outgoing`: set-up messages of the two roles.
         """
         for out in outgoing:
-            if out.receiver == self._me:  # the receiver sends the combiner its public key
-                yield from self._combiner.receive(self._me, out.body)
+            if out.receiver == self._me:  # the receiver sends the aggregator its public key
+                yield from self._aggregator.receive(self._me, out.body)
             else:
                 yield out
 
     @property
     def is_finished(self) -> bool:
-        return self._receiver.is_finished and self._combiner.is_finished
+        return self._receiver.is_finished and self._aggregator.is_finished
 
 
 def make_role(
     secure_sum: SecureSum, me: str
-) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:
+) -> SumReceiver | SumAggregator | SumContributor | ReceivingAggregator:
     """Return a new role for the party `me`, before its set-up.
 
     Raises LocalProtocolError: no party of the agreement has that name.
     """
     agreement = secure_sum.agreement
-    if me == agreement.receiver == agreement.combiner:
-        return ReceivingCombiner(secure_sum)
+    if me == agreement.receiver == agreement.aggregator:
+        return ReceivingAggregator(secure_sum)
     if me == agreement.receiver:
         return secure_sum.make_receiver()
-    if me == agreement.combiner:
-        return secure_sum.make_combiner()
+    if me == agreement.aggregator:
+        return secure_sum.make_aggregator()
     return secure_sum.make_contributor(me)
 
 
@@ -746,7 +749,7 @@ def join_sum(
     *,
     send: Callable[[str, bytes], object],
     receive: Callable[[], tuple[str, bytes]],
-) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:
+) -> SumReceiver | SumAggregator | SumContributor | ReceivingAggregator:
     """Make the role of `me`, exchange its set-up messages with the others, and return it.
 
     For a training loop of one's own, over links of one's own. These must be authenticated
@@ -754,7 +757,7 @@ def join_sum(
 
     Args:
         secure_sum: the sum that all parties agreed on.
-        me: the receiver, the combiner or a contributor.
+        me: the receiver, the aggregator or a contributor.
         send: sends bytes to the party that is named.
         receive: waits for the next set-up message and returns (sender, bytes).
 
@@ -764,7 +767,7 @@ def join_sum(
     """
     agreement = secure_sum.agreement
     role = make_role(secure_sum, me)
-    others = {agreement.receiver, agreement.combiner, *agreement.contributors} - {me}
+    others = {agreement.receiver, agreement.aggregator, *agreement.contributors} - {me}
     run_role(role, me, others, send=send, receive=receive)
     return role
 

@@ -44,9 +44,9 @@ from apfed_protocols.sums.put_away import Book, resume_role
 from apfed_protocols.sums.recoverable import RecoverableSum
 from apfed_protocols.sums.roles import (
     KeepsSecrets,
-    ReceivingCombiner,
+    ReceivingAggregator,
     SecureSum,
-    SumCombiner,
+    SumAggregator,
     SumContributor,
     SumReceiver,
     join_sum,
@@ -92,7 +92,7 @@ values may grow fourfold before one is clipped."""
 _SWAY_EXPONENTS = 6
 """Largest rise of C before its headroom, in powers of two, above the lower median of the sizes: the
 bits that one contributor can cost the others."""
-Role = SumReceiver | SumCombiner | SumContributor | ReceivingCombiner
+Role = SumReceiver | SumAggregator | SumContributor | ReceivingAggregator
 
 
 def secure_sum(
@@ -121,8 +121,8 @@ def secure_sum(
     Args:
         name: the scheme: "masked", "recoverable", "masked bfv", "ckks", "bfv", "crypten" or
             "plain", or a key of `SECURE_SUMS`. Take "masked" unless something speaks against it.
-            "bfv" has no masks; "masked bfv" also hides contributions from a combiner that has the
-            reader's key.
+            "bfv" has no masks; "masked bfv" also hides contributions from an aggregator that has
+            the reader's key.
         contributors: names of the parties that add values, in an order that all parties know.
         to: the party that reads the sum.
         clip: C, the L2 bound of a row of a contribution (`apfed_protocols.trees` says what a row
@@ -162,7 +162,7 @@ def secure_sum(
     agreement = SumAgreement(
         session=f"in one process {fresh_key().hex()}" if session is None else session,
         receiver=to,
-        combiner=to if by is None else by,
+        aggregator=to if by is None else by,
         contributors=contributors,  # type: ignore[arg-type]  # which makes them a tuple
         clip_norm=1.0 if clip == "agree" else clip,
         bits=USUAL_BITS if bits is None else bits,
@@ -267,10 +267,10 @@ class SumSession(KeepsSecrets):
 
         `flat`: the values to add, by contributor.
         """
-        contributors, receiver_and_combiner = self._roles
+        contributors, receiver_and_aggregator = self._roles
         # One role, if one party both receives and combines.
-        receiver = receiver_and_combiner[0]
-        combiner = receiver_and_combiner[-1]
+        receiver = receiver_and_aggregator[0]
+        aggregator = receiver_and_aggregator[-1]
         first = next(iter(flat.values()))
         session = self.described.agreement.session
         binding = StepBinding.from_contents(session, self._step, rows=first.digest, message=b"")
@@ -280,13 +280,13 @@ class SumSession(KeepsSecrets):
             for name, flattened in flat.items()
         }
         if self.described.rounds == 2:
-            requests = combiner.ask(bodies, binding.digest)
+            requests = aggregator.ask(bodies, binding.digest)
             bodies = {
                 name: contributors[name].answer(request) for name, request in requests.items()
             }
         self._left_out = {name for name in contributors if name not in flat}
         _LOGGER.debug("step %d: %d of %d contribute", binding.step, len(flat), len(contributors))
-        combined = combiner.combine(bodies, binding.digest)
+        combined = aggregator.combine(bodies, binding.digest)
         total = receiver.decode(combined, first.matrix.shape, binding)
         return first.restore_tree(total, off=self.described.compute_rounding_error())
 
@@ -346,19 +346,19 @@ class SumSession(KeepsSecrets):
     @cached_property
     def _roles(self) -> tuple[Mapping[str, SumContributor], Sequence[Any]]:
         """Return the roles of all parties, for this process, after their set-up: the contributors'
-        roles by name, and a list of the roles of receiver and combiner (one role if one party is
+        roles by name, and a list of the roles of receiver and aggregator (one role if one party is
         both).
         """
         agreement = self.described.agreement
         contributors = {
             name: self.described.make_contributor(name) for name in agreement.contributors
         }
-        receiver_and_combiner = {
-            me: make_role(self.described, me) for me in (agreement.receiver, agreement.combiner)
+        receiver_and_aggregator = {
+            me: make_role(self.described, me) for me in (agreement.receiver, agreement.aggregator)
         }
-        converse({**contributors, **receiver_and_combiner})
+        converse({**contributors, **receiver_and_aggregator})
         _LOGGER.info("%s set up among %s", self.described.name, ", ".join(agreement.contributors))
-        return contributors, [*receiver_and_combiner.values()]
+        return contributors, [*receiver_and_aggregator.values()]
 
     def describe(self, *, hub: bool = False, signed: bool = True) -> str:
         """Return in words who takes part, and which parties together can read one contribution; see
@@ -405,29 +405,29 @@ class SumSession(KeepsSecrets):
             )
         return self.described.make_contributor(me, book=book, new_book=new_book)
 
-    def make_receiver(self) -> SumReceiver | ReceivingCombiner:
+    def make_receiver(self) -> SumReceiver | ReceivingAggregator:
         """Return the role of the party that reads the sum, which also combines if no other party
         does.
         """
         self._require_clip()
         role = make_role(self.described, self.described.agreement.receiver)
-        assert isinstance(role, SumReceiver | ReceivingCombiner)
+        assert isinstance(role, SumReceiver | ReceivingAggregator)
         return role
 
-    def make_combiner(self) -> SumCombiner | ReceivingCombiner:
+    def make_aggregator(self) -> SumAggregator | ReceivingAggregator:
         """Return the role of the party that combines contributions, if it is not the receiver.
 
         Raises LocalProtocolError: the receiver combines, in the role that `make_receiver` returns;
         or the clip is not agreed yet.
         """
         agreement = self.described.agreement
-        if agreement.combiner == agreement.receiver:
+        if agreement.aggregator == agreement.receiver:
             raise LocalProtocolError(
-                f"{agreement.combiner} receives and combines in one role, that of "
+                f"{agreement.aggregator} receives and combines in one role, that of "
                 "`make_receiver()`; two of them would not know each other's keys"
             )
         self._require_clip()
-        return self.described.make_combiner()
+        return self.described.make_aggregator()
 
     def join(
         self,
@@ -443,7 +443,7 @@ class SumSession(KeepsSecrets):
         parties name the same `session`.
 
         Args:
-            me: the receiver, the combiner or a contributor.
+            me: the receiver, the aggregator or a contributor.
             send: sends bytes to the party that is named.
             receive: waits for the next message and returns (sender, bytes).
             first: a contributor's first values, by which C is agreed, with `clip="agree"`; else
@@ -532,7 +532,7 @@ class SumSession(KeepsSecrets):
         """
         agreement = self.described.agreement
         names = agreement.contributors
-        parties = {agreement.receiver, agreement.combiner, *names}
+        parties = {agreement.receiver, agreement.aggregator, *names}
         matrix = None if values is None else flatten_tree(values).matrix
         if me in names and matrix is None:
             values_name = "its next values" if anew else "its first values"
