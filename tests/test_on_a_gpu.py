@@ -353,12 +353,12 @@ def test_losses_on_a_gpu_are_read_together(
     assert losses.read_mean() == 0.0
     for number in range(1, 13):
         losses.add(torch.full((), float(number), device=HERE))
-        if losses.is_due:
+        if losses.should_read_mean:
             assert losses.read_mean() == (number + 1) / 2
     assert len(seen.waits) == 3  # the first, then five and five
     assert losses.read_mean() == 6.5
     losses.add(7.5)
-    assert losses.is_due
+    assert losses.should_read_mean
     assert losses.read_mean() == pytest.approx(85.5 / 13)
     assert len(seen.waits) == 4
 

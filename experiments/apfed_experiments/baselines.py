@@ -473,7 +473,7 @@ def _select_test_rows(data: OwnData, files: RunFolder) -> OwnData:
     """Return the data with only the test rows that the run's model predicts; all if it predicts
     none.
     """
-    tested = load_tested_rows(files) if files.scored.exists() else None
+    tested = load_tested_rows(files) if files.test_scores.exists() else None
     if tested is None or len(tested) != len(data.test_rows) or not bool(tested.any()):
         return data
     return replace(data, test_rows=data.test_rows[tested.to(data.test_rows.device)])
@@ -932,7 +932,7 @@ def measure_gain(
     if local_models.measure != outcome.measure:
         return None
     model = load_scores(folder, variant, threshold=outcome.threshold)
-    baseline = load_scores(folder, best.name, threshold=None, alone=True)  # of local models
+    baseline = load_scores(folder, best.name, threshold=None, is_baseline=True)  # of local models
     if model is None or baseline is None:
         return _compute_gain_without_scores(config, outcome, local_models)
     # Either may have predicted fewer rows than the other: the baseline a sample of the test rows,

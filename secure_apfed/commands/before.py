@@ -182,12 +182,12 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
         load_party_data,
     )
     from secure_apfed.organisations.project import SealedProject, SignedFile
-    from secure_apfed.runs.folder import SEALED
+    from secure_apfed.runs.folder import SEALED_PROJECT
     from secure_apfed.settings.data import TableShape
 
     file = PartyFile.from_file(path)
     config = load_config(file.config)
-    sealed_path = file.folder / SEALED
+    sealed_path = file.folder / SEALED_PROJECT
     data = load_party_data(file, config, determine_role(file, config))
     own_shape = TableShape() if data is None else describe_table(data, columns=False)
     shapes: dict[str, TableShape] = {}

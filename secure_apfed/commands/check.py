@@ -136,7 +136,7 @@ class Checks:
         from secure_apfed.config.file import load_config
         from secure_apfed.organisations.party import PartyFile, determine_role
         from secure_apfed.organisations.project import SealedProject, SignedFile
-        from secure_apfed.runs.folder import SEALED, PartyFolder
+        from secure_apfed.runs.folder import SEALED_PROJECT, PartyFolder
 
         self.path = path
         self.is_quiet = is_quiet
@@ -151,7 +151,7 @@ class Checks:
             raise ConfigError(f"{file.folder} holds no identity.pem; put it back, or answer anew")
         self.identity = PartyFolder(file.folder).load_identity()
         self.identities = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
-        sealed_path = file.folder / SEALED
+        sealed_path = file.folder / SEALED_PROJECT
         self.sealed: SealedProject | None = None
         if sealed_path.exists():
             signed = SignedFile.from_file(sealed_path)
@@ -266,13 +266,13 @@ class Checks:
         """
         from secure_apfed.exchange.agreement import find_differences
         from secure_apfed.organisations.project import list_shared_settings, require_agreed_link
-        from secure_apfed.runs.folder import SEALED
+        from secure_apfed.runs.folder import SEALED_PROJECT
 
         file = self.file
         require_agreed_link(file)
         sealed = self.sealed
         if sealed is None:
-            text = f"{file.folder} holds no {SEALED} to compare with"
+            text = f"{file.folder} holds no {SEALED_PROJECT} to compare with"
             yield Finding("contract", "contract", "optional", text)
             return
         identities = {**self.identities, file.party: self.identity.public}
@@ -285,7 +285,7 @@ class Checks:
         if mismatched:
             raise ConfigError(
                 f"{file.party} knows another identity of {', '.join(mismatched)} than the sealed "
-                f"project: join {file.folder / SEALED} again, or put identity.pem back"
+                f"project: join {file.folder / SEALED_PROJECT} again, or put identity.pem back"
             )
         own_terms = self.config.collect_terms()
         sealed_terms = sealed.proposal_document.build_config().collect_terms()
@@ -426,10 +426,10 @@ class Checks:
         from cryptography.x509 import load_pem_x509_certificate
 
         from secure_apfed.exchange.certificates import RENEWAL, Credentials, load_revocations
-        from secure_apfed.runs.folder import load_ending
+        from secure_apfed.runs.folder import load_project_end
 
         tls = self.file.tls
-        if tls is None or load_ending(self.file.folder) is not None:
+        if tls is None or load_project_end(self.file.folder) is not None:
             return  # an ended project has no certificate any more
         yield from self._check_revocations()
         yield from self._compare_certificates()
@@ -480,7 +480,7 @@ class Checks:
         for example since the project was sealed again.
         """
         from secure_apfed.organisations.revocation import find_newest_pem
-        from secure_apfed.runs.folder import SEALED
+        from secure_apfed.runs.folder import SEALED_PROJECT
 
         tls = self.file.tls
         sealed = self.sealed
@@ -494,8 +494,9 @@ class Checks:
         )
         if certificate != newest_certificate or sealed.ca not in authorities:
             text = (
-                f"{tls.certificate} or {tls.ca} is not the one of {self.file.folder / SEALED}: "
-                "where no authority of your own renewed it, join that file again"
+                f"{tls.certificate} or {tls.ca} is not the one of "
+                f"{self.file.folder / SEALED_PROJECT}: where no authority of your own renewed it, "
+                "join that file again"
             )
             yield Finding("certificate", "sealed certificate", "optional", text)
 

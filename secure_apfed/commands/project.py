@@ -249,10 +249,10 @@ def seal_answers(
 ) -> None:
     """Collect all parties' replies into the sealed project, which goes to all parties."""
     from secure_apfed.organisations.project import seal_project
-    from secure_apfed.runs.folder import SEALED
+    from secure_apfed.runs.folder import SEALED_PROJECT
 
     sealed = seal_project(answers, folder, days=days)
-    next_step = f"Send {folder / SEALED} to all others; each joins it."
+    next_step = f"Send {folder / SEALED_PROJECT} to all others; each joins it."
     _show_sealed_project(sealed, folder, next_step, as_json=as_json)
 
 

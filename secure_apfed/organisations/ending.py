@@ -28,10 +28,10 @@ from secure_apfed.organisations.party import PARTY_FILE, PartyFile
 from secure_apfed.runs.audit_log import FILE_NAME, AuditLog, Ended, summarise_log
 from secure_apfed.runs.folder import (
     PROJECT_ENDED,
-    Ending,
     FolderInUseError,
     PartyFolder,
-    load_ending,
+    ProjectEnd,
+    load_project_end,
 )
 
 __all__ = [
@@ -192,7 +192,7 @@ def plan_end(owner: Owner) -> EndPlan:
         for pattern, reason in KEPT.items()
         for path in sorted(owner.folder.glob(pattern))
     }
-    marker = load_ending(owner.folder)
+    marker = load_project_end(owner.folder)
     ended_at = marker.at if marker is not None and marker.is_complete else None
     return EndPlan(owner=owner, deletes=deletes, keeps=keeps, ended_at=ended_at)
 
@@ -241,13 +241,13 @@ def _mark_while_running(owner: Owner, folder: PartyFolder, now: float) -> Checkp
     `folder`: the owner's folder. `now`: seconds since 1970.
     """
     remedy = "end it (Ctrl-C, SIGTERM, or `systemctl stop` of its unit), and say this command again"
-    if not folder.ended.exists():
+    if not folder.party_end.exists():
         return CheckpointError(
             f"a run of {owner.party} is under way in {owner.folder}, so nothing was ended: wait "
             f"until it is over, or {remedy}"
         )
     # The training has ended, so the process that holds the folder's lock serves or predicts.
-    if load_ending(owner.folder) is None:
+    if load_project_end(owner.folder) is None:
         _write_marker(owner, (), now, is_complete=False)
     return CheckpointError(
         f"{owner.party} serves or predicts in {owner.folder}, so nothing was deleted: it ends by "
@@ -273,7 +273,7 @@ def _write_marker(
         counters_are_as_noted: whether the files that count releases and answers agreed with the
             audit log before anything was deleted; None: not checked yet.
     """
-    ending = Ending(
+    ending = ProjectEnd(
         party=owner.party,
         at=now,
         deletes=tuple(deletes),
@@ -295,7 +295,7 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     plan = plan_end(owner)
     if plan.is_done:
         return plan
-    marker = load_ending(owner.folder)
+    marker = load_project_end(owner.folder)
     interrupted_end = marker if marker is not None and not marker.is_complete else None
     names = [name for name, _, _ in plan.deletes]
     counters, are_as_noted = _compare_counters(owner)

@@ -582,7 +582,8 @@ def _wait_for_processes(
     # The others only have to receive the end, or to notice that the active is gone.
     deadline = time.monotonic() + (_GRACE_S if active.exit_code == 0 else patience_s)
     end_files = {
-        other.name: PartyFolder(active_folder.path.with_name(other.name)).ended for other in others
+        other.name: PartyFolder(active_folder.path.with_name(other.name)).party_end
+        for other in others
     }
 
     def is_awaited(other: _Process) -> bool:
@@ -691,11 +692,11 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
     _copy_active_files(run, active_folder)
     parties = [PartyFolder(path) for path in sorted(run.parties.iterdir()) if path.is_dir()]
     outcome = _combine_outcomes(config, run, parties, active_folder)
-    card = load_json(active_folder.card, dict[str, Any], file_format=MODEL_CARD)
+    card = load_json(active_folder.model_card, dict[str, Any], file_format=MODEL_CARD)
     privacy = outcome.privacy
     card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
     card["promises"] = [promise.model_dump() for promise in outcome.promises]
-    run.write_json(run.card, card)
+    run.write_json(run.model_card, card)
     write_outcome(run, outcome)
     return RunResult(
         method=config.method.name,
@@ -742,13 +743,13 @@ def _combine_outcomes(
     `run`: the run's folder. `parties`: the folders of all parties. `active_folder`: the active's.
     """
     party_ends = [
-        load_json(party.ended, PartyEnd)
+        load_json(party.party_end, PartyEnd)
         for party in parties
-        if party.path != active_folder.path and party.ended.exists()
+        if party.path != active_folder.path and party.party_end.exists()
     ]
     # Each party's sent messages only: what it received, another party sent.
     flows = [flow for party in parties for flow in _list_sent_flows(party)]
-    run.write_json(run.flows, flows)
+    run.write_json(run.message_flows, flows)
     active_outcome = load_json(active_folder.result, Outcome, file_format=RUN_RESULT)
     # Each party's own privacy cost, if it ended; else the cost that it reported to the active.
     contributions = {
@@ -772,9 +773,13 @@ def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
 
     If the party did not finish its part, they are read from its audit log.
     """
-    if not party.flows.exists():
+    if not party.message_flows.exists():
         return [asdict(flow) for flow in load_logged_sessions(party.path / FILE_NAME).sent]
-    return [flow for flow in load_json(party.flows, list[Any]) if flow["sender"] == party.path.name]
+    return [
+        flow
+        for flow in load_json(party.message_flows, list[Any])
+        if flow["sender"] == party.path.name
+    ]
 
 
 def _pick_worst_account(active: Privacy, others: Sequence[Privacy]) -> Privacy:

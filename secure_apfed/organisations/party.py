@@ -708,9 +708,9 @@ def _run_session(
     run_role(helper_script, connected.links, connected.transport, **options)
     # At the active these files are written with its results.
     write_atomically(folder.config, dump_settings(own.config).encode())
-    folder.write_json(folder.flows, record.plain_flows)
+    folder.write_json(folder.message_flows, record.plain_flows)
     if common_people:
-        folder.write_json(folder.common, [common.model_dump() for common in common_people])
+        folder.write_json(folder.common_people, [common.model_dump() for common in common_people])
     return None
 
 
@@ -816,12 +816,12 @@ def join_session(
     require_own_limits(file, config)
     rules = config.rules
     role = determine_role(file, config)
-    resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
+    resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).has_checkpoint)
     with ExitStack() as stack:
         folder = PartyFolder(file.folder)
         list_counters = partial(list_nonzero_counters, folder.path, file.party)
-        stack.enter_context(folder.lock_for_run(resume=resume, counted=list_counters))
-        if resume and role == "active" and not folder.holds_steps:
+        stack.enter_context(folder.lock_for_run(resume=resume, list_nonzero_counters=list_counters))
+        if resume and role == "active" and not folder.has_checkpoint:
             raise make_no_checkpoint_error(folder.path)
         data = load_party_data(file, config, role)
         store = PartyCheckpointStore(folder, file.party, config, data, role=role)
@@ -936,11 +936,11 @@ async def _run_active(
     outgoing = connected.record.sent_by_me
     incoming = connected.record.received_by_me
     session = Session(entered, learner, links, outgoing, headline=method.headline)
-    writer = RunWriter(folder, config, received=incoming)
+    writer = RunWriter(folder, config, received_transcript=incoming)
     callbacks = RunCallbacks(writer, on_progress)
     if restarts:
         callbacks = _ActiveCallbacks(writer, on_progress, connected)
-    callbacks.past = connected.record.past
+    callbacks.earlier_sessions = connected.record.past
     loop = TrainingLoop(session, labels, callbacks, state)
     await loop.run()
     return loop.build_result()

@@ -62,7 +62,7 @@ from secure_apfed.organisations.party import (
     describe_table,
 )
 from secure_apfed.organisations.revocation import RENEWED, REVOKED, find_newest_pem
-from secure_apfed.runs.folder import SEALED, PartyFolder, require_open_project
+from secure_apfed.runs.folder import SEALED_PROJECT, PartyFolder, require_open_project
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
 
@@ -845,8 +845,8 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
             f"this cannot be sealed: {_describe_first_error(error)}"
         ) from None
     write_atomically(folder / AUTHORITY_KEY, authority.key, private=True)
-    SignedFile.from_document(identity, sealed).write_file(folder / SEALED)
-    return accept_project(folder / SEALED, proposal.party, folder)
+    SignedFile.from_document(identity, sealed).write_file(folder / SEALED_PROJECT)
+    return accept_project(folder / SEALED_PROJECT, proposal.party, folder)
 
 
 def _load_answers(paths: Iterable[Path]) -> dict[str, SignedFile]:
@@ -911,8 +911,8 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     sealed = _load_joined_project(path, party, folder)
     proposal = sealed.proposal_document
     _install_certificates(sealed, party, folder)
-    if path.absolute() != (folder / SEALED).absolute():
-        write_atomically(folder / SEALED, load_bytes(path, maximum=_MAX_BYTES))
+    if path.absolute() != (folder / SEALED_PROJECT).absolute():
+        write_atomically(folder / SEALED_PROJECT, load_bytes(path, maximum=_MAX_BYTES))
     fields = _make_party_settings(sealed, party)
     config = load_config(folder / RUN)
     own_file = folder / PARTY_FILE
@@ -1018,7 +1018,7 @@ def require_agreed_link(file: PartyFile) -> None:
     The project is the document that all parties signed. Without one in the party's folder nothing
     is checked.
     """
-    path = file.folder / SEALED
+    path = file.folder / SEALED_PROJECT
     if not path.is_file():
         return
     proposal = SignedFile.from_file(path).open_document(SealedProject, path).proposal_document

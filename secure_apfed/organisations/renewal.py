@@ -30,7 +30,7 @@ from secure_apfed.organisations.project import (
     SignedFile,
 )
 from secure_apfed.organisations.revocation import RENEWED
-from secure_apfed.runs.folder import SEALED, PartyFolder, require_open_project
+from secure_apfed.runs.folder import SEALED_PROJECT, PartyFolder, require_open_project
 
 __all__ = [
     "REQUESTED",
@@ -216,10 +216,11 @@ def _load_project(folder: Path) -> tuple[SealedProject, Path]:
 
     Raises ConfigError: the folder has none.
     """
-    path = folder / SEALED
+    path = folder / SEALED_PROJECT
     if not path.exists():
         raise ConfigError(
-            f"{folder} holds no {SEALED}; an authority of your own renews its certificates itself"
+            f"{folder} holds no {SEALED_PROJECT}; an authority of your own renews its certificates "
+            "itself"
         )
     return SignedFile.from_file(path).open_document(SealedProject, path), path
 
@@ -248,8 +249,8 @@ def _require_signer(
     }
     if document.project != sealed.digest.hex():
         raise RemoteProtocolError(
-            f"{path}: it is of another project than {SEALED} here; ask {document.party} which of "
-            "the two holds"
+            f"{path}: it is of another project than {SEALED_PROJECT} here; ask {document.party} "
+            "which of the two holds"
         )
     if document.party != signer or identities.get(signer) != document.identity:
         raise RemoteProtocolError(

@@ -78,7 +78,7 @@ from secure_apfed.runs.checkpoint_store import JointNetworkCard, load_joint_netw
 from secure_apfed.runs.folder import (
     PROJECT_ENDED,
     PartyFolder,
-    load_ending,
+    load_project_end,
     require_open_project,
 )
 from secure_apfed.settings.promises import NOTHING_SENT, Promise, promise_of_party
@@ -444,7 +444,7 @@ def serve_party(
         data = _load_served_table(party, party.card)
     with party.folder.lock_exclusively(), status:
         while sessions is None or served < sessions:
-            if load_ending(party.folder.path) is not None:
+            if load_project_end(party.folder.path) is not None:
                 on_session(
                     f"the project of {file.party} was ended in its folder: it serves no more"
                 )

@@ -196,18 +196,18 @@ def load_model(
     """
     path = Path(path)
     folder = RunFolder(path)
-    folder.check_digests(folder.config, folder.card, folder.model)
-    card = load_json(folder.card, dict[str, Any], file_format=MODEL_CARD)
+    folder.check_digests(folder.config, folder.model_card, folder.model)
+    card = load_json(folder.model_card, dict[str, Any], file_format=MODEL_CARD)
     if not card.get("predicts_alone"):
         raise ModelError(
             f"{path} holds a run of {quote_text(card.get('method'))}, whose model needs "
             "every party to predict; docs/which-method.md says which predict alone"
         )
-    network_card = load_json(folder.card, _NetworkCard, file_format=MODEL_CARD)
+    network_card = load_json(folder.model_card, _NetworkCard, file_format=MODEL_CARD)
     if not folder.model.exists():
         raise ModelError(f"{folder.model} is missing; the run did not finish")
     stored = load_bytes(folder.model)
-    task = _build_task(network_card, folder.card)
+    task = _build_task(network_card, folder.model_card)
     outputs = task.count_outputs(len(network_card.classes))
     try:
         _require_own_parts(network_card.model, encoder=encoder, head=head)
@@ -215,11 +215,11 @@ def load_model(
         network = _build_network(network_card, load(stored), outputs, own)
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
-            f"{folder.model} and {folder.card.name} do not make a model: {error}"
+            f"{folder.model} and {folder.model_card.name} do not make a model: {error}"
         ) from error
     if network_card.threshold is not None and len(network_card.classes) != 2:
         raise ModelError(
-            f"{folder.card} has a threshold between {len(network_card.classes)} classes; it "
+            f"{folder.model_card} has a threshold between {len(network_card.classes)} classes; it "
             "decides between two: restore the file from a copy"
         )
     return ActiveModel(

@@ -101,7 +101,7 @@ def save_joint_network(folder: PartyFolder, name: str, data: OwnData, role: Role
             targets=data.targets,
         )
         content = save_tensors(tensors, {_CARD_KEY: card.model_dump_json()})
-        write_atomically(folder.joint, content, private=True)
+        write_atomically(folder.joint_networks, content, private=True)
 
 
 def load_joint_network(
@@ -113,25 +113,25 @@ def load_joint_network(
         ModelError: no networks are stored, the file is damaged, or it belongs to another party.
         CheckpointError: this version cannot read the file's format.
     """
-    if not folder.joint.exists():
+    if not folder.joint_networks.exists():
         raise ModelError(
-            f"{folder.joint} is missing: {name} has finished no training whose model predicts "
-            "together (tvfl, split_nn, split_nn_sum or joint_teacher_sum)"
+            f"{folder.joint_networks} is missing: {name} has finished no training whose model "
+            "predicts together (tvfl, split_nn, split_nn_sum or joint_teacher_sum)"
         )
     try:
-        content = load_bytes(folder.joint, maximum=_MAX_BYTES)
+        content = load_bytes(folder.joint_networks, maximum=_MAX_BYTES)
         # The safetensors format: the header's length in 8 bytes, then the header as JSON.
         header_size = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + header_size])
         card_text = header["__metadata__"][_CARD_KEY]
         # Raises CheckpointError if this version cannot read the format.
-        JOINT_NETWORK.parse_format_number(folder.joint, json.loads(card_text))
+        JOINT_NETWORK.parse_format_number(folder.joint_networks, json.loads(card_text))
         card = JointNetworkCard.model_validate_json(card_text)
         tensors = load(content)
     except (ValueError, KeyError, TypeError, ValidationError, safetensors.SafetensorError) as error:
-        raise ModelError(f"{folder.joint} holds no kept model: {error}") from error
+        raise ModelError(f"{folder.joint_networks} holds no kept model: {error}") from error
     if card.party != name:
-        raise ModelError(f"{folder.joint} is of {card.party}, this party is {name}")
+        raise ModelError(f"{folder.joint_networks} is of {card.party}, this party is {name}")
     return card, tensors
 
 
@@ -217,7 +217,7 @@ class PartyCheckpointStore:
 
     def list_steps(self) -> tuple[int, ...]:
         """Return the steps of the stored checkpoints, ascending."""
-        return tuple(self._folder.steps.list_steps())
+        return tuple(self._folder.checkpoints.list_steps())
 
     def save(self, state: PartyCheckpoint) -> None:
         """Sync the audit log, then write a checkpoint with the party's secrets.
@@ -247,7 +247,7 @@ class PartyCheckpointStore:
             with working_on("checkpoint", f"step {state.step}"):
                 packed = msgpack.packb(content)
                 content.clear()  # as large as the checkpoint itself, which may be hundreds of MB
-                self._folder.steps.write_step(state.step, packed)
+                self._folder.checkpoints.write_step(state.step, packed)
         if state.step > 0:  # all parties have reached training, and resume from checkpoints
             delete_unfinished_alignment(self._folder.path)
 
@@ -277,8 +277,8 @@ class PartyCheckpointStore:
             contributions=contributions,
             coefficients=self._list_coefficients(role),
         )
-        self._folder.write_json(self._folder.ended, end.model_dump(mode="python"))
-        self._folder.steps.clear()
+        self._folder.write_json(self._folder.party_end, end.model_dump(mode="python"))
+        self._folder.checkpoints.clear()
         delete_unfinished_alignment(self._folder.path)
 
     def _list_coefficients(self, role: Role) -> PartyCoefficients | None:
@@ -292,7 +292,7 @@ class PartyCheckpointStore:
 
         `last_step`: the latest step that the checkpoint may have; None: any.
         """
-        files = self._folder.steps
+        files = self._folder.checkpoints
         steps = [step for step in files.list_steps() if last_step is None or step <= last_step]
         if self._expected is None or not steps:
             return None

@@ -50,7 +50,7 @@ def save_column_scores(folder: PartyFolder, name: str, data: OwnData, role: Role
             encoding.feature_name(place): score for place, score in enumerate(scores_F.tolist())
         }
     content = to_json(_PartyScores(party=name, scores=scores).model_dump(), indent=2) + "\n"
-    write_atomically(folder.scores, content.encode(), private=True)
+    write_atomically(folder.column_scores, content.encode(), private=True)
 
 
 def load_column_scores(path: Path) -> Scores:
@@ -62,13 +62,15 @@ def load_column_scores(path: Path) -> Scores:
     """
     folders = [PartyFolder(folder) for folder in (path, *sorted((path / "parties").glob("*")))]
     stored = [
-        load_json(scored.scores, _PartyScores) for scored in folders if scored.scores.is_file()
+        load_json(scored.column_scores, _PartyScores)
+        for scored in folders
+        if scored.column_scores.is_file()
     ]
     if not stored:
         raise ModelError(
-            f"{path}: expected {folders[0].scores.name} of a party in it or below parties/, found "
-            "none; methods mmvfl and v_fedmv score columns (method.name) that no GRU reads, once a "
-            "run has ended"
+            f"{path}: expected {folders[0].column_scores.name} of a party in it or below parties/, "
+            "found none; methods mmvfl and v_fedmv score columns (method.name) that no GRU reads, "
+            "once a run has ended"
         )
     ranked = {
         scored.party: sorted(scored.scores.items(), key=lambda item: -item[1]) for scored in stored

@@ -53,7 +53,7 @@ _TESTED = "tested"  # name of a mask of rows in the file of test scores
 _DIGEST_BYTES = 32
 _MAX_KEY_BYTES = 4096  # largest size of a file with a private key
 # Ledgers, counts of passives' contributions, audits, refused sums, digests of random labels.
-_LOGS = (
+_LOG_PATTERNS = (
     "ledger-*.jsonl",
     "answers-*.jsonl",
     "audits-*.jsonl",
@@ -61,14 +61,14 @@ _LOGS = (
     "circles-*.jsonl",
     "labels-*.log",
 )
-_KEPT_STEPS = 2  # number of newest files that `StepFiles` does not delete
+_KEPT_FILE_COUNT = 2  # number of newest files that `StepFiles` does not delete
 # Temporary names of `write_atomically`.
 _TEMPORARY_NAME = re.compile(
     r"\.([\w-]+\.(bin|json|jsonl|msgpack|pem|safetensors|yaml)|SHA256SUMS)\.[a-z0-9_]{8}"
 )
 
 
-SEALED = "sealed.json"
+SEALED_PROJECT = "sealed.json"
 """Name of the file in a party's folder with the project that all parties signed."""
 PROJECT_ENDED = "project-ended.json"
 """Name of the file in a party's folder that records its project's end and the deleted files."""
@@ -78,7 +78,7 @@ class FolderInUseError(CheckpointError):
     """The error for a folder in which another process runs."""
 
 
-class Ending(BaseModel):
+class ProjectEnd(BaseModel):
     """The contents of `project-ended.json`, which a party writes when it ends its project.
 
     Attributes:
@@ -99,20 +99,20 @@ class Ending(BaseModel):
     counters_are_as_noted: bool | None = None
 
 
-def load_ending(folder: Path) -> Ending | None:
+def load_project_end(folder: Path) -> ProjectEnd | None:
     """Return the record of the end of the project in a party's folder; None: it has not ended."""
     path = folder / PROJECT_ENDED
     # A link counts, too: `load_json` refuses it, so that it cannot make an ended project look open.
-    return load_json(path, Ending) if os.path.lexists(path) else None
+    return load_json(path, ProjectEnd) if os.path.lexists(path) else None
 
 
 def require_open_project(folder: Path) -> None:
     """Raise CheckpointError if the project in a party's folder has ended, so nothing may start."""
-    ending = load_ending(folder)
-    if ending is not None:
-        day = dt.datetime.fromtimestamp(ending.at, dt.UTC)
+    project_end = load_project_end(folder)
+    if project_end is not None:
+        day = dt.datetime.fromtimestamp(project_end.at, dt.UTC)
         raise CheckpointError(
-            f"the project of {ending.party} was ended in {folder} on {day:%Y-%m-%d} "
+            f"the project of {project_end.party} was ended in {folder} on {day:%Y-%m-%d} "
             f"({PROJECT_ENDED} says so), so nothing begins there any more; for another project, "
             "join in a new folder"
         )
@@ -131,13 +131,13 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.model = path / "model.safetensors"
-        self.card = path / "model.json"
+        self.model_card = path / "model.json"
         self.encoders = path / "encoders.safetensors"
         self.alignment = path / "alignment.safetensors"
         self.transcript = path / "transcript.msgpack"
-        self.flows = path / "transcript.json"
-        self.common = path / "common.json"
-        self.scored = path / "test-scores.safetensors"
+        self.message_flows = path / "transcript.json"
+        self.common_people = path / "common.json"
+        self.test_scores = path / "test-scores.safetensors"
         self.result = path / "result.json"
         self.local_models = path / "solo.json"
         self.baseline_predictions = path / "solo-scores.safetensors"
@@ -147,7 +147,7 @@ class RunFolder:
         self.digests = path / "SHA256SUMS"
         self.parties = path / "parties"
         self.recordings = StepFiles(path, "recording")
-        self.broken_off = path / "broken-off.json"
+        self.interrupted_totals = path / "broken-off.json"
 
     @contextmanager
     def open_for_run(self, config: Config, *, resume: bool) -> Iterator[None]:
@@ -198,7 +198,7 @@ class RunFolder:
         # An active in a process of its own may have finished before its result was copied here.
         # Resuming then only copies it.
         is_uncollected = active.result.exists() and not self.result.exists()
-        if active.holds_steps or is_uncollected:
+        if active.has_checkpoint or is_uncollected:
             return
         if self.result.exists():
             raise CheckpointError(f"nothing to do: {self.path} holds a finished run")
@@ -212,7 +212,7 @@ class RunFolder:
         Raises CheckpointError: the folder has a checkpoint, a result, or a log that counts
             releases.
         """
-        if active.holds_steps:
+        if active.has_checkpoint:
             raise CheckpointError(
                 f"resume the run (--resume), or choose another folder: {self.path} holds a run "
                 "already"
@@ -226,14 +226,14 @@ class RunFolder:
         for party in parties:
             party.require_no_releases()
         self.recordings.clear()
-        self.broken_off.unlink(missing_ok=True)
+        self.interrupted_totals.unlink(missing_ok=True)
         for party in parties:
-            party.steps.clear()
+            party.checkpoints.clear()
 
     def list_ended_parties(self) -> tuple[Path, ...]:
         """Return the folders, below this one, of parties whose part of the run is over."""
         folders = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
-        return tuple(path for path in folders if PartyFolder(path).ended.is_file())
+        return tuple(path for path in folders if PartyFolder(path).party_end.is_file())
 
     def get_party_path(self, name: str) -> Path:
         """Return the path of a party's folder below this one."""
@@ -311,13 +311,13 @@ class RunFolder:
             self.versions,
             self.metrics,
             self.model,
-            self.card,
+            self.model_card,
             self.encoders,
             self.alignment,
             self.transcript,
-            self.flows,
-            self.common,
-            self.scored,
+            self.message_flows,
+            self.common_people,
+            self.test_scores,
             self.statements,
             *sorted(self.path.glob(PAYLOADS)),
             *self.list_logs(),
@@ -325,8 +325,8 @@ class RunFolder:
 
     def list_logs(self) -> tuple[Path, ...]:
         """Return the logs in all parties' folders below this one, or in this party's folder."""
-        below = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
-        return tuple(log for folder in (self.path, *below) for log in _list_logs(folder))
+        party_folders = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
+        return tuple(log for folder in (self.path, *party_folders) for log in _list_logs(folder))
 
     def append_metrics(self, record: Mapping[str, Any], *, is_durable: bool = True) -> None:
         """Append one JSON line to the metrics.
@@ -375,29 +375,29 @@ class PartyFolder(RunFolder):
     def __init__(self, path: Path) -> None:
         """Name the paths of this party's files."""
         super().__init__(path)
-        self.ended = path / "ended.json"
-        self.joint = path / "joint.safetensors"
-        self.scores = path / "feature-scores.json"
-        self.steps = StepFiles(path, "checkpoint")
-        self._key = path / "identity.pem"
+        self.party_end = path / "ended.json"
+        self.joint_networks = path / "joint.safetensors"
+        self.column_scores = path / "feature-scores.json"
+        self.checkpoints = StepFiles(path, "checkpoint")
+        self._identity_path = path / "identity.pem"
 
     @contextmanager
     def lock_for_run(
-        self, *, resume: bool, counted: Callable[[], Collection[str]] = frozenset
+        self, *, resume: bool, list_nonzero_counters: Callable[[], Collection[str]] = frozenset
     ) -> Iterator[None]:
         """Lock the folder for a run in the `with` block; a new run deletes old logs first.
 
         Args:
             resume: whether the run continues.
-            counted: returns the names of logs that have counted something, as the audit log says;
-                they must not be deleted. It is called once the folder is locked.
+            list_nonzero_counters: returns the names of logs that have counted something, as the
+                audit log says; they must not be deleted. It is called once the folder is locked.
 
         Raises CheckpointError: another process runs here, the party's part is finished, or it was
             started and is not resumed.
         """
         with self._lock_folder():
-            nonzero_counters = counted()
-            if self.ended.exists():
+            nonzero_counters = list_nonzero_counters()
+            if self.party_end.exists():
                 raise CheckpointError(
                     f"choose another folder: {self.path} holds a party's part of a finished run"
                 )
@@ -415,32 +415,32 @@ class PartyFolder(RunFolder):
             yield
 
     @property
-    def holds_steps(self) -> bool:
+    def has_checkpoint(self) -> bool:
         """Whether the folder has a checkpoint."""
-        return bool(self.steps.list_steps())
+        return bool(self.checkpoints.list_steps())
 
     def load_identity(self) -> Identity:
         """Return the party's long-term key pair; create it and write its file at first use.
 
         Raises CheckpointError: the file is no Ed25519 private key.
         """
-        if not self._key.exists():
+        if not self._identity_path.exists():
             private = Ed25519PrivateKey.from_private_bytes(fresh_identity().secret_bytes())
             pem = private.private_bytes(
                 serialization.Encoding.PEM,
                 serialization.PrivateFormat.PKCS8,
                 serialization.NoEncryption(),
             )
-            write_atomically(self._key, pem, private=True)
+            write_atomically(self._identity_path, pem, private=True)
         try:
-            pem = load_bytes(self._key, maximum=_MAX_KEY_BYTES)
+            pem = load_bytes(self._identity_path, maximum=_MAX_KEY_BYTES)
             key = serialization.load_pem_private_key(pem, password=None)
             if not isinstance(key, Ed25519PrivateKey):
                 raise TypeError("a key of another kind")
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise CheckpointError(
-                f"{self._key} holds no Ed25519 private key in PEM ({error}); put it back, or "
-                "remove it and tell the others the new public identity"
+                f"{self._identity_path} holds no Ed25519 private key in PEM ({error}); put it "
+                "back, or remove it and tell the others the new public identity"
             ) from error
         return Identity.from_secret_bytes(key.private_bytes_raw())
 
@@ -461,7 +461,7 @@ class PartyFolder(RunFolder):
         Raises CheckpointError: the folder has such a log, a log that counts releases, or a
             checkpoint, so that the run must be resumed.
         """
-        if self.holds_steps:
+        if self.has_checkpoint:
             raise CheckpointError(
                 f"resume the run (--resume), or choose another folder: {self.path} holds a run "
                 "already"
@@ -490,7 +490,7 @@ def _make_counts_error(log: Path) -> CheckpointError:
 
 def can_resume(path: Path, config: Config) -> bool:
     """Return whether the run of this configuration in this folder can be resumed."""
-    return PartyFolder(RunFolder(path).get_party_path(config.data.active_name)).holds_steps
+    return PartyFolder(RunFolder(path).get_party_path(config.data.active_name)).has_checkpoint
 
 
 @lru_cache(maxsize=16)
@@ -532,7 +532,7 @@ def _require_inner_name(name: str) -> str:
 
 def _list_logs(folder: Path) -> tuple[Path, ...]:
     """Return the existing logs in one party's folder."""
-    return tuple(log for kind in _LOGS for log in sorted(folder.glob(kind)))
+    return tuple(log for pattern in _LOG_PATTERNS for log in sorted(folder.glob(pattern)))
 
 
 def describe_contract(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any]:
@@ -544,14 +544,14 @@ def describe_contract(contract: Contract, signatures: Mapping[str, bytes]) -> di
     }
 
 
-def load_contract(path: Path, kind: type[ContractT]) -> ContractT:
-    """Read a file with the data that `describe_contract` returned, as an object of type `kind`.
+def load_contract(path: Path, document_type: type[ContractT]) -> ContractT:
+    """Read a file with the data that `describe_contract` returned, as a `document_type`.
 
     Raises CheckpointError: the file is missing, of another format, or not of this type.
     """
     # The format is checked first: a file of another format would fail with a less helpful error.
     CONTRACT.parse_format_number(path, load_json(path, dict[str, Any]).get("document"))
-    return load_json(path, kind)
+    return load_json(path, document_type)
 
 
 def write_with_checksum(path: Path, content: bytes) -> None:
@@ -611,10 +611,10 @@ class StepFiles:
         write_with_checksum(self.get_path(step), content)
         steps = self.list_steps()
         steps_so_far = steps[: steps.index(step) + 1]
-        kept = steps_so_far[-_KEPT_STEPS:]
-        for other in steps:
-            if other not in kept:
-                self.get_path(other).unlink()
+        kept_steps = steps_so_far[-_KEPT_FILE_COUNT:]
+        for other_step in steps:
+            if other_step not in kept_steps:
+                self.get_path(other_step).unlink()
 
     def clear(self) -> None:
         """Delete the files of all steps, and temporary files of a killed process."""
@@ -641,13 +641,15 @@ def save_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None 
     return save(separate, metadata)
 
 
-def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:
+def save_scores(
+    path: Path, scores: Mapping[str, Scored], *, is_tested: Tensor | None = None
+) -> None:
     """Write test predictions to a file.
 
-    `scores`: predictions with true labels, by inference variant or model. `tested`: whether each
+    `scores`: predictions with true labels, by inference variant or model. `is_tested`: whether each
     test row has a prediction; None: all have, or this is unknown.
     """
-    tensors = {} if tested is None else {_TESTED: tested}
+    tensors = {} if is_tested is None else {_TESTED: is_tested}
     for name, scored in scores.items():
         tensors[f"{name}/truth"] = torch.tensor(scored.truth)
         tensors[f"{name}/scores"] = torch.tensor(scored.scores)
@@ -657,7 +659,7 @@ def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | No
 
 
 def load_scores(
-    folder: RunFolder, variant: str, *, threshold: float | None, alone: bool = False
+    folder: RunFolder, variant: str, *, threshold: float | None, is_baseline: bool = False
 ) -> Scored | None:
     """Return the test predictions of one model of a finished run; None: the run stored none.
 
@@ -666,11 +668,12 @@ def load_scores(
         variant: an inference variant, or a local baseline.
         threshold: probability from which the second class is predicted; None: the likeliest class
             is predicted.
-        alone: whether `variant` names a local baseline, whose predictions are in another file.
+        is_baseline: whether `variant` names a local baseline, whose predictions are in another
+            file.
 
     Raises CheckpointError: the file was altered, or has no predictions of this model.
     """
-    path = folder.baseline_predictions if alone else folder.scored
+    path = folder.baseline_predictions if is_baseline else folder.test_scores
     if not path.exists():
         return None
     folder.check_digests(path)
@@ -712,10 +715,10 @@ def load_tested_rows(folder: RunFolder) -> Tensor | None:
 
     Raises CheckpointError: the file of test scores is missing or was altered.
     """
-    folder.check_digests(folder.scored)
+    folder.check_digests(folder.test_scores)
     try:
-        return load(load_bytes(folder.scored)).get(_TESTED)
+        return load(load_bytes(folder.test_scores)).get(_TESTED)
     except SafetensorError as error:
         raise CheckpointError(
-            f"{folder.scored} holds no scores: {error}; restore it from a copy"
+            f"{folder.test_scores} holds no scores: {error}; restore it from a copy"
         ) from error

@@ -465,9 +465,9 @@ def _can_change_run(config: Config, key: str, value: str) -> bool:
 
 def load_common_people(folder: RunFolder) -> tuple[CommonPeople, ...]:
     """Return each party's report on its aligned people; empty if the run aligned nobody."""
-    if not folder.common.is_file():
+    if not folder.common_people.is_file():
         return ()
-    return load_json(folder.common, tuple[CommonPeople, ...])
+    return load_json(folder.common_people, tuple[CommonPeople, ...])
 
 
 def write_outcome(folder: RunFolder, outcome: Outcome) -> None:

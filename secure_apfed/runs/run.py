@@ -164,7 +164,7 @@ def run_in_memory(
             session.run_script(loop.run())
         if writer:  # only a resumed run would need these files
             writer.folder.recordings.clear()
-            writer.folder.broken_off.unlink(missing_ok=True)
+            writer.folder.interrupted_totals.unlink(missing_ok=True)
         return replace(loop.build_result(), own_networks=session.learner.get_active_networks())
 
 
@@ -184,7 +184,7 @@ def _save_on_failure(loop: TrainingLoop, writer: RunWriter | None) -> Iterator[N
             # A full disk, say, must not hide why the session ended.
             with suppress(OSError):
                 save_session_totals(
-                    writer.folder.broken_off,
+                    writer.folder.interrupted_totals,
                     loop.session.transcript.flows,
                     sessions=loop.sessions,
                     steps=loop.steps,
@@ -339,7 +339,7 @@ class _SimulationCallbacks(RunCallbacks):
             recorded = msgpack.unpackb(files.load_step(state.step), strict_map_key=False)
             # Raises CheckpointError if this version cannot read the format.
             RECORDING.parse_format_number(files.get_path(state.step), recorded)
-            self.past = load_session_totals(folder.broken_off)
+            self.past = load_session_totals(folder.interrupted_totals)
             transcript.resume_record(recorded, self.past.sent)
 
     def build_recording(self) -> Recording:

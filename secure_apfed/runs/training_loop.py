@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 # Number of losses on a GPU that are read together.
 _LOSSES_AT_ONCE = 50
 # Packages whose versions are written to the run's folder.
-_PACKAGES = (
+_VERSIONED_PACKAGES = (
     "secure-apfed",
     "torch",
     "numpy",
@@ -151,19 +151,23 @@ def evaluate_scores(
         calibration: the calibration that was applied to the model; None: not calibrated.
     """
     config = _complete_config(session)
-    trained = _score_training_rows(session, labels) if is_final else None
-    threshold = _pick_threshold(session, labels, trained, calibrated=calibration is not None)
-    headline = session.headline
+    training_scores = _score_training_rows(session, labels) if is_final else None
+    threshold = _pick_threshold(
+        session, labels, training_scores, is_calibrated=calibration is not None
+    )
+    main_variant = session.headline
     measure = MEASURES[config.measure]
     scores = {
-        name: scored.replace_threshold(threshold) if name == headline else scored
+        name: scored.replace_threshold(threshold) if name == main_variant else scored
         for name, scored in scores.items()
     }
     ranking = None
     never_predicted: Mapping[str, float | None] = {}
     if is_final:
-        ranking = _measure_ranking(labels, scores.get(headline), measure)
-        never_predicted = find_unpredicted_classes(session, labels, scores.get(headline), trained)
+        ranking = _measure_ranking(labels, scores.get(main_variant), measure)
+        never_predicted = find_unpredicted_classes(
+            session, labels, scores.get(main_variant), training_scores
+        )
     return ModelEvaluation(
         measure=measure.name,
         scores=scores,
@@ -183,7 +187,10 @@ def evaluate_scores(
 
 
 def find_unpredicted_classes(
-    session: Session, labels: TrainingLabels, tested: Scored | None, trained: Scored | None
+    session: Session,
+    labels: TrainingLabels,
+    test_scores: Scored | None,
+    training_scores: Scored | None,
 ) -> dict[str, float | None]:
     """Return the classes that are predicted for no test row, each with a threshold that would help.
 
@@ -194,24 +201,25 @@ def find_unpredicted_classes(
     Args:
         session: the session of the finished run.
         labels: the labels that the model was trained on.
-        tested: scores of test rows; None: there are no such scores.
-        trained: scores of labelled training rows; None: the model needs other parties to predict.
+        test_scores: scores of test rows; None: there are no such scores.
+        training_scores: scores of labelled training rows; None: the model needs other parties to
+            predict.
     """
-    if tested is None or not tested.classes or not len(tested.truth):
+    if test_scores is None or not test_scores.classes or not len(test_scores.truth):
         return {}
     data = labels.build_data()
     assert data.table.labels is not None
     labelled_classes = np.unique(data.table.labels[data.labelled_rows].numpy())
-    absent = np.setdiff1d(labelled_classes, tested.class_predictions)
+    unpredicted_classes = np.setdiff1d(labelled_classes, test_scores.class_predictions)
     threshold = None
-    is_binary = tested.classes == len(labelled_classes) == 2
-    if is_binary and trained is not None and _complete_config(session).dp_sgd is None:
-        threshold = best_threshold(trained, "balanced_accuracy")
-    return {labels.data.classes[index]: threshold for index in absent.tolist()}
+    is_binary = test_scores.classes == len(labelled_classes) == 2
+    if is_binary and training_scores is not None and _complete_config(session).dp_sgd is None:
+        threshold = best_threshold(training_scores, "balanced_accuracy")
+    return {labels.data.classes[index]: threshold for index in unpredicted_classes.tolist()}
 
 
 def _pick_threshold(
-    session: Session, labels: TrainingLabels, trained: Scored | None, *, calibrated: bool
+    session: Session, labels: TrainingLabels, training_scores: Scored | None, *, is_calibrated: bool
 ) -> float | None:
     """Return the probability of the second of two classes from which it is predicted.
 
@@ -222,27 +230,32 @@ def _pick_threshold(
     Args:
         session: the running session.
         labels: the labels that the model was trained on.
-        trained: scores of labelled training rows; None: training is not over, or the model needs
-            other parties to predict.
-        calibrated: whether scores are calibrated probabilities, for which the cheapest threshold
+        training_scores: scores of labelled training rows; None: training is not over, or the model
+            needs other parties to predict.
+        is_calibrated: whether scores are calibrated probabilities, for which the cheapest threshold
             follows from the cost alone.
     """
     setting = _complete_config(session).threshold
     if setting is None or isinstance(setting, float):
         return setting
-    if trained is None:
+    if training_scores is None:
         return None
     if isinstance(setting, str):
-        return best_threshold(trained, setting)
+        return best_threshold(training_scores, setting)
     if setting.cost is not None:
-        return 1 / (1 + setting.cost) if calibrated else cheapest_threshold(trained, setting.cost)
+        return (
+            1 / (1 + setting.cost)
+            if is_calibrated
+            else cheapest_threshold(training_scores, setting.cost)
+        )
     assert setting.rate is not None
     scored = _score_training_rows(session, labels, labels.build_data().train_rows)
     assert scored is not None
+    quantile = np.quantile(scored.scores[:, 1], 1 - setting.rate)
     # A threshold lies strictly between 0 and 1.
     lowest = np.finfo(np.float32).tiny
     highest = 1 - np.finfo(np.float32).epsneg
-    return float(np.quantile(scored.scores[:, 1], 1 - setting.rate).clip(lowest, highest))
+    return float(quantile.clip(lowest, highest))
 
 
 def _measure_ranking(
@@ -332,7 +345,7 @@ def _require_two_classes(labels: TrainingLabels) -> None:
 def list_versions(device: torch.device) -> dict[str, str]:
     """Return the versions and the hardware that a run's results depend on."""
     versions = {}
-    for name in _PACKAGES:
+    for name in _VERSIONED_PACKAGES:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -353,26 +366,26 @@ class RunWriter:
     Args:
         folder: folder of the run.
         config: settings of the run.
-        received: the messages that the active received, if it runs in its own process and folder;
-            None: one process runs all parties.
+        received_transcript: the messages that the active received, if it runs in its own process
+            and folder; None: one process runs all parties.
     """
 
     def __init__(
-        self, folder: RunFolder, config: Config, *, received: Transcript | None = None
+        self, folder: RunFolder, config: Config, *, received_transcript: Transcript | None = None
     ) -> None:
-        """Store the arguments; nothing is written yet."""
+        """Keep folder, settings and transcript for later calls; nothing is written yet."""
         self.folder = folder
         self._config = config
-        self._received = received
+        self._received_transcript = received_transcript
         # TensorBoard's writer of learning curves; None: not started, or TensorBoard is missing.
-        self._board: SummaryWriter | None = None
+        self._tensorboard_writer: SummaryWriter | None = None
 
-    def start_run(self, session: Session, session_digests: Sequence[str], *, epoch: int) -> None:
+    def start_run(self, session: Session, contract_digests: Sequence[str], *, epoch: int) -> None:
         """Write configuration, contract, seeds and versions, and drop metrics of later epochs.
 
         Args:
             session: the session that begins or resumes the run.
-            session_digests: SHA-256 (hex) of the contract of each session so far, in order, with
+            contract_digests: SHA-256 (hex) of the contract of each session so far, in order, with
                 this session's at the end.
             epoch: number of finished epochs in the checkpoint; 0: a new run.
         """
@@ -383,7 +396,7 @@ class RunWriter:
             folder.contract,
             {
                 **describe_contract(session.contract, session.signatures),
-                "sessions": list(session_digests),
+                "sessions": list(contract_digests),
             },
         )
         seeds = {
@@ -397,8 +410,8 @@ class RunWriter:
         if find_spec("tensorboard") is not None:  # an optional extra
             from torch.utils.tensorboard import SummaryWriter
 
-            curves = own_subfolder(folder.tensorboard)
-            self._board = SummaryWriter(str(curves), purge_step=epoch + 1)
+            curves_folder = own_subfolder(folder.tensorboard)
+            self._tensorboard_writer = SummaryWriter(str(curves_folder), purge_step=epoch + 1)
 
     def record_epoch(self, record: Mapping[str, Any], *, is_saved: bool) -> None:
         """Append one epoch to the metrics, and to TensorBoard if it is installed.
@@ -406,7 +419,7 @@ class RunWriter:
         `record`: one line of metrics.jsonl. `is_saved`: whether a checkpoint follows.
         """
         self.folder.append_metrics(record, is_durable=is_saved)
-        if self._board is None:
+        if self._tensorboard_writer is None:
             return
         scalars = dict(record)
         for variant, accuracy in (record["accuracy"] or {}).items():
@@ -415,7 +428,7 @@ class RunWriter:
             scalars |= {f"{name}/{variant}": value for name, value in values.items()}
         for name, value in scalars.items():
             if isinstance(value, int | float) and name != "epoch":
-                self._board.add_scalar(name, value, record["epoch"])
+                self._tensorboard_writer.add_scalar(name, value, record["epoch"])
 
     def write_results(
         self,
@@ -438,14 +451,18 @@ class RunWriter:
             loop: the finished training loop, for its counts of time, sessions and steps.
         """
         folder = self.folder
-        if self._board is not None:
-            self._board.close()
+        if self._tensorboard_writer is not None:
+            self._tensorboard_writer.close()
         sent_flows = session.transcript.flows
-        received_flows = () if self._received is None else self._received.flows
-        folder.write_json(folder.flows, [asdict(flow) for flow in (*sent_flows, *received_flows)])
+        received_flows = (
+            () if self._received_transcript is None else self._received_transcript.flows
+        )
+        folder.write_json(
+            folder.message_flows, [asdict(flow) for flow in (*sent_flows, *received_flows)]
+        )
         if session.common:
             folder.write_json(
-                folder.common, [people.model_dump() for people in session.common.values()]
+                folder.common_people, [people.model_dump() for people in session.common.values()]
             )
         if session.statements:
             statements = {
@@ -481,7 +498,7 @@ class RunWriter:
             loop: the finished training loop, for its counts of time, sessions and steps.
         """
         learner = session.learner
-        aligned = session.alignment.get(session.active)
+        aligned_rows = session.alignment.get(session.active)
         return {
             "method": self._config.method.name,
             **evaluation.result_fields,
@@ -498,7 +515,7 @@ class RunWriter:
             "seconds": loop.seconds,
             "sessions": loop.sessions,
             "steps": loop.steps,
-            "aligned_rows": 0 if aligned is None else len(aligned),
+            "aligned_rows": 0 if aligned_rows is None else len(aligned_rows),
             "train_rows": len(data.train_rows),
             "labelled_rows": len(data.labelled_rows),
             "test_rows": len(data.test_rows),
@@ -509,7 +526,7 @@ class RunWriter:
             "local_models": learner.local_models,
             "attendance": session.describe_attendance(),
             "guarantee": guarantee,
-            "apart": self._received is not None,
+            "apart": self._received_transcript is not None,
             "less_protected": describe_weakened_settings(self._config),
             "shared_organisations": describe_shared_organisations(self.folder.path),
         }
@@ -521,12 +538,12 @@ class RunWriter:
 
         `data`: the active's data. `evaluation`: evaluation of the finished model.
         """
-        aligned = session.alignment.get(session.active)
-        if aligned is None:
-            aligned = torch.empty(0, dtype=torch.int64)
-        rows = METHODS[self._config.method.name].find_testable_rows(data, aligned)
-        is_tested = torch.isin(data.test_rows, rows)
-        save_scores(self.folder.scored, evaluation.scores, tested=is_tested)
+        aligned_rows = session.alignment.get(session.active)
+        if aligned_rows is None:
+            aligned_rows = torch.empty(0, dtype=torch.int64)
+        testable_rows = METHODS[self._config.method.name].find_testable_rows(data, aligned_rows)
+        is_tested = torch.isin(data.test_rows, testable_rows)
+        save_scores(self.folder.test_scores, evaluation.scores, is_tested=is_tested)
 
     def _save_model(self, session: Session, card: dict[str, Any]) -> None:
         """Write the weights of a model with which the active predicts alone, and the model card.
@@ -541,7 +558,9 @@ class RunWriter:
         if networks is not None:
             modules = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
             write_atomically(self.folder.model, save_tensors(modules.state_dict()))
-        self.folder.write_json(self.folder.card, {**card, "predicts_alone": networks is not None})
+        self.folder.write_json(
+            self.folder.model_card, {**card, "predicts_alone": networks is not None}
+        )
 
     def _build_card(
         self, session: Session, data: OwnData, outcome: Outcome, evaluation: ModelEvaluation
@@ -614,10 +633,12 @@ class RunCallbacks:
     """
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
-        """Store the arguments; no earlier session is known."""
+        """Keep the writer and the callback; no earlier session is known."""
         self.writer = writer
         self.on_progress = on_progress
-        self.past = NONE_BEFORE  # totals of the earlier sessions of this run, if it was resumed
+        self.earlier_sessions = (
+            NONE_BEFORE  # totals of the earlier sessions of this run, if it was resumed
+        )
 
     def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:
         """Prepare for the training loop, which calls this before anything else.
@@ -643,8 +664,8 @@ class EpochLosses:
 
     def __init__(self) -> None:
         """Start an epoch without any loss."""
-        self._sum = 0.0  # of the losses that were read
-        self._count = 0  # of the losses that were read
+        self._read_sum = 0.0  # of the losses that were read
+        self._read_count = 0  # of the losses that were read
         self._unread_losses: list[Tensor] = []
 
     def add(self, loss: StepLoss) -> None:
@@ -655,26 +676,26 @@ class EpochLosses:
             self._add_number(loss)
 
     @property
-    def is_due(self) -> bool:
+    def should_read_mean(self) -> bool:
         """Whether to read the mean now.
 
         It is due if it costs nothing (no loss is unread), if no loss of the epoch was read yet, or
         if `_LOSSES_AT_ONCE` losses are unread.
         """
         unread = len(self._unread_losses)
-        return not unread or not self._count or unread >= _LOSSES_AT_ONCE
+        return not unread or not self._read_count or unread >= _LOSSES_AT_ONCE
 
     def read_mean(self) -> float:
         """Read all unread losses, and return the mean of all losses so far; 0.0 without a loss."""
         for loss in read_losses(self._unread_losses):
             self._add_number(loss)
         self._unread_losses.clear()
-        return self._sum / self._count if self._count else 0.0
+        return self._read_sum / self._read_count if self._read_count else 0.0
 
     def _add_number(self, loss: float) -> None:
         """Add a loss that is a plain number to the sum."""
-        self._sum += loss
-        self._count += 1
+        self._read_sum += loss
+        self._read_count += 1
 
 
 class TrainingLoop:
@@ -684,7 +705,7 @@ class TrainingLoop:
         self,
         session: Session,
         labels: TrainingLabels,
-        watch: RunCallbacks,
+        callbacks: RunCallbacks,
         state: PartyCheckpoint | None,
     ) -> None:
         """Restore the loop from the active's checkpoint or start a new run, and start the writer.
@@ -692,58 +713,68 @@ class TrainingLoop:
         Args:
             session: the session with the learner and the links to the passives.
             labels: the labels to train on.
-            watch: callbacks to the code that runs the loop.
+            callbacks: callbacks to the code that runs the loop.
             state: the active's checkpoint; None: start a new run.
 
         Raises:
             ConfigError: too few rows to train on, or a threshold without two labelled classes.
         """
         state = restore_older_state(state, labels, session)
-        watch.prepare_loop(session, state)
-        rows = len(session.learner.training_rows)
-        minimum = session.learner.smallest_batch
-        if rows < minimum:
+        callbacks.prepare_loop(session, state)
+        row_count = len(session.learner.training_rows)
+        smallest_batch = session.learner.smallest_batch
+        if row_count < smallest_batch:
             raise ConfigError(
-                f"there are {rows} rows to train on, fewer than the smallest batch of {minimum}; "
-                "the intersection holds too few training rows"
+                f"there are {row_count} rows to train on, fewer than the smallest batch of "
+                f"{smallest_batch}; the intersection holds too few training rows"
             )
         self.session = session
         self._config = _complete_config(session)
         self._labels = labels
         if self._config.threshold is not None:
             _require_two_classes(labels)
-        self._watch = watch
-        self._writer = watch.writer
-        notes = state.notes if state else {}
-        self._epoch = notes.get("epoch", 0)  # number of finished epochs
-        self._step = state.step if state else 0  # number of the next step
+        self._callbacks = callbacks
+        self._writer = callbacks.writer
+        saved_progress = state.notes if state else {}
+        self._finished_epochs = saved_progress.get("epoch", 0)  # number of finished epochs
+        self._next_step = state.step if state else 0  # number of the next step
         self._expected_steps = 0  # number of steps of the whole run, for the display
         self._epoch_losses = EpochLosses()
         # Mean loss of this epoch's steps; None under DP-SGD, whose noise does not cover it.
-        self._loss = None if self._config.dp_sgd else 0.0
+        self._mean_loss = None if self._config.dp_sgd else 0.0
         # Validation loss after each epoch, with train.patience.
-        self._held_out_losses: list[float] = list(notes.get("held_out", ()))
+        self._held_out_losses: list[float] = list(saved_progress.get("held_out", ()))
         self.evaluation: ModelEvaluation | None = None
-        self._has_charge_reports = False  # whether the passives reported since the last evaluation
+        self._has_new_privacy_reports = (
+            False  # whether the passives reported since the last evaluation
+        )
         # The weakest privacy guarantee so far. Before anything was sent there is none to report.
-        self._promise = self._find_worst_promise() if state else None
+        self._weakest_guarantee = self._find_weakest_guarantee() if state else None
         # State of the active's networks with the lowest validation loss so far.
         self._best_networks = remove_prefix("best", state.tensors) if state else {}
-        self._session_digests = [*notes.get("contracts", []), session.contract.digest.hex()]
-        past = watch.past
-        # The log also covers steps after the checkpoint; some methods send nothing in a step.
-        self._seconds_before: float = max(notes.get("seconds", 0.0), past.seconds)
-        self._steps_before: int = max(notes.get("steps", self._step), past.steps)
-        self._first_step = self._step
-        self.sessions = max(len(self._session_digests), past.sessions + 1)
+        self._contract_digests = [
+            *saved_progress.get("contracts", []),
+            session.contract.digest.hex(),
+        ]
+        earlier_sessions = callbacks.earlier_sessions
+        # The audit log covers steps after the checkpoint, too, but misses steps in which the method
+        # sends nothing. So the larger of both counts is taken.
+        self._seconds_in_earlier_sessions: float = max(
+            saved_progress.get("seconds", 0.0), earlier_sessions.seconds
+        )
+        self._steps_in_earlier_sessions: int = max(
+            saved_progress.get("steps", self._next_step), earlier_sessions.steps
+        )
+        self._step_at_start = self._next_step
+        self.sessions = max(len(self._contract_digests), earlier_sessions.sessions + 1)
         self._start_time = time.monotonic()
         if self._writer:
-            self._writer.start_run(session, self._session_digests, epoch=self._epoch)
+            self._writer.start_run(session, self._contract_digests, epoch=self._finished_epochs)
 
     @cached_property
     def coefficients(self) -> tuple[PartyCoefficients, ...]:
         """The coefficients of a generalised linear model, after the last step."""
-        recording = self._watch.build_recording()
+        recording = self._callbacks.build_recording()
         return list_all_coefficients(
             self._config,
             self._labels.data,
@@ -755,12 +786,12 @@ class TrainingLoop:
     @property
     def seconds(self) -> float:
         """The seconds of training, in all sessions."""
-        return self._seconds_before + time.monotonic() - self._start_time
+        return self._seconds_in_earlier_sessions + time.monotonic() - self._start_time
 
     @property
     def steps(self) -> int:
         """The number of steps in all sessions; repeated steps count again."""
-        return self._steps_before + self._step - self._first_step
+        return self._steps_in_earlier_sessions + self._next_step - self._step_at_start
 
     async def run(self) -> None:
         """Train all epochs, evaluate, write the results, and end the session with all parties."""
@@ -768,14 +799,16 @@ class TrainingLoop:
         links = self.session.links
         # Messages before the first epoch count as the first epoch's. If the last epoch is over,
         # further messages count as the last epoch's.
-        epochs_are_over = self._epoch == self._config.train.epochs or self._should_stop_early
-        current_epoch = self._epoch - 1 if epochs_are_over else self._epoch
+        is_training_over = (
+            self._finished_epochs == self._config.train.epochs or self._should_stop_early
+        )
+        current_epoch = self._finished_epochs - 1 if is_training_over else self._finished_epochs
         self.session.transcript.begin_epoch(current_epoch)
         self._save_checkpoint()
         await train_epochs(learner, links, self)
         if self.evaluation is None:
             await self._evaluate_model(is_final=True)
-        if not self._has_charge_reports and not self.session.helpers:
+        if not self._has_new_privacy_reports and not self.session.helpers:
             # The passives report the privacy cost in their ledgers whenever they save a checkpoint.
             await self._save_at_helpers(links)
             self._save_checkpoint()
@@ -787,11 +820,11 @@ class TrainingLoop:
         # If the session may be restarted, dealers have stayed to the end, and are told of it, too.
         contract = self.session.contract
         dealers = contract.list_names("dealer") if contract.restarts else ()
-        end_all(links, [*self.session.present, *dealers], self._step)
+        end_all(links, [*self.session.present, *dealers], self._next_step)
 
     def _write_files(self, writer: RunWriter, evaluation: ModelEvaluation) -> None:
         """Write the record of messages, if this process has it, and the results."""
-        if recording := self._watch.build_recording():
+        if recording := self._callbacks.build_recording():
             writer.write_recording(recording)
         guarantee = guarantee_text(self._config, self.session, self._labels.mechanism)
         writer.write_results(
@@ -828,7 +861,7 @@ class TrainingLoop:
             ),
             stated=self.session.charge_reports,
             trained=self._labels.build_data(),
-            recorded=self._watch.build_recording(),
+            recorded=self._callbacks.build_recording(),
             help=self.session.learner.help,
             coefficients=self.coefficients,
             local_models=self.session.learner.local_models,
@@ -839,7 +872,7 @@ class TrainingLoop:
     @property
     def next_step(self) -> int:
         """The number of the next step, from 0."""
-        return self._step
+        return self._next_step
 
     def is_last(self, epoch: int) -> bool:
         """Return whether this epoch (from 0) is the last: by the settings, or by early stopping."""
@@ -880,16 +913,16 @@ class TrainingLoop:
         networks = learner.get_active_networks()
         if not self._config.train.keep_best or networks is None:
             return
-        this_epoch = len(self._held_out_losses) - 1
-        if _find_first_minimum(self._held_out_losses) == this_epoch:
+        epoch_index = len(self._held_out_losses) - 1
+        if _find_first_minimum(self._held_out_losses) == epoch_index:
             state = networks.state_dict()
             self._best_networks = {name: tensor.clone() for name, tensor in state.items()}
-        if self.is_last(self._epoch):
+        if self.is_last(self._finished_epochs):
             networks.load_state_dict(self._best_networks)
 
     def iterate_epochs(self) -> Iterator[int]:
         """Yield the remaining epochs, until early stopping."""
-        for epoch in range(self._epoch, self._config.train.epochs):
+        for epoch in range(self._finished_epochs, self._config.train.epochs):
             if self._should_stop_early:
                 return
             self.session.transcript.begin_epoch(epoch)
@@ -903,13 +936,13 @@ class TrainingLoop:
         """
         batches = split_batches(self.session.learner, self._config, epoch)
         remaining_epochs = self._config.train.epochs - epoch
-        self._expected_steps = self._step + remaining_epochs * len(batches)
+        self._expected_steps = self._next_step + remaining_epochs * len(batches)
         self._epoch_losses = EpochLosses()
-        self._loss = 0.0 if self._may_show_loss else None
+        self._mean_loss = 0.0 if self._has_public_loss else None
         for rows_B in batches:
-            yield self._step, rows_B
-        if self._may_show_loss:
-            self._loss = self._epoch_losses.read_mean()
+            yield self._next_step, rows_B
+        if self._has_public_loss:
+            self._mean_loss = self._epoch_losses.read_mean()
 
     def count_step(self, loss: StepLoss | None) -> None:
         """Advance by one step, and report progress.
@@ -917,18 +950,19 @@ class TrainingLoop:
         `loss`: the step's task loss; None: the step has no loss, such as an exchange after
         training.
         """
-        self.session.record_sum(self._step)
-        self._step += 1
+        self.session.record_sum(self._next_step)
+        self._next_step += 1
         if loss is None:
-            self._expected_steps += 1  # such a step is not among the batches that were counted
-        elif self._may_show_loss:
+            # `iterate_batches` counted only the batches, and this step belongs to none of them.
+            self._expected_steps += 1
+        elif self._has_public_loss:
             self._epoch_losses.add(loss)
-            if self._epoch_losses.is_due:
-                self._loss = self._epoch_losses.read_mean()
-        self._report_progress(self._epoch + 1)
+            if self._epoch_losses.should_read_mean:
+                self._mean_loss = self._epoch_losses.read_mean()
+        self._report_progress(self._finished_epochs + 1)
 
     @property
-    def _may_show_loss(self) -> bool:
+    def _has_public_loss(self) -> bool:
         """Whether steps have a task loss, and no privacy guarantee forbids to show it.
 
         Noise of DP-SGD does not cover losses. If labels are used only after training
@@ -949,30 +983,38 @@ class TrainingLoop:
         config = self._config.train
         learner = self.session.learner
         links = self.session.links
-        if self._epoch == 0:
+        if self._finished_epochs == 0:
             self._warn_without_help()
-        self._epoch += 1
-        is_due = self._epoch % config.evaluate_every == 0 and not config.meets_labels_after
-        evaluates = last or is_due
-        if evaluates:
+        self._finished_epochs += 1
+        is_evaluation_due = (
+            self._finished_epochs % config.evaluate_every == 0 and not config.meets_labels_after
+        )
+        should_evaluate = last or is_evaluation_due
+        if should_evaluate:
             await self._evaluate_model(is_final=last)
         # Labels are randomised only once. A resumed run must not randomise them again, so a
         # checkpoint is saved in the same epoch.
-        answers_labels = self._labels.is_due(self._epoch)
-        saves = last or answers_labels or self._epoch % self._config.checkpoint_every == 0
-        if saves:
+        should_randomise_labels = self._labels.is_due(self._finished_epochs)
+        should_save = (
+            last
+            or should_randomise_labels
+            or self._finished_epochs % self._config.checkpoint_every == 0
+        )
+        if should_save:
             await self._save_at_helpers(links)
-        self._promise = self._find_worst_promise()
-        if evaluates:
-            self._report_progress(self._epoch)
+        self._weakest_guarantee = self._find_weakest_guarantee()
+        if should_evaluate:
+            self._report_progress(self._finished_epochs)
         if self._writer:
-            self._writer.record_epoch(self._build_metrics(evaluated=evaluates), is_saved=saves)
-        if answers_labels:
+            self._writer.record_epoch(
+                self._build_metrics(is_evaluated=should_evaluate), is_saved=should_save
+            )
+        if should_randomise_labels:
             self._labels.answer_stage(learner.get_active_networks())
             data = self._labels.build_data()
             assert data.table.labels is not None
             learner.relabel(data.table.labels, data.train_rows)
-        if saves:
+        if should_save:
             self._save_checkpoint()
             if not last:
                 self._readmit_passives(links)
@@ -988,11 +1030,11 @@ class TrainingLoop:
         calibration = None
         if is_final:
             calibration = calibrate_networks(self.session, self._labels.build_data())
-        scores = await learner.evaluate(links, next_step=self._step, is_final=is_final)
+        scores = await learner.evaluate(links, next_step=self._next_step, is_final=is_final)
         self.evaluation = evaluate_scores(
             self.session, self._labels, scores, is_final=is_final, calibration=calibration
         )
-        self._has_charge_reports = False
+        self._has_new_privacy_reports = False
 
     async def _save_at_helpers(self, links: Links) -> None:
         """Have the other parties save a checkpoint, and receive their signed privacy costs.
@@ -1008,15 +1050,15 @@ class TrainingLoop:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
         statements = await save_all(
-            links, session.present, self._step, contract=contract, may_leave=may_leave
+            links, session.present, self._next_step, contract=contract, may_leave=may_leave
         )
         for name, statement in statements.items():
             if statement is None:
-                session.learner.left[name] = self._step
+                session.learner.left[name] = self._next_step
             elif name not in session.helpers:  # roles in this process need no signed report
                 session.charged[name] = statement.verify_accounts(name)
                 session.statements[name] = statement
-        self._has_charge_reports = True
+        self._has_new_privacy_reports = True
 
     def _readmit_passives(self, links: Links) -> None:
         """Raise PartyBackError if an absent passive is reachable again.
@@ -1025,46 +1067,46 @@ class TrainingLoop:
 
         `links`: connections to the other parties.
         """
-        rejoining = self._watch.find_rejoining(self.session.learner.left)
+        rejoining = self._callbacks.find_rejoining(self.session.learner.left)
         if rejoining:
             raise PartyBackError(
-                f"nothing to do: all go on in a new session from step {self._step}; checkpoint: "
-                f"{' and '.join(rejoining)} fell silent and is back, so {links.me} ends this "
-                "session"
+                f"nothing to do: all go on in a new session from step {self._next_step}; "
+                f"checkpoint: {' and '.join(rejoining)} fell silent and is back, so {links.me} "
+                "ends this session"
             )
 
     def _save_checkpoint(self) -> None:
         """Save the active's checkpoint, with the loop's state and the labels randomised so far."""
         self.session.party_session.save_checkpoint(
-            self._step,
+            self._next_step,
             tensors={
                 **add_prefix("labels", self._labels.tensors()),
                 **add_prefix("best", self._best_networks),
             },
-            epoch=self._epoch,
+            epoch=self._finished_epochs,
             seconds=self.seconds,
             steps=self.steps,
-            contracts=self._session_digests,
+            contracts=self._contract_digests,
             held_out=self._held_out_losses,
         )
 
-    def _build_metrics(self, *, evaluated: bool) -> dict[str, Any]:
+    def _build_metrics(self, *, is_evaluated: bool) -> dict[str, Any]:
         """Return one line of metrics.jsonl: losses, scores, privacy cost, bytes and seconds.
 
-        `evaluated`: whether test rows were scored in this epoch.
+        `is_evaluated`: whether test rows were scored in this epoch.
         """
         privacy = self.compute_privacy()
-        passive = self._worst_account
-        promises = self._list_promises()
+        largest_passive_cost = self._largest_passive_cost
+        guarantees = self._list_guarantees()
         return {
-            "epoch": self._epoch,
-            "step": self._step,
-            "loss": self._loss,
+            "epoch": self._finished_epochs,
+            "step": self._next_step,
+            "loss": self._mean_loss,
             # The loss of validation rows; null without train.patience.
             "held_out_loss": self._held_out_losses[-1] if self._held_out_losses else None,
-            "accuracy": self.evaluation.accuracy if evaluated and self.evaluation else None,
+            "accuracy": self.evaluation.accuracy if is_evaluated and self.evaluation else None,
             # By inference variant: the run's measure, and at the end all measures.
-            "measures": self.evaluation.measures if evaluated and self.evaluation else None,
+            "measures": self.evaluation.measures if is_evaluated and self.evaluation else None,
             "epsilon": privacy.epsilon_x,
             "epsilon_y": privacy.epsilon_y,
             "epsilon_model": privacy.epsilon_model,
@@ -1072,22 +1114,22 @@ class TrainingLoop:
             "releases": privacy.releases,
             # Privacy cost of the passive with the weakest guarantee; null if passives add no noise.
             "epsilon_passives": _find_largest_epsilon(
-                promises, self._config.method.passives_epsilon_name
+                guarantees, self._config.method.passives_epsilon_name
             ),
-            "delta_passives": passive["delta"] if passive else None,
-            "releases_passives": passive["releases"] if passive else None,
-            "promises": {promise.format_title(): promise.text for promise in promises},
+            "delta_passives": largest_passive_cost["delta"] if largest_passive_cost else None,
+            "releases_passives": largest_passive_cost["releases"] if largest_passive_cost else None,
+            "promises": {promise.format_title(): promise.text for promise in guarantees},
             "wire_bytes": self.session.transcript.wire_bytes,
             "seconds": self.seconds,
         }
 
-    def _list_promises(self) -> tuple[Promise, ...]:
+    def _list_guarantees(self) -> tuple[Promise, ...]:
         """Return the privacy guarantees of the run at its cost so far."""
-        accounts = self.session.passive_accounts
-        return promises_of(self._config, self.compute_privacy(), contributions=accounts)
+        cost_by_passive = self.session.passive_accounts
+        return promises_of(self._config, self.compute_privacy(), contributions=cost_by_passive)
 
     @property
-    def _worst_account(self) -> Mapping[str, Any] | None:
+    def _largest_passive_cost(self) -> Mapping[str, Any] | None:
         """The privacy cost of the passive with the highest epsilon for its votes or contributions.
 
         None: no passive has reported a cost.
@@ -1110,7 +1152,7 @@ class TrainingLoop:
                 stacklevel=2,
             )
 
-    def _find_worst_promise(self) -> Promise | None:
+    def _find_weakest_guarantee(self) -> Promise | None:
         """Return the weakest privacy guarantee so far about what leaves a party.
 
         It is the guarantee of the kind of epsilon that the method reports first. None: it depends
@@ -1118,10 +1160,10 @@ class TrainingLoop:
         """
         method = self._config.method
         passives_add_noise = method.find_noise(self._config) is not None
-        costs_are_awaited = passives_add_noise and self._worst_account is None
+        costs_are_awaited = passives_add_noise and self._largest_passive_cost is None
         if method.epsilon_name == method.passives_epsilon_name and costs_are_awaited:
             return None
-        return worst_promise(self._list_promises(), method.epsilon_name)
+        return worst_promise(self._list_guarantees(), method.epsilon_name)
 
     def _report_progress(self, epoch: int) -> None:
         """Report step, loss, last score and privacy guarantee to the display.
@@ -1129,22 +1171,24 @@ class TrainingLoop:
         `epoch`: number of the present epoch, from 1.
         """
         evaluation = self.evaluation
-        headline = self.session.headline
+        main_variant = self.session.headline
         measure = self._config.measure
-        promise = self._promise
-        self._watch.on_progress(
+        guarantee = self._weakest_guarantee
+        self._callbacks.on_progress(
             Progress(
                 epoch=epoch,
                 epochs=self._config.train.epochs,
-                step=self._step,
+                step=self._next_step,
                 steps=self._expected_steps,
-                loss=self._loss,
-                accuracy=evaluation.accuracy.get(headline) if evaluation else None,
+                loss=self._mean_loss,
+                accuracy=evaluation.accuracy.get(main_variant) if evaluation else None,
                 measure=measure,
-                score=evaluation.measures.get(headline, {}).get(measure) if evaluation else None,
-                figure=self._config.method.epsilon_name if promise is None else promise.figure,
-                epsilon=None if promise is None else promise.epsilon,
-                promise=None if promise is None else promise.state,
+                score=evaluation.measures.get(main_variant, {}).get(measure)
+                if evaluation
+                else None,
+                figure=self._config.method.epsilon_name if guarantee is None else guarantee.figure,
+                epsilon=None if guarantee is None else guarantee.epsilon,
+                promise=None if guarantee is None else guarantee.state,
                 wire_bytes=self.session.transcript.wire_bytes,
             )
         )
@@ -1154,14 +1198,14 @@ class TrainingLoop:
         return spent_in(self.session, self._labels.mechanism, delta=self._config.delta)
 
 
-def _find_largest_epsilon(promises: Sequence[Promise], figure: str) -> float | None:
+def _find_largest_epsilon(guarantees: Sequence[Promise], figure: str) -> float | None:
     """Return the largest epsilon of one kind among privacy guarantees; None: there is none.
 
     `figure`: the kind of epsilon, such as "epsilon_x".
     """
-    if all(promise.figure != figure for promise in promises):
+    if all(promise.figure != figure for promise in guarantees):
         return None
-    return worst_promise(promises, figure).epsilon
+    return worst_promise(guarantees, figure).epsilon
 
 
 def _find_first_minimum(values: Sequence[float]) -> int:

@@ -8,7 +8,7 @@ show them during the run and afterwards.
 from pathlib import Path
 
 from secure_apfed.base.peer_text import quote_text
-from secure_apfed.runs.folder import SEALED
+from secure_apfed.runs.folder import SEALED_PROJECT
 from secure_apfed.settings.protection import find_departures
 from secure_apfed.settings.run import RunSettings
 
@@ -35,7 +35,7 @@ def describe_shared_organisations(folder: Path) -> tuple[str, ...]:
 
     Raises DataError, RemoteProtocolError: the sealed project cannot be read.
     """
-    path = folder / SEALED
+    path = folder / SEALED_PROJECT
     if not path.is_file():
         return ()
     # Imported here, since this module would otherwise be in a cycle of imports.

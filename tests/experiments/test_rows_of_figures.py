@@ -76,7 +76,7 @@ def joint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def counts_of_scores(folder: Path) -> dict[str, int]:
-    tensors = load_file(RunFolder(folder).scored)
+    tensors = load_file(RunFolder(folder).test_scores)
     return {
         name.removesuffix("/truth"): len(tensor)
         for name, tensor in tensors.items()

@@ -20,9 +20,9 @@ from secure_apfed.organisations.served import AnswerBook, serve_party
 from secure_apfed.runs.audit_log import FILE_NAME, AuditLog, verify_log
 from secure_apfed.runs.folder import (
     PROJECT_ENDED,
-    SEALED,
+    SEALED_PROJECT,
     PartyFolder,
-    load_ending,
+    load_project_end,
     require_open_project,
 )
 from tests.links.test_project import OTHERS, PARTIES, Organisations, certificate_findings
@@ -178,7 +178,7 @@ def test_nobody_predicts_jointly_or_joins_again_where_it_was_ended(
     rows = here.base / "bank" / "bank.csv"
     call = ("predict", "--model", bank, "--data", rows, "--jointly", config_of(bank))
     assert "was ended in" in run_as_json(capsys, *call, code=3)["error"]["message"]
-    join = ("project", "join", bank / SEALED, "--as", "bank", "--folder", bank)
+    join = ("project", "join", bank / SEALED_PROJECT, "--as", "bank", "--folder", bank)
     assert "was ended in" in run_as_json(capsys, *join, code=3)["error"]["message"]
 
 
@@ -217,7 +217,7 @@ def test_who_runs_is_told_how_to_stop_and_nothing_is_deleted(is_trained: bool, s
     with PartyFolder(shop).lock_exclusively(), pytest.raises(Exception, match=r"Ctrl-C, SIGTERM"):
         ending.end_project(owner, now=1.0)
     assert all((shop / name).exists() for name in SECRETS)
-    assert (load_ending(shop) is not None) is is_trained
+    assert (load_project_end(shop) is not None) is is_trained
     ending.end_project(owner, now=2.0)
     assert ending.plan_end(owner).is_done
 
@@ -300,7 +300,7 @@ def test_a_certificate_is_renewed_and_nobody_compares_words(
     home = here.home(holder)
     bank = here.home("bank")
     files = {name: (home / f"{name}.pem").read_bytes() for name in ("ca", "certificate", "key")}
-    sealed = (home / SEALED).read_bytes()
+    sealed = (home / SEALED_PROJECT).read_bytes()
     asked = run_as_json(
         capsys, "certs", "request", "--config", config_of(home), *(["--new-key"] * new_key)
     )["request"]
@@ -312,7 +312,7 @@ def test_a_certificate_is_renewed_and_nobody_compares_words(
             "holder": holder
         }
     after = {name: (home / f"{name}.pem").read_bytes() for name in files}
-    assert (home / SEALED).read_bytes() == sealed, "the words are of this file"
+    assert (home / SEALED_PROJECT).read_bytes() == sealed, "the words are of this file"
     assert after["ca"] == files["ca"]
     assert after["certificate"] != files["certificate"]
     assert (after["key"] != files["key"]) is new_key
@@ -329,7 +329,7 @@ def test_a_certificate_is_renewed_and_nobody_compares_words(
     found = certificate_findings(home)
     assert found["certificate"][0] == "ok"
     assert "sealed certificate" not in found, "the renewed one is the one to show"
-    project.accept_project(bank / SEALED, holder, home)  # the same project, joined again
+    project.accept_project(bank / SEALED_PROJECT, holder, home)  # the same project, joined again
     assert (home / "certificate.pem").read_bytes() == after["certificate"]
 
 
@@ -355,7 +355,7 @@ def test_others_may_note_a_renewed_certificate_and_revoke_the_old_one(here: Orga
     project.seal_project(
         [here.home(name) / project.ANSWER.format(name) for name in OTHERS], here.home("bank")
     )
-    project.accept_project(here.home("bank") / SEALED, "clinic", clinic)
+    project.accept_project(here.home("bank") / SEALED_PROJECT, "clinic", clinic)
     assert not list(clinic.glob("renewed-*"))
 
 

@@ -37,7 +37,7 @@ from secure_apfed.organisations.flower_parties import (
     run_own_party,
 )
 from secure_apfed.organisations.party import PartyFile, run_party
-from secure_apfed.runs.folder import SEALED
+from secure_apfed.runs.folder import SEALED_PROJECT
 from tests.links.test_project import OTHERS, PARTIES, Organisations
 
 NVFLARE: dict[str, Any] = {
@@ -64,7 +64,7 @@ def seal_project_over(base: Path, where: dict[str, Any]) -> Organisations:
     answers = [made.answer(name, proposal) for name in OTHERS]
     project.seal_project(answers, made.home("bank"))
     for name in OTHERS:
-        project.accept_project(made.home("bank") / SEALED, name, made.home(name))
+        project.accept_project(made.home("bank") / SEALED_PROJECT, name, made.home(name))
     return made
 
 
@@ -140,7 +140,7 @@ def test_over_nvflare_everybody_gets_a_site_and_the_organiser_a_project(
 def test_over_flower_everybody_gets_a_supernode_and_the_organiser_an_app(
     over_flower: Organisations,
 ) -> None:
-    path = over_flower.home("bank") / SEALED
+    path = over_flower.home("bank") / SEALED_PROJECT
     sealed = project.SignedFile.from_file(path).open_document(project.SealedProject, path)
     for name in PARTIES:
         home = over_flower.home(name)
@@ -273,7 +273,7 @@ def test_another_engine_than_the_sealed_one_is_refused_at_every_door(
     over_nvflare: Organisations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = over_nvflare.home("shop")
-    sealed = str(home / SEALED)
+    sealed = str(home / SEALED_PROJECT)
     words = ["project", "join", sealed, "--as", "shop", "--folder", str(home), "--over", "flower"]
     assert execute(words) == 2
     told = " ".join(capsys.readouterr().err.replace("│", " ").split())

@@ -32,7 +32,7 @@ from secure_apfed.organisations.engines import EngineName
 from secure_apfed.organisations.local import find_free_addresses
 from secure_apfed.organisations.party import PartyFile
 from secure_apfed.organisations.revocation import RevocationWatch
-from secure_apfed.runs.folder import SEALED, PartyFolder
+from secure_apfed.runs.folder import SEALED_PROJECT, PartyFolder
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import TableShape
 from tests.docs.pages import blocks
@@ -98,7 +98,7 @@ class Organisations:
         proposal = self.propose()
         answers = [self.answer(name, proposal, columns=name == "shop") for name in OTHERS]
         project.seal_project(answers, self.home("bank"))
-        sealed = self.home("bank") / SEALED
+        sealed = self.home("bank") / SEALED_PROJECT
         for name in OTHERS:
             project.accept_project(sealed, name, self.home(name))
         return sealed
@@ -165,7 +165,7 @@ def test_everybody_holds_what_a_party_needs(organisations: Organisations) -> Non
         own = load_config_text(file.config.read_text())
         assert own.collect_terms() == organisations.config.collect_terms()
         assert {key for key, table in (own.data.parties or {}).items() if table.file} <= {name}
-        path = home / SEALED
+        path = home / SEALED_PROJECT
         sealed = project.SignedFile.from_file(path).open_document(project.SealedProject, path)
         digests.add(sealed.project_words)
         for peer, known in file.peers.items():
@@ -189,7 +189,7 @@ def test_a_sealed_project_is_renewed_and_keeps_what_a_party_changed(here: Organi
     project.seal_project(
         [here.home(name) / project.ANSWER.format(name) for name in OTHERS], here.home("bank")
     )
-    project.accept_project(here.home("bank") / SEALED, "shop", here.home("shop"))
+    project.accept_project(here.home("bank") / SEALED_PROJECT, "shop", here.home("shop"))
     assert PartyFile.from_file(file).meet_s == 120
     assert (here.home("shop") / "certificate.pem").read_bytes() != before
 
@@ -220,7 +220,7 @@ def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
     answers = [homes[name] / project.ANSWER.format(name) for name in names[1:]]
     project.seal_project(answers, homes["active"])
     for name in names[1:]:
-        project.accept_project(homes["active"] / SEALED, name, homes[name])
+        project.accept_project(homes["active"] / SEALED_PROJECT, name, homes[name])
     file = PartyFile.from_file(homes["passive-1"] / "party.yaml")
     assert (file.relay, file.listen) == ("127.0.0.1:7443", None)
     assert (homes["passive-1"] / "certificate.pem").read_bytes() == issued.certificate
@@ -330,13 +330,13 @@ def test_a_party_s_own_limits_hold_from_the_first_screen_on(
     # And of whoever sealed and begins: the file that the limits stand in is the party's own.
     file = here.home("shop") / "party.yaml"
     file.write_text(file.read_text() + "maxima: {rules.restarts: 3}\n")
-    project.accept_project(here.home("shop") / SEALED, "bank", here.home("bank"))
+    project.accept_project(here.home("shop") / SEALED_PROJECT, "bank", here.home("bank"))
     for command in ("project check", "party"):
         said = run_as_json(capsys, *command.split(), "--config", file, code=2)
         text = json.dumps(said, ensure_ascii=False)
         assert "shop: rules.restarts is 20, and maxima.rules.restarts of" in text
     with pytest.raises(Exception, match=r"rules.restarts is 20, and maxima"):
-        project.accept_project(here.home("shop") / SEALED, "shop", here.home("shop"))
+        project.accept_project(here.home("shop") / SEALED_PROJECT, "shop", here.home("shop"))
 
 
 UNSIGNED = "mail.json: its signature does not fit the key that it names"
@@ -423,7 +423,7 @@ def test_a_harmed_proposal_is_refused(
 def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path) -> None:
     bank = here.home("bank")
     proposal = bank / project.PROPOSAL
-    sealed = bank / SEALED
+    sealed = bank / SEALED_PROJECT
     answers = {name: here.home(name) / project.ANSWER.format(name) for name in OTHERS}
 
     def require_refusal(why: str, *paths: Path) -> None:
@@ -487,7 +487,7 @@ def test_the_commands_show_what_is_asked_and_learnt(
     sealed = (
         "project",
         "join",
-        here.home("shop") / SEALED,
+        here.home("shop") / SEALED_PROJECT,
         "--as",
         "shop",
         "--folder",
@@ -846,7 +846,7 @@ def test_a_list_that_nobody_reads_is_no_protection(
         str(file)
     ]
     # Joining again, as for a renewed certificate, leaves the list that its owner named.
-    project.accept_project(bank / SEALED, "bank", bank)
+    project.accept_project(bank / SEALED_PROJECT, "bank", bank)
     assert "more-revoked.txt" in file.read_text()
 
 
@@ -855,9 +855,9 @@ def test_a_project_that_was_sealed_again_is_joined_again(here: Organisations) ->
     assert "sealed certificate" not in certificate_findings(shop)
     answers = [here.home(name) / project.ANSWER.format(name) for name in OTHERS]
     project.seal_project(answers, here.home("bank"))
-    shutil.copy(here.home("bank") / SEALED, shop / SEALED)
+    shutil.copy(here.home("bank") / SEALED_PROJECT, shop / SEALED_PROJECT)
     assert "join that file again" in certificate_findings(shop)["sealed certificate"][1]
-    project.accept_project(shop / SEALED, "shop", shop)
+    project.accept_project(shop / SEALED_PROJECT, "shop", shop)
     assert "sealed certificate" not in certificate_findings(shop)
 
 
@@ -917,7 +917,7 @@ def test_two_parties_meet_and_compare(
     own = {"file": str(tmp_path / "shop" / "shop.csv")}
     project.answer_proposal(homes["bank"] / project.PROPOSAL, "shop", homes["shop"], table=own)
     project.seal_project([homes["shop"] / "answer-shop.json"], homes["bank"])
-    project.accept_project(homes["bank"] / SEALED, "shop", homes["shop"])
+    project.accept_project(homes["bank"] / SEALED_PROJECT, "shop", homes["shop"])
     # Both parties' commands run in this process. Typer unsets the variable while it reads a command
     # line, which fails where two threads do; it restores one that was set before.
     monkeypatch.setenv("PYDANTIC_DISABLE_PLUGINS", "1")

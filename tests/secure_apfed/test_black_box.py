@@ -312,7 +312,7 @@ def make_config(code: str, **changes: Any) -> Any:
 @pytest.mark.parametrize("name", ["gradient", "Counted"])
 def test_a_run_takes_one_by_name(beside: Path, name: str) -> None:
     result = run_in_memory(make_config(f"my_registry:{name}"), beside / "run")
-    assert "passive-1 is a black box" in RunFolder(beside / "run").card.read_text()
+    assert "passive-1 is a black box" in RunFolder(beside / "run").model_card.read_text()
     assert result.accuracy
 
 

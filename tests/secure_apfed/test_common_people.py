@@ -186,6 +186,6 @@ def test_what_a_folder_holds_of_people_is_bounded(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert load_common_people(folder) == ()
     told = {"party": "bank", "own": 5, "common": -1, "known_to": "all"}
-    folder.common.write_text(json.dumps([told]))
+    folder.common_people.write_text(json.dumps([told]))
     with pytest.raises(Exception, match=r"common\.json"):
         load_common_people(folder)

@@ -157,7 +157,7 @@ def test_every_kind_of_counter_is_walked() -> None:
     kinds = {pattern for pattern in COUNTING if pattern != "answered.sqlite"}
     from secure_apfed.runs import folder
 
-    assert set(folder._LOGS) == kinds
+    assert set(folder._LOG_PATTERNS) == kinds
 
 
 @pytest.mark.parametrize("pattern", COUNTING)
@@ -288,7 +288,9 @@ def test_answers_to_labels_count_once_a_checkpoint_holds_them(tmp_path: Path) ->
     log.close()
     with (
         pytest.raises(CheckpointError, match=r"labels-shop\.log counts what left"),
-        PartyFolder(folder).lock_for_run(resume=False, counted=lambda: {"labels-shop.log"}),
+        PartyFolder(folder).lock_for_run(
+            resume=False, list_nonzero_counters=lambda: {"labels-shop.log"}
+        ),
     ):
         pass
     assert (folder / "labels-shop.log").exists()

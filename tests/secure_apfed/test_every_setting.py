@@ -25,7 +25,7 @@ from secure_apfed.config.plain_yaml import format_yaml
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations import project
-from secure_apfed.runs.folder import SEALED
+from secure_apfed.runs.folder import SEALED_PROJECT
 from secure_apfed.settings import Settings
 from secure_apfed.settings.run import RunSettings
 
@@ -212,7 +212,7 @@ def go_through(settings: Mapping[str, Any], tables: Path, folder: Path) -> None:
     for name in ("shop", "bank"):
         if name in roles:
             if name != "bank":
-                project.accept_project(home["bank"] / SEALED, name, home[name])
+                project.accept_project(home["bank"] / SEALED_PROJECT, name, home[name])
             checks = Checks(home[name] / "party.yaml")
             for finding in checks._check_contract():
                 assert finding.state != "missing", finding

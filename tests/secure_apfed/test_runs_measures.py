@@ -62,7 +62,7 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
     result = run(config_of(measure="auc"), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     outcome = load_outcome(folder)
-    card = json.loads(folder.card.read_text())
+    card = json.loads(folder.model_card.read_text())
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert [set(line["measures"]["single_view"]) for line in lines] == [{"auc"}, {"auc"}, ALL]
     told = outcome.measures["single_view"]
@@ -71,7 +71,7 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
     assert told["accuracy"] == outcome.accuracy["single_view"]
     kept = load_kept_scores(folder.path)
     assert measure_all(kept) == pytest.approx(told)
-    assert stat.S_IMODE(folder.scored.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.test_scores.stat().st_mode) == 0o600
     data = result.recording.data
     rows = data.active.features[data.test_rows]
     model = load_model(folder.path)
@@ -82,7 +82,7 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
     assert kept.truth.tolist() == data.active.labels[data.test_rows].tolist()
     with pytest.raises(CheckpointError, match="no scores of other"):
         load_scores(folder, "other", threshold=None)
-    folder.scored.write_bytes(folder.scored.read_bytes()[:-1] + b"x")
+    folder.test_scores.write_bytes(folder.test_scores.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match="not as the run left it"):
         load_scores(folder, "single_view", threshold=None)
 

@@ -215,7 +215,7 @@ def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
     assert result.scores[alone] == pytest.approx(r2_score(truth, said), abs=1e-4)
     report = write_report(tmp_path / "run").read_text()
     assert all(MEASURES[name].title in report for name in names_of("regression"))
-    assert json.loads(folder.card.read_text())["targets"] == data.targets.model_dump()
+    assert json.loads(folder.model_card.read_text())["targets"] == data.targets.model_dump()
 
 
 @pytest.mark.slow
@@ -281,11 +281,11 @@ def test_predict_and_onnx_tell_numbers_in_the_unit(tmp_path: Path) -> None:
 def test_a_card_that_fits_no_task_is_refused(tmp_path: Path) -> None:
     run(config_of("single_view", train={"epochs": 1}), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    card = json.loads(folder.card.read_text())
+    card = json.loads(folder.model_card.read_text())
     for other in ({"task": "guessing"}, {"targets": None}, {"task": "classification"}):
         parts = active_model._NetworkCard.model_validate(card | other)
         with pytest.raises(ModelError, match=r"no model of this version|labels are"):
-            active_model._build_task(parts, folder.card)
+            active_model._build_task(parts, folder.model_card)
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ class OwnSide:
         """Return what a party's folder holds; None: it is no party's folder, or the party's part
         has not ended.
         """
-        ended = PartyFolder(path).ended
+        ended = PartyFolder(path).party_end
         if not ended.is_file():
             return None
         log = None
@@ -265,7 +265,7 @@ def load_party(path: Path) -> ReportedParty | None:
     # A folder with the run's result is no passive's.
     if own_side is None or folder.result.is_file():
         return None
-    for file in (folder.config, folder.contract, folder.flows):
+    for file in (folder.config, folder.contract, folder.message_flows):
         if not file.is_file():
             raise CheckpointError(
                 f"{file} is missing: {own_side.name} was ended before it wrote all of its part; "
@@ -277,7 +277,7 @@ def load_party(path: Path) -> ReportedParty | None:
         config=folder.load_config(),
         contract=contract.document,
         contract_sha256=contract.sha256,
-        flows=load_json(folder.flows, tuple[Flow, ...]),
+        flows=load_json(folder.message_flows, tuple[Flow, ...]),
         charges=count_charges(folder),
         attacks=load_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
         own=own_side,

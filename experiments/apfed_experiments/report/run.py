@@ -137,7 +137,12 @@ def load_run(path: Path) -> ReportedRun:
     finished = load_finished_run(path)
     files = RunFolder(path)
     files.check_digests(
-        files.contract, files.metrics, files.flows, files.seeds, files.versions, *files.list_logs()
+        files.contract,
+        files.metrics,
+        files.message_flows,
+        files.seeds,
+        files.versions,
+        *files.list_logs(),
     )
     contract = load_contract(files.contract, _Contract)
     sorted_parties = sorted(
@@ -150,7 +155,7 @@ def load_run(path: Path) -> ReportedRun:
         charges=count_charges(files),
         own=OwnSide.from_folder(path),
         epochs=load_json_lines(files.metrics, EpochMetrics),
-        flows=load_json(files.flows, tuple[Flow, ...]),
+        flows=load_json(files.message_flows, tuple[Flow, ...]),
         roles={party.name: party.role for party in sorted_parties},
         seeds=load_json(files.seeds, dict[str, Any]),
         versions=load_json(files.versions, dict[str, Any]),
