@@ -276,10 +276,10 @@ def _told(settings: Any) -> dict[str, str]:
 
 def bench(subject: str) -> str:
     """Return a table of a bench, of the cases that are like a glob, if there is one."""
-    from apfed_bench.table import format_bench, load_measurement
+    from apfed_bench.table import format_bench, load_bench_results
 
     name, _, only = subject.partition("/")
-    return format_bench(load_measurement(DOCS / f"performance/{name}.json"), only or "*")
+    return format_bench(load_bench_results(DOCS / f"performance/{name}.json"), only or "*")
 
 
 def difference(subject: str) -> str:

@@ -51,19 +51,19 @@ def bench(
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # benches measure unsafe peers too
     has_failed = False
     names = NAMES if name == _ALL else (name,)
-    for measured in run_benches(names, quick=quick, cases=only, folder=output):
-        if any(row.get("failed") for row in measured["rows"]):
+    for results in run_benches(names, quick=quick, case_glob=only, folder=output):
+        if any(row.get("failed") for row in results["rows"]):
             has_failed = True
         if as_json:
-            typer.echo(to_json(measured))
+            typer.echo(to_json(results))
             continue
-        results = make_table(measured)
-        terminal.show_rows(results.title, results.header, results.cells)
-        for row in measured["rows"]:
+        table = make_table(results)
+        terminal.show_rows(table.title, table.header, table.cells)
+        for row in results["rows"]:
             if "reason" in row:
                 typer.echo(f"{row['case']}: {row['reason']}")
         typer.echo(
-            f"measured on {measured['machine']}; {measured['stolen']:.1%} of its processor time "
+            f"measured on {results['machine']}; {results['stolen']:.1%} of its processor time "
             "was stolen"
         )
     if has_failed:

@@ -22,12 +22,12 @@ from typing import Any
 from apfed_bench import psi_case
 from apfed_bench.rows import Bench, Group, Row, find_crypten_error, make_row, run_script
 
-_REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
-_QUICK = {1_000: 1, 10_000: 1}
+_REPETITIONS_BY_SIZE = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
+_QUICK_REPETITIONS_BY_SIZE = {1_000: 1, 10_000: 1}
 _TIMEOUT_S = 1800
-_ON_CRYPTEN = "circuit-crypten"
+_CRYPTEN_CASE = "circuit-crypten"
 _FASTEST_PEER = "spu-rr22"
-_PEER_PYTHON = "SECURE_APFED_SPU_PYTHON"
+_PEER_PYTHON_VARIABLE = "SECURE_APFED_SPU_PYTHON"
 _FOREIGN_CASES = (_FASTEST_PEER, "openmined")
 _MAX_SIZES = {"openmined": 100_000, "circuit-ot": 10_000}
 """Largest number of IDs of cases that take long: `circuit-ot` sends 64 KB for each ID."""
@@ -35,7 +35,7 @@ _MAX_QUICK_SIZES = _MAX_SIZES | {"circuit-ot": 1_000}
 
 _PEER_BY_CASE = {
     **dict.fromkeys(("circuit", "opprf", "vole", "ecdh", "ot"), _FASTEST_PEER),
-    _ON_CRYPTEN: "circuit",
+    _CRYPTEN_CASE: "circuit",
     "circuit-ot": "circuit",
     "opprf-ot": "opprf",
     "ecdh-buckets": "ecdh",
@@ -43,14 +43,16 @@ _PEER_BY_CASE = {
 }
 
 PSI = Bench(
-    groups=lambda quick: [
+    make_groups=lambda quick: [
         Group(
             [f"{case}/{size}" for case in _list_cases(size, quick=quick)],
             partial(compare_intersections, size, repetitions),
         )
-        for size, repetitions in (_QUICK if quick else _REPETITIONS).items()
+        for size, repetitions in (
+            _QUICK_REPETITIONS_BY_SIZE if quick else _REPETITIONS_BY_SIZE
+        ).items()
     ],
-    fields=("processor_seconds", "peak_memory", "floor_seconds", "dealt_bytes"),
+    further_fields=("processor_seconds", "peak_memory", "floor_seconds", "dealt_bytes"),
 )
 
 
@@ -63,54 +65,64 @@ def _list_cases(size: int, *, quick: bool) -> list[str]:
     return [case for case in psi_case.CASES if size <= max_sizes.get(case, size)]
 
 
-def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+def compare_intersections(
+    size: int, repetitions: int, wanted_cases: Collection[str]
+) -> Iterator[Row]:
     """Yield the rows of the wanted cases with `size` IDs on each side.
 
     The cases that they are compared with are run, too. `repetitions`: how often each case is run.
     """
-    requested = [case for case in psi_case.CASES if f"{case}/{size}" in wanted]
-    needed = {*requested, *(_PEER_BY_CASE[case] for case in requested if case in _PEER_BY_CASE)}
-    runs: dict[str, list[Mapping[str, Any]]] = {
-        case: [] for case in psi_case.CASES if case in needed
+    requested_protocols = [case for case in psi_case.CASES if f"{case}/{size}" in wanted_cases]
+    needed_protocols = {
+        *requested_protocols,
+        *(_PEER_BY_CASE[case] for case in requested_protocols if case in _PEER_BY_CASE),
     }
-    reason_by_case = _repeat_cases(runs, size, repetitions)
-    medians = {
+    runs_by_case: dict[str, list[Mapping[str, Any]]] = {
+        case: [] for case in psi_case.CASES if case in needed_protocols
+    }
+    reason_by_case = _repeat_cases(runs_by_case, size, repetitions)
+    medians_by_case = {
         case: _compute_medians(case_runs)
-        for case, case_runs in runs.items()
+        for case, case_runs in runs_by_case.items()
         if case not in reason_by_case
     }
-    for case in requested:
+    for case in requested_protocols:
         if case in reason_by_case:
             yield make_row(f"{case}/{size}", reason=reason_by_case[case])
             continue
-        median = medians[case]
+        medians = medians_by_case[case]
         peer_case = _PEER_BY_CASE.get(case)
-        ratio = median["seconds"] / medians[peer_case]["seconds"] if peer_case in medians else None
+        ratio = (
+            medians["seconds"] / medians_by_case[peer_case]["seconds"]
+            if peer_case in medians_by_case
+            else None
+        )
         peer = None if peer_case is None else f"{peer_case}/{size}"
-        yield {**make_row(f"{case}/{size}", peer=peer, ratio=ratio), **median}
+        yield {**make_row(f"{case}/{size}", peer=peer, ratio=ratio), **medians}
 
 
 def _repeat_cases(
-    runs: Mapping[str, list[Mapping[str, Any]]], size: int, repetitions: int
+    runs_by_case: Mapping[str, list[Mapping[str, Any]]], size: int, repetitions: int
 ) -> dict[str, str]:
-    """Run all cases in turns, several times, and append their measurements to `runs`, by case.
+    """Run all cases in turns, several times, and append their measurements to `runs_by_case`, by
+    case.
 
     `size`: number of IDs on each side. Returns why another library's cases are missing, by case.
     """
     reason_by_case: dict[str, str] = {}
-    if _ON_CRYPTEN in runs and (reason := find_crypten_error()):
-        reason_by_case[_ON_CRYPTEN] = reason
+    if _CRYPTEN_CASE in runs_by_case and (reason := find_crypten_error()):
+        reason_by_case[_CRYPTEN_CASE] = reason
     for _ in range(repetitions):
         # A peer that failed once is missing, and is not tried again.
-        for case in [case for case in runs if case not in reason_by_case]:
+        for case in [case for case in runs_by_case if case not in reason_by_case]:
             try:
-                runs[case].append(_run_case(case, size))
+                runs_by_case[case].append(_run_case(case, size))
             except (RuntimeError, OSError) as error:
                 if case not in _FOREIGN_CASES:
                     raise
                 last_line = str(error).splitlines()[-1]
                 reason_by_case[case] = (
-                    f"{last_line}; {_PEER_PYTHON} names an interpreter that has it"
+                    f"{last_line}; {_PEER_PYTHON_VARIABLE} names an interpreter that has it"
                 )
     return reason_by_case
 
@@ -133,11 +145,18 @@ def _run_case(case: str, size: int) -> Mapping[str, Any]:
     Raises RuntimeError: the case failed, or found a wrong number of common IDs.
     """
     is_ours = case not in _FOREIGN_CASES
-    python = sys.executable if is_ours else os.environ.get(_PEER_PYTHON, sys.executable)
-    result = run_script(
-        psi_case.__file__, case, size, python=python, is_ours=is_ours, timeout_s=_TIMEOUT_S
+    interpreter = (
+        sys.executable if is_ours else os.environ.get(_PEER_PYTHON_VARIABLE, sys.executable)
     )
-    common = size - size // 2  # half of the IDs, rounded up
-    if result["common"] != common:
-        raise RuntimeError(f"{case}/{size} found {result['common']} IDs, not {common}")
+    result = run_script(
+        psi_case.__file__,
+        case,
+        size,
+        interpreter=interpreter,
+        needs_project=is_ours,
+        timeout_s=_TIMEOUT_S,
+    )
+    expected_count = size - size // 2  # half of the IDs, rounded up
+    if result["common"] != expected_count:
+        raise RuntimeError(f"{case}/{size} found {result['common']} IDs, not {expected_count}")
     return result

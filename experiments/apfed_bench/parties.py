@@ -44,10 +44,10 @@ from apfed_bench.rows import (
     Group,
     Row,
     compare_calls,
-    interleave,
+    compute_median_ratio,
     make_row,
     make_single_group,
-    median_ratio,
+    time_calls_in_turns,
 )
 from apfed_experiments.study import describe_missing_data
 from apfed_protocols.errors import UnsafeChoiceWarning
@@ -76,9 +76,9 @@ from secure_apfed.runs.run import LINK_TYPES, LinkType
 from secure_apfed.settings.training import ContrastiveSettings
 
 _TIMEOUT_S = 60.0
-_BATCH = 256
+_BATCH_SIZE = 256
 _REPRESENTATION_SIZE = 64
-_PASSIVES = 3
+_PASSIVE_COUNT = 3
 _PEER = "plain torch loop"
 # Of the cases `release`: rows of the table, epochs that its epsilon covers, clip of a row.
 _RELEASE_ROWS = 10_000
@@ -86,22 +86,24 @@ _RELEASE_EPOCHS = 50
 _RELEASE_CLIP = 1.0
 
 
-def _make_image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
+def _make_image_run(
+    name: str, *, party_count: int = 2, **secure_sum: Any
+) -> tuple[Config, VerticalData]:
     """Return the configuration of APFed-C on strips of images with a plain sum, and its data.
 
-    Fashion-MNIST is used, or MNIST where that is not installed. `name`: name of the run. `views`:
-    number of parties. `secure_sum`: further settings of the sum.
+    Fashion-MNIST is used, or MNIST where that is not installed. `name`: name of the run.
+    `party_count`: number of parties. `secure_sum`: further settings of the sum.
 
     Raises DataError: no images are installed.
     """
     settings: dict[str, Any] = {
         "name": name,
         "method": "apfed_c",
-        "train": {"batch_size": _BATCH, "device": "cpu"},
+        "train": {"batch_size": _BATCH_SIZE, "device": "cpu"},
         "secure_sum": {"scheme": "plain", **secure_sum, "allow_single_passive": True},
         "guard": {"mechanism": "none"},
     }
-    data_settings = {"views": views, "limit": 4 * _BATCH}
+    data_settings = {"views": party_count, "limit": 4 * _BATCH_SIZE}
     configs = [
         Config.model_validate({**settings, "data": {"dataset": dataset, **data_settings}})
         for dataset in ("fashion_mnist", "mnist")
@@ -112,33 +114,33 @@ def _make_image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Co
 
 # Noise of about the size that epsilon 8 needs in an ordinary run; it does not change a step's time.
 _SUM_NOISE = {"noise": {"sigma": 60.0}}
-_OPEN = {"mechanism": "none"}
-_GUARD = {"mechanism": "gaussian", "sigma": 10.0}
-_SUMS: Mapping[str, Mapping[str, Any]] = {
+_NO_GUARD = {"mechanism": "none"}
+_GAUSSIAN_GUARD = {"mechanism": "gaussian", "sigma": 10.0}
+_SETTINGS_BY_SUM: Mapping[str, Mapping[str, Any]] = {
     "plain": {"scheme": "plain"},
     "masked": {"scheme": "plain", "masks": "pairwise"},
     "bfv+masks": {"scheme": "bfv", "masks": "pairwise"},
     "ckks": {"scheme": "ckks"},
 }
 # Settings of the guard, and further settings of the sum.
-_GUARDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-    "open": (_OPEN, {}),
-    "guard": (_GUARD, {}),
-    "guard+noise": (_GUARD, _SUM_NOISE),
+_GUARD_AND_SUM_SETTINGS_BY_GUARD: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "open": (_NO_GUARD, {}),
+    "guard": (_GAUSSIAN_GUARD, {}),
+    "guard+noise": (_GAUSSIAN_GUARD, _SUM_NOISE),
 }
 
 
 def _make_table_run(
-    batch: int, secure_sum: Mapping[str, Any], guard: Mapping[str, Any] = _OPEN
+    batch_size: int, secure_sum: Mapping[str, Any], guard: Mapping[str, Any] = _NO_GUARD
 ) -> tuple[Config, VerticalData]:
     """Return the configuration of APFed-C on a small table of three parties, and its data.
 
-    `batch`: number of rows of a step. `secure_sum`, `guard`: settings of these sections.
+    `batch_size`: number of rows of a step. `secure_sum`, `guard`: settings of these sections.
     """
     settings: dict[str, Any] = {
         "name": "bench-exchange-table",
         "method": "apfed_c",
-        "train": {"batch_size": batch, "device": "cpu"},
+        "train": {"batch_size": batch_size, "device": "cpu"},
         "data": {"dataset": "breast_cancer"},
         "secure_sum": secure_sum,
         "guard": guard,
@@ -157,15 +159,15 @@ def _open_without_warnings(config: Config, data: VerticalData) -> Simulation:
     return session
 
 
-def _iter_batches(rows: Tensor, size: int = _BATCH) -> Iterator[tuple[int, Tensor]]:
-    """Yield step numbers with full batches of `size` rows, in a new random order every epoch,
+def _iter_batches(rows: Tensor, batch_size: int = _BATCH_SIZE) -> Iterator[tuple[int, Tensor]]:
+    """Yield step numbers with full batches of `batch_size` rows, in a new random order every epoch,
     without end.
     """
     steps = itertools.count()
     for epoch in itertools.count():
         order = shuffle_rows(rows, 0, "bench", epoch)
-        full_batches = len(rows) // size
-        for rows_B in order[: full_batches * size].split(size):
+        full_batch_count = len(rows) // batch_size
+        for rows_B in order[: full_batch_count * batch_size].split(batch_size):
             yield next(steps), rows_B
 
 
@@ -183,7 +185,7 @@ def _measure_exchange(case: str, repetitions: int, config: Config, data: Vertica
     `repetitions`: number of measured steps.
     """
     session = _open_without_warnings(config, data)
-    warm_up = 2
+    warm_up_steps = 2
     batches = _iter_batches(session.learner.training_rows, config.train.batch_size)
     bytes_before = session.transcript.wire_bytes
     row = compare_calls(
@@ -192,40 +194,45 @@ def _measure_exchange(case: str, repetitions: int, config: Config, data: Vertica
         _make_plain_step(config, data),
         peer=_PEER,
         repetitions=repetitions,
-        warm_up=warm_up,
+        warm_up_calls=warm_up_steps,
     )
-    all_bytes = session.transcript.wire_bytes - bytes_before
-    return {**row, "bytes": all_bytes // (repetitions + warm_up)}
+    sent_bytes = session.transcript.wire_bytes - bytes_before
+    return {**row, "bytes": sent_bytes // (repetitions + warm_up_steps)}
 
 
-def _list_protected_cases(batch: int) -> Mapping[str, tuple[str, str]]:
+def _list_protected_cases(batch_size: int) -> Mapping[str, tuple[str, str]]:
     """Return the keys of sum and guard by name of the case.
 
-    The most protected guard (clip and noise of representations) comes first. `batch`: number of
-    rows of a step.
+    The most protected guard (clip and noise of representations) comes first. `batch_size`: number
+    of rows of a step.
     """
-    most_protected_first = list(_GUARDS)[::-1]
+    most_protected_first = list(_GUARD_AND_SUM_SETTINGS_BY_GUARD)[::-1]
     return {
-        f"{sum_name}/{guard}/b{batch}": (sum_name, guard)
-        for sum_name in _SUMS
+        f"{sum_name}/{guard}/b{batch_size}": (sum_name, guard)
+        for sum_name in _SETTINGS_BY_SUM
         for guard in most_protected_first
     }
 
 
-def _make_protected_step(batch: int, sum_name: str, guard: str) -> Callable[[], object]:
+def _make_protected_step(batch_size: int, sum_name: str, guard_name: str) -> Callable[[], object]:
     """Return a function that runs the next training step of a session with this sum and guard.
 
-    `batch`: number of rows of a step. `sum_name`: key of `_SUMS`. `guard`: key of `_GUARDS`.
+    `batch_size`: number of rows of a step. `sum_name`: key of `_SETTINGS_BY_SUM`. `guard_name`: key
+    of `_GUARD_AND_SUM_SETTINGS_BY_GUARD`.
     """
-    guard_settings, sum_settings = _GUARDS[guard]
-    config, data = _make_table_run(batch, {**_SUMS[sum_name], **sum_settings}, guard_settings)
+    guard_settings, further_sum_settings = _GUARD_AND_SUM_SETTINGS_BY_GUARD[guard_name]
+    config, data = _make_table_run(
+        batch_size, {**_SETTINGS_BY_SUM[sum_name], **further_sum_settings}, guard_settings
+    )
     session = _open_without_warnings(config, data)
-    batches = _iter_batches(session.learner.training_rows, batch)
+    batches = _iter_batches(session.learner.training_rows, batch_size)
     return lambda: session.train_step(*next(batches))
 
 
 @one_thread()
-def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) -> Iterator[Row]:
+def _measure_protected(
+    wanted_cases: Collection[str], batch_size: int, repetitions: int
+) -> Iterator[Row]:
     """Yield the rows of training steps under protection, with their ratio to the plain loop's.
 
     All wanted cases and the plain loop, which has no parties, take turns. Targets for the ratio
@@ -233,40 +240,45 @@ def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) ->
     noise in the sum, too; at a batch of 256: 2.2.
 
     Args:
-        wanted: names of cases with this batch size.
-        batch: number of rows of a step.
+        wanted_cases: names of cases with this batch size.
+        batch_size: number of rows of a step.
         repetitions: how often each case is measured.
     """
-    cases = _list_protected_cases(batch)
-    steps: dict[str, Callable[[], object]] = {
-        case: _make_protected_step(batch, *cases[case]) for case in wanted
+    sum_and_guard_by_case = _list_protected_cases(batch_size)
+    step_by_case: dict[str, Callable[[], object]] = {
+        case: _make_protected_step(batch_size, *sum_and_guard_by_case[case])
+        for case in wanted_cases
     }
-    steps[_PEER] = _make_plain_step(*_make_table_run(batch, {"scheme": "plain", "clip": None}))
-    seconds = interleave(steps, repetitions=repetitions, warm_up=3, clock=time.process_time)
-    for case in wanted:
+    step_by_case[_PEER] = _make_plain_step(
+        *_make_table_run(batch_size, {"scheme": "plain", "clip": None})
+    )
+    seconds_by_case = time_calls_in_turns(
+        step_by_case, repetitions=repetitions, warm_up_calls=3, clock=time.process_time
+    )
+    for case in wanted_cases:
         yield make_row(
             case,
-            statistics.median(seconds[case]),
+            statistics.median(seconds_by_case[case]),
             peer=_PEER,
-            ratio=median_ratio(seconds[case], seconds[_PEER]),
-            peer_seconds=statistics.median(seconds[_PEER]),
+            ratio=compute_median_ratio(seconds_by_case[case], seconds_by_case[_PEER]),
+            peer_seconds=statistics.median(seconds_by_case[_PEER]),
         )
 
 
 @one_thread()
-def _measure_release(case: str, batch: int, repetitions: int) -> Row:
+def _measure_release(case: str, batch_size: int, repetitions: int) -> Row:
     """Return the row of the release of one batch under a guard (clip and noise).
 
     Its ratio is to a clip and torch's noise without accounting.
 
-    Target for the ratio: 5. `case`: name of the case in the table. `batch`: number of rows.
+    Target for the ratio: 5. `case`: name of the case in the table. `batch_size`: number of rows.
     `repetitions`: number of measured releases.
     """
     guard = PrivateRelease(
         clip=_RELEASE_CLIP, epsilon=8.0, delta=1e-5, epochs=_RELEASE_EPOCHS, rows=_RELEASE_ROWS
     )
-    h_BD = torch.randn(batch, _REPRESENTATION_SIZE, requires_grad=True)
-    batches = _iter_batches(torch.arange(_RELEASE_ROWS), batch)
+    h_BD = torch.randn(batch_size, _REPRESENTATION_SIZE, requires_grad=True)
+    batches = _iter_batches(torch.arange(_RELEASE_ROWS), batch_size)
 
     def clip_and_noise() -> Tensor:
         """Clip each row and add torch's noise, without accounting: the peer."""
@@ -281,17 +293,19 @@ def _measure_release(case: str, batch: int, repetitions: int) -> Row:
         clip_and_noise,
         peer="clip and noise",
         repetitions=repetitions,
-        warm_up=5,
+        warm_up_calls=5,
         clock=time.process_time,
     )
 
 
 PROTECTED = Bench(
-    groups=lambda quick: [
+    make_groups=lambda quick: [
         *(
             Group(
                 tuple(_list_protected_cases(batch)),
-                partial(_measure_protected, batch=batch, repetitions=3 * _count_repetitions(quick)),
+                partial(
+                    _measure_protected, batch_size=batch, repetitions=3 * _count_repetitions(quick)
+                ),
             )
             for batch in (64, 256)
         ),
@@ -302,12 +316,12 @@ PROTECTED = Bench(
             for batch in (64, 256)
         ),
     ],
-    fields=("peer_seconds",),
+    further_fields=("peer_seconds",),
 )
 
 
 EXCHANGE = Bench(
-    groups=lambda quick: [
+    make_groups=lambda quick: [
         make_single_group(
             "apfed_c/fmnist/2-1/b256",
             lambda case: _measure_exchange(
@@ -326,7 +340,7 @@ EXCHANGE = Bench(
             for batch in (64, 256)
         ),
     ],
-    fields=("peer_seconds",),
+    further_fields=("peer_seconds",),
 )
 
 
@@ -363,7 +377,7 @@ def _make_plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
         # A person whom the passive does not know gets its first row: only the time counts here.
         return passive.features[[row_by_id.get(identity, 0) for identity in active.ids]]
 
-    passive_pairs = list(zip(objectives, map(order_features, data.passives), strict=True))
+    objectives_and_features = list(zip(objectives, map(order_features, data.passives), strict=True))
     assert active.labels is not None
     labels_N = active.labels
     batches = _iter_batches(data.train_rows, config.train.batch_size)
@@ -376,7 +390,7 @@ def _make_plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
         scores_BK, z_BD = networks(active.features[rows_B])
         task_loss = F.cross_entropy(scores_BK, labels_N[rows_B])
         passive_losses = [
-            objective(z_BD, features_N[rows_B]) for objective, features_N in passive_pairs
+            objective(z_BD, features_N[rows_B]) for objective, features_N in objectives_and_features
         ]
         torch.stack([task_loss, *passive_losses]).sum().backward()
         for descent in descents:
@@ -395,7 +409,7 @@ def _measure_transport(case: str, link_type: LinkType, repetitions: int) -> Row:
     `case`: name of the case in the table. `link_type`: kind of links between the processes
     (sockets, gRPC or a relay). `repetitions`: number of measured steps.
     """
-    config, data = _make_image_run("bench-transport", clip=None, views=_PASSIVES + 1)
+    config, data = _make_image_run("bench-transport", clip=None, party_count=_PASSIVE_COUNT + 1)
     with _start_parties(config, data, link_type=link_type) as (active_session, learner):
         session = _open_without_warnings(config, data)
         batches = _iter_batches(learner.training_rows)
@@ -410,18 +424,21 @@ def _measure_transport(case: str, link_type: LinkType, repetitions: int) -> Row:
             lambda: session.train_step(*next(peer_batches)),
             peer="memory",
             repetitions=repetitions,
-            warm_up=2,
+            warm_up_calls=2,
         )
 
 
 TRANSPORT = Bench(
-    groups=lambda quick: [
+    make_groups=lambda quick: [
         make_single_group(
-            f"{name}/m{_PASSIVES}/b{_BATCH}", _measure_transport, way, _count_repetitions(quick)
+            f"{name}/m{_PASSIVE_COUNT}/b{_BATCH_SIZE}",
+            _measure_transport,
+            way,
+            _count_repetitions(quick),
         )
         for name, way in LINK_TYPES.items()
     ],
-    fields=("peer_seconds",),
+    further_fields=("peer_seconds",),
 )
 
 
@@ -437,12 +454,12 @@ def _start_parties(
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder)
         make_private(path)
-        files = dict(
+        file_by_party = dict(
             prepare_parties(config, path, data=data, timeout_s=_TIMEOUT_S, link_type=link_type)
         )
-        stack.enter_context(run_relay(files.values()))
-        active = PartyFile.from_file(files.pop(data.active.name))
-        for file in files.values():
+        stack.enter_context(run_relay(file_by_party.values()))
+        active = PartyFile.from_file(file_by_party.pop(data.active.name))
+        for file in file_by_party.values():
             stack.enter_context(_start_party(file))
         active_session = stack.enter_context(join_session(active))
         script = start_active(
@@ -451,11 +468,11 @@ def _start_parties(
             METHODS[config.method.name],
             session=new_session(),
         )
-        entered, learner = run_script(script, active_session.transport, timeout_s=_TIMEOUT_S)
+        membership, learner = run_script(script, active_session.transport, timeout_s=_TIMEOUT_S)
         yield active_session, learner
         # Tell every other party that training is over, so that its process ends; 0 is the step.
-        end_all(active_session.links, list(entered.contract.list_names("passive")), 0)
-        end_all(active_session.links, list(entered.contract.list_names("aggregator")), 0)
+        end_all(active_session.links, list(membership.contract.list_names("passive")), 0)
+        end_all(active_session.links, list(membership.contract.list_names("aggregator")), 0)
         active_session.transport.close()
 
 

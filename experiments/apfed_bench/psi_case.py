@@ -38,10 +38,10 @@ _MERGE_BY_FIELD: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("bytes", "peak_memory", "dealt_bytes"), sum),
     **dict.fromkeys(("seconds", "processor_seconds", "common", "floor_seconds"), max),
 }
-_WITHOUT_DEALER = ("circuit_ot", "ecdh", "opprf_ot", "ot")
-_SAMPLE_CALLS = 20_000
+_PROTOCOLS_WITHOUT_DEALER = ("circuit_ot", "ecdh", "opprf_ot", "ot")
+_MAX_TIMED_CALLS = 20_000
 _TIMEOUT_S = 1500
-_ROWS_WRITTEN_TOGETHER = 2**16
+_ROWS_PER_WRITE = 2**16
 _FALSE_POSITIVE_RATE = 1e-9
 
 
@@ -59,16 +59,16 @@ def peak_memory() -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
 
 
-def _make_ids(me: str, size: int) -> list[bytes]:
-    """Return the IDs of a party, `size` of them; `me`: "hub", "member" or "dealer".
+def _make_ids(party: str, size: int) -> list[bytes]:
+    """Return the IDs of a party, `size` of them; `party`: "hub", "member" or "dealer".
 
     The hub learns the result, the member is its peer, and half of their IDs are common. A dealer of
     correlated randomness has no IDs.
     """
-    if me not in ("hub", "member"):
+    if party not in ("hub", "member"):
         return []
-    first = 0 if me == "hub" else size // 2
-    return [b"person %d" % number for number in range(first, first + size)]
+    first_number = 0 if party == "hub" else size // 2
+    return [b"person %d" % number for number in range(first_number, first_number + size)]
 
 
 def _estimate_floor_seconds(size: int) -> float:
@@ -82,16 +82,16 @@ def _estimate_floor_seconds(size: int) -> float:
     scalar = os.urandom(32)
     # A hundred points of 32 bytes; 9 is X25519's base point.
     points = [bytes([k + 9]) + bytes(31) for k in range(100)]
-    calls = 2 * size
-    sample = min(calls, _SAMPLE_CALLS)
+    needed_calls = 2 * size
+    timed_calls = min(needed_calls, _MAX_TIMED_CALLS)
     began = time.perf_counter()
-    for call in range(sample):
+    for call in range(timed_calls):
         crypto_scalarmult(scalar, points[call % len(points)])
-    return (time.perf_counter() - began) * calls / sample
+    return (time.perf_counter() - began) * needed_calls / timed_calls
 
 
 def _run_parties(
-    run_party: Callable[..., None], arguments: Mapping[str, tuple[Any, ...]]
+    run_party: Callable[..., None], arguments_by_party: Mapping[str, tuple[Any, ...]]
 ) -> Measured:
     """Run each party in a process of its own, and return their measurements, merged into one.
 
@@ -100,14 +100,14 @@ def _run_parties(
     Args:
         run_party: function that runs one party and sends its measurements through its last
             argument, a connection.
-        arguments: other arguments of `run_party` by name of the party.
+        arguments_by_party: other arguments of `run_party` by name of the party.
 
     Raises RuntimeError: a party ended without sending measurements.
     """
     context = multiprocessing.get_context("spawn")
     name_by_connection = {}
     results = list[Measured]()
-    for name, party_arguments in arguments.items():
+    for name, party_arguments in arguments_by_party.items():
         receiving_end, sending_end = context.Pipe(duplex=False)
         context.Process(target=run_party, args=(*party_arguments, sending_end), daemon=True).start()
         sending_end.close()  # the process has its own copy; else its end would not be noticed
@@ -127,47 +127,49 @@ def _run_parties(
     }
 
 
-def _await_parties(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]]:
+def _await_parties(
+    connection_by_peer: Mapping[str, Connection],
+) -> Callable[[float], tuple[str, bytes]]:
     """Wait until all parties have started; return a function that receives the next message.
 
-    `ends`: connection to each other party.
+    `connection_by_peer`: connection to each other party.
     """
-    for end in ends.values():
-        end.send_bytes(b"up")
-    for end in ends.values():
-        end.recv_bytes()
-    name_by_end = {end: name for name, end in ends.items()}
+    for connection in connection_by_peer.values():
+        connection.send_bytes(b"up")
+    for connection in connection_by_peer.values():
+        connection.recv_bytes()
+    peer_by_connection = {end: name for name, end in connection_by_peer.items()}
 
     def receive_next(timeout_s: float) -> tuple[str, bytes]:
         """Return the sender and the body of the next message of any party.
 
         Raises TimeoutError: no message came within this number of seconds.
         """
-        ready = cast(list[Connection], wait(list(name_by_end), timeout_s))
+        ready = cast(list[Connection], wait(list(peer_by_connection), timeout_s))
         if not ready:
             raise TimeoutError("the other parties sent nothing")
-        return name_by_end[ready[0]], ready[0].recv_bytes()
+        return peer_by_connection[ready[0]], ready[0].recv_bytes()
 
     return receive_next
 
 
 def _run_pipe_party(
-    me: str,
+    party: str,
     protocol: str,
     folder: str,
     size: int,
-    ends: Mapping[str, Connection],
-    report: Connection,
+    connection_by_peer: Mapping[str, Connection],
+    result_connection: Connection,
 ) -> None:
     """Run one party from its CSV file to its result, once all parties have started.
 
     Args:
-        me: name of the party, which is also its role.
+        party: name of the party, which is also its role.
         protocol: key of `SET_INTERSECTIONS`.
         folder: path of the folder that holds the CSV files of IDs.
         size: number of IDs of a set.
-        ends: connection to each other party.
-        report: connection through which the measurements are sent.
+        connection_by_peer: connection to each other party.
+        result_connection: connection through which the measurements are sent.
     """
     from pyarrow import csv
 
@@ -182,40 +184,40 @@ def _run_pipe_party(
 
         load_crypten()
     agreement = IntersectionAgreement(session="bench", dealer="dealer")
-    backend: Any = SET_INTERSECTIONS[protocol](agreement, threads=1)
-    receive = _await_parties(ends)
+    intersection: Any = SET_INTERSECTIONS[protocol](agreement, threads=1)
+    receive_next = _await_parties(connection_by_peer)
     began = time.perf_counter()
     processor_began = time.process_time()
-    sent_bytes = list[int]()  # of each message
-    path = Path(folder) / f"{me}.csv"
+    sent_sizes = list[int]()  # of each message
+    path = Path(folder) / f"{party}.csv"
     table = csv.read_csv(path) if path.exists() else None
-    ids = [] if table is None else encode_ids(me, table.column("id"), IdNormalisation())
+    ids = [] if table is None else encode_ids(party, table.column("id"), IdNormalisation())
 
     def send_body(peer: str, body: bytes) -> None:
         """Send a message to a party, and count its bytes."""
-        sent_bytes.append(len(body))
-        ends[peer].send_bytes(body)
+        sent_sizes.append(len(body))
+        connection_by_peer[peer].send_bytes(body)
 
     role = {
-        "hub": lambda: backend.make_hub("hub", ["member"], ids),
-        "member": lambda: backend.make_member("member", "hub", ids),
-        "dealer": lambda: backend.make_dealer("hub", ["member"]),
-    }[me]()
-    take_part(role, send=send_body, receive=receive, patience_s=_TIMEOUT_S)
+        "hub": lambda: intersection.make_hub("hub", ["member"], ids),
+        "member": lambda: intersection.make_member("member", "hub", ids),
+        "dealer": lambda: intersection.make_dealer("hub", ["member"]),
+    }[party]()
+    take_part(role, send=send_body, receive=receive_next, patience_s=_TIMEOUT_S)
     result = {
         "seconds": time.perf_counter() - began,
         "processor_seconds": time.process_time() - processor_began,
-        "bytes": sum(sent_bytes),
+        "bytes": sum(sent_sizes),
     }
     # The dealer's correlated randomness depends on no ID, so it could be sent beforehand: it is
     # counted separately.
     if protocol in ("vole", "opprf"):
-        dealt_bytes = result["bytes"] if me == "dealer" else 0
+        dealt_bytes = result["bytes"] if party == "dealer" else 0
         result |= {"bytes": result["bytes"] - dealt_bytes, "dealt_bytes": dealt_bytes}
-    result |= {"peak_memory": peak_memory(), "common": len(role.rows) if me == "hub" else 0}
+    result |= {"peak_memory": peak_memory(), "common": len(role.rows) if party == "hub" else 0}
     if protocol == "ecdh":
         result["floor_seconds"] = _estimate_floor_seconds(size)
-    report.send(result)
+    result_connection.send(result)
 
 
 def _run_over_pipes(protocol: str, size: int) -> Measured:
@@ -224,15 +226,20 @@ def _run_over_pipes(protocol: str, size: int) -> Measured:
     Returns the merged measurements. `protocol`: key of `SET_INTERSECTIONS`. `size`: number of IDs
     of a set.
     """
-    parties = _PARTIES[: 2 if protocol in _WITHOUT_DEALER else 3]  # the dealer is the last
-    ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
-    for first, second in itertools.combinations(parties, 2):
-        ends[first][second], ends[second][first] = multiprocessing.Pipe()
+    parties = _PARTIES[
+        : 2 if protocol in _PROTOCOLS_WITHOUT_DEALER else 3
+    ]  # the dealer is the last
+    connections_by_party: dict[str, dict[str, Connection]] = {name: {} for name in parties}
+    for party, other in itertools.combinations(parties, 2):
+        connections_by_party[party][other], connections_by_party[other][party] = (
+            multiprocessing.Pipe()
+        )
     with tempfile.TemporaryDirectory() as folder:
         for name in _PARTIES[:2]:
             _write_csv(Path(folder) / f"{name}.csv", name, size)
         return _run_parties(
-            _run_pipe_party, {name: (name, protocol, folder, size, ends[name]) for name in parties}
+            _run_pipe_party,
+            {name: (name, protocol, folder, size, connections_by_party[name]) for name in parties},
         )
 
 
@@ -241,10 +248,10 @@ def _write_csv(path: Path, party: str, size: int) -> None:
     path.write_bytes(b"\n".join((b"id", *_make_ids(party, size), b"")))
 
 
-def _write_parquet(path: Path, first: int, size: int) -> None:
+def _write_parquet(path: Path, first_number: int, size: int) -> None:
     """Write a Parquet file of consecutive IDs, and of a column that the intersection does not read.
 
-    `first`: number of the first ID. `size`: number of IDs.
+    `first_number`: number of the first ID. `size`: number of IDs.
     """
     import numpy as np
     import pyarrow as pa
@@ -252,11 +259,11 @@ def _write_parquet(path: Path, first: int, size: int) -> None:
 
     schema = pa.schema([("id", pa.string()), ("amount", pa.float64())])
     with ParquetWriter(path, schema) as file:  # in pieces, which fit into memory
-        for start in range(first, first + size, _ROWS_WRITTEN_TOGETHER):
-            end = min(start + _ROWS_WRITTEN_TOGETHER, first + size)
-            names = [f"person {k}" for k in range(start, end)]
+        for start in range(first_number, first_number + size, _ROWS_PER_WRITE):
+            end = min(start + _ROWS_PER_WRITE, first_number + size)
+            ids = [f"person {k}" for k in range(start, end)]
             amounts = np.random.default_rng(start).random(end - start)
-            file.write_table(pa.table({"id": names, "amount": amounts}, schema))
+            file.write_table(pa.table({"id": ids, "amount": amounts}, schema))
 
 
 def _encrypt_link(me: str, peer: str, key_exchange: Connection, links: Any) -> None:
@@ -267,13 +274,13 @@ def _encrypt_link(me: str, peer: str, key_exchange: Connection, links: Any) -> N
     """
     from apfed_protocols.seal import SealedLink, fresh_run_key
 
-    key = fresh_run_key()
-    seal = SealedLink(me=me, peer=peer, run_key=key, contract_hash=bytes(32))
-    key_exchange.send_bytes(key.public)
-    key_exchange.send_bytes(seal.hello)
-    public = key_exchange.recv_bytes()
-    seal.agree(public, key_exchange.recv_bytes())
-    links.seal("bench", {peer: seal})
+    own_key = fresh_run_key()
+    sealed_link = SealedLink(me=me, peer=peer, run_key=own_key, contract_hash=bytes(32))
+    key_exchange.send_bytes(own_key.public)
+    key_exchange.send_bytes(sealed_link.hello)
+    peer_public_key = key_exchange.recv_bytes()
+    sealed_link.agree(peer_public_key, key_exchange.recv_bytes())
+    links.seal("bench", {peer: sealed_link})
 
 
 def _run_bucket_party(
@@ -283,7 +290,7 @@ def _run_bucket_party(
     size: int,
     own_socket: socket.socket,
     key_exchange: Connection,
-    report: Connection,
+    result_connection: Connection,
 ) -> None:
     """Run one party of an intersection in buckets of IDs, as in a session, and report measurements.
 
@@ -294,7 +301,7 @@ def _run_bucket_party(
         size: number of IDs of a set.
         own_socket: socket to the peer.
         key_exchange: connection for the key agreement.
-        report: connection through which the measurements are sent.
+        result_connection: connection through which the measurements are sent.
     """
     from secure_apfed.alignment import IdFile
     from secure_apfed.alignment.over_links import (
@@ -309,31 +316,31 @@ def _run_bucket_party(
 
     peer = "member" if me == "hub" else "hub"
     connection = SocketConnection(own_socket)
-    sent_bytes = list[int]()  # of each message
+    sent_sizes = list[int]()  # of each message
     connection.trust_peer()  # both processes are of this bench: no certificate is checked
     transport = LinkTransport(me, {peer: lambda: connection}, patience_s=60, meet_s=60)
     links = Links(
-        me, [peer], transport.send_frame, lambda _, wire_bytes: sent_bytes.append(wire_bytes)
+        me, [peer], transport.send_frame, lambda _, wire_bytes: sent_sizes.append(wire_bytes)
     )
     _encrypt_link(me, peer, key_exchange, links)
     # The peer may send as many heartbeats as an alignment of `size` IDs with one peer needs.
     links.heartbeats.set_limits({peer: count_alignment_heartbeats(size, 1)})
     settings = AlignmentSettings(protocol=protocol, threads=1, maximum_ids=size)
-    store = Path(folder) / me
+    store_folder = Path(folder) / me
     began = time.perf_counter()
     processor_began = time.process_time()
     ids = IdFile(me, Path(folder) / f"{me}.parquet", "id")
-    options: dict[str, Any] = {"session": "bench", "folder": store}
+    shared_arguments: dict[str, Any] = {"session": "bench", "folder": store_folder}
     if me == "hub":
-        script = align_hub(links, [peer], ids, settings, **options)
+        script = align_hub(links, [peer], ids, settings, **shared_arguments)
     else:
-        script = align_member(links, peer, ids, settings, members=[me], **options)
+        script = align_member(links, peer, ids, settings, members=[me], **shared_arguments)
     rows = run_script(script, transport, timeout_s=60)
     seconds = time.perf_counter() - began
     processor_seconds = time.process_time() - processor_began
     transport.close()
-    result = {"seconds": seconds, "processor_seconds": processor_seconds, "bytes": sum(sent_bytes)}
-    report.send(result | {"peak_memory": peak_memory(), "common": len(rows)})
+    result = {"seconds": seconds, "processor_seconds": processor_seconds, "bytes": sum(sent_sizes)}
+    result_connection.send(result | {"peak_memory": peak_memory(), "common": len(rows)})
 
 
 def _run_buckets(protocol: str, size: int) -> Measured:
@@ -347,17 +354,17 @@ def _run_buckets(protocol: str, size: int) -> Measured:
         sockets = (socket.create_connection(listener.getsockname()), listener.accept()[0])
     key_exchanges = multiprocessing.Pipe()
     with tempfile.TemporaryDirectory() as folder:
-        for party, first in zip(parties, (0, size // 2), strict=True):
-            _write_parquet(Path(folder) / f"{party}.parquet", first, size)
-        jobs = {
+        for party, first_number in zip(parties, (0, size // 2), strict=True):
+            _write_parquet(Path(folder) / f"{party}.parquet", first_number, size)
+        arguments_by_party = {
             party: (party, protocol, folder, size, own_socket, key_exchange)
             for party, own_socket, key_exchange in zip(parties, sockets, key_exchanges, strict=True)
         }
-        return _run_parties(_run_bucket_party, jobs)
+        return _run_parties(_run_bucket_party, arguments_by_party)
 
 
 def _run_spu_party(
-    rank: int, folder: str, protocol: str, addresses: list[str], report: Connection
+    rank: int, folder: str, protocol: str, addresses: list[str], result_connection: Connection
 ) -> None:
     """Run one party of spu's intersection and report measurements.
 
@@ -366,7 +373,7 @@ def _run_spu_party(
         folder: path of the folder that holds the CSV files of IDs.
         protocol: spu's name of the intersection.
         addresses: host:port of both parties, by rank.
-        report: connection through which the measurements are sent.
+        result_connection: connection through which the measurements are sent.
     """
     from spu import libspu, psi
 
@@ -387,12 +394,12 @@ def _run_spu_party(
     )
     began = time.perf_counter()
     processor_began = time.process_time()
-    common = psi.psi_execute(config, link).intersection_count
+    common_count = psi.psi_execute(config, link).intersection_count
     seconds = time.perf_counter() - began
     processor_seconds = time.process_time() - processor_began
     link.stop_link()
-    result = {"seconds": seconds, "processor_seconds": processor_seconds, "common": common}
-    report.send(result | {"peak_memory": peak_memory()})
+    result = {"seconds": seconds, "processor_seconds": processor_seconds, "common": common_count}
+    result_connection.send(result | {"peak_memory": peak_memory()})
 
 
 def _run_spu(protocol: str, size: int) -> Measured:
@@ -408,8 +415,10 @@ def _run_spu(protocol: str, size: int) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         for rank, party in enumerate(("hub", "member")):
             _write_csv(Path(folder) / f"in{rank}.csv", party, size)
-        jobs = {f"party {rank}": (rank, folder, protocol, addresses) for rank in range(2)}
-        return _run_parties(_run_spu_party, jobs)
+        arguments_by_party = {
+            f"party {rank}": (rank, folder, protocol, addresses) for rank in range(2)
+        }
+        return _run_parties(_run_spu_party, arguments_by_party)
 
 
 def _run_openmined_psi(_protocol: str, size: int) -> Measured:
@@ -420,18 +429,25 @@ def _run_openmined_psi(_protocol: str, size: int) -> Measured:
     """
     from private_set_intersection import python as psi
 
-    hub, member = ([name.decode() for name in _make_ids(me, size)] for me in ("hub", "member"))
+    hub_ids, member_ids = (
+        [name.decode() for name in _make_ids(party, size)] for party in ("hub", "member")
+    )
     began = time.perf_counter()
     # True: the client learns the common IDs, not only their number.
     client = psi.client.CreateWithNewKey(True)
     server = psi.server.CreateWithNewKey(True)
-    setup = server.CreateSetupMessage(_FALSE_POSITIVE_RATE, size, member, psi.DataStructure.GCS)
-    request = client.CreateRequest(hub)
+    setup = server.CreateSetupMessage(_FALSE_POSITIVE_RATE, size, member_ids, psi.DataStructure.GCS)
+    request = client.CreateRequest(hub_ids)
     response = server.ProcessRequest(request)
-    common = len(client.GetIntersection(setup, response))
+    common_count = len(client.GetIntersection(setup, response))
     seconds = time.perf_counter() - began
-    sent = sum(len(message.SerializeToString()) for message in (setup, request, response))
-    return {"seconds": seconds, "bytes": sent, "peak_memory": peak_memory(), "common": common}
+    sent_bytes = sum(len(message.SerializeToString()) for message in (setup, request, response))
+    return {
+        "seconds": seconds,
+        "bytes": sent_bytes,
+        "peak_memory": peak_memory(),
+        "common": common_count,
+    }
 
 
 CASES: Mapping[str, tuple[Callable[..., Measured], str]] = {

@@ -23,6 +23,7 @@ from apfed_protocols.errors import LocalProtocolError
 
 Row: TypeAlias = dict[str, Any]
 """Measured values of one row of a benchmark's table, by name (`make_row` lists the names)."""
+_COARSE_CLOCK = "the clock did not move while a turn was measured; measure again"
 
 
 def make_row(
@@ -31,8 +32,8 @@ def make_row(
     *,
     peer: str | None = None,
     ratio: float | None = None,
-    sent: int | None = None,
-    **more: Any,
+    sent_bytes: int | None = None,
+    **further_fields: Any,
 ) -> Row:
     """Return the row of a case.
 
@@ -40,11 +41,18 @@ def make_row(
         case: name of the case in the table.
         seconds: median over the repetitions; None: not measured.
         peer: name of the case or library that the case is compared with; None: no comparison.
-        ratio: result of the comparison; `Bench.ratio` says what is divided by what.
-        sent: bytes on the wire; None: nothing is sent.
-        more: further fields.
+        ratio: result of the comparison; `Bench.ratio_meaning` says what is divided by what.
+        sent_bytes: bytes on the wire; None: nothing is sent.
+        further_fields: further fields.
     """
-    return {"case": case, "seconds": seconds, "peer": peer, "ratio": ratio, "bytes": sent, **more}
+    return {
+        "case": case,
+        "seconds": seconds,
+        "peer": peer,
+        "ratio": ratio,
+        "bytes": sent_bytes,
+        **further_fields,
+    }
 
 
 @dataclass(frozen=True)
@@ -66,15 +74,15 @@ class Bench:
     """A bench: the measurements of one part of the library.
 
     Attributes:
-        groups: function that returns the groups of cases without measuring anything; its argument
-            is True for the quick version, which takes under 30 seconds.
-        ratio: meaning of the rows' field `ratio`, as printed above the table.
-        fields: names of further fields of the rows that the table shows.
+        make_groups: function that returns the groups of cases without measuring anything; its
+            argument is True for the quick version, which takes under 30 seconds.
+        ratio_meaning: meaning of the rows' field `ratio`, as printed above the table.
+        further_fields: names of further fields of the rows that the table shows.
     """
 
-    groups: Callable[[bool], Sequence[Group]]
-    ratio: str = "seconds over the peer's"
-    fields: Sequence[str] = ()
+    make_groups: Callable[[bool], Sequence[Group]]
+    ratio_meaning: str = "seconds over the peer's"
+    further_fields: Sequence[str] = ()
 
 
 def make_single_group(case: str, measure: Callable[..., Row], *arguments: Any) -> Group:
@@ -85,70 +93,72 @@ def make_single_group(case: str, measure: Callable[..., Row], *arguments: Any) -
     return Group((case,), lambda _: [measure(case, *arguments)])
 
 
-def interleave(
-    cases: Mapping[str, Callable[[], object]],
+def time_calls_in_turns(
+    call_by_case: Mapping[str, Callable[[], object]],
     *,
     repetitions: int,
-    warm_up: int = 1,
+    warm_up_calls: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Run all cases in turn, several times; return the seconds of each repetition by case.
 
     A change of the machine's speed then affects all cases alike.
 
-    `repetitions`: how often each case is measured. `warm_up`: number of calls before the measured
-    ones. `clock`: function that returns seconds; `time.process_time` leaves out what other
+    `repetitions`: how often each case is measured. `warm_up_calls`: number of calls before the
+    measured ones. `clock`: function that returns seconds; `time.process_time` leaves out what other
     processes use.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for repetition in range(-warm_up, repetitions):
-        for name, call in cases.items():
+    seconds_by_case: dict[str, list[float]] = {case: [] for case in call_by_case}
+    for repetition in range(-warm_up_calls, repetitions):
+        for name, call in call_by_case.items():
             began = clock()
             call()
             if repetition >= 0:
-                seconds[name].append(clock() - began)
-    return seconds
+                seconds_by_case[name].append(clock() - began)
+    return seconds_by_case
 
 
 def compare_calls(
     case: str,
-    ours: Callable[[], object],
-    theirs: Callable[[], object],
+    own_call: Callable[[], object],
+    peer_call: Callable[[], object],
     *,
     peer: str,
     repetitions: int,
-    warm_up: int = 1,
+    warm_up_calls: int = 1,
     clock: Callable[[], float] = time.perf_counter,
-    **more: Any,
+    **further_fields: Any,
 ) -> Row:
     """Measure a call and its peer's in turns; return the row of the call.
 
     Args:
         case: name of the case in the table.
-        ours, theirs: functions that run our code once, and the peer's code once.
+        own_call, peer_call: functions that run our code once, and the peer's code once.
         peer: name of the peer.
         repetitions: number of measured calls of each.
-        warm_up: number of calls before the measured ones.
+        warm_up_calls: number of calls before the measured ones.
         clock: function that returns seconds, of the clock on the wall or of the processor.
-        more: further fields of the row.
+        further_fields: further fields of the row.
     """
-    calls = {"ours": ours, "peer": theirs}
-    seconds = interleave(calls, repetitions=repetitions, warm_up=warm_up, clock=clock)
+    call_by_case = {"ours": own_call, "peer": peer_call}
+    seconds_by_case = time_calls_in_turns(
+        call_by_case, repetitions=repetitions, warm_up_calls=warm_up_calls, clock=clock
+    )
     return make_row(
         case,
-        statistics.median(seconds["ours"]),
+        statistics.median(seconds_by_case["ours"]),
         peer=peer,
-        ratio=median_ratio(seconds["ours"], seconds["peer"]),
-        peer_seconds=statistics.median(seconds["peer"]),
-        **more,
+        ratio=compute_median_ratio(seconds_by_case["ours"], seconds_by_case["peer"]),
+        peer_seconds=statistics.median(seconds_by_case["peer"]),
+        **further_fields,
     )
 
 
 def run_script(
     script: str,
     *arguments: object,
-    python: str = sys.executable,
-    is_ours: bool = True,
+    interpreter: str = sys.executable,
+    needs_project: bool = True,
     timeout_s: float,
 ) -> Mapping[str, Any]:
     """Run a script of a bench and return its last line of output, parsed as JSON.
@@ -156,20 +166,21 @@ def run_script(
     Args:
         script: path of the script.
         arguments: command-line arguments; each is passed as text.
-        python: path of the interpreter.
-        is_ours: whether the script imports this project; it then gets this process's import path.
+        interpreter: path of the interpreter.
+        needs_project: whether the script imports this project; it then gets this process's import
+            path.
         timeout_s: seconds after which the process is killed.
 
     Raises RuntimeError: the script failed; the message ends with its error output.
     """
     environment = dict(os.environ)
-    if is_ours:
+    if needs_project:
         environment["PYTHONPATH"] = os.pathsep.join(
             str(Path(folder).resolve()) for folder in sys.path
         )
     # The interpreter is the user's own choice, and the script is one of this package.
     process = subprocess.run(  # noqa: S603
-        [python, script, *map(str, arguments)],
+        [interpreter, script, *map(str, arguments)],
         capture_output=True,
         text=True,
         env=environment,
@@ -182,26 +193,27 @@ def run_script(
     return result
 
 
-def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    """Return the median over the repetitions of ours / theirs; repetitions with 0 are left out.
+def compute_median_ratio(own_seconds: list[float], peer_seconds: list[float]) -> float:
+    """Return the median over the repetitions of own / peer's seconds, without repetitions with 0.
 
     Raises RuntimeError: every repetition has 0, since the clock was too coarse.
     """
     # A duration of 0 means that the clock did not move.
-    ratios = [own / other for own, other in zip(ours, theirs, strict=True) if own and other]
+    pairs = zip(own_seconds, peer_seconds, strict=True)
+    ratios = [own / peer for own, peer in pairs if own and peer]
     if not ratios:
-        return divide_seconds(0.0, 0.0)  # raises
+        raise RuntimeError(_COARSE_CLOCK)
     return statistics.median(ratios)
 
 
-def divide_seconds(ours: float, theirs: float) -> float:
+def divide_seconds(numerator_seconds: float, denominator_seconds: float) -> float:
     """Return a ratio of seconds.
 
-    Raises RuntimeError: `theirs` is 0, since the clock was too coarse.
+    Raises RuntimeError: `denominator_seconds` is 0, since the clock was too coarse.
     """
-    if not theirs:
-        raise RuntimeError("the clock did not move while a turn was measured; measure again")
-    return ours / theirs
+    if not denominator_seconds:
+        raise RuntimeError(_COARSE_CLOCK)
+    return numerator_seconds / denominator_seconds
 
 
 def measure_clock_step() -> float:

@@ -37,8 +37,8 @@ from apfed_protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
 from secure_apfed.base.seeds import one_thread
 
 Shape = tuple[int, int]
-Values = list[NDArray[np.float32]]
-_ON_CRYPTEN = "crypten"
+Contributions = list[NDArray[np.float32]]
+_CRYPTEN_CASE = "crypten"
 # case -> sum of the table
 CASES: Mapping[str, str] = {
     "ckks": "ckks",
@@ -46,17 +46,21 @@ CASES: Mapping[str, str] = {
     "bfv+masks": "bfv + pairwise masks",
     "masked": "plain + pairwise masks",
     "masked-recovery": "plain + recoverable masks",
-    _ON_CRYPTEN: "crypten",
+    _CRYPTEN_CASE: "crypten",
     "plain": "plain",
 }
-_SHAPES: Mapping[int, Shape] = {3: (64, 16), 4: (128, 256), 50: (256, 64)}  # by how many contribute
-_TURN_S = 0.01  # a turn lasts at least so long
+_SHAPE_BY_PASSIVE_COUNT: Mapping[int, Shape] = {
+    3: (64, 16),
+    4: (128, 256),
+    50: (256, 64),
+}  # by how many contribute
+_MIN_TURN_S = 0.01  # a turn lasts at least so long
 _FINE_CLOCK_S = 1e-4  # a clock with smaller steps can measure a single run
-_CLOCK_STEPS = 50  # with a coarser clock a turn lasts so many of its steps
+_CLOCK_STEPS_PER_TURN = 50  # with a coarser clock a turn lasts so many of its steps
 _TUTORIAL = "tutorial"
 
 
-class OurPath:
+class OurSumRun:
     """The whole path of one of our secure sums, from the contributions to their sum, with all
     checks.
 
@@ -66,49 +70,58 @@ class OurPath:
 
     contribution_bytes: int
 
-    def __init__(self, name: str, values: Values) -> None:
+    def __init__(self, name: str, contributions: Contributions) -> None:
         """Make all roles of a sum and run their set-up.
 
-        `name`: key of `CASES`. `values`: contribution of each passive, one array each.
+        `name`: key of `CASES`. `contributions`: contribution of each passive, one array each.
         """
-        self._values = values
+        self._contributions = contributions
         agreement = SumAgreement(
             session="bench",
             receiver="active",
             aggregator="aggregator",
             clip_norm=1.0,
-            contributors=tuple(f"passive_{k}" for k in range(len(values))),
+            contributors=tuple(f"passive_{k}" for k in range(len(contributions))),
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
-            kind = SECURE_SUMS[CASES[name]]
+            sum_class = SECURE_SUMS[CASES[name]]
             # Unsafe sums are measured, too: this consents that one party may read a contribution.
-            sum_scheme = kind(agreement, allow_single_reader=not kind.needs_all)
-        self._rounds = sum_scheme.rounds
+            sum_scheme = sum_class(agreement, allow_single_reader=not sum_class.needs_all)
+        self._round_count = sum_scheme.rounds
         self._receiver = sum_scheme.make_receiver()
         self._aggregator = sum_scheme.make_aggregator()
-        self._contributors = {me: sum_scheme.make_contributor(me) for me in agreement.contributors}
+        self._role_by_contributor = {
+            name: sum_scheme.make_contributor(name) for name in agreement.contributors
+        }
         roles = {agreement.receiver: self._receiver, agreement.aggregator: self._aggregator}
-        converse({**roles, **self._contributors})
-        self._shape = (values[0].shape[0], values[0].shape[1])
-        self._steps = itertools.count()
+        converse({**roles, **self._role_by_contributor})
+        self._shape = (contributions[0].shape[0], contributions[0].shape[1])
+        self._step_numbers = itertools.count()
 
     def run(self) -> float:
         """Run one step of all roles and return its seconds."""
         # What every contribution is bound to; 32 zero bytes stand for digests of rows and message.
         binding = StepBinding(
-            session="bench", step=next(self._steps), rows=bytes(32), message=bytes(32)
+            session="bench", step=next(self._step_numbers), rows=bytes(32), message=bytes(32)
         )
         began = time.perf_counter()
-        pairs = zip(self._contributors.items(), self._values, strict=True)
+        roles_and_contributions = zip(
+            self._role_by_contributor.items(), self._contributions, strict=True
+        )
         # Messages by contributor.
-        contributions = {me: role.contribute(values, binding) for (me, role), values in pairs}
-        messages_of_rounds = [contributions]
+        message_by_contributor = {
+            me: role.contribute(values, binding) for (me, role), values in roles_and_contributions
+        }
+        messages_of_rounds = [message_by_contributor]
         # Recoverable masks need a second round, in which contributors help to remove the masks.
-        if self._rounds == 2:
-            requests = self._aggregator.ask(contributions, binding.digest)
-            answers = {me: self._contributors[me].answer(requests[me]) for me in requests}
-            messages_of_rounds.append(answers)
+        if self._round_count == 2:
+            request_by_contributor = self._aggregator.ask(message_by_contributor, binding.digest)
+            answer_by_contributor = {
+                me: self._role_by_contributor[me].answer(request_by_contributor[me])
+                for me in request_by_contributor
+            }
+            messages_of_rounds.append(answer_by_contributor)
         combined = self._aggregator.combine(messages_of_rounds[-1], binding.digest)
         self._receiver.decode(combined, self._shape, binding)
         seconds = time.perf_counter() - began
@@ -120,7 +133,7 @@ class OurPath:
         return seconds
 
 
-class TutorialPath:
+class TutorialSumRun:
     """A sum under CKKS as TenSEAL's tutorials show it, with each contribution as one vector.
 
     Attributes:
@@ -129,12 +142,12 @@ class TutorialPath:
 
     contribution_bytes: int
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, contributions: Contributions) -> None:
         """Make TenSEAL's context with the tutorial's parameters.
 
-        `values`: contribution of each passive, one array each.
+        `contributions`: contribution of each passive, one array each.
         """
-        self._values = values
+        self._contributions = contributions
         # Ring dimension 8192, primes of these bits, scale 2**40.
         self._context = ts.context(
             ts.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1
@@ -145,105 +158,115 @@ class TutorialPath:
         """Encrypt, add and decrypt all contributions and return the seconds."""
         with redirect_stdout(StringIO()):  # TenSEAL prints a warning
             began = time.perf_counter()
-            sent = [
-                ts.ckks_vector(self._context, values.reshape(-1).tolist()).serialize()
-                for values in self._values
+            messages = [
+                ts.ckks_vector(self._context, contribution.reshape(-1).tolist()).serialize()
+                for contribution in self._contributions
             ]
-            total = ts.ckks_vector_from(self._context, sent[0])
-            for message in sent[1:]:
+            total = ts.ckks_vector_from(self._context, messages[0])
+            for message in messages[1:]:
                 total += ts.ckks_vector_from(self._context, message)
             combined = total.serialize()
             np.array(ts.ckks_vector_from(self._context, combined).decrypt())  # only timed
             seconds = time.perf_counter() - began
-            self.contribution_bytes = len(sent[0])
+            self.contribution_bytes = len(messages[0])
             return seconds
 
 
-_NAMES = (*CASES, _TUTORIAL)
+_CASE_NAMES = (*CASES, _TUTORIAL)
 
 
-def _measure_sums(passives: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+def _measure_sums(
+    passive_count: int, repetitions: int, wanted_cases: Collection[str]
+) -> Iterator[Row]:
     """Yield the rows of the wanted cases of sums with this number of passives.
 
     A case that needs CrypTen, where that is missing, is a row with the reason. `repetitions`: how
     often each case is measured.
     """
-    case_by_name = {name: f"{name}/m{passives}" for name in _NAMES}
-    chosen = {name: case for name, case in case_by_name.items() if case in wanted}
-    if _ON_CRYPTEN in chosen and (reason := find_crypten_error()):
-        yield make_row(chosen.pop(_ON_CRYPTEN), reason=reason)
-    if chosen:
+    case_by_name = {name: f"{name}/m{passive_count}" for name in _CASE_NAMES}
+    wanted_case_by_name = {
+        name: case for name, case in case_by_name.items() if case in wanted_cases
+    }
+    if _CRYPTEN_CASE in wanted_case_by_name and (reason := find_crypten_error()):
+        yield make_row(wanted_case_by_name.pop(_CRYPTEN_CASE), reason=reason)
+    if wanted_case_by_name:
         with one_thread():
-            yield from _compare_with_tutorial(passives, repetitions, chosen)
+            yield from _compare_with_tutorial(passive_count, repetitions, wanted_case_by_name)
 
 
 BENCH = Bench(
-    groups=lambda quick: [
+    make_groups=lambda quick: [
         Group(
-            tuple(f"{name}/m{passives}" for name in _NAMES),
+            tuple(f"{name}/m{passives}" for name in _CASE_NAMES),
             partial(_measure_sums, passives, 3 if passives > 4 else 9 if quick else 31),
         )
-        for passives in ((4,) if quick else _SHAPES)
+        for passives in ((4,) if quick else _SHAPE_BY_PASSIVE_COUNT)
     ],
-    ratio="times faster than the peer",
-    fields=("bytes_per_value",),
+    ratio_meaning="times faster than the peer",
+    further_fields=("bytes_per_value",),
 )
 
 
 def _compare_with_tutorial(
-    passives: int, repetitions: int, case_by_name: Mapping[str, str]
+    passive_count: int, repetitions: int, case_by_name: Mapping[str, str]
 ) -> Iterator[Row]:
     """Yield a row for each sum: its fastest time, against that of TenSEAL's tutorial; they take
     turns.
 
-    `passives`: number of contributors. `repetitions`: how often each case is measured.
+    `passive_count`: number of contributors. `repetitions`: how often each case is measured.
     `case_by_name`: name of the row by that of the sum.
     """
-    shape = _SHAPES[passives]
-    values = _draw_gradients(shape, passives)
-    our_paths = {name: OurPath(name, values) for name in case_by_name if name != _TUTORIAL}
-    paths: dict[str, OurPath | TutorialPath] = {**our_paths, _TUTORIAL: TutorialPath(values)}
-    seconds: dict[str, list[float]] = {name: [] for name in paths}
+    shape = _SHAPE_BY_PASSIVE_COUNT[passive_count]
+    contributions = _draw_gradients(shape, passive_count)
+    our_run_by_name = {
+        name: OurSumRun(name, contributions) for name in case_by_name if name != _TUTORIAL
+    }
+    sum_run_by_name: dict[str, OurSumRun | TutorialSumRun] = {
+        **our_run_by_name,
+        _TUTORIAL: TutorialSumRun(contributions),
+    }
+    seconds_by_name: dict[str, list[float]] = {name: [] for name in sum_run_by_name}
     for repetition in range(-1, repetitions):  # one repetition more, to warm up
         is_warm_up = repetition < 0
-        for name, path in paths.items():
-            turn_seconds = _time_turn(path)
+        for name, sum_run in sum_run_by_name.items():
+            turn_seconds = _time_turn(sum_run)
             if not is_warm_up:
-                seconds[name].append(turn_seconds)
+                seconds_by_name[name].append(turn_seconds)
     for name, case in case_by_name.items():
-        sent = paths[name].contribution_bytes
+        sent_bytes = sum_run_by_name[name].contribution_bytes
         yield make_row(
             case,
-            min(seconds[name]),
-            peer=f"{_TUTORIAL}/m{passives}",
-            sent=sent,
-            ratio=divide_seconds(min(seconds[_TUTORIAL]), min(seconds[name])),
-            bytes_per_value=sent / math.prod(shape),
+            min(seconds_by_name[name]),
+            peer=f"{_TUTORIAL}/m{passive_count}",
+            sent_bytes=sent_bytes,
+            ratio=divide_seconds(min(seconds_by_name[_TUTORIAL]), min(seconds_by_name[name])),
+            bytes_per_value=sent_bytes / math.prod(shape),
         )
 
 
-def _time_turn(path: OurPath | TutorialPath) -> float:
+def _time_turn(sum_run: OurSumRun | TutorialSumRun) -> float:
     """Run a path for the length of a turn, at least once; return the seconds of its fastest run.
 
     If the clock is too coarse to measure a single run, the turn is longer, and the mean of its runs
     is returned.
     """
     clock_step_s = measure_clock_step()
-    is_fine = clock_step_s < _FINE_CLOCK_S
-    turn_s = _TURN_S if is_fine else _CLOCK_STEPS * clock_step_s
-    runs: list[float] = []
+    has_fine_clock = clock_step_s < _FINE_CLOCK_S
+    turn_s = _MIN_TURN_S if has_fine_clock else _CLOCK_STEPS_PER_TURN * clock_step_s
+    run_seconds: list[float] = []
     began = time.perf_counter()
-    while not runs or time.perf_counter() - began < turn_s:
-        runs.append(path.run())
-    return min(runs) if is_fine else sum(runs) / len(runs)
+    while not run_seconds or time.perf_counter() - began < turn_s:
+        run_seconds.append(sum_run.run())
+    return min(run_seconds) if has_fine_clock else sum(run_seconds) / len(run_seconds)
 
 
-def _draw_gradients(shape: Shape, passives: int) -> Values:
+def _draw_gradients(shape: Shape, passive_count: int) -> Contributions:
     """Return a random gradient for each passive, with row norms of about a tenth of the clip norm,
     1.
     """
     rng = np.random.default_rng(0)
-    scale = 0.1 / shape[1] ** 0.5
+    standard_deviation = 0.1 / shape[1] ** 0.5
     return [
-        rng.normal(scale=scale, size=shape).astype(np.float32, copy=False) for _ in range(passives)
+        rng.normal(scale=standard_deviation, size=shape).astype(np.float32, copy=False)
+        for _ in range(passive_count)
     ]

@@ -35,11 +35,11 @@ BENCHES: Mapping[str, Bench] = {
     "transport": parties.TRANSPORT,
     "user": user.USER,
 }
-Measured: TypeAlias = dict[str, Any]
+BenchResults: TypeAlias = dict[str, Any]
 """Rows of a bench and the machine that they were measured on: one JSON object."""
-_ChosenGroups: TypeAlias = Sequence[tuple[Group, Sequence[str]]]
+_GroupsWithCases: TypeAlias = Sequence[tuple[Group, Sequence[str]]]
 
-_FIELD_TITLES = {"peer_seconds": "the peer's seconds"}
+_TITLE_BY_FIELD = {"peer_seconds": "the peer's seconds"}
 _COARSE_CLOCK_S = 1e-4
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _SIZE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
@@ -49,72 +49,77 @@ def run_benches(
     names: Sequence[str] = tuple(BENCHES),
     *,
     quick: bool = False,
-    cases: str = "*",
+    case_glob: str = "*",
     folder: Path | None = None,
-) -> Iterator[Measured]:
+) -> Iterator[BenchResults]:
     """Run benches one after another and yield the results of each when it ends.
 
     Args:
         names: keys of `BENCHES`.
         quick: whether only small cases are measured.
-        cases: glob of the cases that are measured, with those that they are compared with; benches
-            without such a case are left out.
+        case_glob: glob of the cases that are measured, with those that they are compared with;
+            benches without such a case are left out.
         folder: where NAME.json of each bench is stored; None: nothing is stored.
 
-    Raises ConfigError: `cases` matches no case.
+    Raises ConfigError: `case_glob` matches no case.
     """
-    groups_by_bench = {name: _pick_cases(BENCHES[name], quick, cases) for name in names}
-    chosen = {name: groups for name, groups in groups_by_bench.items() if groups}
-    if not chosen:
+    groups_by_bench = {name: _pick_cases(BENCHES[name], quick, case_glob) for name in names}
+    chosen_groups_by_bench = {name: groups for name, groups in groups_by_bench.items() if groups}
+    if not chosen_groups_by_bench:
         case_names = [
-            case for name in names for group in BENCHES[name].groups(quick) for case in group.cases
+            case
+            for name in names
+            for group in BENCHES[name].make_groups(quick)
+            for case in group.cases
         ]
         raise ConfigError(
             "\n".join(
-                [f"{cases!r} names no case of bench {', '.join(names)}; there are", *case_names]
+                [f"{case_glob!r} names no case of bench {', '.join(names)}; there are", *case_names]
             )
         )
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    for name, groups in chosen.items():
-        measured = _measure_bench(name, groups, quick, cases)
+    for name, groups in chosen_groups_by_bench.items():
+        results = _measure_bench(name, groups, quick, case_glob)
         if folder is not None:
-            write_text(folder / f"{name}.json", to_json(measured, indent=1) + "\n")
-        yield measured
+            write_text(folder / f"{name}.json", to_json(results, indent=1) + "\n")
+        yield results
 
 
-def _pick_cases(bench: Bench, quick: bool, cases: str) -> _ChosenGroups:
+def _pick_cases(bench: Bench, quick: bool, case_glob: str) -> _GroupsWithCases:
     """Return the bench's groups that have cases matching the glob, each with the names of these
     cases.
 
-    `quick`: whether the bench is only its quick version. `cases`: the glob.
+    `quick`: whether the bench is only its quick version. `case_glob`: the glob.
     """
-    matches = (
-        (group, [case for case in group.cases if fnmatchcase(case, cases)])
-        for group in bench.groups(quick)
+    groups_with_matches = (
+        (group, [case for case in group.cases if fnmatchcase(case, case_glob)])
+        for group in bench.make_groups(quick)
     )
-    return [(group, names) for group, names in matches if names]
+    return [(group, names) for group, names in groups_with_matches if names]
 
 
-def _measure_bench(name: str, chosen: _ChosenGroups, quick: bool, cases: str) -> Measured:
+def _measure_bench(
+    name: str, groups_with_cases: _GroupsWithCases, quick: bool, case_glob: str
+) -> BenchResults:
     """Return the rows of the chosen cases, and the state of the machine while they were measured.
 
-    `name`: key of `BENCHES`. `quick` and `cases` (a glob) say how the cases were chosen; they are
-    stored with the rows.
+    `name`: key of `BENCHES`. `quick` and `case_glob` (a glob) say how the cases were chosen; they
+    are stored with the rows.
     """
     date = datetime.now(UTC).date().isoformat()
     steal_before, total_before = _read_steal_time()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     clock_step_before = measure_clock_step()
-    rows = [row for group, names in chosen for row in _measure_rows(group, names)]
+    rows = [row for group, cases in groups_with_cases for row in _measure_rows(group, cases)]
     steal_after, total_after = _read_steal_time()
     # If no time passed by these counters, the system does not report steal time.
-    total = total_after - total_before
-    steal_share = (steal_after - steal_before) / total if total else 0.0
+    elapsed_ticks = total_after - total_before
+    steal_share = (steal_after - steal_before) / elapsed_ticks if elapsed_ticks else 0.0
     return {
         "bench": name,
         "quick": quick,
-        "cases": cases,
+        "cases": case_glob,
         "machine": describe_machine(),
         "date": date,
         "load": load,
@@ -139,64 +144,64 @@ def _read_steal_time() -> tuple[int, int]:
         return 0, 0
 
 
-def _measure_rows(group: Group, names: Sequence[str]) -> list[Row]:
+def _measure_rows(group: Group, cases: Sequence[str]) -> list[Row]:
     """Return one row for each of these cases of a group; one that failed has the reason in its row.
 
-    `names`: names of the wanted cases.
+    `cases`: names of the wanted cases.
     """
     row_by_case: dict[str, Row] = {}
     reason = "its bench made no row of it"
     try:
-        for measured in group.measure(names):
-            row_by_case[measured["case"]] = measured
+        for row in group.measure(cases):
+            row_by_case[row["case"]] = row
     except Exception as error:  # noqa: BLE001 - whatever it is, other cases can be measured
         traceback.print_exc(file=sys.stderr)
         reason = f"it failed: {type(error).__name__}: {str(error).strip()[:500]}"
-    return [row_by_case.get(name) or make_row(name, reason=reason, failed=True) for name in names]
+    return [row_by_case.get(name) or make_row(name, reason=reason, failed=True) for name in cases]
 
 
-def load_measurement(path: Path) -> Measured:
+def load_bench_results(path: Path) -> BenchResults:
     """Return the results that a bench stored.
 
     Raises DataError: the file holds something else.
     """
     try:
-        measured: Measured = json.loads(path.read_bytes())
-        format_bench(measured)  # called for its exception only: it reads all that the file needs
+        results: BenchResults = json.loads(path.read_bytes())
+        format_bench(results)  # called for its exception only: it reads all that the file needs
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"{path} is not what a bench wrote ({type(error).__name__}: {error}); remove it "
             f"and measure again: python -m apfed_bench all --output {path.parent}"
         ) from error
-    return measured
+    return results
 
 
-def format_bench(measured: Measured, only: str = "*") -> str:
+def format_bench(results: BenchResults, case_glob: str = "*") -> str:
     """Return, as Markdown, the measuring machine, the bench's table, and why rows are missing.
 
-    `measured`: results of `run_benches`. `only`: glob of the cases that are shown.
+    `results`: results of `run_benches`. `case_glob`: glob of the cases that are shown.
     """
-    machine = measured["machine"]
-    step = measured["clock_step"]
-    rows = [row for row in measured["rows"] if fnmatchcase(row["case"], only)]
-    cases = measured["cases"] if only == "*" else only
+    machine = results["machine"]
+    clock_step_s = results["clock_step"]
+    rows = [row for row in results["rows"] if fnmatchcase(row["case"], case_glob)]
+    cases = results["cases"] if case_glob == "*" else case_glob
     cases_by_reason: dict[str, list[str]] = {}
     for row in rows:
         if "reason" in row:
             reason = " ".join(row["reason"].split()).replace("<", "&lt;")
             cases_by_reason.setdefault(reason, []).append(f"`{row['case']}`")
-    pattern = "" if cases == "*" else f", cases `{cases}`"
-    load = "" if measured["load"] is None else f", load {measured['load']:.1f} when it began"
-    clock = ""
-    if step > _COARSE_CLOCK_S:
-        clock = f" The clock moved by {_format_unit(_TIME_UNITS, step)}."
+    cases_note = "" if cases == "*" else f", cases `{cases}`"
+    load_note = "" if results["load"] is None else f", load {results['load']:.1f} when it began"
+    clock_note = ""
+    if clock_step_s > _COARSE_CLOCK_S:
+        clock_note = f" The clock moved by {_format_unit(_TIME_UNITS, clock_step_s)}."
     heading = (
-        f"{measured['date']}{', quick' if measured['quick'] else ''}{pattern}: "
-        f"{machine['processor']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}{load}, "
-        f"{measured['stolen']:.1%} stolen. "
-        f"*Ratio*: {BENCHES[measured['bench']].ratio}.{clock}"
+        f"{results['date']}{', quick' if results['quick'] else ''}{cases_note}: "
+        f"{machine['processor']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}"
+        f"{load_note}, {results['stolen']:.1%} stolen. "
+        f"*Ratio*: {BENCHES[results['bench']].ratio_meaning}.{clock_note}"
     )
-    table = make_table({**measured, "rows": rows})
+    table = make_table({**results, "rows": rows})
     reasons = [
         f"Not measured: {', '.join(missing_cases)}: {reason}"
         for reason, missing_cases in cases_by_reason.items()
@@ -205,17 +210,24 @@ def format_bench(measured: Measured, only: str = "*") -> str:
     return "\n\n".join([heading, *tables, *reasons])
 
 
-def make_table(measured: Measured) -> Table:
+def make_table(results: BenchResults) -> Table:
     """Return a bench's table, without rows that were not measured and without empty columns."""
-    rows = [row for row in measured["rows"] if "reason" not in row]
-    fields = ("case", "seconds", "peer", "ratio", "bytes", *BENCHES[measured["bench"]].fields)
-    filled = [name for name in fields if any(row.get(name) is not None for row in rows)]
-    return Table([_make_column(name) for name in filled], rows, f"bench {measured['bench']}")
+    rows = [row for row in results["rows"] if "reason" not in row]
+    fields = (
+        "case",
+        "seconds",
+        "peer",
+        "ratio",
+        "bytes",
+        *BENCHES[results["bench"]].further_fields,
+    )
+    filled_fields = [name for name in fields if any(row.get(name) is not None for row in rows)]
+    return Table([_make_column(name) for name in filled_fields], rows, f"bench {results['bench']}")
 
 
 def _make_column(name: str) -> Column:
     """Return the column of a field, in the unit that the end of its name implies."""
-    title = _FIELD_TITLES.get(name, name.removesuffix("_seconds").replace("_", " "))
+    title = _TITLE_BY_FIELD.get(name, name.removesuffix("_seconds").replace("_", " "))
     if name == "case":
         return Column(name=name, title=title, form="`{}`".format)
     if name.endswith("seconds"):
@@ -230,12 +242,12 @@ def _format_number(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _format_unit(scales: Sequence[tuple[float, str]], value: float) -> str:
+def _format_unit(units: Sequence[tuple[float, str]], value: float) -> str:
     """Return a value with three digits in the largest unit in which it is at least 1.
 
-    `scales`: size and name of each unit, the largest first.
+    `units`: size and name of each unit, the largest first.
     """
-    factor, name = next((scale for scale in scales if value >= scale[0]), scales[-1])
-    whole_digits = len(str(int(value / factor)))
-    decimals = 0 if name == "B" else max(0, 3 - whole_digits)
-    return f"{value / factor:.{decimals}f} {name}"
+    unit_size, unit = next((candidate for candidate in units if value >= candidate[0]), units[-1])
+    whole_digits = len(str(int(value / unit_size)))
+    decimals = 0 if unit == "B" else max(0, 3 - whole_digits)
+    return f"{value / unit_size:.{decimals}f} {unit}"

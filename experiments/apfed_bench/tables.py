@@ -20,27 +20,29 @@ from pyarrow import compute, parquet
 
 from apfed_bench.rows import Bench, Group, Row, make_row, run_script
 
-_QUICK = {20_000: ("memory", "mapped")}
-_SIZES = {1_000_000: ("memory", "mapped"), 10_000_000: ("mapped",)}
-_ROWS_WRITTEN_TOGETHER = 500_000
+_QUICK_KINDS_BY_SIZE = {20_000: ("memory", "mapped")}
+_KINDS_BY_SIZE = {1_000_000: ("memory", "mapped"), 10_000_000: ("mapped",)}
+_ROWS_PER_WRITE = 500_000
 _TIMEOUT_S = 3600.0
 _NUMBER_COLUMNS = 4
 _CATEGORIES = np.array(["red", "green", "blue"])
 
 
-def write_table(path: Path, rows: int) -> None:
+def write_table(path: Path, row_count: int) -> None:
     """Write a Parquet table of random people, whose label depends on their numbers and chance."""
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     writer: parquet.ParquetWriter | None = None
-    for first in range(0, rows, _ROWS_WRITTEN_TOGETHER):
-        count = min(_ROWS_WRITTEN_TOGETHER, rows - first)
-        numbers_NF = draw.normal(size=(count, _NUMBER_COLUMNS))
-        is_positive = numbers_NF.sum(1) + draw.normal(size=count) > 0
-        people = compute.cast(pyarrow.array(np.arange(first, first + count)), pyarrow.string())
+    for first_row in range(0, row_count, _ROWS_PER_WRITE):
+        block_rows = min(_ROWS_PER_WRITE, row_count - first_row)
+        numbers_NF = rng.normal(size=(block_rows, _NUMBER_COLUMNS))
+        is_positive = numbers_NF.sum(1) + rng.normal(size=block_rows) > 0
+        people = compute.cast(
+            pyarrow.array(np.arange(first_row, first_row + block_rows)), pyarrow.string()
+        )
         columns: dict[str, Any] = {
             "id": compute.binary_join_element_wise("person", people, "-"),
             **{f"number {column}": numbers_NF[:, column] for column in range(_NUMBER_COLUMNS)},
-            "kind": _CATEGORIES[draw.integers(0, len(_CATEGORIES), count)],
+            "kind": _CATEGORIES[rng.integers(0, len(_CATEGORIES), block_rows)],
             "label": np.where(is_positive, "yes", "no"),
         }
         table = pyarrow.table(columns)
@@ -78,39 +80,41 @@ def measure_reading(path: Path, memory_map: str) -> dict[str, float]:
     }
 
 
-def compare_readings(size: int, kinds: Collection[str], wanted: Collection[str]) -> Iterator[Row]:
+def compare_readings(
+    size: int, kinds: Collection[str], wanted_cases: Collection[str]
+) -> Iterator[Row]:
     """Yield the rows of the wanted cases of tables with `size` rows; all read the same file.
 
     `kinds`: ways to read that have a case, "memory" and "mapped"; the latter is compared with the
-    former. `wanted`: names of the wanted cases.
+    former. `wanted_cases`: names of the wanted cases.
     """
-    is_mapped_wanted = f"mapped/{size}" in wanted
+    is_mapped_wanted = f"mapped/{size}" in wanted_cases
     # A wanted case needs the one that it is compared with.
-    needed = [
+    needed_kinds = [
         kind
         for kind in kinds
-        if f"{kind}/{size}" in wanted or (kind == "memory" and is_mapped_wanted)
+        if f"{kind}/{size}" in wanted_cases or (kind == "memory" and is_mapped_wanted)
     ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bank.parquet"
         write_table(path, size)
-        measured: dict[str, Mapping[str, Any]] = {
-            kind: run_script(__file__, path, kind, timeout_s=_TIMEOUT_S) for kind in needed
+        values_by_kind: dict[str, Mapping[str, Any]] = {
+            kind: run_script(__file__, path, kind, timeout_s=_TIMEOUT_S) for kind in needed_kinds
         }
-    for kind, values in measured.items():
-        peer = f"memory/{size}" if kind == "mapped" and "memory" in measured else None
-        ratio = values["seconds"] / measured["memory"]["seconds"] if peer else None
-        if f"{kind}/{size}" in wanted:
+    for kind, values in values_by_kind.items():
+        peer = f"memory/{size}" if kind == "mapped" and "memory" in values_by_kind else None
+        ratio = values["seconds"] / values_by_kind["memory"]["seconds"] if peer else None
+        if f"{kind}/{size}" in wanted_cases:
             yield {**make_row(f"{kind}/{size}", peer=peer, ratio=ratio), **values}
 
 
 TABLES = Bench(
-    groups=lambda quick: [
+    make_groups=lambda quick: [
         Group([f"{kind}/{size}" for kind in kinds], partial(compare_readings, size, kinds))
-        for size, kinds in (_QUICK if quick else _SIZES).items()
+        for size, kinds in (_QUICK_KINDS_BY_SIZE if quick else _KINDS_BY_SIZE).items()
     ],
-    ratio="processor seconds over those in memory",
-    fields=("peak_memory",),
+    ratio_meaning="processor seconds over those in memory",
+    further_fields=("peak_memory",),
 )
 
 

@@ -35,24 +35,24 @@ from apfed_bench.rows import (
     Group,
     Row,
     compare_calls,
-    interleave,
+    compute_median_ratio,
     make_row,
     make_single_group,
-    median_ratio,
+    time_calls_in_turns,
 )
 from apfed_protocols.ids import IdNormalisation, encode_ids
 from secure_apfed.base.phases import PhaseName
 from secure_apfed.config.plain_yaml import format_yaml
 
 _SIZES = (10_000, 100_000, 1_000_000)
-_QUICK = (1_000,)
+_QUICK_SIZES = (1_000,)
 _FORMATS = ("csv", "parquet")
 _PARTIES = ("active", "bank", "shop")
-_COLUMNS = 20
+_COLUMNS_PER_PARTY = 20
 _TIMEOUT_S = 3600
 _SHORTEST_PHASE_S = 1.0
-_STARTS = ("help", "doctor", "evaluate", "plan", "predict", "run")
-_START_ROWS = 178
+_STARTUP_CASES = ("help", "doctor", "evaluate", "plan", "predict", "run")
+_STARTUP_ROWS = 178
 _IMPORT_EVALUATE = "from apfed_attacks import evaluate"
 _PHASES: tuple[PhaseName, ...] = ("start", "read", "align", "train", "baselines", "report")
 _UNENCRYPTED: Mapping[str, Any] = {
@@ -60,129 +60,136 @@ _UNENCRYPTED: Mapping[str, Any] = {
     "guard": {"mechanism": "none"},
 }
 # Further settings of a run of each method, and of its data.
-_METHODS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+_RUN_AND_DATA_SETTINGS_BY_METHOD: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "apfed_c": ({}, {}),
     "votes": ({"model": {"network": "random_features"}}, {"labelled": 200}),
 }
 
 
-def _write_tables(folder: Path, rows: int, form: str) -> float:
+def _write_tables(folder: Path, row_count: int, file_format: str) -> float:
     """Write the tables of all parties, each in a random order of its own.
 
-    `form`: file format of the tables, csv or parquet. Returns the seconds that pandas takes to read
-    them all.
+    `file_format`: file format of the tables, csv or parquet. Returns the seconds that pandas takes
+    to read them all.
     """
     rng = np.random.default_rng(0)
-    seconds = 0.0
+    read_seconds = 0.0
     # Four hidden factors of a person, which all parties' columns and the label depend on.
-    hidden = rng.normal(size=(rows, 4))
-    score = hidden[:, 0] + 0.5 * hidden[:, 1] * hidden[:, 2] + rng.normal(size=rows)
-    label = (score > 0).astype(int)
-    ids = np.array([f"person-{row:07d}" for row in range(rows)])
+    hidden_factors = rng.normal(size=(row_count, 4))
+    label_scores = (
+        hidden_factors[:, 0]
+        + 0.5 * hidden_factors[:, 1] * hidden_factors[:, 2]
+        + rng.normal(size=row_count)
+    )
+    labels = (label_scores > 0).astype(int)
+    ids = np.array([f"person-{row:07d}" for row in range(row_count)])
     for party in _PARTIES:
-        values = hidden @ rng.normal(size=(4, _COLUMNS)) + rng.normal(size=(rows, _COLUMNS))
-        names = [f"{party}_{column}" for column in range(_COLUMNS)]
+        values = hidden_factors @ rng.normal(size=(4, _COLUMNS_PER_PARTY)) + rng.normal(
+            size=(row_count, _COLUMNS_PER_PARTY)
+        )
+        names = [f"{party}_{column}" for column in range(_COLUMNS_PER_PARTY)]
         frame = pd.DataFrame(values.round(4), columns=names)
         frame.insert(0, "id", ids)
         if party == _PARTIES[0]:
-            frame["label"] = label
-        shuffled = frame.iloc[rng.permutation(rows)]
-        path = folder / f"{party}.{form}"
-        write = shuffled.to_csv if form == "csv" else shuffled.to_parquet
-        read = pd.read_csv if form == "csv" else pd.read_parquet
+            frame["label"] = labels
+        shuffled = frame.iloc[rng.permutation(row_count)]
+        path = folder / f"{party}.{file_format}"
+        write = shuffled.to_csv if file_format == "csv" else shuffled.to_parquet
+        read = pd.read_csv if file_format == "csv" else pd.read_parquet
         write(path, index=False)
         began = time.perf_counter()
         read(path)
-        seconds += time.perf_counter() - began
-    return seconds
+        read_seconds += time.perf_counter() - began
+    return read_seconds
 
 
-def _write_run(folder: Path, method: str, form: str) -> None:
+def _write_run(folder: Path, method: str, file_format: str) -> None:
     """Write `run.yaml` of one epoch of a method, on the tables in the same folder.
 
-    `form`: file format of the tables, csv or parquet.
+    `file_format`: file format of the tables, csv or parquet.
     """
-    settings, data_settings = _METHODS[method]
-    run = {
+    method_settings, data_settings = _RUN_AND_DATA_SETTINGS_BY_METHOD[method]
+    run_settings = {
         "name": "own",
         "method": method,
         **_UNENCRYPTED,
-        **settings,
+        **method_settings,
         "train": {"epochs": 1},
         "data": {
             "dataset": "tables",
             "folder": str(folder),
             "classes": ["0", "1"],
             **data_settings,
-            "parties": {party: {"file": f"{party}.{form}"} for party in _PARTIES},
+            "parties": {party: {"file": f"{party}.{file_format}"} for party in _PARTIES},
         },
     }
-    (folder / "run.yaml").write_text(format_yaml(run))
+    (folder / "run.yaml").write_text(format_yaml(run_settings))
 
 
-def _measure_run(method: str, form: str, rows: int) -> Row:
+def _measure_run(method: str, file_format: str, row_count: int) -> Row:
     """Return the row of one run of a method, with the seconds of each phase.
 
     `floor_seconds` are those that pandas takes to read the same files. `forecast` is the ratio of
-    the seconds that `secure-apfed plan` predicts to the measured ones. `form`: file format of the
-    tables, csv or parquet.
+    the seconds that `secure-apfed plan` predicts to the measured ones. `file_format`: file format
+    of the tables, csv or parquet.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pandas_seconds = _write_tables(folder, rows, form)
-        _write_run(folder, method, form)
-        predicted = _run_command("plan", "run.yaml", "--baselines", "--json", folder=folder)
-        report = _run_command(
+        pandas_seconds = _write_tables(folder, row_count, file_format)
+        _write_run(folder, method, file_format)
+        plan_output = _run_command("plan", "run.yaml", "--baselines", "--json", folder=folder)
+        run_output = _run_command(
             "run", "run.yaml", "--profile", "--json", "--output", "out", folder=folder
         )
-    planned = json.loads(predicted)["seconds"]
-    phases = json.loads(report)["phases"]
+    planned_seconds_by_phase = json.loads(plan_output)["seconds"]
+    measured_phases = json.loads(run_output)["phases"]
     return make_row(
-        f"{method}/{form}/{rows}",
-        sum(phase["seconds"] for phase in phases.values()),
-        processor_seconds=sum(phase["processor_seconds"] for phase in phases.values()),
-        peak_memory=max(phase["peak_bytes"] for phase in phases.values()),
+        f"{method}/{file_format}/{row_count}",
+        sum(phase["seconds"] for phase in measured_phases.values()),
+        processor_seconds=sum(phase["processor_seconds"] for phase in measured_phases.values()),
+        peak_memory=max(phase["peak_bytes"] for phase in measured_phases.values()),
         floor_seconds=pandas_seconds,
-        forecast=sum(planned.values()) / sum(phases[name]["seconds"] for name in planned),
-        **{f"{name}_seconds": phases[name]["seconds"] for name in _PHASES},
+        forecast=sum(planned_seconds_by_phase.values())
+        / sum(measured_phases[name]["seconds"] for name in planned_seconds_by_phase),
+        **{f"{name}_seconds": measured_phases[name]["seconds"] for name in _PHASES},
     )
 
 
 def _measure_runs(
-    method: str, form: str, sizes: tuple[int, ...], wanted: Collection[str]
+    method: str, file_format: str, sizes: tuple[int, ...], wanted_cases: Collection[str]
 ) -> Iterator[Row]:
     """Yield the rows of the wanted cases of a method, in ascending order of sizes.
 
     If the previous size, a tenth of the rows, is also wanted, `growth` is the largest exponent by
-    which a phase of a second or more grew: 1 is linear. `form`: file format of the tables, csv or
-    parquet. `sizes`: numbers of rows.
+    which a phase of a second or more grew: 1 is linear. `file_format`: file format of the tables,
+    csv or parquet. `sizes`: numbers of rows.
     """
-    previous: Row | None = None
-    for rows in sizes:
-        if f"{method}/{form}/{rows}" not in wanted:
-            previous = None
+    previous_row: Row | None = None
+    for row_count in sizes:
+        if f"{method}/{file_format}/{row_count}" not in wanted_cases:
+            previous_row = None
             continue
-        row = _measure_run(method, form, rows)
-        if previous is not None:
+        row = _measure_run(method, file_format, row_count)
+        if previous_row is not None:
             row["growth"] = max(
-                math.log10(row[field] / previous[field])
+                math.log10(row[field] / previous_row[field])
                 for field in (f"{name}_seconds" for name in _PHASES)
                 if row[field] >= _SHORTEST_PHASE_S
             )
         yield row
-        previous = row
+        previous_row = row
 
 
 USER = Bench(
-    groups=lambda quick: [
+    make_groups=lambda quick: [
         Group(
-            [f"{method}/{form}/{rows}" for rows in (_QUICK if quick else _SIZES)],
-            partial(_measure_runs, method, form, _QUICK if quick else _SIZES),
+            [f"{method}/{form}/{rows}" for rows in (_QUICK_SIZES if quick else _SIZES)],
+            partial(_measure_runs, method, form, _QUICK_SIZES if quick else _SIZES),
         )
-        for method in _METHODS
+        for method in _RUN_AND_DATA_SETTINGS_BY_METHOD
         for form in _FORMATS
     ],
-    fields=(
+    further_fields=(
         "processor_seconds",
         "peak_memory",
         "growth",
@@ -223,11 +230,11 @@ def _run_python(*arguments: str, folder: Path) -> str:
 
 def _read_children_clock() -> float:
     """Return the processor seconds of all processes that this one started and that ended."""
-    used = os.times()
-    return used.children_user + used.children_system
+    times = os.times()
+    return times.children_user + times.children_system
 
 
-def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+def _measure_starts(repetitions: int, wanted_cases: Collection[str]) -> Iterator[Row]:
     """Yield the row of each wanted case: processor seconds of its process.
 
     They are compared with a process that only imports torch. `repetitions`: how often each case is
@@ -235,11 +242,11 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _write_tables(folder, _START_ROWS, "csv")
+        _write_tables(folder, _STARTUP_ROWS, "csv")
         _write_run(folder, "apfed_c", "csv")
         _run_command("run", "run.yaml", "--no-baselines", "--output", "model", folder=folder)
         pd.read_csv(folder / "active.csv").head(4).to_csv(folder / "four.csv", index=False)
-        calls: dict[str, tuple[str, ...]] = {
+        arguments_by_command: dict[str, tuple[str, ...]] = {
             "help": ("--help",),
             "doctor": ("doctor",),
             "plan": ("plan", "run.yaml"),
@@ -250,37 +257,41 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
         def run_case(case: str) -> str:
             """Run one command; `run` writes to a new folder each time."""
             new_folder = (f"out-{time.monotonic_ns()}",) if case == "run" else ()
-            return _run_command(*calls[case], *new_folder, folder=folder)
+            return _run_command(*arguments_by_command[case], *new_folder, folder=folder)
 
-        cases = {case: partial(run_case, case) for case in calls}
-        cases["evaluate"] = partial(_run_python, "-c", _IMPORT_EVALUATE, folder=folder)
-        requested = {case: cases[case] for case in _STARTS if case in wanted}
-        peer = {"import torch": partial(_run_python, "-c", "import torch", folder=folder)}
-        seconds = interleave(peer | requested, repetitions=repetitions, clock=_read_children_clock)
-        import_seconds = seconds["import torch"]
-        for case in requested:
+        call_by_case = {case: partial(run_case, case) for case in arguments_by_command}
+        call_by_case["evaluate"] = partial(_run_python, "-c", _IMPORT_EVALUATE, folder=folder)
+        wanted_call_by_case = {
+            case: call_by_case[case] for case in _STARTUP_CASES if case in wanted_cases
+        }
+        peer_call = {"import torch": partial(_run_python, "-c", "import torch", folder=folder)}
+        seconds_by_case = time_calls_in_turns(
+            peer_call | wanted_call_by_case, repetitions=repetitions, clock=_read_children_clock
+        )
+        import_seconds = seconds_by_case["import torch"]
+        for case in wanted_call_by_case:
             yield make_row(
                 case,
-                statistics.median(seconds[case]),
+                statistics.median(seconds_by_case[case]),
                 peer="import torch",
-                ratio=median_ratio(seconds[case], import_seconds),
+                ratio=compute_median_ratio(seconds_by_case[case], import_seconds),
                 peer_seconds=statistics.median(import_seconds),
             )
 
 
 STARTUP = Bench(
-    groups=lambda quick: [Group(_STARTS, partial(_measure_starts, 1 if quick else 5))],
-    fields=("peer_seconds",),
+    make_groups=lambda quick: [Group(_STARTUP_CASES, partial(_measure_starts, 1 if quick else 5))],
+    further_fields=("peer_seconds",),
 )
 
 
-def _measure_encoding(case: str, rows: int, repetitions: int) -> Row:
+def _measure_encoding(case: str, id_count: int, repetitions: int) -> Row:
     """Return the row of the encoding of texts as IDs, against `str.encode`, which checks nothing.
 
-    `case`: name of the case in the table. `rows`: number of IDs. `repetitions`: number of measured
-    calls of each.
+    `case`: name of the case in the table. `id_count`: number of IDs. `repetitions`: number of
+    measured calls of each.
     """
-    texts = [f"person-{row:07d}" for row in range(rows)]
+    texts = [f"person-{row:07d}" for row in range(id_count)]
     rules = IdNormalisation()
     row = compare_calls(
         case,
@@ -289,13 +300,13 @@ def _measure_encoding(case: str, rows: int, repetitions: int) -> Row:
         peer="str.encode",
         repetitions=repetitions,
     )
-    return {**row, "per_id_seconds": row["seconds"] / rows}
+    return {**row, "per_id_seconds": row["seconds"] / id_count}
 
 
 IDS = Bench(
-    groups=lambda quick: [
+    make_groups=lambda quick: [
         make_single_group(f"encode/{rows}", _measure_encoding, rows, 3 if quick else 11)
         for rows in ((100_000,) if quick else (100_000, 1_000_000))
     ],
-    fields=("peer_seconds", "per_id_seconds"),
+    further_fields=("peer_seconds", "per_id_seconds"),
 )

@@ -16,8 +16,8 @@ import pytest
 
 from apfed_bench import __main__ as command
 from apfed_bench import apart, parties, psi_case, rows, secure_sum, tables, user
-from apfed_bench.rows import Bench, Group, Row, interleave, make_row, median_ratio
-from apfed_bench.table import BENCHES, format_bench, load_measurement, run_benches
+from apfed_bench.rows import Bench, Group, Row, compute_median_ratio, make_row, time_calls_in_turns
+from apfed_bench.table import BENCHES, format_bench, load_bench_results, run_benches
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError, DataError
 from tests.conftest import Children
@@ -32,7 +32,7 @@ WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
     "ids": ("encode/100000", user, "_measure_encoding", ["encode/100000"]),
     "protected": ("masked/guard/b64", parties, "_measure_protected", [["masked/guard/b64"]]),
     "psi": ("circuit-crypten/1000", apart, "_run_case", ["circuit"]),
-    "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
+    "secure-sum": ("masked/m4", secure_sum, "OurSumRun", ["masked"]),
     "startup": ("predict", user, "_measure_starts", [1]),
     "tables": ("mapped/20000", tables, "compare_readings", [20_000]),
     "transport": ("grpc/*", parties, "_measure_transport", ["grpc/m3/b256"]),
@@ -41,7 +41,7 @@ WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
 
 
 def _run(name: str, cases: str) -> dict[str, Row]:
-    (found,) = run_benches([name], quick=True, cases=cases)
+    (found,) = run_benches([name], quick=True, case_glob=cases)
     return {line["case"]: line for line in found["rows"]}
 
 
@@ -74,11 +74,12 @@ def test_every_bench_is_stored() -> None:
 @pytest.mark.parametrize(("name", "bench"), BENCHES.items())
 def test_cases_have_names_of_their_own(name: str, bench: Any) -> None:
     brief, cases = (
-        [case for group in bench.groups(quick) for case in group.cases] for quick in (True, False)
+        [case for group in bench.make_groups(quick) for case in group.cases]
+        for quick in (True, False)
     )
     assert all(len(set(each)) == len(each) > 0 for each in (brief, cases))
     with pytest.raises(ConfigError, match="'nothing' names no case of bench") as told:
-        list(run_benches([name], cases="nothing"))
+        list(run_benches([name], case_glob="nothing"))
     assert set(cases) <= set(str(told.value).splitlines())
 
 
@@ -106,7 +107,8 @@ def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(
         "other": Group(("c",), _measure),
     }
     benches = {
-        name: Bench(groups=partial(lambda of, _: [of], group)) for name, group in groups.items()
+        name: Bench(make_groups=partial(lambda of, _: [of], group))
+        for name, group in groups.items()
     }
     monkeypatch.setattr("apfed_bench.table.BENCHES", benches)
     monkeypatch.setattr(command, "NAMES", tuple(benches))
@@ -130,12 +132,12 @@ def test_cases_take_turns_and_those_without_a_clock_tell_nothing() -> None:
     turns: list[str] = []
     calls = {name: partial(turns.append, name) for name in "ab"}
     ticks = map(float, itertools.accumulate(range(16)))
-    seconds = interleave(calls, repetitions=3, clock=lambda: next(ticks))
+    seconds = time_calls_in_turns(calls, repetitions=3, clock=lambda: next(ticks))
     assert turns == ["a", "b"] * 4
     assert seconds == {"a": [3.0, 7.0, 11.0], "b": [5.0, 9.0, 13.0]}
-    assert median_ratio([2.0, 0.0, 4.0, 30.0], [0.0, 1.0, 1.0, 10.0]) == 3.5
+    assert compute_median_ratio([2.0, 0.0, 4.0, 30.0], [0.0, 1.0, 1.0, 10.0]) == 3.5
     with pytest.raises(RuntimeError, match="the clock did not move"):
-        median_ratio([1.0, 0.0], [0.0, 1.0])
+        compute_median_ratio([1.0, 0.0], [0.0, 1.0])
 
 
 @pytest.mark.slow
@@ -144,7 +146,9 @@ def test_every_bench_prints_one_object(name: str) -> None:
     call = [sys.executable, "-m", "apfed_bench", name, "--json", "--quick"]
     done = subprocess.run(call, capture_output=True, text=True, check=True)
     found = {line["case"]: line for line in json.loads(done.stdout)["rows"]}
-    assert list(found) == [case for group in BENCHES[name].groups(True) for case in group.cases]
+    assert list(found) == [
+        case for group in BENCHES[name].make_groups(True) for case in group.cases
+    ]
     for line in found.values():
         assert {"case", "seconds", "peer", "ratio", "bytes"} <= line.keys()
         assert line["seconds"] is not None or line.get("reason") or line["bytes"]
@@ -166,7 +170,7 @@ def test_every_bench_prints_one_object(name: str) -> None:
 
 
 def test_what_no_bench_wrote_is_refused(tmp_path: Path) -> None:
-    measured = load_measurement(STORED / "psi.json")
+    measured = load_bench_results(STORED / "psi.json")
     path = tmp_path / "psi.json"
     for line in measured["rows"]:
         line["reason"] = "no <clock>\nhere"
@@ -176,7 +180,7 @@ def test_what_no_bench_wrote_is_refused(tmp_path: Path) -> None:
 
     def load_with(key: str, value: object) -> object:
         path.write_text(json.dumps(measured | {key: value}))
-        return load_measurement(path)
+        return load_bench_results(path)
 
     said = r"psi\.json is not what a bench wrote"
     cases = [(said, "bench", "none"), (said, "rows", [[]]), (said, "machine", 1)]
@@ -191,7 +195,7 @@ def test_without_crypten_its_cases_are_rows_with_the_reason(
         raise LocalProtocolError("install CrypTen")
 
     monkeypatch.setattr(rows, "load_crypten", absent)
-    monkeypatch.setattr(secure_sum, "_SHAPES", {4: (4, 8)})
+    monkeypatch.setattr(secure_sum, "_SHAPE_BY_PASSIVE_COUNT", {4: (4, 8)})
     monkeypatch.setattr(apart, "_run_case", lambda case, size: {"seconds": 1.0})
     sums = _run("secure-sum", "*[an]/m4")
     sets = _run("psi", "circuit*/1000")
