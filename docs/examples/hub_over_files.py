@@ -41,11 +41,11 @@ def host(me, folder):
     key, sealed = (own / "key").read_bytes(), own / "role"
     role = SUM.make_contributor(me)
     if sealed.exists():
-        role = SUM.resume_role(me, sealed.read_bytes(), key, book=own / "book")
+        role = SUM.resume_role(me, sealed.read_bytes(), key, role_log=own / "role-log")
     packet = (own / "packet").read_bytes()
     signed = signed_by(me, folder)
     answer = answer_hub(role, packet, lambda question: counts(OWN[me], question), **signed)
-    sealed.write_bytes(suspend_role(role, key, book=own / "book"))
+    sealed.write_bytes(suspend_role(role, key, role_log=own / "role-log"))
     (own / "answer").write_bytes(answer)
 
 

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
         join_sum,
     )
     from apfed_protocols.sums.hub import Hub, answer_hub, hub_pump
-    from apfed_protocols.sums.put_away import InMemoryRoleLog, resume_role, suspend_role
     from apfed_protocols.sums.roles import ReceivingAggregator
     from apfed_protocols.sums.short import ClipAgreement, SumName, SumSession, secure_sum
+    from apfed_protocols.sums.suspended_roles import InMemoryRoleLog, resume_role, suspend_role
 
 __all__ = [
     "SECURE_SUMS",
@@ -158,7 +158,11 @@ if not TYPE_CHECKING:  # type checkers read the imports above
                 "join_sum",
             ),
             "apfed_protocols.sums.hub": ("Hub", "answer_hub", "hub_pump"),
-            "apfed_protocols.sums.put_away": ("InMemoryRoleLog", "resume_role", "suspend_role"),
+            "apfed_protocols.sums.suspended_roles": (
+                "InMemoryRoleLog",
+                "resume_role",
+                "suspend_role",
+            ),
             "apfed_protocols.sums.roles": ("ReceivingAggregator",),
             "apfed_protocols.sums.short": (
                 "ClipAgreement",

@@ -55,7 +55,11 @@ from secure_apfed.methods.alignment import (
     require_labels,
 )
 from secure_apfed.methods.charged import ChargedAccount, Statement, collect_accounts, sign_accounts
-from secure_apfed.methods.circles import RunCircles, merge_answered_steps, warn_of_steps_without
+from secure_apfed.methods.contributor_log import (
+    RunContributorLog,
+    merge_answered_steps,
+    warn_of_steps_without,
+)
 from secure_apfed.methods.method import (
     ActiveRole,
     HelperRole,
@@ -208,7 +212,7 @@ def _describe_checkpoints(party: PartyContext) -> dict[str, Any]:
     """Return the fields of this party's greeting that say from which steps it can resume.
 
     The active adds the step that it wants to resume from. A passive adds the later steps that it
-    answered, each with its circle (the passives that answered it together). A party without a
+    answered, each with the passives that answered it together. A party without a
     checkpoint store or a table returns no fields.
     """
     store = party.secrets.checkpoints
@@ -216,8 +220,9 @@ def _describe_checkpoints(party: PartyContext) -> dict[str, Any]:
         return {}
     if party.name != party.active:
         steps = store.list_steps()
-        circles = RunCircles.from_own(party) if steps and may_lack_passives(party.config) else None
-        return {"holds": steps, "answered": circles.list_steps(min(steps)) if circles else ()}
+        has_log = bool(steps) and may_lack_passives(party.config)
+        log = RunContributorLog.for_party(party) if has_log else None
+        return {"holds": steps, "answered": log.list_steps(min(steps)) if log else ()}
     state = store.load_latest()
     resumes = Resumption(run=state.run, step=state.step) if state else None
     return {"holds": store.list_steps(), "resumes": resumes}
@@ -352,8 +357,8 @@ def _find_resumption(
 
     The step is the newest one that every checkpoint folder has. A run that may continue without a
     passive resumes at the active's newest step instead, and a passive that was absent then returns
-    with an older state. Later steps that were already answered keep their circle (the passives that
-    answered a step together), so that no difference of two sums reveals one passive's contribution.
+    with an older state. Later steps that were already answered keep the passives that
+    answered them together, so that no difference of two sums reveals one passive's contribution.
 
     `greetings`: mapping from party name to its first message, which lists its stored checkpoints.
     `silence_rule`: "stop", "wait" or "recover", the rule for a passive that stops answering.

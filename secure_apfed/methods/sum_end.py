@@ -45,7 +45,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.learning.release import ContributionNoise, parse_representations
 from secure_apfed.methods.accounts import NoisePlan, make_sum_release, sum_and_noise
-from secure_apfed.methods.circles import RunCircles
+from secure_apfed.methods.contributor_log import RunContributorLog
 from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     FOR_THE_ACTIVE,
@@ -155,12 +155,14 @@ class SessionSum:
         """Return this passive's side of the sum's protocol.
 
         If a sum may lack passives, it also gets the record of who answered each step together with
-        it (`secure_apfed.methods.circles`).
+        it (`secure_apfed.methods.contributor_log`).
         """
         party = self.party
         protocol = self.protocol
         if isinstance(protocol, RecoverableSum) and self.contract.silent_passive == "recover":
-            return protocol.make_contributor(party.name, answered=RunCircles.from_own(party))
+            return protocol.make_contributor(
+                party.name, contributor_log=RunContributorLog.for_party(party)
+            )
         return protocol.make_contributor(party.name)
 
     def make_active_end(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
@@ -381,8 +383,8 @@ class PassiveSum:
         It does not if others answered the step in an earlier session without it: the difference of
         the two sums would be its contribution.
         """
-        circle = self.contract.find_contributors(step)
-        return circle is None or self.name in circle
+        contributors = self.contract.find_contributors(step)
+        return contributors is None or self.name in contributors
 
     def pick_known_rows(self, rows_B: Tensor) -> Tensor:
         """Return those of these alignment positions whose people the passive knows, in order."""
@@ -483,10 +485,10 @@ class ActiveSum:
         """Send a request to the passives that answer this step.
 
         `kind`: kind of the message. `payload`: the request's bytes. Raises PartyLeftError: the
-        passives that first answered this step together (its circle) include one that fell silent,
+        passives that first answered this step together include one that fell silent,
         so the step cannot be repeated.
         """
-        self._keep_to_circle(step)
+        self._repeat_with_same_passives(step)
         for name in self.present:
             links.send(name, kind, step, payload)
 
@@ -494,11 +496,11 @@ class ActiveSum:
         """Return whether this step was answered in an earlier session without a passive that is
         present now.
         """
-        circle = self.contract.find_contributors(step)
-        return circle is not None and any(name not in circle for name in self.present)
+        contributors = self.contract.find_contributors(step)
+        return contributors is not None and any(name not in contributors for name in self.present)
 
-    def _keep_to_circle(self, step: int) -> None:
-        """Continue a repeated step with the passives that answered it before (its circle).
+    def _repeat_with_same_passives(self, step: int) -> None:
+        """Continue a repeated step with the passives that answered it before.
 
         Raises PartyLeftError: one of them fell silent.
         """
@@ -527,7 +529,7 @@ class ActiveSum:
         Raises RemoteProtocolError: the sum is altered, of another request, or of passives that the
         contract does not allow. After that no sum of this session is decoded any more.
         """
-        self._keep_to_circle(step)
+        self._repeat_with_same_passives(step)
         message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=FOR_AN_ANSWER)
         present, protected_sum = _parse_sum(message, self.present, self.contract)
         binding = self.make_binding(step, rows_B, payload)
@@ -594,7 +596,7 @@ class Aggregator(HelperRole):
 
     A passive that stops answering is left out until the next session. The contract says whether
     the run then ends or continues with the others. For steps that are repeated, it says which
-    passives answered them before and must answer again (the step's circle).
+    passives answered them before and must answer again.
 
     Attributes:
         present: the passives that have not fallen silent.
@@ -649,7 +651,7 @@ class Aggregator(HelperRole):
                 continue  # it was left out of this step in an earlier session, and is so again
             self.admit_step(message)
             bodies = await self.gather_bodies(links, Kind.CONTRIBUTION, message)
-            # Called only for its exception: a passive of the step's circle may have fallen silent
+            # Called only for its exception: a contributor of the step may have fallen silent
             # meanwhile.
             self.contract.select_contributors(message.step, [*bodies])
             combined = await self.combine_bodies(links, message, bodies)

@@ -142,10 +142,13 @@ MISUSES: dict[str, Any] = {
     "holds secrets .* never serialised": lambda: pickle.dumps(short()),
     "holds secrets .*serialised": lambda: copy.deepcopy(short().make_contributor("a")),
     "a key that seals a role is 32": lambda: ap.suspend_role(
-        short().make_contributor("a"), b"1", book=ap.InMemoryRoleLog()
+        short().make_contributor("a"), b"1", role_log=ap.InMemoryRoleLog()
     ),
     "no role of b": lambda: short().resume_role(
-        "b", suspend_in_memory(short().make_contributor("a")), bytes(32), book=ap.InMemoryRoleLog()
+        "b",
+        suspend_in_memory(short().make_contributor("a")),
+        bytes(32),
+        role_log=ap.InMemoryRoleLog(),
     ),
     "holds shares for the next step": lambda: suspend_in_memory(
         secure_sum("recoverable", NAMES, to="x", clip=1).make_contributor("a")
@@ -446,7 +449,7 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: SumName, signed: bool, tmp_p
     """By packets alone; roles of one round are put away between them."""
     by = {"x", "ckks", "crypten"} & {kind} and "y"
     key = bytes(range(32))
-    book = tmp_path / "book"
+    role_log = tmp_path / "role-log"
     open_to_hub = kind == "ckks"
     session = secure_sum(
         kind, NAMES, to="x", by=by or None, clip=8, allow_single_reader=open_to_hub
@@ -458,14 +461,15 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: SumName, signed: bool, tmp_p
     apart = session.described.rounds == 1
     kept: dict[str, Any] = {name: session.make_contributor(name) for name in NAMES}
     kept = {
-        me: ap.suspend_role(role, key, book=book) if apart else role for me, role in kept.items()
+        me: ap.suspend_role(role, key, role_log=role_log) if apart else role
+        for me, role in kept.items()
     }
     answers, old = [], dict(kept)
 
     def send(me: str, packet: bytes) -> None:
-        role = session.resume_role(me, kept[me], key, book=book) if apart else kept[me]
+        role = session.resume_role(me, kept[me], key, role_log=role_log) if apart else kept[me]
         answer = ap.answer_hub(role, packet, lambda m: np.frombuffer(m) * 2, **own.get(me, {}))
-        kept[me] = ap.suspend_role(role, key, book=book) if apart else role
+        kept[me] = ap.suspend_role(role, key, role_log=role_log) if apart else role
         answers.append((me, answer))
 
     ends = {"x": session.make_receiver()} | ({"y": session.make_aggregator()} if by else {})
@@ -480,14 +484,14 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: SumName, signed: bool, tmp_p
     np.testing.assert_allclose(totals, [[1.5] * 3, [-3.0] * 3], atol=2e-3, rtol=0)
     if apart:
         with pytest.raises(LocalProtocolError, match="was taken up before"):
-            session.resume_role("a", old["a"], key, book=book)
+            session.resume_role("a", old["a"], key, role_log=role_log)
         stranger = tmp_path / "stranger"
-        ap.suspend_role(session.make_contributor("a"), key, book=stranger)
+        ap.suspend_role(session.make_contributor("a"), key, role_log=stranger)
         with pytest.raises(LocalProtocolError, match="does not list this role"):
-            session.resume_role("a", kept["a"], key, book=stranger)
-        book.rename(tmp_path / "lost")
+            session.resume_role("a", kept["a"], key, role_log=stranger)
+        role_log.rename(tmp_path / "lost")
         with pytest.raises(LocalProtocolError, match="is missing, so nobody knows"):
-            session.resume_role("a", kept["a"], key, book=book)
+            session.resume_role("a", kept["a"], key, role_log=role_log)
     if signed and kind == "masked":
         with pytest.raises(RemoteProtocolError, match="does not fit the key"):
             ap.answer_hub(
@@ -500,20 +504,20 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: SumName, signed: bool, tmp_p
 
 
 BAD_BOOKS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "memory": (lambda folder: ":memory:", "a book in memory forgets"),
-    "nameless": (lambda folder: "", "a book in memory forgets"),
-    "memory as bytes": (lambda folder: b":memory:", "a book in memory forgets"),
+    "memory": (lambda folder: ":memory:", "a log in memory forgets"),
+    "nameless": (lambda folder: "", "a log in memory forgets"),
+    "memory as bytes": (lambda folder: b":memory:", "a log in memory forgets"),
     "folder": (lambda folder: folder, "no plain file"),
     "device": (lambda folder: os.devnull, "no plain file"),
-    "no folder": (lambda folder: folder / "none" / "book", "is no book of sealed roles"),
-    "garbage": (lambda folder: written(folder, b"no database" * 99), "is no book of sealed roles"),
+    "no folder": (lambda folder: folder / "none" / "role-log", "is no log of sealed roles"),
+    "garbage": (lambda folder: written(folder, b"no database" * 99), "is no log of sealed roles"),
     "link": (lambda folder: make_link(folder), "is a link"),
 }
 
 
 def written(folder: Path, content: bytes) -> Path:
-    (folder / "book").write_bytes(content)
-    return folder / "book"
+    (folder / "role-log").write_bytes(content)
+    return folder / "role-log"
 
 
 def make_link(folder: Path) -> Path:
@@ -522,53 +526,55 @@ def make_link(folder: Path) -> Path:
 
 
 def suspend_in_memory(role: Any) -> bytes:
-    return ap.suspend_role(role, bytes(32), book=ap.InMemoryRoleLog())
+    return ap.suspend_role(role, bytes(32), role_log=ap.InMemoryRoleLog())
 
 
 @pytest.mark.parametrize("name", BAD_BOOKS)
-def test_what_is_no_book_keeps_no_role_and_the_role_stays(name: str, tmp_path: Path) -> None:
+def test_what_is_no_role_log_keeps_no_role_and_the_role_stays(name: str, tmp_path: Path) -> None:
     make, says = BAD_BOOKS[name]
-    book: Any = make(tmp_path)
+    role_log: Any = make(tmp_path)
     session = short()
     good = tmp_path / "good"
     role = session.make_contributor("a")
     with pytest.raises(LocalProtocolError, match=says):
-        ap.suspend_role(role, bytes(32), book=book)
-    sealed = ap.suspend_role(role, bytes(32), book=good)
+        ap.suspend_role(role, bytes(32), role_log=role_log)
+    sealed = ap.suspend_role(role, bytes(32), role_log=good)
     with pytest.raises(LocalProtocolError, match=says + "|is missing"):
-        session.resume_role("a", sealed, bytes(32), book=book)
-    session.resume_role("a", sealed, bytes(32), book=good)
+        session.resume_role("a", sealed, bytes(32), role_log=role_log)
+    session.resume_role("a", sealed, bytes(32), role_log=good)
 
 
-def test_a_book_in_memory_serves_once_and_only_its_own(tmp_path: Path) -> None:
+def test_a_role_log_in_memory_serves_once_and_only_its_own(tmp_path: Path) -> None:
     session = short()
-    book = ap.InMemoryRoleLog()
-    sealed = ap.suspend_role(session.make_contributor("a"), bytes(32), book=book)
+    role_log = ap.InMemoryRoleLog()
+    sealed = ap.suspend_role(session.make_contributor("a"), bytes(32), role_log=role_log)
     with pytest.raises(LocalProtocolError, match="does not list this role"):
-        session.resume_role("a", sealed, bytes(32), book=ap.InMemoryRoleLog())
-    role = session.resume_role("a", sealed, bytes(32), book=book)
+        session.resume_role("a", sealed, bytes(32), role_log=ap.InMemoryRoleLog())
+    role = session.resume_role("a", sealed, bytes(32), role_log=role_log)
     with pytest.raises(LocalProtocolError, match="was taken up before"):
-        session.resume_role("a", sealed, bytes(32), book=book)
+        session.resume_role("a", sealed, bytes(32), role_log=role_log)
     with pytest.raises(LocalProtocolError, match="does not list this role"):
-        ap.suspend_role(role, bytes(32), book=ap.InMemoryRoleLog())
+        ap.suspend_role(role, bytes(32), role_log=ap.InMemoryRoleLog())
 
 
-def test_an_older_copy_of_a_book_takes_up_nothing(tmp_path: Path) -> None:
+def test_an_older_copy_of_a_role_log_takes_up_nothing(tmp_path: Path) -> None:
     session = short()
-    book = tmp_path / "book"
+    role_log = tmp_path / "role-log"
     key = bytes(32)
-    first = ap.suspend_role(session.make_contributor("a"), key, book=book)
-    copy_of_book = book.read_bytes()
-    second = ap.suspend_role(session.resume_role("a", first, key, book=book), key, book=book)
-    book.write_bytes(copy_of_book)
+    first = ap.suspend_role(session.make_contributor("a"), key, role_log=role_log)
+    copy_of_log = role_log.read_bytes()
+    second = ap.suspend_role(
+        session.resume_role("a", first, key, role_log=role_log), key, role_log=role_log
+    )
+    role_log.write_bytes(copy_of_log)
     with pytest.raises(LocalProtocolError, match="was taken up before"):
-        session.resume_role("a", second, key, book=book)
+        session.resume_role("a", second, key, role_log=role_log)
 
 
-def test_a_book_in_memory_serves_nobody_in_a_forked_copy() -> None:
-    session, book = short(), ap.InMemoryRoleLog()
-    sealed = ap.suspend_role(session.make_contributor("a"), bytes(32), book=book)
-    action = lambda: session.resume_role("a", sealed, bytes(32), book=book)  # noqa: E731
+def test_a_role_log_in_memory_serves_nobody_in_a_forked_copy() -> None:
+    session, role_log = short(), ap.InMemoryRoleLog()
+    sealed = ap.suspend_role(session.make_contributor("a"), bytes(32), role_log=role_log)
+    action = lambda: session.resume_role("a", sealed, bytes(32), role_log=role_log)  # noqa: E731
     assert "belongs to the process that made it" in run_in_fork({"take up": action})["take up"]
 
 

@@ -165,16 +165,16 @@ def subtract_two_sums(setting: Setting, coalition: Coalition) -> Iterable[np.nda
 def count_fewer(setting: Setting, coalition: Coalition) -> Iterable[np.ndarray]:
     """The aggregator tells the victim that only colluders are counted beside it, too few."""
     played = Played(setting, coalition)
-    circle = [me for me in NAMES if me == VICTIM or me in coalition]
+    contributors = [me for me in NAMES if me == VICTIM or me in coalition]
     recoverable = played.described.masks == "recoverable"
-    if played.combines in coalition and recoverable and len(circle) < played.described.least:
+    if played.combines in coalition and recoverable and len(contributors) < played.described.least:
         frames = {me: Frame.parse(body, sender=me) for me, body in played.ask(1.0).items()}
         parcels = []
-        for me in circle:
+        for me in contributors:
             if me != VICTIM:
                 receivers = [other for other in NAMES if other != me]
                 parcels.append(frames[me].blobs[2 + receivers.index(VICTIM)])
-        named = played.described.agreement.pack_names(circle)
+        named = played.described.agreement.pack_names(contributors)
         request = replace(frames[VICTIM], kind=FrameKind.REQUEST, blobs=(named, *parcels))
         with pytest.raises(RemoteProtocolError, match="answers only where it is counted among"):
             played.hosts[VICTIM].answer(request.pack())
@@ -330,12 +330,12 @@ REPEATS: dict[str, tuple[bytes, bytes, Callable[[str, bytes], Any]]] = {
 
 
 @pytest.mark.parametrize("repeat", REPEATS)
-def test_a_repeated_question_is_not_answered_in_another_circle(repeat: str) -> None:
+def test_a_repeated_request_is_not_answered_in_a_sum_of_others(repeat: str) -> None:
     first, second, values = REPEATS[repeat]
     hosts = {me: lacking().make_contributor(me) for me in NAMES}
     hub, unasked = drive(hosts, values)
     hub.step(first, SHAPE)
-    hub.step(second, SHAPE)  # in the same circle it is no harm
+    hub.step(second, SHAPE)  # among the same contributors it is no harm
     unasked.add(VICTIM)
     with pytest.raises(RemoteProtocolError, match=r"would differ by what c contributed"):
         hub.step(second, SHAPE)
@@ -343,7 +343,7 @@ def test_a_repeated_question_is_not_answered_in_another_circle(repeat: str) -> N
         hosts["a"].contribute(OWN["a"])
 
 
-def test_other_questions_are_answered_in_a_smaller_circle() -> None:
+def test_other_requests_are_answered_among_fewer() -> None:
     """And zeros, which say nothing, may be repeated."""
     hub, unasked = drive(
         {me: lacking().make_contributor(me) for me in NAMES},
@@ -356,7 +356,7 @@ def test_other_questions_are_answered_in_a_smaller_circle() -> None:
 
 @pytest.mark.parametrize("session", ["the same", "another"])
 def test_what_was_answered_is_known_in_a_later_session(session: str, tmp_path: Path) -> None:
-    """A role that restarts with the same book refuses what the last one would have refused."""
+    """A role that restarts with the same log refuses what the last one would have refused."""
 
     def begin(name: str) -> Any:
         return ap.secure_sum(
@@ -371,19 +371,23 @@ def test_what_was_answered_is_known_in_a_later_session(session: str, tmp_path: P
 
     first = begin("the same")
     again = begin(session)
-    roles = {me: first.make_contributor(me, book=tmp_path / me, new_book=True) for me in NAMES}
+    roles = {
+        me: first.make_contributor(me, log_file=tmp_path / me, is_new_log=True) for me in NAMES
+    }
     drive(roles, lambda me, q: OWN[me])[0].step(b"q", SHAPE)
-    roles = {me: again.make_contributor(me, book=tmp_path / me) for me in NAMES}
+    roles = {me: again.make_contributor(me, log_file=tmp_path / me) for me in NAMES}
     hub, unasked = drive(roles, lambda me, q: OWN[me])
     unasked.add(VICTIM)
     with pytest.raises(RemoteProtocolError, match="reader asks a again about what"):
         hub.step(b"q", SHAPE)
-    with pytest.raises(LocalProtocolError, match="book of answered questions is missing"):
-        again.make_contributor("a", book=tmp_path / "lost")
-    with pytest.raises(LocalProtocolError, match="there is a book already"):
-        again.make_contributor("a", book=tmp_path / "a", new_book=True)
-    with pytest.raises(LocalProtocolError, match=r"needs all contributors .* leave book out"):
-        ap.secure_sum("masked", NAMES, to="x", clip=1).make_contributor("a", book=tmp_path / "a")
+    with pytest.raises(LocalProtocolError, match="log of answered requests is missing"):
+        again.make_contributor("a", log_file=tmp_path / "lost")
+    with pytest.raises(LocalProtocolError, match="there is a log already"):
+        again.make_contributor("a", log_file=tmp_path / "a", is_new_log=True)
+    with pytest.raises(LocalProtocolError, match=r"needs all contributors .* leave log_file out"):
+        ap.secure_sum("masked", NAMES, to="x", clip=1).make_contributor(
+            "a", log_file=tmp_path / "a"
+        )
 
 
 def test_a_step_is_answered_once_whoever_is_counted_the_second_time() -> None:

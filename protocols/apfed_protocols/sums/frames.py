@@ -265,7 +265,7 @@ class AgreedFrames:
 
     def require_usable(self) -> None:
         """Raise LocalProtocolError in a forked process, or if the role was suspended
-        (`put_away.suspend_role`).
+        (`suspended_roles.suspend_role`).
         """
         self.require_own_process()
         if self._closed:

@@ -2,9 +2,9 @@
 
 Run by: the hub, which is the receiver or aggregator or both (`hub_pump`), and each contributor
 (`answer_hub`), which answers one packet with one packet and may keep nothing in between
-(`apfed_protocols.sums.put_away`). Protects from: what the sum protects from, if the transport
-authenticates hub and hosts. Keys that hosts agree among each other pass through the hub. One that
-swaps them reads single contributions, unless each party signs its set-up messages: with
+(`apfed_protocols.sums.suspended_roles`). Protects from: what the sum protects from, if the
+transport authenticates hub and hosts. Keys that hosts agree among each other pass through the hub.
+One that swaps them reads single contributions, unless each party signs its set-up messages: with
 `identity` and the others' public keys in `peers`, a swapped one is refused. Without them both ends
 warn. A hub has both roles, so a sum that receiver and aggregator together can open is refused.
 

@@ -17,8 +17,8 @@ they are left out, or that adds a constant to the sum; coalitions beyond that bo
 other passives of a sum and the active together. Nor, below t = M, from the active over several
 steps, whoever combines: it asks, then asks something related and leaves one passive unasked, and
 the two sums differ by its contribution. So t is M, and nobody can be left out, unless
-`allow_single_reader` says otherwise. Passives refuse the same question in another circle
-(`AnsweredCircles`), which stops a literal repeat and no related question.
+`allow_single_reader` says otherwise. Passives refuse the same request for a sum of other
+contributors (`ContributorLog`), which stops a literal repeat and no related request.
 
 After Bonawitz et al. 2017, section 4.2 and figure 4, for parties that follow the protocol, with
 fresh keys for each step (`step_keys`): each passive adds a mask of its own and one shared with each
@@ -87,8 +87,8 @@ PARCEL_BYTES = _HOLDER_BYTES + SEAL_OVERHEAD_BYTES
 _SETUP = b"setup"
 _STEP_MASK = b"secure-apfed step mask v1"
 _DIGEST_OF_NO_MESSAGE = hashlib.sha256(b"").digest()
-_MARK_BYTES = 16
-_CIRCLES_TABLE = "CREATE TABLE IF NOT EXISTS circles (mark TEXT PRIMARY KEY, circle TEXT)"
+_REQUEST_DIGEST_BYTES = 16
+_CREATE_TABLE = "CREATE TABLE IF NOT EXISTS circles (mark TEXT PRIMARY KEY, circle TEXT)"
 
 
 # The secrets of a step, after figure 4, rounds 0 and 1: a mask key pair (X25519) and a self-mask
@@ -441,22 +441,22 @@ class RecoverableSum(MaskedSum):
         self,
         me: str,
         *,
-        book: str | PathLike[str] | None = None,
-        new_book: bool = False,
-        answered: "AnsweredCircles | None" = None,
+        log_file: str | PathLike[str] | None = None,
+        is_new_log: bool = False,
+        contributor_log: "ContributorLog | None" = None,
     ) -> "RecoverableContributor":
         """Return the role of the contributor `me`.
 
         Args:
             me: the contributor's name in the agreement.
-            book: path of a file that records which questions (rows and messages of the active) this
-                contributor answered, and which contributors the sum added (`AnsweredCircles`);
-                None: the record is kept in memory.
-            new_book: create that file, for the first session.
-            answered: the record itself, in place of `book`.
+            log_file: path of a file that records which requests (rows and messages of the active)
+                this contributor answered, and which contributors the sum added (`ContributorLog`);
+                None: the log is kept in memory.
+            is_new_log: create that file, for the first session.
+            contributor_log: the log itself, in place of `log_file`.
         """
-        circles = answered or AnsweredCircles(book, new_book=new_book)
-        return RecoverableContributor(self, me, circles)
+        log = contributor_log or ContributorLog(log_file, is_new=is_new_log)
+        return RecoverableContributor(self, me, log)
 
     def make_aggregator(self) -> SumAggregator:
         return RecoverableAggregator(self)
@@ -489,133 +489,143 @@ def usual_threshold(contributors: int) -> int:
     return min(contributors, 2 * contributors // 3 + 1)
 
 
-class AnsweredCircles:
-    """A contributor's record of the questions that it answered, each with its circle: the set of
-    contributors whose values the sum added.
+class ContributorLog:
+    """A contributor's record of the requests that it answered, each with the contributors whose
+    values the sum added.
 
-    Two sums of equal contributions over two circles differ by the contributions of those who are
-    in one circle only. So a contributor answers a question again only in the circle in which it
-    answered it first. A question is recognised by marks, digests of its rows and message, whatever
-    its step and session, and of the values that answer it, unless they are all zero. An empty
-    message is no question: then the values alone count.
+    Two sums of equal contributions over two sets of contributors differ by the contributions of
+    those who are in one set only. So a contributor answers a request again only for a sum of the
+    same contributors as the first time. A request is recognised by digests: of its rows and
+    message, whatever its step and session, and of the values that answer it, unless they are all
+    zero. An empty message is no request: then the values alone count.
 
-    It does not protect from two questions that are related but not equal, as w and 2 w of a linear
+    It does not protect from two requests that are related but not equal, as w and 2 w of a linear
     model; see `apfed_protocols.sums.readers`.
-
-    Args:
-        book: a file on this party's disk that keeps the record beyond this process and session;
-            None: the record is kept in memory.
-        new_book: create the file, for the first session.
-
-    Raises LocalProtocolError: the file is missing without `new_book`, or exists with it.
     """
 
-    def __init__(self, book: str | PathLike[str] | None = None, *, new_book: bool = False) -> None:
-        """Open the record of answered questions in the file `book`, or create the file with
-        `new_book`; if `book` is None the record is kept in memory.
-
-        Raises LocalProtocolError: the file is missing without `new_book`, or exists with it.
-        """
-        self._book = book
-        # In memory: the circle (contributors in the sum) by the mark (digest) of the question.
-        self._circles: dict[str, tuple[str, ...]] = {}
-        if book is not None:
-            path = Path(book)
-            if not new_book and not path.exists():
-                raise LocalProtocolError(
-                    f"{path}: the book of answered questions is missing, so they would "
-                    "be answered again in another circle; put it back from a copy, or say "
-                    "new_book=True in the first session"
-                )
-            if new_book and path.exists():
-                raise LocalProtocolError(
-                    f"{path}: there is a book already; leave new_book out to go on with it"
-                )
-            with closing(sqlite3.connect(book)) as database, database:
-                database.execute(_CIRCLES_TABLE)
-
-    def _find_circle(self, mark: str) -> tuple[str, ...] | None:
-        """Return the circle (the contributors in the sum) in which the question with this mark (a
-        digest) was answered first; None if it was never answered.
-        """
-        if self._book is None:
-            return self._circles.get(mark)
-        with closing(sqlite3.connect(self._book)) as database:
-            row = database.execute("SELECT circle FROM circles WHERE mark = ?", (mark,)).fetchone()
-        return None if row is None else tuple(json.loads(row[0]))
-
-    def require_same_circle(
-        self, marks: Iterable[str], circle: Sequence[str], *, me: str, aggregator: str
-    ) -> None:
-        """Raise RemoteProtocolError if a question with one of these marks was answered in another
-        circle (set of contributors whose values a sum adds) before. The two sums would differ by
-        the contributions of the parties that are in one circle only.
+    def __init__(self, file: str | PathLike[str] | None = None, *, is_new: bool = False) -> None:
+        """Open the log in a file, or create the file.
 
         Args:
-            marks: digests by which a repeated question or answer is recognised (`make_marks`).
-            circle: the contributors whose values the sum is to add now.
+            file: on this party's disk, keeps the log beyond this process and session; None: the log
+                is kept in memory.
+            is_new: create the file, for the first session.
+
+        Raises LocalProtocolError: the file is missing without `is_new`, or exists with it.
+        """
+        self._file = file
+        # The log in memory: the contributors in the sum by the digest of the request.
+        self._contributors_by_digest: dict[str, tuple[str, ...]] = {}
+        if file is not None:
+            path = Path(file)
+            if not is_new and not path.exists():
+                raise LocalProtocolError(
+                    f"{path}: the log of answered requests is missing, so they would "
+                    "be answered again among other contributors; put it back from a copy, or say "
+                    "is_new_log=True in the first session"
+                )
+            if is_new and path.exists():
+                raise LocalProtocolError(
+                    f"{path}: there is a log already; leave is_new_log out to go on with it"
+                )
+            with closing(sqlite3.connect(file)) as database, database:
+                database.execute(_CREATE_TABLE)
+
+    def _find_contributors(self, request_digest: str) -> tuple[str, ...] | None:
+        """Return the contributors in the sum for which the request with this digest was answered
+        first; None if it was never answered.
+        """
+        if self._file is None:
+            return self._contributors_by_digest.get(request_digest)
+        with closing(sqlite3.connect(self._file)) as database:
+            row = database.execute(
+                "SELECT circle FROM circles WHERE mark = ?", (request_digest,)
+            ).fetchone()
+        return None if row is None else tuple(json.loads(row[0]))
+
+    def require_same_contributors(
+        self,
+        request_digests: Iterable[str],
+        contributors: Sequence[str],
+        *,
+        me: str,
+        aggregator: str,
+    ) -> None:
+        """Raise RemoteProtocolError if a request with one of these digests was answered before, for
+        a sum of other contributors. The two sums would differ by the contributions of the parties
+        that are in one of them only.
+
+        Args:
+            request_digests: digests by which a repeated request or answer is recognised
+                (`compute_digests`).
+            contributors: the parties whose values the sum is to add now.
             me, aggregator: names of this contributor and of the aggregator, for the error.
         """
-        for mark in marks:
-            earlier = self._find_circle(mark)
-            if earlier is None:
+        for request_digest in request_digests:
+            earlier_contributors = self._find_contributors(request_digest)
+            if earlier_contributors is None:
                 continue
-            differing = sorted(set(earlier) ^ set(circle))
-            if differing:
+            in_one_sum_only = sorted(set(earlier_contributors) ^ set(contributors))
+            if in_one_sum_only:
                 raise RemoteProtocolError(
                     f"{aggregator} asks {me} again about what it answered among "
-                    f"{', '.join(earlier)}, and counts {', '.join(circle)} now: the two sums would "
-                    f"differ by what {', '.join(differing)} contributed. {me} does not answer; its "
-                    f"session is over. {self.suggest_remedy(earlier, circle)}"
+                    f"{', '.join(earlier_contributors)}, and counts {', '.join(contributors)} now: "
+                    f"the two sums would differ by what {', '.join(in_one_sum_only)} contributed. "
+                    f"{me} does not answer; its session is over. "
+                    f"{self.suggest_remedy(earlier_contributors, contributors)}"
                 )
 
-    def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
-        """Return the advice in the error about a question (rows and message of the active) that is
-        asked again for a sum of other contributors.
+    def suggest_remedy(
+        self, earlier_contributors: Sequence[str], contributors: Sequence[str]
+    ) -> str:
+        """Return the advice in the error about a request (rows and message of the active) that is
+        repeated for a sum of other contributors.
 
-        `earlier`: the contributors in the first sum. `circle`: the contributors in the sum that is
-        asked for now. Subclasses may use both.
+        `earlier_contributors`: the parties in the first sum. `contributors`: the parties in the sum
+        that is asked for now. Subclasses may use both.
         """
-        del earlier, circle
-        return "Ask another question in a new session, or the same circle"
+        del earlier_contributors, contributors
+        return "Ask another question in a new session, or among the same contributors"
 
-    def make_marks(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-        """Return the marks of a contribution: digests by which a repeated question (rows and
-        message of the active) or repeated values are recognised (`mark_question`).
+    def compute_digests(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
+        """Return the digests by which a repeated request (rows and message of the active) or
+        repeated values are recognised (`digest_request`).
         """
-        return mark_question(values_BD, binding)
+        return digest_request(values_BD, binding)
 
-    def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
-        """Record an answered question: its marks (digests) with its circle (the contributors in the
-        sum). If there is a file, the record is on the disk on return; only then this contributor's
-        shares may be sent.
+    def record_answer(self, request_digests: Iterable[str], contributors: Sequence[str]) -> None:
+        """Record that a request was answered for a sum of these contributors. If there is a file,
+        the record is on the disk on return; only then this contributor's shares may be sent.
+
+        `request_digests`: what `compute_digests` returned for the request.
         """
-        if self._book is None:
-            for mark in marks:
-                self._circles.setdefault(mark, tuple(circle))
+        if self._file is None:
+            for request_digest in request_digests:
+                self._contributors_by_digest.setdefault(request_digest, tuple(contributors))
             return
-        rows = [(mark, json.dumps(list(circle))) for mark in marks]
-        with closing(sqlite3.connect(self._book)) as database, database:
+        names = json.dumps(list(contributors))
+        rows = [(request_digest, names) for request_digest in request_digests]
+        with closing(sqlite3.connect(self._file)) as database, database:
             database.executemany("INSERT OR IGNORE INTO circles VALUES (?, ?)", rows)
 
 
-def mark_question(values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-    """Return the marks (digests) by which a repeated question is recognised: a digest of the
-    active's rows and message, unless the message is empty; and a digest of the values that answer
-    it, unless all values are zero, which reveal nothing.
+def digest_request(values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
+    """Return the digests by which a repeated request is recognised: one of the active's rows and
+    message, unless the message is empty; and one of the values that answer it, unless all values
+    are zero, which reveal nothing.
 
-    `values_BD`: the values contributed, B rows of D numbers. `binding`: the question that they
+    `values_BD`: the values contributed, B rows of D numbers. `binding`: the request that they
     answer.
     """
-    marks = []
+    digests = []
     if binding.message != _DIGEST_OF_NO_MESSAGE:
-        question = hashlib.blake2b(binding.rows + binding.message, digest_size=_MARK_BYTES)
-        marks.append(f"question {question.hexdigest()}")
+        request = hashlib.blake2b(binding.rows + binding.message, digest_size=_REQUEST_DIGEST_BYTES)
+        digests.append(f"question {request.hexdigest()}")
     if values_BD.any():
-        values = hashlib.blake2b(repr(values_BD.shape).encode(), digest_size=_MARK_BYTES)
+        values = hashlib.blake2b(repr(values_BD.shape).encode(), digest_size=_REQUEST_DIGEST_BYTES)
         values.update(np.ascontiguousarray(values_BD, dtype="<f8").data)
-        marks.append(f"values {values.hexdigest()}")
-    return tuple(marks)
+        digests.append(f"values {values.hexdigest()}")
+    return tuple(digests)
 
 
 class RecoverableContributor(SumContributor):
@@ -623,23 +633,24 @@ class RecoverableContributor(SumContributor):
     behind both to the other passives.
 
     An aggregator that asks for both shares of one passive (of its self-mask seed and of its key),
-    or asks twice, or counts fewer contributors than the threshold, or asks an answered question
-    again in another circle, gets no answer, and the session of this passive is over.
+    or asks twice, or counts fewer contributors than the threshold, or repeats an answered request
+    for a sum of other contributors, gets no answer, and the session of this passive is over.
 
     Attributes:
-        answered: the record of the questions that it answered, and in which circle.
+        contributor_log: the record of the requests that it answered, and for a sum of which
+            contributors.
     """
 
     _sum: RecoverableSum
 
     def __init__(
-        self, secure_sum: RecoverableSum, me: str, answered: AnsweredCircles | None = None
+        self, secure_sum: RecoverableSum, me: str, contributor_log: ContributorLog | None = None
     ) -> None:
         """Make the role of `me`: a seed agreement with the active, an encrypted link to each other
         contributor, and secrets for the first step.
 
-        `answered`: the record of the questions (rows and messages of the active) to which this
-        contributor contributed before; None: an empty record in memory.
+        `contributor_log`: the record of the requests (rows and messages of the active) that this
+        contributor answered before; None: an empty one in memory.
         """
         agreement = secure_sum.agreement
         frames = secure_sum.make_frames()
@@ -659,9 +670,9 @@ class RecoverableContributor(SumContributor):
         self._next_step: _Step | None = _Step(self._make_step_keys(), {})
         # The step that waits for its request, and this passive's secrets for the step after it.
         self._pending: tuple[_Step, StepKeys] | None = None
-        self.answered = AnsweredCircles() if answered is None else answered
-        # The marks (digests) of the question that waits for its request.
-        self._marks: tuple[str, ...] = ()
+        self.contributor_log = ContributorLog() if contributor_log is None else contributor_log
+        # The digests by which the log recognises the active's request that was answered last.
+        self._request_digests: tuple[str, ...] = ()
 
     def start(self) -> Sequence[Outgoing]:
         """Return the first set-up messages: a mask key for the active, a link key for each other
@@ -722,11 +733,11 @@ class RecoverableContributor(SumContributor):
                 "setup first"
             )
 
-    def _record_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
-        """Store the marks (digests) of the question, the active's rows and message, that this
-        contribution answers, until the aggregator's second-round request asks about it.
+    def _remember_request(self, values_BD: FloatArray, binding: StepBinding) -> None:
+        """Store the digests of the active's request (rows and message) that this contribution
+        answers, until the aggregator asks for shares in the second round.
         """
-        self._marks = self.answered.make_marks(values_BD, binding)
+        self._request_digests = self.contributor_log.compute_digests(values_BD, binding)
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """Mask a contribution, and draw the secrets for the next step, whose shares travel with it.
@@ -787,8 +798,8 @@ class RecoverableContributor(SumContributor):
         Raises:
             LocalProtocolError: no contribution waits for a request.
             RemoteProtocolError: the request is malformed, or its answer would help to reveal a
-                contribution: too few passives are counted, or the same question was answered for a
-                sum of other passives.
+                contribution: too few passives are counted, or the same request of the active was
+                answered for a sum of other passives.
         """
         pending = self._pending
         self._pending = None
@@ -800,7 +811,9 @@ class RecoverableContributor(SumContributor):
         frame = self._frames.parse_request(request, self.me)
         counted = self._parse_contributors(frame.blobs, step)
         aggregator = self._sum.agreement.aggregator
-        self.answered.require_same_circle(self._marks, counted, me=self.me, aggregator=aggregator)
+        self.contributor_log.require_same_contributors(
+            self._request_digests, counted, me=self.me, aggregator=aggregator
+        )
         others = [name for name in counted if name != self.me]
         associated = self._make_associated_data(step, frame.binding)
         next_shares = {
@@ -809,7 +822,7 @@ class RecoverableContributor(SumContributor):
         }
         shares = self._select_shares(step, counted)
         # Recorded before the answer exists, so that an interruption cannot lose the record.
-        self.answered.add_marks(self._marks, counted)
+        self.contributor_log.record_answer(self._request_digests, counted)
         body = self._frames.pack_answer(self.me, shares)
         self._next_step = _Step(next_keys, next_shares)
         return body

@@ -289,7 +289,7 @@ class SumContributor(Role, ABC):
         self._sum = secure_sum
         self._contribution_lock = threading.Lock()
         self._noise_key = fresh_key()
-        # Names this role through suspensions (`put_away`), so that each state is resumed once.
+        # Names this role through suspensions, so that each suspended state is resumed once.
         self._lifetime_id = fresh_key().hex()
         self._times_suspended = 0
         super().__init__(frames, setup)
@@ -354,7 +354,7 @@ class SumContributor(Role, ABC):
         numbers_BD = self._sum.encode_contribution(values_BD, noise_BD, self.clipping)
         self._require_setup()
         self._frames.begin_step(binding)
-        self._record_question(values_BD, binding)
+        self._remember_request(values_BD, binding)
         blobs = self._protect_numbers(numbers_BD, binding)
         rows, columns = values_BD.shape
         body = self._frames.pack_contribution(self.me, binding, (rows, columns), blobs)
@@ -363,14 +363,14 @@ class SumContributor(Role, ABC):
 
     @property
     def was_resumed(self) -> bool:
-        """Return whether this role was ever suspended (`put_away`) and resumed (`take_up`)."""
+        """Return whether this role was ever suspended and resumed (`suspended_roles`)."""
         return self._times_suspended > 0
 
     def export_state(self) -> dict[str, Any]:
         """Return the whole state of this role, secrets in hexadecimal, and close the role, so that
         no step is used both here and in the role that is resumed from the state.
 
-        Only `apfed_protocols.sums.put_away` calls this, which encrypts the state. Raises
+        Only `apfed_protocols.sums.suspended_roles` calls this, which encrypts the state. Raises
         LocalProtocolError: the role is closed, or its sum has two rounds.
         """
         self._frames.require_own_process()  # before the lock, which a forked copy may hold forever
@@ -409,7 +409,7 @@ class SumContributor(Role, ABC):
         """Raise LocalProtocolError, which names what is missing, before the set-up is finished."""
         self._setup.require_completion()
 
-    def _record_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
+    def _remember_request(self, values_BD: FloatArray, binding: StepBinding) -> None:
         """Record the question (the active's rows and message) that this contribution answers. Sums
         under recoverable masks override this, to refuse the same question for a sum of other
         contributors; all other sums do nothing.

@@ -40,7 +40,6 @@ from apfed_protocols.sums.interface import (
     SumAgreement,
     format_sum_name,
 )
-from apfed_protocols.sums.put_away import Book, resume_role
 from apfed_protocols.sums.recoverable import RecoverableSum
 from apfed_protocols.sums.roles import (
     KeepsSecrets,
@@ -53,6 +52,7 @@ from apfed_protocols.sums.roles import (
     make_role,
     run_role,
 )
+from apfed_protocols.sums.suspended_roles import RoleLog, resume_role
 from apfed_protocols.trees import Flattened, flatten_tree
 
 __all__ = ["ClipAgreement", "SumName", "SumSession", "secure_sum"]
@@ -380,30 +380,32 @@ class SumSession(KeepsSecrets):
         return {name: role.clipping for name, role in self._roles[0].items()}
 
     def make_contributor(
-        self, me: str, *, book: str | PathLike[str] | None = None, new_book: bool = False
+        self, me: str, *, log_file: str | PathLike[str] | None = None, is_new_log: bool = False
     ) -> SumContributor:
         """Return the role of the contributor `me`, for a process of its own, before its set-up
         (`join` makes a role and runs its set-up).
 
         Args:
             me: the contributor's name.
-            book: path of a file on this party's disk, under recoverable masks. The file records, in
-                all sessions that use it, which questions (rows and messages of the active) were
-                answered in a sum of which contributors. None: the record is kept in memory.
-            new_book: create the file, for the first session.
+            log_file: path of a file on this party's disk, under recoverable masks. The file
+                records, in all sessions that use it, which requests (rows and messages of the
+                active) were answered in a sum of which contributors. None: the log is kept in
+                memory.
+            is_new_log: create the file, for the first session.
 
         Raises LocalProtocolError: the clip is not agreed yet; the file is missing without
-        `new_book`, or exists with it; or `book` is given to a sum that always has all contributors.
+        `is_new_log`, or exists with it; or `log_file` is given to a sum that always has all
+        contributors.
         """
         self._require_clip()
-        if book is None:
+        if log_file is None:
             return self.described.make_contributor(me)
         if not isinstance(self.described, RecoverableSum):
             raise LocalProtocolError(
                 f"{me}: {self.described.name} needs all contributors in every step, so it has no "
-                "book of who was counted; leave book out (`resume_role` has a book of its own)"
+                "log of who was counted; leave log_file out (`resume_role` has a log of its own)"
             )
-        return self.described.make_contributor(me, book=book, new_book=new_book)
+        return self.described.make_contributor(me, log_file=log_file, is_new_log=is_new_log)
 
     def make_receiver(self) -> SumReceiver | ReceivingAggregator:
         """Return the role of the party that reads the sum, which also combines if no other party
@@ -598,12 +600,14 @@ class SumSession(KeepsSecrets):
             )
         self._early_messages.append((sender, body))
 
-    def resume_role(self, me: str, sealed: bytes, key: bytes, *, book: Book) -> SumContributor:
-        """Resume the role of the contributor `me` from `sealed`, the bytes in which `suspend_role`
-        encrypted it under `key`; `book` is the record that lets each suspended role be resumed
-        once.
+    def resume_role(
+        self, me: str, sealed_role: bytes, key: bytes, *, role_log: RoleLog
+    ) -> SumContributor:
+        """Resume the role of the contributor `me` from `sealed_role`, the bytes in which
+        `suspend_role` encrypted it under `key`; `role_log` is the log that lets each suspended role
+        be resumed once.
         """
-        return resume_role(self.described, me, sealed, key, book=book)
+        return resume_role(self.described, me, sealed_role, key, role_log=role_log)
 
     def _apply_clip(self, clip: float) -> bool:
         """Replace the agreement's clip C by `clip`. If this process has all roles, make them again

@@ -41,9 +41,9 @@ def answer_once(me: str, disk: Path, session: str, packet: bytes) -> bytes:
     if state["packet"] == packet_digest:
         return bytes.fromhex(state["answer"])
     total, key = describe_sum(session), (disk / "key").read_bytes()
-    book = disk / f"book-{hashlib.sha256(session.encode()).hexdigest()[:16]}"
+    role_log = disk / f"role-log-{hashlib.sha256(session.encode()).hexdigest()[:16]}"
     if state["session"] == session:
-        role = total.resume_role(me, bytes.fromhex(state["role"]), key, book=book)
+        role = total.resume_role(me, bytes.fromhex(state["role"]), key, role_log=role_log)
     else:  # the server began another session, whose masks are new
         role = total.make_contributor(me)
 
@@ -57,7 +57,7 @@ def answer_once(me: str, disk: Path, session: str, packet: bytes) -> bytes:
         return columns @ w
 
     answer = answer_hub(role, packet, scores, **load_identity(disk))
-    sealed = suspend_role(role, key, book=book)
+    sealed = suspend_role(role, key, role_log=role_log)
     state.update(session=session, packet=packet_digest, answer=answer.hex(), role=sealed.hex())
     fresh = disk / "state.new"
     fresh.write_text(json.dumps(state))

@@ -1,4 +1,4 @@
-"""A step of a run is answered in one circle, over all sessions; an honest run goes on the same."""
+"""A step of a run is answered by the same passives, over all sessions; an honest run goes on."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from secure_apfed.contract import AnsweredSteps, Contract
 from secure_apfed.errors import CheckpointError, LeftOutWarning
 from secure_apfed.exchange import Kind
 from secure_apfed.exchange.agreement import Greeting
-from secure_apfed.methods.circles import RunCircles, merge_answered_steps
+from secure_apfed.methods.contributor_log import RunContributorLog, merge_answered_steps
 from secure_apfed.runs.run import run
 from tests.secure_apfed import seats
 from tests.secure_apfed.seats import envelope
@@ -44,10 +44,10 @@ def question(step: int, message: bytes, session: str = "first") -> StepBinding:
 
 def ask(log: Path, binding: StepBinding, circle: Sequence[str], values: Any = VALUES) -> None:
     """One passive's part of a step, in a process that begins and ends with it."""
-    circles = RunCircles(log)
-    marks = circles.make_marks(values, binding)
-    circles.require_same_circle(marks, circle, me="a", aggregator="notary")
-    circles.add_marks(marks, circle)
+    circles = RunContributorLog(log)
+    marks = circles.compute_digests(values, binding)
+    circles.require_same_contributors(marks, circle, me="a", aggregator="notary")
+    circles.record_answer(marks, circle)
 
 
 # What an active may ask in a session that it resumed, after step 7 was answered.
@@ -86,16 +86,16 @@ def test_a_torn_line_counts_nothing_and_a_false_one_is_refused(tmp_path: Path) -
         file.write(b'\n{"step": 8, "circ')
     ask(log, question(8, b"r"), FEWER, VALUES + 1)
     ask(log, question(10, b"s"), FEWER, VALUES + 2)
-    assert [(s.first, s.last, s.passives) for s in RunCircles(log).list_steps(0)] == [
+    assert [(s.first, s.last, s.passives) for s in RunContributorLog(log).list_steps(0)] == [
         (7, 7, ALL),
         (8, 8, FEWER),
         (10, 10, FEWER),
     ]
-    assert [steps.first for steps in RunCircles(log).list_steps(8)] == [8, 10]
+    assert [steps.first for steps in RunContributorLog(log).list_steps(8)] == [8, 10]
     with log.open("ab") as file:
         file.write(b'{"step": 8}\n')
     with pytest.raises(CheckpointError, match=r"put the newest copy of .*circles-a\.jsonl back"):
-        RunCircles(log)
+        RunContributorLog(log)
 
 
 def stretch(first: int, last: int, circle: Sequence[str]) -> AnsweredSteps:
@@ -223,7 +223,7 @@ def test_who_was_left_out_before_a_kill_is_back_and_the_steps_without_it_are_pla
     with pytest.warns(LeftOutWarning, match=told):
         run(make_small_config(), tmp_path, resume=True)
     assert attendance_of(tmp_path) == {"left": {}, "steps_without_all": 2}
-    circles = RunCircles(tmp_path / "parties" / "passive-1" / "circles-passive-1.jsonl")
+    circles = RunContributorLog(tmp_path / "parties" / "passive-1" / "circles-passive-1.jsonl")
     assert [(s.first, s.last, len(s.passives)) for s in circles.list_steps(0)] == [
         (0, 4, 3),
         (5, 6, 2),
