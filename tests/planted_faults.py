@@ -189,18 +189,18 @@ charged_before_counted: test_parties_apfed.py
 -        self.count_answer(admitted, digest)
 -        noise_BD = None
 -        if self.noise is not None:
--            noise_BD = self.noise.draw(
+-            noise_BD = self.noise.charge_and_draw(
 -                values_BD.shape,
 -                step=admitted.step,
--                known_B=self.pick_known_rows(admitted.counted_rows),
+-                charged_rows_B=self.pick_known_rows(admitted.counted_rows),
 -                digest=digest,
 -            )
 +        noise_BD = None
 +        if self.noise is not None:
-+            noise_BD = self.noise.draw(
++            noise_BD = self.noise.charge_and_draw(
 +                values_BD.shape,
 +                step=admitted.step,
-+                known_B=self.pick_known_rows(admitted.counted_rows),
++                charged_rows_B=self.pick_known_rows(admitted.counted_rows),
 +                digest=digest,
 +            )
 +        self.count_answer(admitted, digest)
@@ -234,7 +234,7 @@ refusal_not_noted: test_runs_session.py test_methods_votes.py
 --- secure_apfed/learning/release.py
 row_twice_in_a_batch: test_parties_apfed.py
     A batch repeats one person, whose gradient then stands out of the sum.
--if len(set(rows)) != len(rows):
+-if len(set(positions)) != len(positions):
 +if len(set(rows)) < minimum:
 --- secure_apfed/learning/trainers.py
 lambda_over_the_batch: test_methods_apfed.py

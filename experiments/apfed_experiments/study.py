@@ -682,7 +682,7 @@ def collect_results(
             "releases": outcome.privacy.releases or 0,
             "wire_bytes": outcome.wire_bytes,
             "help_used": None if help_decision is None else help_decision.is_in_use,
-            "help_averaged": None if help_decision is None else help_decision.averaged,
+            "help_averaged": None if help_decision is None else help_decision.is_averaged,
             # Largest privacy cost that a passive recorded for one person; infinite without noise.
             "epsilon_passives": max((account.epsilon for account in passives), default=math.inf),
             "shared": estimate_seed_correlation(trial.config.data, **row_counts) if train else 0.0,

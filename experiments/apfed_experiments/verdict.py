@@ -154,7 +154,7 @@ def _describe_help(run: "FinishedRun") -> str:
         return f"No party helped, the active trained alone. {reached}"
     if outcome.help is not None and not outcome.help.is_in_use:
         return f"Help was disabled, labelled rows did not let it in ({outcome.help}). {reached}"
-    if outcome.help is not None and outcome.help.averaged:
+    if outcome.help is not None and outcome.help.is_averaged:
         return f"Labelled rows leave help in doubt ({outcome.help}). {reached}"
     return reached
 

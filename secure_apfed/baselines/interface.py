@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from secure_apfed.base.seeds import Draws, derive_seed, seed_draws
 from secure_apfed.data import OwnData
 from secure_apfed.errors import DataError
-from secure_apfed.learning.votes import BLOCK
+from secure_apfed.learning.votes import ROWS_PER_BLOCK
 from secure_apfed.measures.table import ACCURACY, MEASURES, Measure
 from secure_apfed.networks.models import NetworkFamily, Shape
 from secure_apfed.settings.run import RunSettings
@@ -273,7 +273,7 @@ class Predictor:
 
     def compute_scores(self, features_BF: FloatArray) -> FloatArray:
         """Return scores of K classes for B rows, (B, K), computed in blocks to limit memory."""
-        ends = range(BLOCK, len(features_BF), BLOCK)
+        ends = range(ROWS_PER_BLOCK, len(features_BF), ROWS_PER_BLOCK)
         return np.concatenate([self.score_block(part) for part in np.split(features_BF, ends)])
 
 

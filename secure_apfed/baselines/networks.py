@@ -38,7 +38,7 @@ from secure_apfed.baselines.interface import (
 )
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import Compute, Trainer, make_eager_class
-from secure_apfed.learning.votes import BLOCK
+from secure_apfed.learning.votes import ROWS_PER_BLOCK
 from secure_apfed.networks.models import Shape, make_encoder_and_head
 
 _ADAM = make_eager_class(torch.optim.Adam)
@@ -154,8 +154,8 @@ class _Attempt:
         rows_nF = _place_rows(task.labelled_rows, task.shape, self.compute)
         # An encoder without parameters maps rows alike at every step, so it runs only once here
         # (unless the rows are too many to encode at once).
-        runs_encoder = next(encoder.parameters(), None) is not None or len(rows_nF) > BLOCK
-        with self._trainer.forward_pass("rows"):
+        runs_encoder = next(encoder.parameters(), None) is not None or len(rows_nF) > ROWS_PER_BLOCK
+        with self._trainer.forward_context("rows"):
             self._x_nF = rows_nF if runs_encoder else encoder(rows_nF)
         self._learner = self.network if runs_encoder else head  # what each step runs
         self._y_n = torch.from_numpy(task.labels).to(self.compute.device)
@@ -194,7 +194,7 @@ class _Attempt:
         batch = self._queue[: self._batch_size]
         self._queue = self._queue[self._batch_size :]
         self._trainer.zero_grad()
-        with self._trainer.forward_pass(self._steps):
+        with self._trainer.forward_context(self._steps):
             loss = F.cross_entropy(self._learner(self._x_nF[batch]).float(), self._y_n[batch])
         loss.backward()
         self._trainer.step()

@@ -424,12 +424,12 @@ def check_encoder(
     if as_json:
         terminal.print_json(
             {
-                "columns": quality.columns.tolist(),
-                "code": quality.codes.tolist(),
-                "difference": quality.difference,
+                "columns": quality.column_scores.tolist(),
+                "code": quality.code_scores.tolist(),
+                "difference": quality.score_difference,
                 "threshold": threshold,
-                "epochs": quality.epochs,
-                "good_enough": quality.good_enough,
+                "epochs": quality.epoch_count,
+                "good_enough": quality.is_good_enough,
             }
         )
         return
@@ -443,10 +443,13 @@ def _show_quality(quality: "EncoderQuality", *, title: str) -> None:
     """
     threshold_text = f"{100 * quality.threshold:g} fewer are borne"
     rows = [
-        (f"columns, {len(quality.columns)} folds", f"{100 * quality.columns.mean():.2f} %"),
-        ("their code", f"{100 * quality.codes.mean():.2f} %"),
-        ("difference", f"{100 * quality.difference:+.2f} points; {threshold_text}"),
-        ("epochs of the autoencoder", str(quality.epochs)),
-        ("the encoder is", "good enough" if quality.good_enough else "not good enough"),
+        (
+            f"columns, {len(quality.column_scores)} folds",
+            f"{100 * quality.column_scores.mean():.2f} %",
+        ),
+        ("their code", f"{100 * quality.code_scores.mean():.2f} %"),
+        ("difference", f"{100 * quality.score_difference:+.2f} points; {threshold_text}"),
+        ("epochs of the autoencoder", str(quality.epoch_count)),
+        ("the encoder is", "good enough" if quality.is_good_enough else "not good enough"),
     ]
     terminal.show_rows(title, ("", "accuracy"), rows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.learning.black_box import GradientSource
+from secure_apfed.learning.black_box import GradientFunction
 from secure_apfed.learning.descent import MakeOptimizer, MakeScheduler
 from secure_apfed.learning.own_code import LossSource, ModuleSource
 from secure_apfed.settings.data import Missing
@@ -160,7 +160,7 @@ class Passive:
     weight: float = 1.0
     row_wise: bool = False
     encoder: ModuleSource | None = field(default=None, kw_only=True)
-    gradient: GradientSource | None = field(default=None, kw_only=True)
+    gradient: GradientFunction | None = field(default=None, kw_only=True)
     optimizer: MakeOptimizer | None = field(default=None, kw_only=True)
     scheduler: MakeScheduler | None = field(default=None, kw_only=True)
     workers: int = field(default=4, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.interfaces.parties import Active, Contrastive, Passive, Reconstruction
-from secure_apfed.learning.descent import MakeOptimizer, OwnSteps
+from secure_apfed.learning.descent import MakeOptimizer, OwnOptimization
 from secure_apfed.learning.own_code import OwnCode
 
 OPTIMIZER_ARGUMENTS: Mapping[str, str] = {
@@ -59,7 +59,9 @@ def set_rates(
     return bound
 
 
-def make_code(party: Active | Passive, shared: OwnSteps, rates: Mapping[str, float]) -> OwnCode:
+def make_code(
+    party: Active | Passive, shared: OwnOptimization, rates: Mapping[str, float]
+) -> OwnCode:
     """Return a party's own modules, loss, optimizer and scheduler.
 
     Args:
@@ -74,7 +76,7 @@ def make_code(party: Active | Passive, shared: OwnSteps, rates: Mapping[str, flo
         "encoder": party.encoder,
         "optimizer": set_rates(party.optimizer, rates, party=party.name) or shared.optimizer,
         "scheduler": party.scheduler or shared.scheduler,
-        "scheduler_every": shared.every,
+        "scheduler_every": shared.scheduler_interval,
     }
     if isinstance(party, Active):
         fields |= {"head": party.head, "projection": party.projection}

@@ -53,7 +53,7 @@ from secure_apfed.learning.descent import (
     EPOCH,
     MakeOptimizer,
     MakeScheduler,
-    OwnSteps,
+    OwnOptimization,
     StepsOrEpoch,
 )
 from secure_apfed.learning.own_code import OwnCode, refuse_shared_parameters
@@ -190,10 +190,10 @@ def train(
     refuse_contradictions(active, passives, given, guard, settings, sums_gradients=sums_gradients)
     parties: list[Active | Passive] = [active, *passives]
     rates = {key: train_settings[key] for key in OPTIMIZER_ARGUMENTS if key in train_settings}
-    shared = OwnSteps(
+    shared = OwnOptimization(
         optimizer=None if isinstance(optimizer, str) else set_rates(optimizer, rates),
         scheduler=scheduler,
-        every=scheduler_every,
+        scheduler_interval=scheduler_every,
     )
     code = {party.name: make_code(party, shared, rates) for party in parties}
     refuse_shared_parameters(code)

@@ -28,9 +28,9 @@ from secure_apfed.settings.training import ModelSettings
 _ADAM = make_eager_class(torch.optim.Adam)
 _LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss}
 Floats = NDArray[np.float64]
-Score: TypeAlias = Literal["accuracy", "f1", "f1_macro", "f1_weighted"]
+FoldScore: TypeAlias = Literal["accuracy", "f1", "f1_macro", "f1_weighted"]
 """Names of scores of a cross-validation fold; "f1" is the F1 of class 1 of two."""
-_ITERATIONS = 5000
+_MAX_ITERATIONS = 5000
 """Largest number of iterations of logistic regression."""
 
 
@@ -132,7 +132,7 @@ def fit_autoencoder(
     *,
     owner: str,
     seed: int,
-    resembled: TargetCodes | None = None,
+    target_codes: TargetCodes | None = None,
 ) -> int:
     """Train an autoencoder with early stopping; return the number of epochs.
 
@@ -148,13 +148,13 @@ def fit_autoencoder(
         settings: epochs, batches, learning rate and weight of the codes' distance.
         owner: the party's name; with `seed` it determines batches and held-out rows.
         seed: the party's random seed.
-        resembled: target codes of some rows; None: the network only reconstructs.
+        target_codes: target codes of some rows; None: the network only reconstructs.
 
     Raises ModelError: there are fewer than two rows, or training diverges.
     """
     if len(features_NF) < 2:
         raise ModelError(f"{owner}: an autoencoder takes two rows or more, got {len(features_NF)}")
-    loss = _Loss(network, features_NF, settings, resembled)
+    loss = _AutoencoderLoss(network, features_NF, settings, target_codes)
     generator = seed_draws(seed, owner, "autoencoder").get_generator()
     order_N = torch.randperm(len(features_NF), generator=generator).to(features_NF.device)
     validation_count = max(1, round(settings.held_out * len(order_N)))
@@ -163,12 +163,12 @@ def fit_autoencoder(
     adam = _ADAM(network.parameters(), lr=settings.learning_rate, fused=True)
     best_loss = torch.inf
     best_weights = copy.deepcopy(network.state_dict())
-    epochs = 0
+    epoch_count = 0
     best_epoch = 0
-    while epochs < settings.epochs and epochs - best_epoch < settings.patience:
-        epochs += 1
-        order = torch.randperm(len(rows_N), generator=generator).to(rows_N.device)
-        shuffled_N = rows_N[order]
+    while epoch_count < settings.epochs and epoch_count - best_epoch < settings.patience:
+        epoch_count += 1
+        batch_order = torch.randperm(len(rows_N), generator=generator).to(rows_N.device)
+        shuffled_N = rows_N[batch_order]
         for rows_B in shuffled_N.split(settings.batch_size):
             adam.zero_grad()
             loss(rows_B).backward()
@@ -181,14 +181,14 @@ def fit_autoencoder(
             )
         if validation_loss < best_loss:
             best_loss = validation_loss
-            best_epoch = epochs
+            best_epoch = epoch_count
             best_weights = copy.deepcopy(network.state_dict())
     network.load_state_dict(best_weights)
     network.requires_grad_(requires_grad=False)
-    return epochs
+    return epoch_count
 
 
-class _Loss:
+class _AutoencoderLoss:
     """The loss of an autoencoder on batches: reconstruction, and distance to target codes.
 
     Source: APC-VFL, Eqs. (1) and (5).
@@ -199,25 +199,25 @@ class _Loss:
         network: Autoencoder,
         features_NF: Tensor,
         settings: DistillationSettings,
-        resembled: TargetCodes | None,
+        target_codes: TargetCodes | None,
     ) -> None:
         """Arrange the target codes by row, so that a batch of any rows finds its own.
 
         `features_NF`: F features of N rows. `settings`: kind and weight of the codes' distance.
-        `resembled`: target codes of some rows; None: there are none.
+        `target_codes`: target codes of some rows; None: there are none.
         """
         self._network = network
         self._features_NF = features_NF
         self._weight = settings.weight
         self._compute_code_loss = _LOSSES[settings.loss]
-        rows = len(features_NF)
-        self._has_target_N = torch.zeros(rows, dtype=torch.bool, device=features_NF.device)
-        self._targets_ND = features_NF.new_zeros(rows, 0)
+        row_count = len(features_NF)
+        self._has_target_N = torch.zeros(row_count, dtype=torch.bool, device=features_NF.device)
+        self._targets_ND = features_NF.new_zeros(row_count, 0)
         # Rows without a target keep zeros, which the mask excludes.
-        if resembled is not None and self._weight:
-            self._has_target_N[resembled.rows] = True
-            self._targets_ND = features_NF.new_zeros(rows, resembled.codes.shape[1])
-            self._targets_ND[resembled.rows] = resembled.codes.to(features_NF)
+        if target_codes is not None and self._weight:
+            self._has_target_N[target_codes.rows] = True
+            self._targets_ND = features_NF.new_zeros(row_count, target_codes.codes.shape[1])
+            self._targets_ND[target_codes.rows] = target_codes.codes.to(features_NF)
 
     def __call__(self, rows_B: Tensor) -> Tensor:
         """Return the mean loss of these rows: reconstruction plus weighted distance of codes."""
@@ -248,28 +248,29 @@ class EncoderQuality:
     """The scores of a classifier on a table's columns, and on an autoencoder's code of them.
 
     Attributes:
-        columns, codes: scores on columns and on codes, 0 to 1, one for each of the same folds.
+        column_scores, code_scores: scores on columns and on codes, 0 to 1, one for each of the same
+            folds.
         threshold: the largest loss of the mean score that is accepted (tau of APC-VFL, Eq. 12).
-        epochs: number of epochs for which the autoencoder was trained.
+        epoch_count: number of epochs for which the autoencoder was trained.
     """
 
-    columns: Floats
-    codes: Floats
+    column_scores: Floats
+    code_scores: Floats
     threshold: float
-    epochs: int
+    epoch_count: int
 
     @property
-    def difference(self) -> float:
+    def score_difference(self) -> float:
         """The mean score on the code minus the mean score on the columns."""
-        return float(self.codes.mean() - self.columns.mean())
+        return float(self.code_scores.mean() - self.column_scores.mean())
 
     @property
-    def good_enough(self) -> bool:
+    def is_good_enough(self) -> bool:
         """True if the mean score on the code is not lower than on the columns by the threshold.
 
         APC-VFL (Eq. 12) takes the absolute difference, so it would also reject a much better code.
         """
-        return self.difference > -self.threshold
+        return self.score_difference > -self.threshold
 
 
 def measure_encoder_quality(
@@ -283,7 +284,7 @@ def measure_encoder_quality(
     compute: Compute,
     threshold: float = 0.02,
     folds: int = 10,
-    score: Score = "accuracy",
+    score: FoldScore = "accuracy",
 ) -> EncoderQuality:
     """Train an autoencoder on all rows; cross-validate a classifier on columns and on codes.
 
@@ -306,12 +307,16 @@ def measure_encoder_quality(
     codes_ND, epochs = compute_own_codes(
         features_NF, model=model, settings=settings, owner=owner, seed=seed, compute=compute
     )
-    known_N = labels_N != UNLABELLED
+    is_labelled_N = labels_N != UNLABELLED
 
     def score_folds(values_NF: Tensor) -> Floats:
         """Return the score of each fold; folds are equal for all values."""
         scores = cross_validate_scores(
-            values_NF[known_N], labels_N[known_N], folds=folds, seed=seed, scores=(score,)
+            values_NF[is_labelled_N],
+            labels_N[is_labelled_N],
+            folds=folds,
+            seed=seed,
+            scores=(score,),
         )
         return scores[score]
 
@@ -343,10 +348,10 @@ def compute_own_codes(
     Returns the codes, (N, D), and the number of epochs. Raises ModelError: training diverged.
     """
     shape = tuple(features_NF.shape[1:])
-    placed_NF = compute.move_tensor(features_NF)
+    moved_NF = compute.move_tensor(features_NF)
     network = new_autoencoder(owner, "g3", model, shape, seed=seed, compute=compute)
-    epochs = fit_autoencoder(network, placed_NF, settings, owner=f"{owner} student", seed=seed)
-    return network.encode_rows(placed_NF), epochs
+    epochs = fit_autoencoder(network, moved_NF, settings, owner=f"{owner} student", seed=seed)
+    return network.encode_rows(moved_NF), epochs
 
 
 def cross_validate_scores(
@@ -355,7 +360,7 @@ def cross_validate_scores(
     *,
     folds: int = 10,
     seed: int,
-    scores: Sequence[Score] = ("accuracy",),
+    scores: Sequence[FoldScore] = ("accuracy",),
 ) -> Mapping[str, Floats]:
     """Return the scores of logistic regression on stratified folds, by kind of score.
 
@@ -383,7 +388,7 @@ def cross_validate_scores(
             f"{smallest_class}; take fewer folds, or more rows"
         )
     results = cross_validate(
-        LogisticRegression(max_iter=_ITERATIONS),
+        LogisticRegression(max_iter=_MAX_ITERATIONS),
         values_NF.flatten(1).double().cpu().numpy(),
         labels,
         cv=StratifiedKFold(folds, shuffle=True, random_state=seed),

@@ -23,7 +23,7 @@ from secure_apfed.contract import PassiveTerms
 from secure_apfed.errors import ModelError
 from secure_apfed.settings.training import BlackBoxSettings
 
-GradientSource: TypeAlias = Callable[[int, NDArray[np.int64], NDArray[np.floating]], Any]
+GradientFunction: TypeAlias = Callable[[int, NDArray[np.int64], NDArray[np.floating]], Any]
 """(step, rows, z) -> gradient. `step`: number of the run's step, rising; `rows`: (B,), positions in
 the party's own list of IDs; `z`: the received representations, (B, *shape), float32 or float64, a
 copy. It returns an array or a tensor of z's shape: of each row the gradient of that row's own loss,
@@ -37,42 +37,42 @@ class BlackBox:
     """
 
     def __init__(
-        self, owner: str, gradient: GradientSource, *, rows_N: Tensor, ids: Sequence[str]
+        self, owner: str, compute_gradient: GradientFunction, *, rows_N: Tensor, ids: Sequence[str]
     ) -> None:
         """Take the party's gradient function, and call its `prepare(ids)` if it has one.
 
         Args:
             owner: name of the passive, for errors.
-            gradient: the party's function, (step, rows, z) -> gradient; its method `prepare(ids)`,
-                if any, is called once.
+            compute_gradient: the party's function, (step, rows, z) -> gradient; its method
+                `prepare(ids)`, if any, is called once.
             rows_N: position in the party's own list of each aligned person, (N,); -1: the party
                 does not know that person, and the function is not called for it.
             ids: the party's own list.
         """
         self._owner = owner
-        self._gradient = gradient
+        self._compute_gradient = compute_gradient
         # The code looks its features up itself; it only gets positions in the party's list.
         self.features_N = rows_N
-        prepare = getattr(gradient, "prepare", None)
+        prepare = getattr(compute_gradient, "prepare", None)
         if callable(prepare):
             prepare(tuple(ids))
 
-    def train_on_rows(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
+    def train_on_rows(self, step: int, rows_B: Tensor, z_B: Tensor, *, weight: float) -> Tensor:
         """Return the party's gradient of each row's own loss, multiplied by `weight`.
 
         Args:
             step: number of the run's step.
             rows_B: B positions in the alignment.
-            sent_B: z, the representations received for them, (B, *shape).
+            z_B: the representations received for them, (B, *shape).
             weight: lambda_p, the weight of this passive p in the joint loss.
 
         Raises ModelError: the code fails, changes z, or returns no gradient of z's shape.
         """
         # The code gets a copy; the original shows whether it was changed in place.
-        z_before = sent_B.detach().cpu().numpy()
+        z_before = z_B.detach().cpu().numpy()
         z_passed = z_before.copy()
         try:
-            answer = self._gradient(step, self.features_N[rows_B].numpy(), z_passed)
+            gradient = self._compute_gradient(step, self.features_N[rows_B].numpy(), z_passed)
         except Exception as error:
             raise ModelError(
                 f"{self._owner}: its gradient failed at step {step}, for {len(z_before)} rows and "
@@ -83,40 +83,40 @@ class BlackBox:
                 f"{self._owner}: its gradient changes z in place; take z.copy(), or operations "
                 "that return another array"
             )
-        return self._read_answer(answer, sent_B) * weight
+        return self._check_gradient(gradient, z_B) * weight
 
-    def _read_answer(self, answer: Any, sent_B: Tensor) -> Tensor:
+    def _check_gradient(self, gradient: Any, z_B: Tensor) -> Tensor:
         """Check the gradient that the party's function returned; return it as a tensor like z.
 
-        `sent_B`: z, the representations that it answers. Raises ModelError: the answer is no array
-        of finite real numbers with z's shape; its text says what was returned.
+        `z_B`: the representations for which it was computed. Raises ModelError: the gradient is no
+        array of finite real numbers with z's shape; the error's text says what was returned.
         """
-        shape = tuple(sent_B.shape)
+        shape = tuple(z_B.shape)
         expected = f"{self._owner}: its gradient returns a numpy array or a tensor of shape {shape}"
-        if not isinstance(answer, np.ndarray | Tensor):
+        if not isinstance(gradient, np.ndarray | Tensor):
             advice = {"NoneType": "; end it with return", "list": "; wrap it in np.array(...)"}
-            kind = type(answer).__name__
-            raise ModelError(f"{expected}, as z is; got {kind}{advice.get(kind, '')}")
-        if tuple(answer.shape) != shape:
+            type_name = type(gradient).__name__
+            raise ModelError(f"{expected}, as z is; got {type_name}{advice.get(type_name, '')}")
+        if tuple(gradient.shape) != shape:
             raise ModelError(
                 f"{expected}: one row for each row of z, in the same order, with as many numbers; "
-                f"got {tuple(answer.shape)}"
+                f"got {tuple(gradient.shape)}"
             )
-        is_real = isinstance(answer, Tensor) or answer.dtype.kind == "f"
-        if not is_real or (isinstance(answer, Tensor) and not answer.is_floating_point()):
+        is_real = isinstance(gradient, Tensor) or gradient.dtype.kind == "f"
+        if not is_real or (isinstance(gradient, Tensor) and not gradient.is_floating_point()):
             raise ModelError(
-                f"{expected} of real floating-point numbers; got {answer.dtype}; convert it, as "
+                f"{expected} of real floating-point numbers; got {gradient.dtype}; convert it, as "
                 "with .astype(np.float32)"
             )
-        if isinstance(answer, np.ndarray):
+        if isinstance(gradient, np.ndarray):
             with np.errstate(over="ignore"):  # what is too large is refused below
-                answer = torch.from_numpy(np.ascontiguousarray(answer, dtype=np.float64))
-        gradient_B: Tensor = answer.detach().cpu().to(sent_B.dtype)
+                gradient = torch.from_numpy(np.ascontiguousarray(gradient, dtype=np.float64))
+        gradient_B: Tensor = gradient.detach().cpu().to(z_B.dtype)
         if not bool(gradient_B.isfinite().all()):
-            wrong = int((~gradient_B.isfinite()).flatten(1).any(1).sum())
+            wrong_row_count = int((~gradient_B.isfinite()).flatten(1).any(1).sum())
             raise ModelError(
-                f"{expected} of finite numbers; {wrong} of {len(gradient_B)} rows are NaN or "
-                "infinite; lower its learning rate, or mend its loss"
+                f"{expected} of finite numbers; {wrong_row_count} of {len(gradient_B)} rows are "
+                "NaN or infinite; lower its learning rate, or mend its loss"
             )
         return gradient_B
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-SKEWED = 1 / 3
+RARE_SHARE = 1 / 3
 """Share of rows below which the rarer of two classes counts as rare.
 
 Then probabilities are calibrated unless settings say otherwise, and fewer than 30 rows of the class
@@ -62,33 +62,37 @@ def fit_slope(scores_n: Floats, labels_n: Integers) -> float:
     # Labels of one class say nothing about the slope, so the prior's mean is returned.
     if len(np.unique(labels_n)) < 2:
         return _PRIOR_SLOPE
-    rate = float(labels_n.mean())
+    positive_rate = float(labels_n.mean())
 
-    def compute_loss(theta: Floats) -> float:
-        """Return the negative log posterior of (slope, intercept), up to a constant.
+    def compute_loss(slope_and_intercept: Floats) -> float:
+        """Return the negative log posterior of slope and intercept, up to a constant.
 
         The likelihood is that of a logistic regression of the labels on the scores; the slope has a
         normal prior.
         """
-        z_n = theta[0] * scores_n + theta[1]
-        misfit = np.logaddexp(0, z_n) - labels_n * z_n
-        return float(misfit.sum() + ((theta[0] - _PRIOR_SLOPE) / _PRIOR_DEVIATION) ** 2 / 2)
+        slope, intercept = slope_and_intercept
+        log_odds_n = slope * scores_n + intercept
+        negative_log_likelihood_n = np.logaddexp(0, log_odds_n) - labels_n * log_odds_n
+        prior_deviations = (slope - _PRIOR_SLOPE) / _PRIOR_DEVIATION
+        return float(negative_log_likelihood_n.sum() + prior_deviations**2 / 2)
 
-    start = np.array([_PRIOR_SLOPE, scipy.special.logit(rate)])
+    start = np.array([_PRIOR_SLOPE, scipy.special.logit(positive_rate)])
     slope = scipy.optimize.minimize(compute_loss, start, method="L-BFGS-B").x[0]
     return float(np.clip(slope, _MIN_SLOPE, _MAX_SLOPE))
 
 
-def _solve_offset(z_N: Floats, rate: float) -> float:
-    """Return the offset of the log-odds of N rows that makes their mean probability `rate`.
+def _solve_offset(log_odds_N: Floats, positive_rate: float) -> float:
+    """Return the offset of these log-odds that makes their mean probability `positive_rate`.
 
-    `z_N`: the log-odds. The mean probability rises with the offset, so that a root search finds it.
+    The mean probability rises with the offset, so that a root search finds it.
     """
-    limit = _MAX_LOG_ODDS + float(np.abs(z_N).max())
-    expit = scipy.special.expit
-    return float(
-        scipy.optimize.brentq(lambda offset: expit(z_N + offset).mean() - rate, -limit, limit)
-    )
+    max_offset = _MAX_LOG_ODDS + float(np.abs(log_odds_N).max())
+
+    def compute_excess(offset: float) -> float:
+        """Return by how much the mean probability exceeds `positive_rate`."""
+        return float(scipy.special.expit(log_odds_N + offset).mean() - positive_rate)
+
+    return float(scipy.optimize.brentq(compute_excess, -max_offset, max_offset))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,29 +106,32 @@ class PlattLine:
     def from_scores(
         cls,
         scores_N: Floats,
-        held_out_n: Floats,
+        held_out_scores_n: Floats,
         labels_n: Integers,
-        unlabelled: Floats,
+        unlabelled_scores: Floats,
         *,
-        rate: float,
+        positive_rate: float,
     ) -> "PlattLine":
         """Calibrate a model by held-out scores of other models of the same kind.
 
         The slope comes from the held-out scores. The offset makes the mean probability equal to
-        `rate`. Calibrating a calibrated model again changes nothing except for rounding.
+        `positive_rate`. Calibrating a calibrated model again changes nothing except for rounding.
 
         Args:
             scores_N: the model's scores of N rows whose label it does not know.
-            held_out_n: standardised scores of n labelled rows, by models trained without them.
+            held_out_scores_n: standardised scores of n labelled rows, by models trained without
+                them.
             labels_n: the labels of these rows, 0 or 1.
-            unlabelled: standardised scores of rows without a label, by the same models.
-            rate: the share of the second class.
+            unlabelled_scores: standardised scores of rows without a label, by the same models.
+            positive_rate: the share of the second class.
         """
-        slope = fit_slope(held_out_n, labels_n)
+        standardised_slope = fit_slope(held_out_scores_n, labels_n)
         deviation = float(scores_N.std())
         # A model with equal scores ranks no row above another, so every row gets the rate.
         if not deviation > 0:
-            return cls(slope=1.0, offset=float(scipy.special.logit(rate) - scores_N.mean()))
-        score_slope = slope / deviation
-        offset = _solve_offset(slope * unlabelled, rate) - score_slope * float(scores_N.mean())
-        return cls(slope=score_slope, offset=offset)
+            rate_log_odds = scipy.special.logit(positive_rate)
+            return cls(slope=1.0, offset=float(rate_log_odds - scores_N.mean()))
+        slope = standardised_slope / deviation
+        # Scores are standardised by this model's mean and deviation before the fitted line.
+        standardised_offset = _solve_offset(standardised_slope * unlabelled_scores, positive_rate)
+        return cls(slope=slope, offset=standardised_offset - slope * float(scores_N.mean()))

@@ -1,8 +1,8 @@
 """Training of a party's networks: the networks, device and precision, optimizer and scheduler.
 
 `ActiveNetworks` is the active's model, whatever method trains it; `Compute` the device, precision
-and dropout of a step; `OwnSteps` an optimizer and a scheduler of the party's own; `Trainer` a
-party's modules through the steps of a run, with their state for its checkpoint. Letters: B batch,
+and dropout of a step; `OwnOptimization` an optimizer and a scheduler of the party's own; `Trainer`
+a party's modules through the steps of a run, with their state for its checkpoint. Letters: B batch,
 A of its rows that are sent, K classes, D numbers of a row.
 """
 
@@ -26,7 +26,7 @@ from secure_apfed.errors import ApfedError, ConfigError, ModelError
 from secure_apfed.networks.models import Intercept
 from secure_apfed.settings.training import DEVICE, TrainSettings
 
-EVERY = slice(None)
+ALL_ROWS = slice(None)
 """All rows of a batch."""
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
@@ -39,56 +39,60 @@ StepLR(optimizer, 100)`."""
 StepsOrEpoch: TypeAlias = int | Literal["epoch"]
 EPOCH: Literal["epoch"] = "epoch"
 # Names of tensors in a checkpoint.
-_MOMENTS = "moments"
-_SEEN = "rows of this epoch"
-_LOSSES = "losses of epochs"
-_PART = "loss of this epoch"
-_DONE = "steps done"
-_MIN_NORM = 1e-6
+_MOMENTS_KEY = "moments"
+_SEEN_ROWS_KEY = "rows of this epoch"
+_EPOCH_LOSSES_KEY = "losses of epochs"
+_PARTIAL_LOSS_KEY = "loss of this epoch"
+_STEP_COUNT_KEY = "steps done"
+_NORM_OFFSET = 1e-6
 """Added to a gradient's norm before a division, as torch does."""
-_MAX_NAMED = 3
+_MAX_NAMED_WEIGHTS = 3
 """Largest number of weights that an error names."""
-_LEARNING = ("encoder", "objective")
+_MODULES_WITH_GRADIENTS = ("encoder", "objective")
 """Modules that gradients must reach in the first step; a head, for example, may wait for labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnSteps:
+class OwnOptimization:
     """A party's own optimizer and scheduler; None: the run's settings decide.
 
     Attributes:
         optimizer: makes its optimizer, which keeps its own learning rates and parameter groups.
         scheduler: makes a scheduler of that optimizer, or of the configured one.
-        every: "epoch": the scheduler takes a step after each epoch of the party's own rows; or the
-            number of the party's own steps after which it takes one.
+        scheduler_interval: "epoch": the scheduler takes a step after each epoch of the party's own
+            rows; or the number of the party's own steps after which it takes one.
     """
 
     optimizer: MakeOptimizer | None = None
     scheduler: MakeScheduler | None = None
-    every: StepsOrEpoch = EPOCH
+    scheduler_interval: StepsOrEpoch = EPOCH
 
 
-BY_SETTINGS = OwnSteps()
+CONFIGURED_OPTIMIZATION = OwnOptimization()
 """The configured optimizer and scheduler: the party brings no code of its own."""
 
 
-def find_device(choice: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     """Return the torch device that a setting names.
 
-    `choice`: "auto" (a GPU if there is one), "cpu", "cuda", or one GPU as "cuda:1". Raises
+    `name`: "auto" (a GPU if there is one), "cpu", "cuda", or one GPU as "cuda:1". Raises
     ConfigError: another choice, or a GPU that torch does not find.
     """
-    if not DEVICE.fullmatch(choice):
-        raise ConfigError(f"device: expected auto, cpu, cuda or one GPU, as cuda:1; got {choice!r}")
-    if choice == "auto":
-        choice = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(choice)
+    if not DEVICE.fullmatch(name):
+        raise ConfigError(f"device: expected auto, cpu, cuda or one GPU, as cuda:1; got {name!r}")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
     if device.type == "cuda":
         # `device_count` asks the driver and does not start CUDA, so this process can still fork.
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= gpus:
-            found = f"sees {gpus} GPU(s), counted from cuda:0" if gpus else "sees no GPU"
-            raise ConfigError(f"device: {choice} was asked for, but torch {found}; say auto or cpu")
+        gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= gpu_count:
+            seen_gpus = (
+                f"sees {gpu_count} GPU(s), counted from cuda:0" if gpu_count else "sees no GPU"
+            )
+            raise ConfigError(
+                f"device: {name} was asked for, but torch {seen_gpus}; say auto or cpu"
+            )
     return device
 
 
@@ -99,12 +103,12 @@ class Compute:
     Attributes:
         device: where networks and tables are.
         dtype: data type of weights, and of sent tensors.
-        autocast: whether the networks' forward passes run in bfloat16.
+        is_autocast_on: whether the networks' forward passes run in bfloat16.
     """
 
     device: torch.device
     dtype: torch.dtype = torch.float32
-    autocast: bool = False
+    is_autocast_on: bool = False
 
     @classmethod
     def from_settings(cls, train: TrainSettings) -> "Compute":
@@ -134,8 +138,8 @@ class Compute:
         now, for these positions only. `rows_B`: the rows to take.
         """
         is_on_device = isinstance(features_N, Tensor)
-        picked_B: Tensor = features_N[self.move_batch(rows_B) if is_on_device else rows_B]
-        return picked_B
+        taken_B: Tensor = features_N[self.move_batch(rows_B) if is_on_device else rows_B]
+        return taken_B
 
     @contextmanager
     def prepare_forward(self, seed: int | None, *purpose: str | int) -> Iterator[None]:
@@ -154,10 +158,10 @@ class Compute:
         If autocast is off already and shall be, the context does nothing: entering autocast takes
         as long as a small layer.
         """
-        kind = self.device.type
-        if not self.autocast and not torch.is_autocast_enabled(kind):
+        device_type = self.device.type
+        if not self.is_autocast_on and not torch.is_autocast_enabled(device_type):
             return nullcontext()
-        return torch.autocast(kind, torch.bfloat16, enabled=self.autocast)
+        return torch.autocast(device_type, torch.bfloat16, enabled=self.is_autocast_on)
 
 
 @draws_nothing
@@ -178,19 +182,19 @@ class ActiveNetworks(nn.Module):
         self.projection = projection
 
     def forward(
-        self, features_B: Tensor, sent: Tensor | slice | None = EVERY
+        self, features_B: Tensor, sent_rows: Tensor | slice | None = ALL_ROWS
     ) -> tuple[Tensor, Tensor | None]:
         """Return class scores (B, K), and the representations to send (A, *shape).
 
-        `features_B`: the batch of B rows. `sent`: indices in the batch of the A rows whose
+        `features_B`: the batch of B rows. `sent_rows`: indices in the batch of the A rows whose
         representations are sent; None: None is returned instead of representations.
         """
         h_B = self.encoder(features_B)
         scores_BK = self.head(h_B)
-        if sent is None:
+        if sent_rows is None:
             return scores_BK, None
         projected_B = h_B if self.projection is None else self.projection(h_B)
-        return scores_BK, projected_B[sent]
+        return scores_BK, projected_B[sent_rows]
 
 
 def copy_predictor(networks: ActiveNetworks | None) -> nn.Module | None:
@@ -203,17 +207,19 @@ def copy_predictor(networks: ActiveNetworks | None) -> nn.Module | None:
     return copy.deepcopy(nn.Sequential(networks.encoder, networks.head)).cpu().eval()
 
 
-def make_eager_class(kind: type[OptimizerT]) -> type[OptimizerT]:
+def make_eager_class(optimizer_class: type[OptimizerT]) -> type[OptimizerT]:
     """Return a variant of an optimiser class that never loads torch's compiler.
 
     Loading the compiler takes a second. The variant cannot be pickled, nor used with
     `differentiable`. Its steps call no hooks, which take half the time of a small step.
     """
-    wrapped = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-    unwrapped = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
-    step = torch.no_grad()(inspect.unwrap(kind.step))
+    wrapped_methods = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    unwrapped_by_name = {
+        name: inspect.unwrap(getattr(optimizer_class, name)) for name in wrapped_methods
+    }
+    step = torch.no_grad()(inspect.unwrap(optimizer_class.step))
     vars(step)["hooked"] = True  # torch's mark of a step that calls hooks, so that it adds none
-    return type(kind.__name__, (kind,), {**unwrapped, "step": step})
+    return type(optimizer_class.__name__, (optimizer_class,), {**unwrapped_by_name, "step": step})
 
 
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
@@ -223,20 +229,20 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def compute_learning_rate(train: TrainSettings, done: int) -> float:
+def compute_learning_rate(train: TrainSettings, steps_done: int) -> float:
     """Return the configured learning rate of a party's next step.
 
-    `done`: number of steps that it has taken. The rate rises linearly in the warm-up. Then it falls
-    by half a cosine to 0 at `train.schedule_steps`, or stays if these are None.
+    `steps_done`: number of steps that it has taken. The rate rises linearly in the warm-up. Then it
+    falls by half a cosine to 0 at `train.schedule_steps`, or stays if these are None.
     """
-    warmup = train.warmup_steps
-    rate = train.learning_rate
-    if done < warmup:
-        return rate * (done + 1) / warmup
+    warmup_steps = train.warmup_steps
+    peak_rate = train.learning_rate
+    if steps_done < warmup_steps:
+        return peak_rate * (steps_done + 1) / warmup_steps
     if train.schedule_steps is None:
-        return rate
-    passed = min(1.0, (done - warmup) / (train.schedule_steps - warmup))
-    return rate * (1 + math.cos(math.pi * passed)) / 2
+        return peak_rate
+    schedule_share = min(1.0, (steps_done - warmup_steps) / (train.schedule_steps - warmup_steps))
+    return peak_rate * (1 + math.cos(math.pi * schedule_share)) / 2
 
 
 class Descent:
@@ -247,23 +253,23 @@ class Descent:
     trained.
 
     Attributes:
-        knows_loss: whether the party computes a loss of its own, which a scheduler may read.
+        has_own_loss: whether the party computes a loss of its own, which a scheduler may read.
 
     Raises:
         ModelError: the modules have no parameters to train.
         ConfigError: the party's own optimizer or scheduler does not fit.
     """
 
-    knows_loss = True
+    has_own_loss = True
 
     def __init__(
         self,
         owner: str,
         modules: Mapping[str, nn.Module],
         train: TrainSettings,
-        own_steps: OwnSteps = BY_SETTINGS,
+        own_optimization: OwnOptimization = CONFIGURED_OPTIMIZATION,
         *,
-        may_be_fixed: bool = False,
+        may_have_no_weights: bool = False,
     ) -> None:
         """Collect the parameters, each once, and build the optimiser and scheduler.
 
@@ -271,49 +277,52 @@ class Descent:
             owner: name of the party, for errors.
             modules: the networks by role: encoder, head, and so on.
             train: the configured optimizer and schedule.
-            own_steps: an optimizer and a scheduler of the party's own.
-            may_be_fixed: whether there may be nothing to train, as in a loss without weights.
+            own_optimization: an optimizer and a scheduler of the party's own.
+            may_have_no_weights: whether there may be nothing to train, as in a loss without
+                weights.
         """
         self._owner = owner
         self._modules = modules
         # Modules may share parameters; each parameter is trained once.
-        trained = {
+        trained_by_id = {
             id(parameter): parameter
             for module in modules.values()
             for parameter in module.parameters()
             if parameter.requires_grad
         }
-        self._parameters = list(trained.values())
-        if not self._parameters and not may_be_fixed:
+        self._parameters = list(trained_by_id.values())
+        if not self._parameters and not may_have_no_weights:
             raise ModelError(
                 f"{owner}: its network has no weights that gradients reach; where a method trains "
                 "it by steps, choose another model.network, as mlp, or let some of its parameters "
                 "have requires_grad=True"
             )
         self._norm_bound = train.max_gradient_norm or math.inf
-        self._train = train
-        self._done = 0  # number of finished steps
-        self._own = own_steps
+        self._train_settings = train
+        self._step_count = 0  # number of finished steps
+        self._own_optimization = own_optimization
         self._optimizer: torch.optim.Optimizer | None = None
         self._scheduler: LRScheduler | None = None  # only the party's own
-        self._seen = torch.zeros(0, dtype=torch.bool)  # whether a row came in this epoch
+        self._is_seen_in_epoch = torch.zeros(
+            0, dtype=torch.bool
+        )  # whether a row came in this epoch
         self._epoch_losses: list[float] = []  # mean losses of finished epochs
-        self._loss_sum = 0.0  # of this epoch's steps
-        self._loss_count = 0
-        self._last_noted_step = -1
+        self._epoch_loss_sum = 0.0  # of this epoch's steps
+        self._epoch_loss_count = 0
+        self._last_recorded_step = -1
         if not self._parameters:
             return
-        if own_steps.optimizer is not None:
+        if own_optimization.optimizer is not None:
             self._optimizer = make_own_optimizer(
-                own_steps.optimizer, modules, self._parameters, owner=owner
+                own_optimization.optimizer, modules, self._parameters, owner=owner
             )
         else:
-            momentum = {"momentum": train.momentum} if train.optimizer == "sgd" else {}
+            momentum_option = {"momentum": train.momentum} if train.optimizer == "sgd" else {}
             self._optimizer = _OPTIMIZERS[train.optimizer](
                 _group_parameters(modules, self._parameters),
                 lr=train.learning_rate,
                 weight_decay=train.weight_decay,
-                **momentum,
+                **momentum_option,
             )
         self._start_schedule()
 
@@ -327,27 +336,27 @@ class Descent:
         settings have a schedule, too.
         """
         optimizer = self._optimizer
-        make_scheduler = self._own.scheduler
+        make_scheduler = self._own_optimization.scheduler
         if optimizer is None or make_scheduler is None:
             return
-        if self._train.schedule_steps is not None or self._train.warmup_steps:
+        if self._train_settings.schedule_steps is not None or self._train_settings.warmup_steps:
             raise ConfigError(
                 f"{self._owner}: it brings a scheduler beside train.schedule_steps or "
                 "train.warmup_steps, and one alone sets its learning rates: leave one out"
             )
         groups = optimizer.param_groups
         if self._scheduler is None:
-            self._first_options = [_copy_options(group) for group in groups]
-        for group, first in zip(groups, self._first_options, strict=True):
+            self._initial_options = [_copy_options(group) for group in groups]
+        for group, initial_options in zip(groups, self._initial_options, strict=True):
             weights = group["params"]
             group.clear()
-            group.update(copy.deepcopy(first), params=weights)
+            group.update(copy.deepcopy(initial_options), params=weights)
         self._scheduler = _make_scheduler(make_scheduler, optimizer, owner=self._owner)
-        self._check_plateau()
-        every = self._own.every
+        self._check_loss_scheduler()
+        interval = self._own_optimization.scheduler_interval
         past_losses = self._epoch_losses
-        if every != EPOCH:  # a scheduler that counts steps reads no loss
-            past_losses = [math.nan] * (self._done // every)
+        if interval != EPOCH:  # a scheduler that counts steps reads no loss
+            past_losses = [math.nan] * (self._step_count // interval)
         with warnings.catch_warnings():
             # The optimizer took its steps in the session that is resumed.
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
@@ -355,24 +364,25 @@ class Descent:
                 self._step_scheduler(loss)
 
     @property
-    def _reads_loss(self) -> bool:
+    def _needs_loss(self) -> bool:
         """True if the scheduler's steps depend on the loss."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
-    def _check_plateau(self) -> None:
+    def _check_loss_scheduler(self) -> None:
         """Raise ConfigError if the scheduler needs the loss, and this party cannot provide it."""
-        if not self._reads_loss:
+        if not self._needs_loss:
             return
-        if not self.knows_loss:
+        if not self.has_own_loss:
             raise ConfigError(
                 f"{self._owner}: ReduceLROnPlateau waits for a loss, and this party has none that "
                 "it may read: it learns from gradients, or under dp_sgd or train.labels: after; "
                 "take a scheduler without a loss, as torch.optim.lr_scheduler.CosineAnnealingLR"
             )
-        if self._own.every != EPOCH:
+        interval = self._own_optimization.scheduler_interval
+        if interval != EPOCH:
             raise ConfigError(
                 f"{self._owner}: ReduceLROnPlateau reads the mean loss of an epoch, and "
-                f"scheduler_every is {self._own.every}; say scheduler_every: epoch"
+                f"scheduler_every is {interval}; say scheduler_every: epoch"
             )
 
     def _step_scheduler(self, loss: float) -> None:
@@ -386,37 +396,45 @@ class Descent:
         else:
             self._scheduler.step()
 
-    def note_rows(self, step: int, rows_B: Tensor) -> None:
+    def record_rows(self, step: int, rows_B: Tensor) -> None:
         """Record the party's rows of a step, and step the scheduler when an epoch is over.
 
         An epoch has each row at most once, so it is over when a row comes again. So no other party
         needs to say where epochs end. A repeated step counts once. Without a scheduler that counts
         epochs, nothing is done.
         """
-        if self._scheduler is None or self._own.every != EPOCH or step == self._last_noted_step:
+        if (
+            self._scheduler is None
+            or self._own_optimization.scheduler_interval != EPOCH
+            or step == self._last_recorded_step
+        ):
             return
-        self._last_noted_step = step
+        self._last_recorded_step = step
         rows_B = rows_B.cpu()
-        size = int(rows_B.max()) + 1
-        if size > len(self._seen):
-            more = torch.zeros(size - len(self._seen), dtype=torch.bool)
-            self._seen = torch.cat([self._seen, more])
-        is_epoch_over = bool(self._seen[rows_B].any())
+        row_count = int(rows_B.max()) + 1
+        if row_count > len(self._is_seen_in_epoch):
+            new_rows = torch.zeros(row_count - len(self._is_seen_in_epoch), dtype=torch.bool)
+            self._is_seen_in_epoch = torch.cat([self._is_seen_in_epoch, new_rows])
+        is_epoch_over = bool(self._is_seen_in_epoch[rows_B].any())
         if is_epoch_over:
-            loss = self._loss_sum / self._loss_count if self._loss_count else math.nan
-            self._epoch_losses.append(loss)
-            self._seen.zero_()
-            self._loss_sum = 0.0
-            self._loss_count = 0
+            mean_loss = (
+                self._epoch_loss_sum / self._epoch_loss_count
+                if self._epoch_loss_count
+                else math.nan
+            )
+            self._epoch_losses.append(mean_loss)
+            self._is_seen_in_epoch.zero_()
+            self._epoch_loss_sum = 0.0
+            self._epoch_loss_count = 0
             with explain_failure(self._owner, f"scheduler after epoch {len(self._epoch_losses)}"):
-                self._step_scheduler(loss)
-        self._seen[rows_B] = True
+                self._step_scheduler(mean_loss)
+        self._is_seen_in_epoch[rows_B] = True
 
-    def note_loss(self, loss: Tensor) -> None:
+    def record_loss(self, loss: Tensor) -> None:
         """Add the loss of a step to the epoch's mean, if the scheduler needs it."""
-        if self._reads_loss:
-            self._loss_sum += float(loss.detach())
-            self._loss_count += 1
+        if self._needs_loss:
+            self._epoch_loss_sum += float(loss.detach())
+            self._epoch_loss_count += 1
 
     def zero_grad(self) -> None:
         """Forget the gradients of all trained parameters."""
@@ -437,22 +455,22 @@ class Descent:
                     "train.learning_rate or train.max_gradient_norm"
                 )
         # Checked before the first step only, since it takes time.
-        if not self._done:
+        if not self._step_count:
             self._require_gradients()
-        self._done += 1
+        self._step_count += 1
         if self._optimizer is None:
             return
-        if self._own.optimizer is not None:
-            with explain_failure(self._owner, f"optimizer in its step {self._done}"):
+        if self._own_optimization.optimizer is not None:
+            with explain_failure(self._owner, f"optimizer in its step {self._step_count}"):
                 self._optimizer.step()
         else:
             if self._scheduler is None:
                 for group in self._optimizer.param_groups:
-                    group["lr"] = compute_learning_rate(self._train, self._done - 1)
+                    group["lr"] = compute_learning_rate(self._train_settings, self._step_count - 1)
             self._optimizer.step()
-        every = self._own.every
-        if self._scheduler is not None and every != EPOCH and self._done % every == 0:
-            with explain_failure(self._owner, f"scheduler after step {self._done}"):
+        interval = self._own_optimization.scheduler_interval
+        if self._scheduler is not None and interval != EPOCH and self._step_count % interval == 0:
+            with explain_failure(self._owner, f"scheduler after step {self._step_count}"):
                 self._scheduler.step()
 
     def _require_gradients(self) -> None:
@@ -460,13 +478,13 @@ class Descent:
 
         Then the party's own code cuts the graph, for example by `.detach()`.
         """
-        for part in _LEARNING:
-            module = self._modules.get(part)
+        for role in _MODULES_WITH_GRADIENTS:
+            module = self._modules.get(role)
             weights = [] if module is None else [*module.parameters()]
             trained = [weight for weight in weights if weight.requires_grad]
             if trained and all(weight.grad is None for weight in trained):
                 raise ModelError(
-                    f"{self._owner}: no gradient reaches the weights of its {part}; compute its "
+                    f"{self._owner}: no gradient reaches the weights of its {role}; compute its "
                     "output from them without .detach(), no_grad() or inference_mode(), or freeze "
                     "them by requires_grad_(False)"
                 )
@@ -483,7 +501,7 @@ class Descent:
             return 0.0
         norms = [gradient.norm() for gradient in gradients]
         norm = torch.linalg.vector_norm(torch.stack(norms))
-        scale = (self._norm_bound / (norm + _MIN_NORM)).clamp(max=1.0)
+        scale = (self._norm_bound / (norm + _NORM_OFFSET)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(scale)
         return float(norm)
@@ -503,36 +521,40 @@ class Descent:
         tensors: dict[str, Tensor] = {}
         for name, module in self._modules.items():
             tensors |= add_prefix(name, module.state_dict())
-        tensors |= add_prefix(_MOMENTS, moments)
-        return {**tensors, _DONE: torch.tensor(self._done), **self._list_epochs()}
-
-    def _list_epochs(self) -> dict[str, Tensor]:
-        """Return the scheduler's count of epochs for a checkpoint; empty if it counts none."""
-        if self._scheduler is None or self._own.every != EPOCH:
-            return {}
-        sum_and_count = [self._loss_sum, float(self._loss_count)]
+        tensors |= add_prefix(_MOMENTS_KEY, moments)
         return {
-            _SEEN: self._seen.to(torch.uint8),
-            _LOSSES: torch.tensor(self._epoch_losses, dtype=torch.float64),
-            _PART: torch.tensor(sum_and_count, dtype=torch.float64),
+            **tensors,
+            _STEP_COUNT_KEY: torch.tensor(self._step_count),
+            **self._list_epoch_state(),
+        }
+
+    def _list_epoch_state(self) -> dict[str, Tensor]:
+        """Return the scheduler's count of epochs for a checkpoint; empty if it counts none."""
+        if self._scheduler is None or self._own_optimization.scheduler_interval != EPOCH:
+            return {}
+        sum_and_count = [self._epoch_loss_sum, float(self._epoch_loss_count)]
+        return {
+            _SEEN_ROWS_KEY: self._is_seen_in_epoch.to(torch.uint8),
+            _EPOCH_LOSSES_KEY: torch.tensor(self._epoch_losses, dtype=torch.float64),
+            _PARTIAL_LOSS_KEY: torch.tensor(sum_and_count, dtype=torch.float64),
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the state that `tensors` returned."""
         for name, module in self._modules.items():
             module.load_state_dict(remove_prefix(name, tensors))
-        self._done = int(tensors[_DONE])
+        self._step_count = int(tensors[_STEP_COUNT_KEY])
         moments: dict[int, dict[str, Tensor]] = {}
-        for key, value in remove_prefix(_MOMENTS, tensors).items():
+        for key, value in remove_prefix(_MOMENTS_KEY, tensors).items():
             index, _, name = key.partition(".")
             moments.setdefault(int(index), {})[name] = value.clone()
         if self._optimizer is not None:
             self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
-        if _SEEN in tensors:
-            self._seen = tensors[_SEEN].to(torch.bool)
-            self._epoch_losses = tensors[_LOSSES].tolist()
-            self._loss_sum, count = tensors[_PART].tolist()
-            self._loss_count = int(count)
+        if _SEEN_ROWS_KEY in tensors:
+            self._is_seen_in_epoch = tensors[_SEEN_ROWS_KEY].to(torch.bool)
+            self._epoch_losses = tensors[_EPOCH_LOSSES_KEY].tolist()
+            self._epoch_loss_sum, count = tensors[_PARTIAL_LOSS_KEY].tolist()
+            self._epoch_loss_count = int(count)
         self._start_schedule()
 
 
@@ -543,7 +565,7 @@ def _group_parameters(
 
     Intercepts (of generalised linear models) are a group of their own, without weight decay.
     """
-    submodules = [part for module in modules.values() for part in module.modules()]
+    submodules = [submodule for module in modules.values() for submodule in module.modules()]
     intercept_ids = {id(part.bias) for part in submodules if isinstance(part, Intercept)}
     if not intercept_ids:
         return parameters
@@ -594,23 +616,25 @@ def find_gradient_leaves(loss: Tensor) -> list[Tensor]:
     return leaves
 
 
-def list_names(modules: Mapping[str, nn.Module], weights: Sequence[Tensor]) -> str:
+def name_weights(modules: Mapping[str, nn.Module], weights: Sequence[Tensor]) -> str:
     """Return the names of the first few of these weights, such as "encoder.0.weight", for errors.
 
     `modules`: the networks by role: encoder, head, and so on.
     """
-    names = {
-        id(parameter): f"{part}.{name}"
-        for part, module in modules.items()
+    name_by_id = {
+        id(parameter): f"{role}.{name}"
+        for role, module in modules.items()
         for name, parameter in module.named_parameters()
     }
-    known = [names.get(id(weight), f"one of shape {tuple(weight.shape)}") for weight in weights]
-    more = ", ..." if len(known) > _MAX_NAMED else ""
-    return ", ".join(known[:_MAX_NAMED]) + more
+    names = [
+        name_by_id.get(id(weight), f"one of shape {tuple(weight.shape)}") for weight in weights
+    ]
+    ellipsis = ", ..." if len(names) > _MAX_NAMED_WEIGHTS else ""
+    return ", ".join(names[:_MAX_NAMED_WEIGHTS]) + ellipsis
 
 
 def make_own_optimizer(
-    make: MakeOptimizer,
+    make_optimizer: MakeOptimizer,
     modules: Mapping[str, nn.Module],
     parameters: list[nn.Parameter],
     *,
@@ -619,7 +643,7 @@ def make_own_optimizer(
     """Call a party's function that makes its optimizer, and check the result.
 
     Args:
-        make: the party's function, of the list of parameters or of the modules.
+        make_optimizer: the party's function, of the list of parameters or of the modules.
         modules: the networks that the party trains, by role.
         parameters: the trained parameters of the modules, all of which the optimizer must have. It
             may have frozen ones, too.
@@ -629,7 +653,11 @@ def make_own_optimizer(
         closure.
     """
     try:
-        optimizer = make(modules=dict(modules)) if _takes_modules(make) else make(parameters)
+        optimizer = (
+            make_optimizer(modules=dict(modules))
+            if _takes_modules(make_optimizer)
+            else make_optimizer(parameters)
+        )
     except Exception as error:
         raise ConfigError(
             f"{owner}: its optimizer cannot be made of the {len(parameters)} parameters that this "
@@ -652,9 +680,9 @@ def make_own_optimizer(
             f"{owner}: its optimizer holds other parameters than the {len(parameters)} that this "
             "party trains; make it of the parameters that it is called with, or of `modules`"
         )
-    if left_out := [weight for weight in parameters if id(weight) not in weights_by_id]:
+    if missing_weights := [weight for weight in parameters if id(weight) not in weights_by_id]:
         raise ConfigError(
-            f"{owner}: its optimizer leaves out {list_names(modules, left_out)} of the "
+            f"{owner}: its optimizer leaves out {name_weights(modules, missing_weights)} of the "
             f"{len(parameters)} parameters that this party trains; put them into a group, or "
             "freeze them by requires_grad_(False)"
         )
@@ -669,24 +697,24 @@ def make_own_optimizer(
     return optimizer
 
 
-def _takes_modules(make: MakeOptimizer) -> bool:
+def _takes_modules(make_optimizer: MakeOptimizer) -> bool:
     """Return whether a function has a parameter called `modules`."""
     try:
-        return "modules" in inspect.signature(make).parameters
+        return "modules" in inspect.signature(make_optimizer).parameters
     except (TypeError, ValueError):  # a builtin function has no signature
         return False
 
 
 def _make_scheduler(
-    make: MakeScheduler, optimizer: torch.optim.Optimizer, *, owner: str
+    make_scheduler: MakeScheduler, optimizer: torch.optim.Optimizer, *, owner: str
 ) -> LRScheduler:
     """Call a party's function that makes a scheduler of this optimizer, and check the result.
 
-    `make`: the party's function. `owner`: name of the party, for errors. Raises ConfigError: the
-    result is no scheduler, or belongs to another optimizer.
+    `make_scheduler`: the party's function. `owner`: name of the party, for errors. Raises
+    ConfigError: the result is no scheduler, or belongs to another optimizer.
     """
     try:
-        scheduler = make(optimizer)
+        scheduler = make_scheduler(optimizer)
     except Exception as error:
         raise ConfigError(
             f"{owner}: its scheduler cannot be made of its optimizer: {type(error).__name__}: "
@@ -716,7 +744,7 @@ class Trainer(Descent):
 
     Attributes:
         compute: device and precision.
-        forward_pass: makes a context, from a step's number or another purpose, in which networks
+        forward_context: makes a context, from a step's number or another purpose, in which networks
             run with the configured precision and seeded dropout.
     """
 
@@ -727,8 +755,8 @@ class Trainer(Descent):
         *,
         train: TrainSettings,
         seed: int,
-        own_steps: OwnSteps = BY_SETTINGS,
-        may_be_fixed: bool = False,
+        own_optimization: OwnOptimization = CONFIGURED_OPTIMIZATION,
+        may_have_no_weights: bool = False,
     ) -> None:
         """Move the modules to the configured device and precision, and build the optimiser.
 
@@ -737,55 +765,61 @@ class Trainer(Descent):
             modules: its networks by role: encoder, head, and so on.
             train: training settings.
             seed: random seed of dropout.
-            own_steps: the party's own optimizer and scheduler.
-            may_be_fixed: whether there may be nothing to train.
+            own_optimization: the party's own optimizer and scheduler.
+            may_have_no_weights: whether there may be nothing to train.
         """
         compute = Compute.from_settings(train)
         for module in modules.values():
             module.to(compute.device, compute.dtype)
             module.train()  # its caller may have left it in evaluation mode
-        super().__init__(owner, modules, train, own_steps, may_be_fixed=may_be_fixed)
+        super().__init__(
+            owner, modules, train, own_optimization, may_have_no_weights=may_have_no_weights
+        )
         self.compute = compute
         self._seed = seed
         # Networks without dropout draw no random numbers, and need no seeding.
-        draws_numbers = any(map(may_draw, modules.values()))
-        self.forward_pass = partial(compute.prepare_forward, seed if draws_numbers else None, owner)
+        may_draw_numbers = any(map(may_draw, modules.values()))
+        self.forward_context = partial(
+            compute.prepare_forward, seed if may_draw_numbers else None, owner
+        )
 
-    def set_training(self, training: bool) -> None:
+    def set_training(self, is_training: bool) -> None:
         """Put all modules into training mode, or into evaluation mode (without dropout)."""
         for module in self._modules.values():
-            module.train(training)
+            module.train(is_training)
 
-    def require_own_weights(self, loss: Tensor, *inputs: Tensor) -> None:
+    def refuse_untrained_weights(self, loss: Tensor, *differentiable_inputs: Tensor) -> None:
         """Raise ModelError if the first step's loss depends on weights that nobody trains.
 
         They belong to a network that the party's code reads, but does not hand in.
 
         Args:
             loss: the loss before its backward pass.
-            inputs: other tensors that may receive gradients from the loss.
+            differentiable_inputs: other tensors that may receive gradients from the loss.
         """
-        if self._done:
+        if self._step_count:
             return
-        known = {id(tensor) for tensor in (*self._parameters, *inputs)}
-        unknown = [leaf for leaf in find_gradient_leaves(loss) if id(leaf) not in known]
-        if unknown:
+        expected_ids = {id(tensor) for tensor in (*self._parameters, *differentiable_inputs)}
+        untrained_weights = [
+            leaf for leaf in find_gradient_leaves(loss) if id(leaf) not in expected_ids
+        ]
+        if untrained_weights:
             raise ModelError(
-                f"{self._owner}: its code reads {len(unknown)} weights that are no part of what "
-                f"it hands in ({list_names(self._modules, unknown)}), so that nobody trains "
-                "them; make the network an attribute of the nn.Module that reads it, or freeze it "
-                "by requires_grad_(False)"
+                f"{self._owner}: its code reads {len(untrained_weights)} weights that are no part "
+                f"of what it hands in ({name_weights(self._modules, untrained_weights)}), so that "
+                "nobody trains them; make the network an attribute of the nn.Module that reads "
+                "it, or freeze it by requires_grad_(False)"
             )
 
-    def _run_networks(
-        self, features_B: Tensor, *, training: bool = True
+    def _explain_network_errors(
+        self, features_B: Tensor, *, is_training: bool = True
     ) -> AbstractContextManager[None]:
         """Return a context in which errors of the networks name the rows' shape and the mode.
 
-        `features_B`: the rows on which the networks run. `training`: whether they are in training
-        mode.
+        `features_B`: the rows on which the networks run. `is_training`: whether they are in
+        training mode.
         """
-        mode = "training" if training else "evaluation"
+        mode = "training" if is_training else "evaluation"
         shape = tuple(features_B.shape)
         return explain_failure(self._owner, f"network on rows of shape {shape} in {mode} mode")
 

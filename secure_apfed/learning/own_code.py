@@ -25,12 +25,12 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from secure_apfed.errors import ApfedError, ConfigError, ModelError
-from secure_apfed.learning.black_box import BlackBox, GradientSource
+from secure_apfed.learning.black_box import BlackBox, GradientFunction
 from secure_apfed.learning.descent import (
     EPOCH,
     MakeOptimizer,
     MakeScheduler,
-    OwnSteps,
+    OwnOptimization,
     StepsOrEpoch,
 )
 from secure_apfed.networks.models import (
@@ -129,7 +129,7 @@ class OwnCode:
     decoder: ModuleSource | None = field(default=None, repr=False)
     objective: LossSource | None = field(default=None, repr=False)
     objective_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    gradient: GradientSource | None = field(default=None, repr=False)
+    gradient: GradientFunction | None = field(default=None, repr=False)
     optimizer: MakeOptimizer | None = field(default=None, repr=False)
     scheduler: MakeScheduler | None = field(default=None, repr=False)
     scheduler_every: StepsOrEpoch = EPOCH
@@ -157,10 +157,12 @@ class OwnCode:
             )
 
     @property
-    def steps(self) -> OwnSteps:
+    def steps(self) -> OwnOptimization:
         """The party's own optimizer and scheduler."""
-        return OwnSteps(
-            optimizer=self.optimizer, scheduler=self.scheduler, every=self.scheduler_every
+        return OwnOptimization(
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            scheduler_interval=self.scheduler_every,
         )
 
     @classmethod

@@ -25,10 +25,10 @@ from secure_apfed.errors import ModelError
 from secure_apfed.labellers import Spreading
 from secure_apfed.learning.black_box import BlackBox
 from secure_apfed.learning.descent import (
-    BY_SETTINGS,
-    EVERY,
+    ALL_ROWS,
+    CONFIGURED_OPTIMIZATION,
     ActiveNetworks,
-    OwnSteps,
+    OwnOptimization,
     Trainer,
     explain_failure,
 )
@@ -43,36 +43,36 @@ _EVALUATION_ROWS = 1000
 """Rows that are evaluated at a time, to save memory."""
 
 
-def make_joint_loss(task: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
+def make_joint_loss(task_loss: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
     """Return a scalar whose gradient is the active's update in APFed (Eq. 9).
 
     The gradient is that of the task loss, plus the passives' gradient propagated through z.
 
     Args:
-        task: the task loss; 0.0: only the passives' gradient counts.
+        task_loss: the mean over the batch; 0.0: only the passives' gradient counts.
         z_A: representations of the A rows that were sent, in the autograd graph.
         gradient_A: the passives' gradient by z, of the same shape.
     """
     # The derivative of this sum by z is the passives' gradient.
-    return task + (gradient_A * z_A).sum()
+    return task_loss + (gradient_A * z_A).sum()
 
 
 @dataclass(frozen=True)
-class Batch:
+class ForwardPass:
     """The forward pass of a batch, in the autograd graph, before its update.
 
     Attributes:
         step: number of the run's step.
-        rows: positions in the active's table, (B,).
-        loss: mean task loss; None: labels come after the exchange (`train.labels`).
-        h: representations of the rows to send, (A, *shape), before the guard adds noise; None:
+        rows_B: positions in the active's table.
+        task_loss: mean task loss; None: labels come after the exchange (`train.labels`).
+        h_A: representations of the rows to send, (A, *shape), before the guard adds noise; None:
             nothing is sent.
     """
 
     step: int
-    rows: Tensor
-    loss: Tensor | None
-    h: Tensor | None
+    rows_B: Tensor  # noqa: N815
+    task_loss: Tensor | None
+    h_A: Tensor | None  # noqa: N815
 
 
 class LabelTrainer(Trainer):
@@ -87,7 +87,7 @@ class LabelTrainer(Trainer):
         labels_N: Tensor,
         train: TrainSettings,
         seed: int,
-        own_steps: OwnSteps,
+        own_optimization: OwnOptimization,
     ) -> None:
         """Move networks, features and labels to the device.
 
@@ -98,21 +98,22 @@ class LabelTrainer(Trainer):
             labels_N: their labels, (N,), `UNLABELLED` for unknown ones.
             train: training settings.
             seed: random seed of dropout.
-            own_steps: the party's own optimizer and scheduler.
+            own_optimization: the party's own optimizer and scheduler.
         """
-        super().__init__(owner, modules, train=train, seed=seed, own_steps=own_steps)
+        super().__init__(owner, modules, train=train, seed=seed, own_optimization=own_optimization)
         self.features_N = self.compute.move_tensor(features_N)
         self.labels_N = self.compute.move_tensor(labels_N)
-        self._weighs_classes = train.class_weights == "balanced"
+        self._has_class_weights = train.class_weights == "balanced"
         self._weights_K: Tensor | None = None  # weight of each class in the loss; None: equal
 
-    def weigh_classes(self, rows: Tensor, classes: int) -> None:
+    def weigh_classes(self, labelled_rows_n: Tensor, classes: int) -> None:
         """If configured, weight classes in the loss by the inverse of their frequency.
 
-        `rows`: the labelled rows whose labels are counted, (n,). `classes`: number of classes.
+        `labelled_rows_n`: the labelled rows whose labels are counted, (n,). `classes`: number of
+        classes.
         """
-        if self._weighs_classes:
-            labels_n = self.labels_N[rows.to(self.labels_N.device)]
+        if self._has_class_weights:
+            labels_n = self.labels_N[labelled_rows_n.to(self.labels_N.device)]
             weights_K = compute_balanced_weights(labels_n, classes)
             self._weights_K = self.compute.move_tensor(weights_K)
 
@@ -129,10 +130,10 @@ class ActiveTrainer(LabelTrainer):
         labels_N: Tensor,
         train: TrainSettings,
         seed: int,
-        private: PrivateUpdates | None = None,
+        private_updates: PrivateUpdates | None = None,
         task: Task | None = None,
-        own_steps: OwnSteps = BY_SETTINGS,
-        rests_on_rows: bool = False,
+        own_optimization: OwnOptimization = CONFIGURED_OPTIMIZATION,
+        needs_independent_rows: bool = False,
     ) -> None:
         """Move table and networks to the device; under DP-SGD, hook per-example gradients.
 
@@ -143,15 +144,15 @@ class ActiveTrainer(LabelTrainer):
                 ones.
             train: training settings.
             seed: random seed of dropout.
-            private: DP-SGD of the updates; None: they are not private.
+            private_updates: DP-SGD of the updates; None: they are not private.
             task: the learning task; None: classification.
-            own_steps: the party's own optimizer and scheduler.
-            rests_on_rows: whether a privacy bound assumes that no row changes another row's output;
-                the first batch is then tested for it.
+            own_optimization: the party's own optimizer and scheduler.
+            needs_independent_rows: whether a privacy bound assumes that no row changes another
+                row's output; the first batch is then tested for it.
         """
         self.networks = networks
         self.task = task or Classification()
-        self.knows_loss = private is None and not train.meets_labels_after
+        self.has_own_loss = private_updates is None and not train.meets_labels_after
         modules = dict(networks.named_children())
         super().__init__(
             owner,
@@ -160,94 +161,102 @@ class ActiveTrainer(LabelTrainer):
             labels_N=labels_N,
             train=train,
             seed=seed,
-            own_steps=own_steps,
+            own_optimization=own_optimization,
         )
-        self.private = private
-        self._private = PrivateGradient(owner, modules, private) if private else None
-        self._reads_labels = not train.meets_labels_after
-        self._check_due = rests_on_rows
+        self.private_updates = private_updates
+        self._private_gradient = (
+            PrivateGradient(owner, modules, private_updates) if private_updates else None
+        )
+        self._has_task_loss = not train.meets_labels_after
+        self._is_row_check_due = needs_independent_rows
         # The outputs of the first batch are checked. Under DP-SGD they are not, since an error
         # would reveal something about the batch's records.
-        self._checks_outputs = private is None
+        self._is_output_check_due = private_updates is None
 
-    def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
+    def forward(self, step: int, rows_B: Tensor, sent_rows_A: Tensor | None) -> ForwardPass:
         """Run the forward pass of one batch.
 
         Args:
             step: number of the run's step.
             rows_B: positions in the active's table, (B,).
-            aligned: indices within the batch of the A rows to send; None: nothing is sent.
+            sent_rows_A: indices within the batch of the A rows to send; None: nothing is sent.
 
         Raises ModelError: outputs of the first batch, or under DP-SGD parameters, are not finite;
         PromiseError: a row changes another row's output, which a privacy bound excludes.
         """
-        if self._check_due and len(rows_B) > 1:
+        if self._is_row_check_due and len(rows_B) > 1:
             with explain_failure(self._owner, f"network on a batch of {len(rows_B)} rows"):
                 self.check_rows(rows_B)
-            self._check_due = False
+            self._is_row_check_due = False
         self.zero_grad()
-        self.note_rows(step, rows_B)
-        if self._private:
-            self._private.forget_batch()
+        self.record_rows(step, rows_B)
+        if self._private_gradient:
+            self._private_gradient.forget_batch()
         compute = self.compute
         dtype = compute.dtype
-        sent: Tensor | slice | None = None
-        if aligned is not None:
+        sent_rows: Tensor | slice | None = None
+        if sent_rows_A is not None:
             # A slice for all rows needs no transfer of indices.
-            sent = EVERY if len(aligned) == len(rows_B) else compute.move_batch(aligned)
+            sent_rows = (
+                ALL_ROWS if len(sent_rows_A) == len(rows_B) else compute.move_batch(sent_rows_A)
+            )
         features_B = compute.take_rows(self.features_N, rows_B)
-        with self._run_networks(features_B), self.forward_pass(step):
-            scores_BK, h_A = self.networks(features_B, sent)
-        if self._checks_outputs:
+        with self._explain_network_errors(features_B), self.forward_context(step):
+            scores_BK, h_A = self.networks(features_B, sent_rows)
+        if self._is_output_check_due:
             _require_finite(self._owner, "networks", scores_BK, h_A)
-            self._checks_outputs = False
+            self._is_output_check_due = False
         loss = None
-        if self._reads_labels:
+        if self._has_task_loss:
             labels_B = self.labels_N[compute.move_batch(rows_B)]
             loss = self.task.compute_loss(scores_BK.to(dtype), labels_B, self._weights_K)
         if h_A is not None:
             h_A = h_A.to(dtype)
-            if self._private:
-                h_A = self._private.zero_nonfinite_rows(h_A.flatten(1)).reshape(h_A.shape)
-        return Batch(step, rows_B, loss, h_A)
+            if self._private_gradient:
+                h_A = self._private_gradient.zero_nonfinite_rows(h_A.flatten(1)).reshape(h_A.shape)
+        return ForwardPass(step, rows_B, loss, h_A)
 
-    def train_on_batch(self, batch: Batch, joint: Tensor | None = None) -> StepLoss:
+    def train_on_batch(
+        self, forward_pass: ForwardPass, joint_loss: Tensor | None = None
+    ) -> StepLoss:
         """Take one step on a batch's loss; return its task loss.
 
         If labels come after the exchange (`train.labels: after`), the task loss is 0.0, and without
-        `joint` nothing is trained.
+        `joint_loss` nothing is trained.
 
         Args:
-            batch: the forward pass, as `forward` returned it.
-            joint: a loss that includes the task loss, as `make_joint_loss` returns; None: the task
-                loss alone.
+            forward_pass: what `forward` returned for the batch.
+            joint_loss: a loss that includes the task loss, as `make_joint_loss` returns; None: the
+                task loss alone.
 
         Raises:
             BudgetExhaustedError: the update would exceed the budget of private training.
             ModelError: the gradient is not finite, and its norm is bounded.
         """
-        loss = batch.loss if joint is None else joint
+        loss = forward_pass.task_loss if joint_loss is None else joint_loss
         if loss is None:
             return 0.0
-        if self._private:
-            self._private.backward(loss, step=batch.step, rows=batch.rows)
+        if self._private_gradient:
+            self._private_gradient.backward(loss, step=forward_pass.step, rows=forward_pass.rows_B)
         else:
-            self.require_own_weights(loss)
+            self.refuse_untrained_weights(loss)
             loss.backward()
-        if batch.loss is not None:
-            self.note_loss(batch.loss)
+        if forward_pass.task_loss is not None:
+            self.record_loss(forward_pass.task_loss)
         self.step()
-        return 0.0 if batch.loss is None else defer_reading(batch.loss)
+        return 0.0 if forward_pass.task_loss is None else defer_reading(forward_pass.task_loss)
 
-    def train_on_gradient(self, batch: Batch, z_A: Tensor, gradient_A: Tensor) -> StepLoss:
+    def train_on_gradient(
+        self, forward_pass: ForwardPass, z_A: Tensor, gradient_A: Tensor
+    ) -> StepLoss:
         """Take one step on task loss and passives' gradient together (Eq. 9); return the task loss.
 
-        `batch`: the forward pass of the batch. `z_A`: the representations of the A rows that were
-        sent, still in the autograd graph. `gradient_A`: the passives' gradient by `z_A`.
-        Raises the errors of `train_on_batch`.
+        `forward_pass`: what `forward` returned for the batch. `z_A`: the representations of the A
+        rows that were sent, still in the autograd graph. `gradient_A`: the passives' gradient by
+        `z_A`. Raises the errors of `train_on_batch`.
         """
-        task_loss = 0.0 if batch.loss is None else batch.loss
-        return self.train_on_batch(batch, make_joint_loss(task_loss, z_A, gradient_A))
+        task_loss = 0.0 if forward_pass.task_loss is None else forward_pass.task_loss
+        return self.train_on_batch(forward_pass, make_joint_loss(task_loss, z_A, gradient_A))
 
     def replace_labels(self, labels_N: Tensor) -> None:
         """Train on these labels of the table's N rows from now on."""
@@ -261,13 +270,13 @@ class ActiveTrainer(LabelTrainer):
         """
         features_B = self.compute.take_rows(self.features_N, rows_B)
         labels_B = self.labels_N[self.compute.move_batch(rows_B)]
-        outputs = RowOutputs(self.networks, with_scores=self.private is not None)
+        outputs = CoveredOutputs(self.networks, has_scores=self.private_updates is not None)
         check_row_wise(outputs, features_B, owner=self._owner)
-        if self.private is None:
+        if self.private_updates is None:
             return
         labelled_B = labels_B != UNLABELLED
         if int(labelled_B.sum()) > 1:
-            with torch.no_grad(), self.forward_pass("check"):
+            with torch.no_grad(), self.forward_context("check"):
                 scores_BK, _ = self.networks(features_B[labelled_B], None)
             scores_BK = scores_BK.to(self.compute.dtype)
             check_loss(self.task, scores_BK, labels_B[labelled_B], owner=self._owner)
@@ -280,7 +289,7 @@ class ActiveTrainer(LabelTrainer):
         with self.evaluation_mode():
             return score_rows(self.task, self._predict_rows, rows, self.labels_N)
 
-    def spread_labels(self, rows_U: Tensor) -> None:
+    def fit_head_by_label_spreading(self, rows_U: Tensor) -> None:
         """Spread labels over representations h, and fit the head's last layer to the result.
 
         The layer is fitted by ridge regression. Labelled rows keep their labels; rows that no label
@@ -289,29 +298,39 @@ class ActiveTrainer(LabelTrainer):
         `rows_U`: U rows of the active's table, labelled or not.
         """
         networks = self.networks
-        positions_U = rows_U.to(self.compute.device)
-        linear = find_last_layer(networks)
-        with self.evaluation_mode(), torch.no_grad(), self.forward_pass("spread"):
-            h_UD = networks.encoder(self.features_N[positions_U])
-            input_UD = _capture_input(networks.head, linear, h_UD)
-        labels_U = self.labels_N[positions_U].cpu().numpy()
-        labelled_n = np.flatnonzero(labels_U != UNLABELLED)
-        labels_n = labels_U[labelled_n]
-        classes = linear.out_features
-        targets_UK = Spreading().label_rows(h_UD.flatten(1).double(), labelled_n, labels_n, classes)
-        targets_UK[labelled_n] = np.eye(classes)[labels_n]
-        taught_V = np.flatnonzero(targets_UK.any(axis=1))  # the rows that a label reached
+        device_rows_U = rows_U.to(self.compute.device)
+        last_layer = find_last_layer(networks)
+        with self.evaluation_mode(), torch.no_grad(), self.forward_context("spread"):
+            h_UD = networks.encoder(self.features_N[device_rows_U])
+            layer_inputs_UD = _capture_layer_inputs(networks.head, last_layer, h_UD)
+        labels_U = self.labels_N[device_rows_U].cpu().numpy()
+        labelled_rows_n = np.flatnonzero(labels_U != UNLABELLED)
+        labels_n = labels_U[labelled_rows_n]
+        classes = last_layer.out_features
+        targets_UK = Spreading().label_rows(
+            h_UD.flatten(1).double(), labelled_rows_n, labels_n, classes
+        )
+        targets_UK[labelled_rows_n] = np.eye(classes)[labels_n]
+        rows_with_target_V = np.flatnonzero(targets_UK.any(axis=1))  # the rows that a label reached
         # `fit_linear` expects rows of a norm of about 1, and a bias as a column of ones.
-        input_UD = input_UD.double().cpu()
-        root_mean_square = float(input_UD.square().sum(1).mean().sqrt()) or 1.0
-        constant_U1 = torch.full_like(input_UD[:, :1], linear.bias is not None)
-        phi_UD = torch.cat([input_UD / root_mean_square, constant_U1], dim=1)
-        fitted = nn.Linear(phi_UD.shape[1], classes, bias=False, dtype=torch.float64)
-        fit_linear(fitted, phi_UD.numpy(), targets_UK, taught_V=taught_V, labelled_n=labelled_n)
+        layer_inputs_UD = layer_inputs_UD.double().cpu()
+        root_mean_square = float(layer_inputs_UD.square().sum(1).mean().sqrt()) or 1.0
+        bias_inputs_U1 = torch.full_like(layer_inputs_UD[:, :1], last_layer.bias is not None)
+        scaled_inputs_UD = torch.cat([layer_inputs_UD / root_mean_square, bias_inputs_U1], dim=1)
+        fitted_layer = nn.Linear(
+            scaled_inputs_UD.shape[1], classes, bias=False, dtype=torch.float64
+        )
+        fit_linear(
+            fitted_layer,
+            scaled_inputs_UD.numpy(),
+            targets_UK,
+            rows_with_target_V=rows_with_target_V,
+            labelled_rows_n=labelled_rows_n,
+        )
         with torch.no_grad():
-            linear.weight.copy_(fitted.weight[:, :-1] / root_mean_square)
-            if linear.bias is not None:
-                linear.bias.copy_(fitted.weight[:, -1])
+            last_layer.weight.copy_(fitted_layer.weight[:, :-1] / root_mean_square)
+            if last_layer.bias is not None:
+                last_layer.bias.copy_(fitted_layer.weight[:, -1])
 
     @torch.no_grad()
     def compute_mean_loss(self, rows: Tensor) -> float:
@@ -335,7 +354,7 @@ class ActiveTrainer(LabelTrainer):
 
     def _predict_rows(self, rows_B: Tensor) -> Tensor:
         """Return class scores (B, K) of these rows of the table; rows may be read lazily."""
-        with self.forward_pass("predict"):
+        with self.forward_context("predict"):
             return score_in_parts(self._score_features, self.features_N, rows_B)
 
     def _score_features(self, features_B: Tensor) -> Tensor:
@@ -345,7 +364,7 @@ class ActiveTrainer(LabelTrainer):
 
 
 @draws_nothing
-class RowOutputs(nn.Module):
+class CoveredOutputs(nn.Module):
     """A module whose outputs are all outputs of the active's networks that a privacy bound covers.
 
     `check_row_wise` measures on it whether a row changes another row's outputs.
@@ -353,17 +372,17 @@ class RowOutputs(nn.Module):
 
     __name__ = "its network"  # in error messages
 
-    def __init__(self, networks: ActiveNetworks, *, with_scores: bool) -> None:
-        """Take the networks; `with_scores`: whether outputs are scores besides representations."""
+    def __init__(self, networks: ActiveNetworks, *, has_scores: bool) -> None:
+        """Take the networks; `has_scores`: whether outputs are scores besides representations."""
         super().__init__()
         self.networks = networks
-        self.with_scores = with_scores
+        self.has_scores = has_scores
 
     def forward(self, features_B: Tensor) -> Tensor:
-        """Return the representation of each row, with its scores appended if `with_scores`."""
+        """Return the representation of each row, with its scores appended if `has_scores`."""
         scores_BK, h_B = self.networks(features_B)
         assert h_B is not None
-        return torch.cat([h_B.flatten(1), scores_BK], dim=1) if self.with_scores else h_B
+        return torch.cat([h_B.flatten(1), scores_BK], dim=1) if self.has_scores else h_B
 
 
 class PassiveTrainer(Trainer):
@@ -381,8 +400,8 @@ class PassiveTrainer(Trainer):
         features_N: Tensor,
         train: TrainSettings,
         seed: int,
-        own_steps: OwnSteps = BY_SETTINGS,
-        rests_on_rows: bool = False,
+        own_optimization: OwnOptimization = CONFIGURED_OPTIMIZATION,
+        needs_independent_rows: bool = False,
     ) -> None:
         """Move the objective's networks and the features to the device.
 
@@ -392,20 +411,25 @@ class PassiveTrainer(Trainer):
             features_N: the passive's N rows, (N, *shape).
             train: training settings.
             seed: random seed of dropout.
-            own_steps: the party's own optimizer and scheduler.
-            rests_on_rows: whether a privacy bound assumes that a row's gradient by z depends on no
-                other row; the first batch is then tested for it.
+            own_optimization: the party's own optimizer and scheduler.
+            needs_independent_rows: whether a privacy bound assumes that a row's gradient by z
+                depends on no other row; the first batch is then tested for it.
         """
         modules = {"objective": objective}
         super().__init__(
-            owner, modules, train=train, seed=seed, own_steps=own_steps, may_be_fixed=True
+            owner,
+            modules,
+            train=train,
+            seed=seed,
+            own_optimization=own_optimization,
+            may_have_no_weights=True,
         )
         self.objective = objective
         self.features_N = self.compute.move_tensor(features_N)
-        self._checks_gradients = bool(getattr(objective, "is_own", False))
-        self._check_due = rests_on_rows
+        self._needs_gradient_check = bool(getattr(objective, "is_own", False))
+        self._is_row_check_due = needs_independent_rows
 
-    def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
+    def check_rows(self, rows_B: Tensor, received_z_B: Tensor) -> None:
         """Raise PromiseError if the gradient of a row in this batch depends on another row.
 
         The noise on contributions covers one row per person only if it does not; see
@@ -413,14 +437,16 @@ class PassiveTrainer(Trainer):
 
         Args:
             rows_B: B rows of the passive's table.
-            sent_B: z, the representations received for them, (B, *shape).
+            received_z_B: the representations received for them, (B, *shape).
         """
         features_B = self.compute.take_rows(self.features_N, rows_B)
         check_objective(
-            self.objective, self.compute.move_tensor(sent_B), features_B, owner=self._owner
+            self.objective, self.compute.move_tensor(received_z_B), features_B, owner=self._owner
         )
 
-    def train_on_rows(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
+    def train_on_rows(
+        self, step: int, rows_B: Tensor, received_z_B: Tensor, *, weight: float
+    ) -> Tensor:
         """Take one step on the passive's loss, and return its weighted gradient by z, (B, *shape).
 
         The step is APFed's Eq. (10). The result is lambda_p B dL_p/dz (Eqs. 7 and 9), where the
@@ -431,21 +457,21 @@ class PassiveTrainer(Trainer):
         Args:
             step: number of the run's step.
             rows_B: B rows of the passive's table.
-            sent_B: z, the representations received for them, (B, *shape).
+            received_z_B: the representations received for them, (B, *shape).
             weight: lambda_p, the weight of this passive p in the joint loss.
 
         Raises ModelError: no gradient, or one that is not finite, reaches z.
         """
-        if self._check_due and len(rows_B) > 1:
-            self.check_rows(rows_B, sent_B)
-            self._check_due = False
-        z_B = self.compute.move_batch(sent_B).detach().requires_grad_()
+        if self._is_row_check_due and len(rows_B) > 1:
+            self.check_rows(rows_B, received_z_B)
+            self._is_row_check_due = False
+        z_B = self.compute.move_batch(received_z_B).detach().requires_grad_()
         self.zero_grad()
-        self.note_rows(step, rows_B)
+        self.record_rows(step, rows_B)
         features_B = self.compute.take_rows(self.features_N, rows_B)
-        with self.forward_pass(step):
+        with self.forward_context(step):
             loss = self.objective(z_B, features_B)
-        self.require_own_weights(loss, z_B)
+        self.refuse_untrained_weights(loss, z_B)
         loss.backward()
         if z_B.grad is None:
             raise ModelError(
@@ -454,12 +480,12 @@ class PassiveTrainer(Trainer):
             )
         # The gradient of a built-in loss is checked later, where it is summed; a check here would
         # wait for a GPU.
-        if self._checks_gradients and not bool(z_B.grad.isfinite().all()):
+        if self._needs_gradient_check and not bool(z_B.grad.isfinite().all()):
             raise ModelError(
                 f"{self._owner}: the gradient of its loss by z is NaN or infinite; lower "
                 "train.learning_rate, or mend the loss, as a square root or a norm at 0"
             )
-        self.note_loss(loss)
+        self.record_loss(loss)
         self.step()
         return z_B.grad * (weight * len(z_B))
 
@@ -483,7 +509,7 @@ class HeadTrainer(LabelTrainer):
         train: TrainSettings,
         seed: int,
         task: Task | None = None,
-        own_steps: OwnSteps = BY_SETTINGS,
+        own_optimization: OwnOptimization = CONFIGURED_OPTIMIZATION,
     ) -> None:
         """Move networks, features and labels to the device.
 
@@ -497,7 +523,7 @@ class HeadTrainer(LabelTrainer):
             train: training settings.
             seed: random seed of dropout.
             task: the learning task; None: classification.
-            own_steps: the party's own optimizer and scheduler.
+            own_optimization: the party's own optimizer and scheduler.
         """
         self.encoder = encoder
         self.head = head
@@ -510,7 +536,7 @@ class HeadTrainer(LabelTrainer):
             labels_N=labels_N,
             train=train,
             seed=seed,
-            own_steps=own_steps,
+            own_optimization=own_optimization,
         )
 
     def score_predictions(self, predict: Callable[[Tensor], Tensor], rows: Tensor) -> Scored:
@@ -520,83 +546,89 @@ class HeadTrainer(LabelTrainer):
         """
         return score_model(predict, rows, self.labels_N)
 
-    def check_head(self, read_BD: Tensor) -> None:
+    def check_head(self, inputs_BD: Tensor) -> None:
         """Refuse a head in which a row of the input changes another row's output.
 
-        `read_BD`: B rows of the head's input, D numbers each. The head is tested in evaluation
+        `inputs_BD`: B rows of the head's input, D numbers each. The head is tested in evaluation
         mode. Raises PromiseError: names the head, and the change.
         """
-        check_row_wise(self.head, read_BD, training=False, owner=self._owner)
+        check_row_wise(self.head, inputs_BD, training=False, owner=self._owner)
 
-    def train_on_parts(
-        self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
+    def train_on_representations(
+        self, step: int, rows_B: Tensor, h_by_passive: Mapping[str, Tensor]
     ) -> tuple[StepLoss, dict[str, Tensor]]:
         """Take one step with the passives' representations of a batch.
 
         Args:
             step: number of the run's step.
             rows_B: B rows of the active's table.
-            parts: mapping from passive name to its representations of these rows, (B, *shape).
+            h_by_passive: mapping from passive name to its representations of these rows, (B,
+                *shape).
 
         Returns the task loss, and for each passive the gradient by the representations that it
         sent.
         """
         # Leaves of the graph, so that `backward` yields each passive's gradient.
-        parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
+        h_by_passive = {name: h_B.requires_grad_() for name, h_B in h_by_passive.items()}
         self.zero_grad()
-        self.note_rows(step, rows_B)
+        self.record_rows(step, rows_B)
         features_B = self.compute.take_rows(self.features_N, rows_B)
-        with self._run_networks(features_B), self.forward_pass(step):
-            scores_BK = self.compute_scores(self.encoder(features_B), parts)
+        with self._explain_network_errors(features_B), self.forward_context(step):
+            scores_BK = self.compute_scores(self.encoder(features_B), h_by_passive)
         labels_B = self.labels_N[self.compute.move_batch(rows_B)]
         scores_BK = scores_BK.to(self.compute.dtype)
         loss = self.task.compute_loss(scores_BK, labels_B, self._weights_K)
-        self.require_own_weights(loss, *parts.values())
+        self.refuse_untrained_weights(loss, *h_by_passive.values())
         loss.backward()
-        self.note_loss(loss)
+        self.record_loss(loss)
         self.step()
-        gradients = {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
+        gradients = {name: h_B.grad for name, h_B in h_by_passive.items() if h_B.grad is not None}
         return defer_reading(loss), gradients
 
-    def compute_scores(self, own_h_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+    def compute_scores(self, own_h_B: Tensor, h_by_passive: Mapping[str, Tensor]) -> Tensor:
         """Return the head's scores of K classes for B rows, (B, K).
 
-        `own_h_B`: the active's representations. `parts`: mapping from passive name to its
+        `own_h_B`: the active's representations. `h_by_passive`: mapping from passive name to its
         representations.
         """
-        inputs = [h_B.flatten(1) for h_B in self.merge_parts(own_h_B, parts)]
+        inputs = [h_B.flatten(1) for h_B in self.merge_representations(own_h_B, h_by_passive)]
         scores_BK: Tensor = self.head(torch.cat(inputs, dim=1))
         return scores_BK
 
-    def merge_parts(self, own_h_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def merge_representations(
+        self, own_h_B: Tensor, h_by_passive: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...]:
         """Return the head's inputs in order: the active's representations, then each passive's.
 
-        They are concatenated afterwards. `parts`: mapping from passive name to its representations.
+        They are concatenated afterwards. `h_by_passive`: mapping from passive name to its
+        representations.
         """
-        return (own_h_B, *(parts[name] for name in self._passives))
+        return (own_h_B, *(h_by_passive[name] for name in self._passives))
 
 
 class SumTrainer(HeadTrainer):
     """A trainer whose head reads the sum of all parties' representations.
 
-    Its argument `passives` is a single name, under which the mappings `parts` have the sum of all
-    passives' representations. With linear encoders and no clipping this is one network on the
-    concatenated table.
+    Its argument `passives` is a single name, under which the mappings `h_by_passive` have the sum
+    of all passives' representations. With linear encoders and no clipping this is one network on
+    the concatenated table.
     """
 
-    def merge_parts(self, own_h_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def merge_representations(
+        self, own_h_B: Tensor, h_by_passive: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...]:
         """Return the head's only input: the sum of all parties' representations, (B, D).
 
-        `parts`: has the passives' sum under its single name.
+        `h_by_passive`: has the passives' sum under its single name.
         """
-        (passives_sum_BD,) = (parts[name] for name in self._passives)
+        (passives_sum_BD,) = (h_by_passive[name] for name in self._passives)
         return (own_h_B.flatten(1) + passives_sum_BD,)
 
 
 class EncoderTrainer(Trainer):
     """A passive's encoder, which learns from the active's gradient by what the passive sent."""
 
-    knows_loss = False
+    has_own_loss = False
 
     def __init__(
         self,
@@ -606,7 +638,7 @@ class EncoderTrainer(Trainer):
         features_N: Tensor,
         train: TrainSettings,
         seed: int,
-        own_steps: OwnSteps = BY_SETTINGS,
+        own_optimization: OwnOptimization = CONFIGURED_OPTIMIZATION,
     ) -> None:
         """Move encoder and features to the device.
 
@@ -616,14 +648,19 @@ class EncoderTrainer(Trainer):
             features_N: its N rows, (N, *shape).
             train: training settings.
             seed: random seed of dropout.
-            own_steps: the party's own optimizer and scheduler.
+            own_optimization: the party's own optimizer and scheduler.
         """
         self.encoder = encoder
         modules = {"encoder": encoder}
         # An encoder whose weights are all frozen is allowed: it sends, and learns nothing.
         has_weights = next(encoder.parameters(), None) is not None
         super().__init__(
-            owner, modules, train=train, seed=seed, own_steps=own_steps, may_be_fixed=has_weights
+            owner,
+            modules,
+            train=train,
+            seed=seed,
+            own_optimization=own_optimization,
+            may_have_no_weights=has_weights,
         )
         self.features_N = self.compute.move_tensor(features_N)
 
@@ -643,12 +680,12 @@ class EncoderTrainer(Trainer):
         """
         self.set_training(is_training)
         if is_training:
-            self.note_rows(step, rows_B)
+            self.record_rows(step, rows_B)
         features_B = self.compute.take_rows(self.features_N, rows_B)
         with (
-            self._run_networks(features_B, training=is_training),
+            self._explain_network_errors(features_B, is_training=is_training),
             torch.set_grad_enabled(is_training),
-            self.forward_pass(step),
+            self.forward_context(step),
         ):
             h_B: Tensor = self.encoder(features_B)
         return h_B.to(self.compute.dtype)
@@ -663,19 +700,19 @@ class EncoderTrainer(Trainer):
         loss = make_joint_loss(0.0, z_B, self.compute.move_batch(gradient_B))
         # With a frozen encoder no gradient is taken.
         if loss.requires_grad:
-            self.require_own_weights(loss)
+            self.refuse_untrained_weights(loss)
             loss.backward()
         self.step()
 
 
-def _require_finite(owner: str, subject: str, *results: Tensor | None) -> None:
+def _require_finite(owner: str, subject: str, *outputs: Tensor | None) -> None:
     """Raise ModelError if an output of the first batch is NaN or infinite.
 
     `owner`: name of the party. `subject`: the source of the outputs, in words for the error.
-    `results`: the outputs; None ones are skipped.
+    `outputs`: the results; None ones are skipped.
     """
-    for result in results:
-        if result is not None and not bool(result.isfinite().all()):
+    for output in outputs:
+        if output is not None and not bool(output.isfinite().all()):
             raise ModelError(
                 f"{owner}: its {subject} give NaN or infinite numbers on the first batch, before "
                 "any step; look for a division by 0 or a logarithm in them, or at the weights that "
@@ -683,13 +720,13 @@ def _require_finite(owner: str, subject: str, *results: Tensor | None) -> None:
             )
 
 
-def _capture_input(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
+def _capture_layer_inputs(head: nn.Module, layer: nn.Linear, h_UD: Tensor) -> Tensor:
     """Return the input of the head's last layer when the head runs on these representations.
 
-    `linear`: this layer. `h_UD`: U representations.
+    `layer`: this layer. `h_UD`: U representations.
     """
     inputs: list[Tensor] = []
-    hook = linear.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    hook = layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     try:
         head(h_UD)
     finally:

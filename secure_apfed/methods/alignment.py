@@ -48,7 +48,7 @@ from secure_apfed.exchange import (
     pack_tensors,
     unpack_tensors,
 )
-from secure_apfed.learning.calibration import SKEWED
+from secure_apfed.learning.calibration import RARE_SHARE
 from secure_apfed.measures.intervals import MIN_POSITIVES, MIN_ROWS
 from secure_apfed.methods.method import FOR_THE_ACTIVE, Method
 from secure_apfed.methods.party import PartyContext
@@ -508,7 +508,7 @@ def _warn_of_few_positives(
     if len(data.classes) != 2 or len(counts) < 2:
         return
     rarest, rarest_count = min(counts.items(), key=lambda item: item[1])
-    if rarest_count >= SKEWED * counts.total():
+    if rarest_count >= RARE_SHARE * counts.total():
         return
     shortages = list[str]()
     if learnt_counts[rarest] < MIN_POSITIVES and not config.labels_are_private:

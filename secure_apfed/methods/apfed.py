@@ -29,7 +29,7 @@ from torch import Tensor
 
 from secure_apfed.contract import Contract, RepresentationBounds
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.learning.trainers import Batch, PassiveDescent
+from secure_apfed.learning.trainers import ForwardPass, PassiveDescent
 from secure_apfed.methods.method import ActiveRole, HelperRole, Lockstep, SessionTerms
 from secure_apfed.methods.party import ActiveParts, PartyContext
 from secure_apfed.methods.single_view import SingleView, SingleViewActive
@@ -105,7 +105,7 @@ class ApfedActive(SumLearner, SingleViewActive):
         bounds = [terms.representation for terms in self.contract.passives.values()]
         self.min_spread = max(bound.minimum_spread for bound in bounds)
         self.min_norm = max(bound.minimum_norm for bound in bounds)
-        self._releases = parts.accounts.releases
+        self._releases = parts.accounts.charged_guard
         assert parts.people is not None
         # By row of the table; -1: the row is not aligned.
         self._position_N = torch.full((len(parts.party.data.table.ids),), -1, dtype=torch.int64)
@@ -127,16 +127,16 @@ class ApfedActive(SumLearner, SingleViewActive):
         self.sum.decoded_sum = None
         batch, rows_A = self.forward(step, rows_B)
         # No row is sent: the active trains alone.
-        if batch.h is None:
+        if batch.h_A is None:
             return self.trainer.train_on_batch(batch)
         released = self._releases.release(
-            batch.h,
+            batch.h_A,
             step=step,
-            rows=rows_A,
-            measures_spread=self.min_spread > 0,
-            shortest=self.min_norm,
+            rows_B=rows_A,
+            should_measure_spread=self.min_spread > 0,
+            min_norm=self.min_norm,
         )
-        z_A = released.z
+        z_A = released.z_B
         if self.warn_if_near_constant(z_A, step=step, spread=released.spread):
             return self.trainer.train_on_batch(batch)
         self.sum.send_request(links, Kind.REPRESENTATIONS, step, released.payload)
@@ -144,7 +144,7 @@ class ApfedActive(SumLearner, SingleViewActive):
         sum_AD = await self.sum.receive_sum(links, step, rows_A, released.payload, row_size)
         return self.train_on_sum(batch, rows_A, z_A, sum_AD)
 
-    def forward(self, step: int, rows_B: Tensor) -> tuple[Batch, Tensor]:
+    def forward(self, step: int, rows_B: Tensor) -> tuple[ForwardPass, Tensor]:
         """Run the forward pass of one batch, rows `rows_B` of the active's table.
 
         Returns the batch with `h`, the representations to send, and the alignment positions of its
@@ -163,7 +163,7 @@ class ApfedActive(SumLearner, SingleViewActive):
         return batch, position_B[aligned]
 
     def train_on_sum(
-        self, batch: Batch, rows_A: Tensor, z_A: Tensor, sum_AD: Tensor
+        self, batch: ForwardPass, rows_A: Tensor, z_A: Tensor, sum_AD: Tensor
     ) -> float | Tensor:
         """Update from task loss and the passives' sum together (Eq. 9); return the task loss.
 
@@ -348,7 +348,7 @@ class Apfed(SumMethod, SingleView):
             A batch whose representations would not be sent trains the active alone.
             """
             batch, rows_A = active.forward(step, rows_B)
-            z_A = batch.h
+            z_A = batch.h_A
             if z_A is None or active.warn_if_near_constant(z_A, step=step):
                 active.trainer.train_on_batch(batch)
                 return

@@ -300,7 +300,13 @@ def _fit_forecast(encoder: CrossView, own_VD: Floats, sum_VD: Floats) -> None:
     rows_V = np.arange(len(own_VD))
     # `fit_linear` chooses its penalty by the rows that are passed as labelled: every fourth one.
     validation_rows = rows_V[::4]
-    fit_linear(encoder.predictor, own_VD, sum_VD, taught_V=rows_V, labelled_n=validation_rows)
+    fit_linear(
+        encoder.predictor,
+        own_VD,
+        sum_VD,
+        rows_with_target_V=rows_V,
+        labelled_rows_n=validation_rows,
+    )
 
 
 class CodeActive(StudentActive, SumLearner):

@@ -123,9 +123,9 @@ class Ballot:
         tensors, _ = unpack_tensors(envelope.payload, expected, sender=sender)
         rows_U = tensors["rows"]
         labelled_n = tensors["labelled"]
-        check_rows(rows_U, aligned=aligned, minimum=contract.minimum_batch, sender=sender)
+        check_rows(rows_U, alignment_size=aligned, min_rows=contract.minimum_batch, sender=sender)
         if len(labelled_n):
-            check_rows(labelled_n, aligned=len(rows_U), minimum=1, sender=sender)
+            check_rows(labelled_n, alignment_size=len(rows_U), min_rows=1, sender=sender)
         # Where the message has no labels, zeros keep the type and length that callers expect.
         labels_n = tensors.get("labels", labelled_n.new_zeros(len(labelled_n)))
         are_classes = bool(((labels_n >= 0) & (labels_n < classes)).all())

@@ -304,7 +304,7 @@ class ApcVflActive(StudentActive):
         message = await links.receive(name, Kind.REPRESENTATIONS, step=step, patience=FOR_AN_ANSWER)
         terms = self._contract.passives[name].representation
         answered_B, z_BD = parse_representations(
-            message, terms, aligned=len(self._rows), minimum=self._contract.minimum_batch
+            message, terms, alignment_size=len(self._rows), min_rows=self._contract.minimum_batch
         )
         if not torch.equal(answered_B, rows_B):
             raise RemoteProtocolError(f"{name} answered for other rows than asked")
@@ -436,7 +436,9 @@ class VFedTransPassive(HelperRole):
         tensors, _ = unpack_tensors(message.payload, expected, sender=message.sender)
         rows_U = tensors["rows"]
         min_rows = max(owner.agreement.vectors, self.contract.minimum_batch)
-        check_rows(rows_U, aligned=len(self._features_NF), minimum=min_rows, sender=message.sender)
+        check_rows(
+            rows_U, alignment_size=len(self._features_NF), min_rows=min_rows, sender=message.sender
+        )
         table_UF = self._features_NF[rows_U.numpy()]
         self._count_answers(rows_U, table_UF.tobytes(), message)
         masked = owner.mask_table(table_UF, _hash_people(self.contract, message.payload))
@@ -601,7 +603,7 @@ class DistilledTrainer:
             self._settings,
             owner=f"{self._owner} {name}",
             seed=self._seed,
-            resembled=resembled,
+            target_codes=resembled,
         )
 
     def fit_student(self, codes_UD: Tensor) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, RepresentationBounds
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
-from secure_apfed.learning.release import Releases, check_rows, parse_representations
+from secure_apfed.learning.release import ChargedGuard, check_rows, parse_representations
 from secure_apfed.learning.trainers import EncoderTrainer, HeadTrainer
 from secure_apfed.measures.table import Scored
 from secure_apfed.methods.alignment import find_positions_in_table_order
@@ -216,7 +216,7 @@ class TvflActive(ActiveRole):
         for envelope in answers:
             terms = self.contract.passives[envelope.sender].representation
             answered_B, h_BD = parse_representations(
-                envelope, terms, aligned=len(self._own_row_by_position), minimum=1
+                envelope, terms, alignment_size=len(self._own_row_by_position), min_rows=1
             )
             if not torch.equal(answered_B, rows_B):
                 raise RemoteProtocolError(f"{envelope.sender} answered for other rows than asked")
@@ -237,7 +237,7 @@ class TvflActive(ActiveRole):
         representations of these rows.
         """
         own_B = self.own_rows(rows_B)
-        loss, gradients = self.trainer.train_on_parts(step, own_B, parts)
+        loss, gradients = self.trainer.train_on_representations(step, own_B, parts)
         if self._defences:
             # Some defences need the true labels of the rows.
             labels_B = self.trainer.labels_N[self.trainer.compute.move_batch(own_B)]
@@ -383,7 +383,9 @@ class TvflActive(ActiveRole):
             own_BD = trainer.encoder(trainer.compute.take_rows(trainer.features_N, own_B))
             parts = read_parts()
             scores_BK = trainer.compute_scores(own_BD, parts)
-        return JointScores(scores=scores_BK, representations=trainer.merge_parts(own_BD, parts))
+        return JointScores(
+            scores=scores_BK, representations=trainer.merge_representations(own_BD, parts)
+        )
 
 
 class SplitNnActive(TvflActive):
@@ -443,8 +445,8 @@ class EncodingPassive(HelperRole):
         tensors, meta = unpack_tensors(message.payload, expected, sender=message.sender)
         check_rows(
             tensors["rows"],
-            aligned=len(self.trainer.features_N),
-            minimum=self.contract.minimum_batch,
+            alignment_size=len(self.trainer.features_N),
+            min_rows=self.contract.minimum_batch,
             sender=message.sender,
         )
         return tensors["rows"], meta.get("learn") is True
@@ -495,7 +497,11 @@ class TvflPassive(EncodingPassive):
     """
 
     def __init__(
-        self, party: PartyContext, contract: Contract, trainer: EncoderTrainer, releases: Releases
+        self,
+        party: PartyContext,
+        contract: Contract,
+        trainer: EncoderTrainer,
+        releases: ChargedGuard,
     ) -> None:
         """Make a passive's role.
 
@@ -552,12 +558,12 @@ class TvflPassive(EncodingPassive):
         released = self._releases.release(
             self.encode_rows(step, rows_B, is_training=is_training),
             step=step,
-            rows=rows_B,
-            count=lambda digest: self._answer_limits.count_answers(
+            rows_B=rows_B,
+            record_digest=lambda digest: self._answer_limits.count_answers(
                 step, rows_B, digest, sender=sender
             ),
         )
-        self.expect_gradient(step, released.z, is_training=is_training)
+        self.expect_gradient(step, released.z_B, is_training=is_training)
         return released.payload
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
@@ -649,7 +655,9 @@ class Tvfl(Method):
             }
             # Copies outside the passives' graphs, as if they had been sent.
             parts = {name: h_B.detach().clone() for name, h_B in sent_by_passive.items()}
-            _, gradients = active.trainer.train_on_parts(step, active.own_rows(rows_B), parts)
+            _, gradients = active.trainer.train_on_representations(
+                step, active.own_rows(rows_B), parts
+            )
             for name, gradient_B in gradients.items():
                 trainer = encoding_passives[name].trainer
                 trainer.apply_gradient(sent_by_passive[name], gradient_B)
@@ -688,7 +696,7 @@ class Tvfl(Method):
             train=party.config.train,
             seed=party.secrets.seed,
             task=party.task,
-            own_steps=party.code.steps,
+            own_optimization=party.code.steps,
         )
 
     def _make_encoder_trainer(self, party: PartyContext, rows: Tensor) -> EncoderTrainer:
@@ -703,7 +711,7 @@ class Tvfl(Method):
             features_N=party.features_of(rows),
             train=party.config.train,
             seed=party.secrets.seed,
-            own_steps=party.code.steps,
+            own_optimization=party.code.steps,
         )
 
     def _build_encoder(self, party: PartyContext) -> tuple[nn.Module, tuple[int, ...]]:

@@ -52,7 +52,7 @@ from secure_apfed.baselines.interface import FloatArray, cache_fits, sample_rows
 from secure_apfed.data import PartyTable
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import ActiveNetworks
-from secure_apfed.learning.votes import BLOCK
+from secure_apfed.learning.votes import ROWS_PER_BLOCK
 from secure_apfed.measures.table import Scored, score_model
 from secure_apfed.methods.alignment import intersect_rows
 from secure_apfed.methods.party import PartyContext
@@ -531,7 +531,7 @@ def compute_representations(encoder: nn.Module, task: BaselineTask) -> FloatArra
     rows_U = torch.from_numpy(task.features).reshape(len(task.features), *task.shape)
     with torch.no_grad():
         blocks: list[Tensor] = [
-            encoder(rows_B).flatten(1).double() for rows_B in rows_U.split(BLOCK)
+            encoder(rows_B).flatten(1).double() for rows_B in rows_U.split(ROWS_PER_BLOCK)
         ]
     h_UD = torch.cat(blocks).numpy()
     if not np.isfinite(h_UD).all():

@@ -20,7 +20,7 @@ from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import is_narrow, warn_if_near_constant
-from secure_apfed.learning.votes import Help
+from secure_apfed.learning.votes import MeasuredHelp
 from secure_apfed.measures.table import Scored
 from secure_apfed.methods.charged import Statement, parse_statement
 from secure_apfed.methods.party import PartyContext, Role
@@ -210,7 +210,7 @@ class ActiveRole(Role, ABC):
         """Make the active's role; what becomes known in the session is empty."""
         self.left: dict[str, int] = {}
         self.agreement: Mapping[str, VoteAgreement] = {}
-        self.help: Help | None = None
+        self.help: MeasuredHelp | None = None
         self.local_models: Mapping[str, Sequence[str]] = {}
         self.fallback_networks: ActiveNetworks | None = None
 

@@ -518,7 +518,7 @@ class MultiviewPassive(SumHelper):
             check_norms(z_BC, terms, sender=sender)
         people = len(self.trainer.view.x_NF)
         minimum = self.contract.minimum_batch
-        check_rows(rows_B, aligned=people, minimum=minimum, sender=sender)
+        check_rows(rows_B, alignment_size=people, min_rows=minimum, sender=sender)
         admitted = self.sum.admit_request(message, rows_B)
         return admitted, z_BC.numpy() if len(z_BC) else None
 

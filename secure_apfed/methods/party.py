@@ -33,7 +33,7 @@ from secure_apfed.exchange import Links
 from secure_apfed.labellers import Labeller, make_labeller
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
 from secure_apfed.learning.own_code import FreshFamily, OwnCode, name_part_in_errors
-from secure_apfed.learning.release import ActiveAccounts, ContributionNoise, Releases
+from secure_apfed.learning.release import ActiveProtections, ChargedGuard, ContributionNoise
 from secure_apfed.learning.trainers import ActiveTrainer, PassiveDescent, PassiveTrainer
 from secure_apfed.measures.tasks import TASKS, Task
 from secure_apfed.methods.accounts import NoisePlan, make_sum_release, plan_updates, sum_and_noise
@@ -375,14 +375,14 @@ class PartyContext:
             projection_module = self.code.make_projection(projection, shape)
         return ActiveNetworks(encoder, head, projection_module), (projection,)
 
-    def build_active_trainer(self, accounts: ActiveAccounts) -> ActiveTrainer:
+    def build_active_trainer(self, accounts: ActiveProtections) -> ActiveTrainer:
         """Return the active's networks with their optimiser.
 
         `accounts`: the guard, DP-SGD noise and privacy ledgers under which they train.
         """
         table = self.data.table
         assert table.labels is not None
-        networks, _ = self.build_networks(sends=accounts.sends)
+        networks, _ = self.build_networks(sends=accounts.is_sending)
         return ActiveTrainer(
             self.name,
             networks,
@@ -390,10 +390,10 @@ class PartyContext:
             labels_N=table.labels,
             train=self.config.train,
             seed=self.secrets.seed,
-            private=accounts.private,
+            private_updates=accounts.private_updates,
             task=self.task,
-            own_steps=self.code.steps,
-            rests_on_rows=accounts.rests_on_rows,
+            own_optimization=self.code.steps,
+            needs_independent_rows=accounts.needs_independent_rows,
         )
 
     def build_active_parts(self, contract: Contract, rows: Tensor, *, sends: bool) -> "ActiveParts":
@@ -445,8 +445,8 @@ class PartyContext:
             features_N=self.features_of(rows.clamp(min=0)),
             train=self.config.train,
             seed=self.secrets.seed,
-            own_steps=self.code.steps,
-            rests_on_rows=is_noised,
+            own_optimization=self.code.steps,
+            needs_independent_rows=is_noised,
         )
 
     def _make_objective(self, settings: ObjectiveSettings, representation: Shape) -> Objective:
@@ -605,7 +605,7 @@ class PartyContext:
             self.secrets.checkpoints.register_ledger(name, ledger)
         return ledger
 
-    def open_releases(self, people: int, guard: RepresentationGuard | None = None) -> Releases:
+    def open_releases(self, people: int, guard: RepresentationGuard | None = None) -> ChargedGuard:
         """Return the guard with its ledger, through which all representations of this party go.
 
         `people`: number of alignment positions. `guard`: clips and perturbs the representations;
@@ -613,9 +613,9 @@ class PartyContext:
         """
         guard = guard or self.make_guard()
         budget = self.config.guard.epsilon
-        return Releases(guard, self.open_ledger(guard.mechanism(), budget=budget, rows=people))
+        return ChargedGuard(guard, self.open_ledger(guard.mechanism(), budget=budget, rows=people))
 
-    def open_active_accounts(self, people: int, *, sends: bool) -> ActiveAccounts:
+    def open_active_accounts(self, people: int, *, sends: bool) -> ActiveProtections:
         """Return the active's guard and DP-SGD noise with their ledgers.
 
         `people`: number of alignment positions. `sends`: whether it sends representations.
@@ -635,7 +635,12 @@ class PartyContext:
                 budget=config.dp_sgd.epsilon,
                 seeded=not self.noise_is_secret,
             )
-        return ActiveAccounts(releases=releases, private=private, training=training, sends=sends)
+        return ActiveProtections(
+            charged_guard=releases,
+            private_updates=private,
+            whole_training=training,
+            is_sending=sends,
+        )
 
     def _open_updates(self, guard: RepresentationGuard) -> PrivateUpdates | None:
         """Return the clip and noise of DP-SGD updates with their ledger; None: not configured.
@@ -680,7 +685,7 @@ class PartyContext:
             deviation=plan.steps,
             key=self.derive_key(b"secure-apfed contributions v1"),
             ledger=ledger,
-            secret=self.noise_is_secret,
+            is_secret=self.noise_is_secret,
         )
 
     def make_labeller(self, name: str, epsilon: float | None) -> Labeller:
@@ -760,5 +765,5 @@ class ActiveParts:
     party: PartyContext
     contract: Contract
     trainer: ActiveTrainer
-    accounts: ActiveAccounts
+    accounts: ActiveProtections
     people: Tensor | None = None

@@ -214,7 +214,7 @@ def _parse_request(message: Envelope, size: int) -> tuple[Tensor, bytes]:
     """
     expected = {"rows": TensorSpec(torch.int64, (None,))}
     tensors, meta = unpack_tensors(message.payload, expected, sender=message.sender)
-    check_rows(tensors["rows"], aligned=size, minimum=1, sender=message.sender)
+    check_rows(tensors["rows"], alignment_size=size, min_rows=1, sender=message.sender)
     salt = meta.get("salt")
     if type(salt) is not bytes or len(salt) != KEY_BYTES:
         raise RemoteProtocolError(f"{message.sender} sent a request without a salt of 32 bytes")
@@ -457,7 +457,7 @@ class JointPredictor:
         for name, position_B in position_by_passive.items():
             answer = await links.receive(name, Kind.REPRESENTATIONS, step=step)
             answered_B, h_BD = parse_representations(
-                answer, terms[name], aligned=self._askers[name].size, minimum=1
+                answer, terms[name], alignment_size=self._askers[name].size, min_rows=1
             )
             if not torch.equal(answered_B, position_B):
                 raise RemoteProtocolError(f"{name} answered for other people than asked")

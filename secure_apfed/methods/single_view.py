@@ -80,9 +80,9 @@ class SingleViewActive(ActiveRole):
         self.name = party.name
         self.contract = parts.contract
         self.trainer = parts.trainer
-        self.checkpoint_parts = {"": parts.trainer, "guard": accounts.releases.guard}
+        self.checkpoint_parts = {"": parts.trainer, "guard": accounts.charged_guard.guard}
         self.ledgers = accounts.list_ledgers(party.name)
-        self.training = accounts.training
+        self.training = accounts.whole_training
         self.guarantee = accounts.describe_guarantee()
         self._party = party
         # The table rows that may be trained on; None: all.
@@ -125,7 +125,7 @@ class SingleViewActive(ActiveRole):
             fitted = self.ending.fit_models(trainer.networks.encoder, trainer.labels_N)
             self.local_models = fitted.as_json()
         elif self._party.config.train.spread_labels:
-            trainer.spread_labels(self.learnt)
+            trainer.fit_head_by_label_spreading(self.learnt)
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
         """Return the scores of the test rows, by the method's name; sends nothing.

@@ -58,8 +58,8 @@ from secure_apfed.labellers import (
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
 from secure_apfed.learning.trainers import ActiveTrainer
 from secure_apfed.learning.votes import (
-    BLOCK,
-    Help,
+    ROWS_PER_BLOCK,
+    MeasuredHelp,
     Numbers,
     SoftTrainer,
     ValidationRows,
@@ -478,7 +478,9 @@ class Student:
         """
         rows_V = np.flatnonzero(has_target_U)
         labelled_n = np.intersect1d(rows_V, self.labelled)
-        fit_linear(linear, encoded_UD, targets_UT, taught_V=rows_V, labelled_n=labelled_n)
+        fit_linear(
+            linear, encoded_UD, targets_UT, rows_with_target_V=rows_V, labelled_rows_n=labelled_n
+        )
 
     @torch.no_grad()
     def encode_rows(self, networks: ActiveNetworks) -> Numbers:
@@ -489,7 +491,9 @@ class Student:
         linear = find_last_layer(networks)
         features_N = self.trainer.features_N
         encoded_UD = torch.empty(len(self.rows_U), linear.in_features, dtype=linear.weight.dtype)
-        blocks = zip(encoded_UD.split(BLOCK), self.rows_U.split(BLOCK), strict=True)
+        blocks = zip(
+            encoded_UD.split(ROWS_PER_BLOCK), self.rows_U.split(ROWS_PER_BLOCK), strict=True
+        )
         for block_BD, rows_B in blocks:
             block_BD.copy_(networks.encoder(features_N[rows_B]))
         return encoded_UD.numpy()
@@ -521,11 +525,13 @@ class Student:
                 return WeighedVotes(own_UK, own_UK, belief)
             validation_rows = collect_validation_rows(belief, task, frequencies)
             likely_UK, help_ = pool_opinions(
-                votes_UK, own_UK, validation_rows, frequencies, seed=seed, always=always
+                votes_UK, own_UK, validation_rows, frequencies, seed=seed, is_always_used=always
             )
         return WeighedVotes(likely_UK if help_.is_in_use else own_UK, own_UK, belief, help_)
 
-    def learn_from_votes(self, votes_UK: Floats, prior: "Prior", *, seed: int, usage: str) -> Help:
+    def learn_from_votes(
+        self, votes_UK: Floats, prior: "Prior", *, seed: int, usage: str
+    ) -> MeasuredHelp:
         """Make labels from votes, take them as targets, and return the validation.
 
         A student with a closed form is fitted at once; for another, gradient descent follows. If
@@ -556,13 +562,13 @@ class Student:
                 learnt = 0.0
                 if can_use_baseline:
                     learnt = compute_learnt_gain(predicted_UK, weighed, self.labelled)
-                help_ = replace(help_, learnt=learnt)
+                help_ = replace(help_, learnt_gain=learnt)
             if may_average:
                 # Average only where validation is not sure that votes help.
-                help_ = replace(help_, always=False, averaged=not help_.is_sure)
+                help_ = replace(help_, is_always_used=False, is_averaged=not help_.is_validated)
             if own_baseline is not None and can_use_baseline and not help_.is_in_use:
                 self.use_baseline(own_baseline)
-            if self.has_direct_fit and help_.averaged:
+            if self.has_direct_fit and help_.is_averaged:
                 self.average_with_local_models()
         if not help_.is_in_use:
             warnings.warn(f"{self._owner}: {help_}", NoHelpWarning, stacklevel=3)
@@ -732,7 +738,9 @@ def collect_validation_rows(
     folds = split_folds(task.labels, FOLDS, task.seed) if has_unlabelled else []
     if not folds:
         empty = np.zeros(0, dtype=np.int64)
-        return ValidationRows(places=empty, labels=empty, own_JK=np.zeros((0, task.classes)))
+        return ValidationRows(
+            row_positions=empty, labels_J=empty, local_probabilities_JK=np.zeros((0, task.classes))
+        )
     # A labeller is fitted anew without each fold; a baseline cross-validates by itself, in the same
     # folds.
     if belief.baseline is None:
@@ -751,7 +759,9 @@ def collect_validation_rows(
     positions = positions[is_used]
     own_JK = own_JK[is_used]
     return ValidationRows(
-        places=task.labelled[positions], labels=task.labels[positions], own_JK=own_JK
+        row_positions=task.labelled[positions],
+        labels_J=task.labels[positions],
+        local_probabilities_JK=own_JK,
     )
 
 
@@ -770,7 +780,7 @@ class WeighedVotes:
     likely: Floats
     own: Floats
     belief: Belief
-    help: Help | None = None
+    help: MeasuredHelp | None = None
 
 
 def compute_learnt_gain(
@@ -981,7 +991,7 @@ class StudentActive(TaughtActive):
         super().load_tensors(tensors, next_step=next_step)
         self._is_taught = bool(tensors["taught"])
         if "help" in tensors:
-            self.help = Help.from_tensor(tensors["help"])
+            self.help = MeasuredHelp.from_tensor(tensors["help"])
 
 
 def warn_of_no_help(active: str) -> None:

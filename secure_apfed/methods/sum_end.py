@@ -311,8 +311,8 @@ class PassiveSum:
         rows_B, z_BD = parse_representations(
             message,
             self.contract.passives[self.name].representation,
-            aligned=aligned,
-            minimum=self.contract.minimum_batch,
+            alignment_size=aligned,
+            min_rows=self.contract.minimum_batch,
         )
         return self.admit_request(message, rows_B), z_BD
 
@@ -362,10 +362,10 @@ class PassiveSum:
         self.count_answer(admitted, digest)
         noise_BD = None
         if self.noise is not None:
-            noise_BD = self.noise.draw(
+            noise_BD = self.noise.charge_and_draw(
                 values_BD.shape,
                 step=admitted.step,
-                known_B=self.pick_known_rows(admitted.counted_rows),
+                charged_rows_B=self.pick_known_rows(admitted.counted_rows),
                 digest=digest,
             )
         # The party's own record is in real numbers, noise included.

@@ -249,7 +249,7 @@ class VotesActive(StudentActive):
         Only a student that is trained by gradient descent is averaged here; one that is fitted in
         closed form was averaged when it was fitted.
         """
-        is_averaged = self.help is not None and self.help.averaged
+        is_averaged = self.help is not None and self.help.is_averaged
         if is_averaged and not self.student.has_direct_fit:
             self.student.average_with_local_models()
 

@@ -117,7 +117,9 @@ class CountingPassive(VotesPassive):
         if self._noise is None:
             return None
         known_B = ballot.rows[self.is_known_N[ballot.rows]]
-        return self._noise.draw(shape, step=ballot.step, known_B=known_B, digest=digest)
+        return self._noise.charge_and_draw(
+            shape, step=ballot.step, charged_rows_B=known_B, digest=digest
+        )
 
 
 def open_vote_ledger(
@@ -218,7 +220,7 @@ class VoteTerms(ABC):
             deviation=release.deviation,
             key=party.derive_key(b"secure-apfed vote noise v1"),
             ledger=open_vote_ledger(party, release, people),
-            secret=party.noise_is_secret,
+            is_secret=party.noise_is_secret,
         )
 
 

@@ -109,7 +109,7 @@ class RehearsalActive(VotesActive):
         shares = [await self._receive_share(links, name) for name in self.contract.passives]
         student = self.student
         # With zeros as votes, `weigh_votes` returns the active's own predictions, and measures on
-        # which share of labelled rows they are right (`Help.alone`).
+        # which share of labelled rows they are right (`MeasuredHelp.local_accuracy`).
         no_votes_UK = np.zeros((len(self.ballot.rows), self.classes))
         with cache_fits():
             weighed = student.weigh_votes(no_votes_UK, self._prior, seed=self._seed)
@@ -118,7 +118,7 @@ class RehearsalActive(VotesActive):
             else:
                 student.use_baseline(weighed.belief.baseline)
         assert weighed.help is not None
-        own_share = torch.tensor(weighed.help.alone).double()
+        own_share = torch.tensor(weighed.help.local_accuracy).double()
         self._record_shares(torch.stack([*shares, own_share]))
         if student.has_direct_fit:
             steps.count_step(0.0)

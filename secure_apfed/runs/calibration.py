@@ -28,7 +28,7 @@ from secure_apfed.baselines.interface import FloatArray, IntArray, split_folds
 from secure_apfed.data import OwnData
 from secure_apfed.data.lazy_rows import score_in_parts
 from secure_apfed.errors import ModelError
-from secure_apfed.learning.calibration import SKEWED, PlattLine, is_rare, standardise_scores
+from secure_apfed.learning.calibration import RARE_SHARE, PlattLine, is_rare, standardise_scores
 from secure_apfed.learning.descent import ActiveNetworks, copy_predictor
 from secure_apfed.learning.votes import find_last_layer
 from secure_apfed.measures.table import outputs_of
@@ -149,14 +149,14 @@ def _fit_line(
     if not scores_by_fold:
         standardised = standardise_scores(model_scores, model_scores)
         return PlattLine.from_scores(
-            model_scores, np.empty(0), labels_n[:0], standardised, rate=rate
+            model_scores, np.empty(0), labels_n[:0], standardised, positive_rate=rate
         )
     return PlattLine.from_scores(
         model_scores,
         np.concatenate(labelled_scores),
         labels_n[np.concatenate(folds.labelled)],
         np.concatenate(unseen_scores),
-        rate=rate,
+        positive_rate=rate,
     )
 
 
@@ -172,7 +172,7 @@ def _should_calibrate(config: RunSettings, labels_n: IntArray, classes: int) -> 
         return False
     if config.calibration != "auto":
         return True
-    return not config.labels_are_private and is_rare(labels_n, SKEWED)
+    return not config.labels_are_private and is_rare(labels_n, RARE_SHARE)
 
 
 def _accepts_offset(networks: ActiveNetworks) -> bool:

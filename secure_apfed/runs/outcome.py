@@ -31,7 +31,7 @@ from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.exchange import Transcript
 from secure_apfed.learning.descent import ActiveNetworks, remove_prefix
 from secure_apfed.learning.own_code import ModuleSource, make_module
-from secure_apfed.learning.votes import Help
+from secure_apfed.learning.votes import MeasuredHelp
 from secure_apfed.measures.intervals import Estimate, estimate_measures, proportion_interval
 from secure_apfed.measures.table import ACCURACY, LiftRow, Measure, Scored, find_measure, lift_table
 from secure_apfed.methods import METHODS
@@ -370,7 +370,7 @@ class Outcome(Written):
     promises: tuple[Promised, ...] = ()
     stated: Mapping[str, Stated] = {}
     agreement: Mapping[str, VoteAgreement] = {}
-    help: Help | None = None
+    help: MeasuredHelp | None = None
     local_models: Mapping[str, tuple[str, ...]] = {}
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = {}
@@ -742,7 +742,7 @@ class RunResult:
     stated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trained: OwnData | None = field(default=None, repr=False)
     recorded: Recording | None = None
-    help: Help | None = None
+    help: MeasuredHelp | None = None
     test_scores: Mapping[str, Scored] = field(default_factory=dict, repr=False)
     said = make_former_name("said", "test_scores")
     measure: str = ACCURACY.name

@@ -30,7 +30,7 @@ from secure_apfed.data import OwnData
 from secure_apfed.data.lazy_rows import score_in_parts
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links, Transcript
-from secure_apfed.learning.calibration import SKEWED, is_rare
+from secure_apfed.learning.calibration import RARE_SHARE, is_rare
 from secure_apfed.learning.descent import add_prefix, copy_predictor, find_device, remove_prefix
 from secure_apfed.measures.table import (
     ACCURACY,
@@ -273,7 +273,7 @@ def _measure_ranking(
     """
     if scored is None or scored.classes != 2 or not len(scored.truth):
         return None
-    if not measure.ranks and not is_rare(scored.truth.astype(np.int64), SKEWED):
+    if not measure.ranks and not is_rare(scored.truth.astype(np.int64), RARE_SHARE):
         return None
     return Ranking.from_scores(scored, labels.data.classes[1])
 

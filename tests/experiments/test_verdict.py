@@ -21,7 +21,7 @@ from apfed_experiments.verdict import (
     describe_run,
 )
 from secure_apfed.config import Config
-from secure_apfed.learning.votes import Help
+from secure_apfed.learning.votes import MeasuredHelp
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Outcome, promises_in
 from secure_apfed.settings.promises import FIGURES
@@ -46,9 +46,20 @@ GAIN = RunGain(
     low=0.2,
     high=0.4,
 )
-DISABLED = Help(rows=30, gain=-0.1, deviation=0.05, right=0.5, alone=0.7)
-AVERAGED = Help(rows=30, gain=-0.1, deviation=0.05, right=0.5, alone=0.7, averaged=True)
-USED = Help(rows=30, gain=0.2, deviation=0.05, right=0.8, alone=0.7)
+DISABLED = MeasuredHelp(
+    row_count=30, gain=-0.1, standard_error=0.05, vote_accuracy=0.5, local_accuracy=0.7
+)
+AVERAGED = MeasuredHelp(
+    row_count=30,
+    gain=-0.1,
+    standard_error=0.05,
+    vote_accuracy=0.5,
+    local_accuracy=0.7,
+    is_averaged=True,
+)
+USED = MeasuredHelp(
+    row_count=30, gain=0.2, standard_error=0.05, vote_accuracy=0.8, local_accuracy=0.7
+)
 
 
 def make_finished_run(

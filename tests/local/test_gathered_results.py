@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from secure_apfed.learning.votes import Help
+from secure_apfed.learning.votes import MeasuredHelp
 from secure_apfed.organisations.local import _gather_results
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import (
@@ -46,7 +46,9 @@ NONE_OF_THIS_RUN: dict[str, Any] = {
     ),
     "never_predicted": {"benign": 0.1},
     "coefficients": (PartyCoefficients(party="active", link="log-odds", coefficients=()),),
-    "help": Help(rows=9, gain=0.1, deviation=0.05, right=0.9, alone=0.8),
+    "help": MeasuredHelp(
+        row_count=9, gain=0.1, standard_error=0.05, vote_accuracy=0.9, local_accuracy=0.8
+    ),
     "stated": {"passive-1": Stated(step=3)},
     "contributions": {"passive-1": {"epsilon": 2.0, "delta": 1e-5, "releases": 3}},
 }

@@ -18,7 +18,7 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, OwnData, PartyTable, VerticalData
 from secure_apfed.exchange import Envelope, InMemoryNetwork, Kind, Links, pack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
-from secure_apfed.learning.release import ActiveAccounts, ContributionNoise, Releases
+from secure_apfed.learning.release import ActiveProtections, ChargedGuard, ContributionNoise
 from secure_apfed.learning.trainers import ActiveTrainer, PassiveTrainer
 from secure_apfed.methods import PartyContext, Session, SimulationInputs, fresh_secrets
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
@@ -211,8 +211,8 @@ class LoneActive:
         self.ledger = PrivacyLedger(
             guard.mechanism(), delta=1e-5, budget=None, rows=len(alignment), log=None
         )
-        accounts = ActiveAccounts(
-            releases=Releases(guard, self.ledger), sends=True, private=private
+        accounts = ActiveProtections(
+            charged_guard=ChargedGuard(guard, self.ledger), is_sending=True, private_updates=private
         )
         trainer = ActiveTrainer(
             "active",
@@ -221,8 +221,8 @@ class LoneActive:
             labels_N=table.labels,
             train=train,
             seed=0,
-            private=private,
-            rests_on_rows=accounts.rests_on_rows,
+            private_updates=private,
+            needs_independent_rows=accounts.needs_independent_rows,
         )
         self.role = ApfedActive(
             ActiveParts(
@@ -295,7 +295,7 @@ def lone_passive(
         features_N=features_N,
         train=train,
         seed=0,
-        rests_on_rows=noise is not None,
+        needs_independent_rows=noise is not None,
     )
     return ApfedPassive(sum_end, trainer, is_known_N=is_known_N)
 

@@ -16,7 +16,7 @@ from secure_apfed.baselines.interface import cache_fits
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ModelError, NoHelpWarning
-from secure_apfed.learning.votes import Help, pool_opinions
+from secure_apfed.learning.votes import MeasuredHelp, pool_opinions
 from secure_apfed.measures.table import probabilities_of
 from secure_apfed.methods import student
 from secure_apfed.methods.student import Student
@@ -90,10 +90,10 @@ def test_help_is_always_used_where_it_is_asked_for(tmp_path: Path) -> None:
     data = {"dataset": "breast_cancer", "active_view": 2, "labelled": 30}
     result = run(config_of(method=method, data=data), tmp_path / "run")
     assert result.help is not None
-    assert result.help.always
+    assert result.help.is_always_used
     assert result.help.is_in_use
     assert "help is always used" in str(result.help)
-    assert not replace(result.help, always=False).is_in_use
+    assert not replace(result.help, is_always_used=False).is_in_use
     assert load_outcome(RunFolder(tmp_path / "run")).help == result.help
 
 
@@ -110,7 +110,7 @@ TAUGHT: Mapping[str, Mapping[str, Any]] = {
 def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let labelled rows doubt that votes are help, whatever these are."""
 
-    def pool_with_doubt(*of: Any, **more: Any) -> tuple[np.ndarray, Help]:
+    def pool_with_doubt(*of: Any, **more: Any) -> tuple[np.ndarray, MeasuredHelp]:
         likely_UK, found = pool_opinions(*of, **more)
         return likely_UK, replace(found, gain=-1.0)
 
@@ -135,7 +135,7 @@ def test_a_doubtful_student_is_averaged_with_three_local_models(
     run(averaging(method={"help": "always"}, **TAUGHT[name]), tmp_path / "always")
     found = result.help
     assert found is not None
-    assert found.averaged
+    assert found.is_averaged
     assert found.is_in_use
     assert "help is averaged with the best three local models: of" in str(found)
     assert load_outcome(RunFolder(tmp_path / "run")).help == found
@@ -214,13 +214,15 @@ def test_an_average_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("method", OPENINGS)
 def test_help_that_is_surely_one_is_not_averaged(method: str, tmp_path: Path) -> None:
-    sure = Help(rows=50, gain=0.2, deviation=0.1, right=0.7, alone=0.5)
-    assert sure.is_sure
-    assert not replace(sure, gain=0.1).is_sure
-    assert not replace(sure, learnt=-0.1).is_sure
+    sure = MeasuredHelp(
+        row_count=50, gain=0.2, standard_error=0.1, vote_accuracy=0.7, local_accuracy=0.5
+    )
+    assert sure.is_validated
+    assert not replace(sure, gain=0.1).is_validated
+    assert not replace(sure, learnt_gain=-0.1).is_validated
     result = run(averaging(method=noisy(method)), tmp_path / "run")
     assert result.help is not None
-    assert result.help.averaged is not result.help.is_sure
+    assert result.help.is_averaged is not result.help.is_validated
 
 
 def test_where_every_row_has_a_label_votes_tell_nothing(tmp_path: Path) -> None:
@@ -260,7 +262,7 @@ def test_where_votes_are_no_help_the_best_local_model_is_kept(
     used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file, its ONNX file and what the run measured say the same, whoever taught it."""
-    found = Help(30, 1.0 if used else -1.0, 0.1, 0.9, 0.5)
+    found = MeasuredHelp(30, 1.0 if used else -1.0, 0.1, 0.9, 0.5)
 
     def pool_with_verdict(*of: object, **more: object) -> object:
         return pool_opinions(*of, **more)[0], found  # type: ignore[arg-type]  # as it was asked
@@ -269,8 +271,8 @@ def test_where_votes_are_no_help_the_best_local_model_is_kept(
     data = {"dataset": "breast_cancer", "active_view": 2, "labelled": 30}
     result = run(config_of(method={"name": "votes", "help": "judged"}, data=data), tmp_path / "run")
     assert result.help is not None
-    assert replace(result.help, learnt=0.0) == found
-    assert (result.help.learnt > 0) is used
+    assert replace(result.help, learnt_gain=0.0) == found
+    assert (result.help.learnt_gain > 0) is used
     assert load_outcome(RunFolder(tmp_path / "run")).help == result.help
     model = load_model(tmp_path / "run")
     tables = result.recording.data

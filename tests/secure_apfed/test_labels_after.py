@@ -108,9 +108,9 @@ def test_a_planted_dependence_on_labels_is_found(monkeypatch: pytest.MonkeyPatch
 
     def leak(self: ActiveTrainer, step: int, rows_B: Tensor, aligned: Tensor | None) -> Any:
         batch = forward(self, step, rows_B, aligned)
-        if batch.h is None:
+        if batch.h_A is None:
             return batch
-        return replace(batch, h=batch.h + 1e-3 * self.labels_N[rows_B[0]])
+        return replace(batch, h_A=batch.h_A + 1e-3 * self.labels_N[rows_B[0]])
 
     monkeypatch.setattr(ActiveTrainer, "forward", leak)
     config = config_of()

@@ -344,11 +344,11 @@ def test_probabilities_are_straightened_by_labels_that_models_had_not_seen() -> 
     z = rng.normal(-4, 1.2, size=6000)  # log-odds, of which a model tells ten times less
     truth = (rng.uniform(size=6000) < expit(z)).astype(np.int64)
     known = standardise_scores(z, z)
-    found = PlattLine.from_scores(z / 10, known, truth, known, rate=float(truth.mean()))
+    found = PlattLine.from_scores(z / 10, known, truth, known, positive_rate=float(truth.mean()))
     assert found.slope == pytest.approx(10, rel=0.15)
     straight = found.slope * z / 10 + found.offset
     assert expit(straight).mean() == pytest.approx(truth.mean(), abs=1e-6)
-    again = PlattLine.from_scores(straight, known, truth, known, rate=float(truth.mean()))
+    again = PlattLine.from_scores(straight, known, truth, known, positive_rate=float(truth.mean()))
     assert (again.slope, again.offset) == pytest.approx((1, 0), abs=1e-5)
     # Two positives make nobody sure, and scores that say nothing keep their ranks.
     two = np.flatnonzero(truth)[:2]
@@ -356,7 +356,9 @@ def test_probabilities_are_straightened_by_labels_that_models_had_not_seen() -> 
     against = np.where(np.isin(np.arange(6000), two), -9.0, 9.0)
     assert fit_slope(against[truth[:6000] >= 0], truth) > 0
     assert fit_slope(np.zeros(3), np.zeros(3, np.int64)) == pytest.approx(0.3), "none of a class"
-    same = PlattLine.from_scores(np.ones(5), np.empty(0), truth[:0], np.zeros(5), rate=0.02)
+    same = PlattLine.from_scores(
+        np.ones(5), np.empty(0), truth[:0], np.zeros(5), positive_rate=0.02
+    )
     assert expit(same.slope + same.offset) == pytest.approx(0.02)
 
 

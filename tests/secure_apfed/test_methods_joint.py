@@ -464,7 +464,7 @@ def test_class_weights_scale_the_gradients_that_passives_get(kind: type[HeadTrai
         seed=0,
     )
     trainer.weigh_classes(torch.arange(10), 2)
-    _, gradients = trainer.train_on_parts(0, torch.arange(5), {"lab": others_BD})
+    _, gradients = trainer.train_on_representations(0, torch.arange(5), {"lab": others_BD})
     torch.testing.assert_close(gradients["lab"], expected_BD)
 
 

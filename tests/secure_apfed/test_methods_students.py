@@ -533,7 +533,7 @@ def test_codes_of_some_rows_are_drawn_to_others(loss: str) -> None:
             settings,
             owner="ann",
             seed=0,
-            resembled=autoencoder.TargetCodes(rows=told, codes=wanted),
+            target_codes=autoencoder.TargetCodes(rows=told, codes=wanted),
         )
         apart.append(float((fitted.encode_rows(x_NF[told]) - wanted).square().mean()))
         if weight == 0.0:  # the paper's Ablation
@@ -599,10 +599,10 @@ def test_rows_without_a_label_train_the_encoder_and_score_nothing() -> None:
     few_N[80:] = UNLABELLED
     found = quality(12, few_N)
     assert np.array_equal(
-        found.columns,
+        found.column_scores,
         autoencoder.cross_validate_scores(x_NF[:80], labels_N[:80], folds=5, seed=3)["accuracy"],
     )
-    assert found.epochs == quality(12).epochs
+    assert found.epoch_count == quality(12).epoch_count
 
 
 def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.labellers import Spreading, make_labeller
 from secure_apfed.labellers.guarantee import build_vote_release
-from secure_apfed.learning.votes import Help, ValidationRows, pool_opinions
+from secure_apfed.learning.votes import MeasuredHelp, ValidationRows, pool_opinions
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.ballots import Ballot
 from secure_apfed.methods.student import Belief, WeighedVotes, compute_learnt_gain
@@ -203,17 +203,19 @@ def pool_votes(
     judges: int,
     seed: int = 0,
     always: bool = False,
-) -> tuple[np.ndarray, Help]:
+) -> tuple[np.ndarray, MeasuredHelp]:
     places = np.random.default_rng(seed).permutation(len(truth))[:judges]
     classes = own.shape[1]
     frequencies = np.bincount(truth, minlength=classes) / len(truth)
     return pool_opinions(
         votes,
         own,
-        ValidationRows(places=places, labels=truth[places], own_JK=own[places]),
+        ValidationRows(
+            row_positions=places, labels_J=truth[places], local_probabilities_JK=own[places]
+        ),
         frequencies,
         seed=seed,
-        always=always,
+        is_always_used=always,
     )
 
 
@@ -223,8 +225,8 @@ def test_votes_are_believed_as_far_as_labelled_rows_say(classes: int) -> None:
     own = make_opinion(truth, classes, 0.5 + 0.3 / classes)
     likely, found = pool_votes(truth, own, sum_opinions(truth, classes, [0.75] * 3), 100)
     assert found.is_in_use
-    assert found.rows == 100
-    assert found.right > found.alone
+    assert found.row_count == 100
+    assert found.vote_accuracy > found.local_accuracy
     right = (likely.argmax(1) == truth).mean()
     assert right > (own.argmax(1) == truth).mean() + 0.1
     assert likely.max(1).mean() == pytest.approx(right, abs=0.1), "it knows how often it is right"
@@ -275,12 +277,14 @@ def test_help_that_own_columns_cannot_tell_is_not_used() -> None:
         == compute_learnt_gain(0 * told_UK, weighed, labelled)
         == 0
     )
-    found = Help(rows=50, gain=0.1, deviation=0.01, right=0.7, alone=0.5)
+    found = MeasuredHelp(
+        row_count=50, gain=0.1, standard_error=0.01, vote_accuracy=0.7, local_accuracy=0.5
+    )
     assert found.is_in_use
-    worse = replace(found, learnt=-0.4)
+    worse = replace(found, learnt_gain=-0.4)
     assert not worse.is_in_use
     assert "own columns learn it less well" in str(worse)
-    assert replace(worse, always=True).is_in_use
+    assert replace(worse, is_always_used=True).is_in_use
 
 
 @pytest.mark.parametrize("judges", [0, 1, 4])
@@ -289,7 +293,7 @@ def test_who_can_judge_no_rows_uses_no_help(judges: int) -> None:
     own = make_opinion(truth, 3, 0.5)
     _, found = pool_votes(truth, own, sum_opinions(truth, 3, [1.0] * 3), judges)
     assert not found.is_in_use
-    assert found.rows == judges
+    assert found.row_count == judges
     likely, always = pool_votes(truth, own, sum_opinions(truth, 3, [1.0] * 3), judges, always=True)
     assert always.is_in_use
     assert (likely.argmax(1) == truth).mean() > 0.9

@@ -23,8 +23,8 @@ from secure_apfed.errors import CheckpointError, NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import (
+    ChargedGuard,
     ContributionNoise,
-    Releases,
     check_norms,
     check_spread,
     compute_spread,
@@ -185,7 +185,7 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(
 def noise_of(log: Path | None) -> ContributionNoise:
     release = SummedRelease(deviation=1000, honest=2, sensitivity=100.0, numbers=3 * D)
     ledger = PrivacyLedger(release, delta=1e-5, budget=None, rows=len(ALIGNMENT), log=log)
-    return ContributionNoise(deviation=1000, key=bytes(32), ledger=ledger, secret=True)
+    return ContributionNoise(deviation=1000, key=bytes(32), ledger=ledger, is_secret=True)
 
 
 def test_every_session_has_noise_of_its_own_and_pays_for_it(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_sum_of_something_else_changes_nothing_and_is_the_last(other: str) -> 
 
 def parse_rows(rows: Any, z: Any, terms: RepresentationBounds = TERMS) -> tuple[Tensor, Tensor]:
     sent = representations(torch.as_tensor(rows), torch.as_tensor(z))
-    return parse_representations(sent, terms, aligned=10, minimum=2)
+    return parse_representations(sent, terms, alignment_size=10, min_rows=2)
 
 
 ONES = torch.ones(2, 2)
@@ -456,13 +456,13 @@ def test_an_answer_is_on_the_disk_before_it_may_leave_or_else_with_the_checkpoin
 RELEASED = torch.tensor([4, 1])
 
 
-def releases(budget: float | None = None) -> Releases:
+def releases(budget: float | None = None) -> ChargedGuard:
     guard = GaussianGuard(clip=1.0, sigma=2.0, key=bytes(32))
     ledger = PrivacyLedger(guard.mechanism(), delta=1e-5, budget=budget, rows=5, log=None)
-    return Releases(guard, ledger)
+    return ChargedGuard(guard, ledger)
 
 
-def list_charges(ours: Releases) -> list[int]:
+def list_charges(ours: ChargedGuard) -> list[int]:
     counts: list[int] = ours.ledger.state_dict()["counts"].tolist()
     return counts
 
@@ -476,12 +476,12 @@ def test_what_comes_out_is_counted_then_charged_by_its_digest() -> None:
         seen.append(digest)
 
     h_B = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    released = ours.release(h_B, step=3, rows=RELEASED, count=count)
+    released = ours.release(h_B, step=3, rows_B=RELEASED, record_digest=count)
     assert seen == [hashlib.sha256(released.payload).digest()]
     assert list_charges(ours) == [0, 1, 0, 0, 1]
-    assert released.z.shape == h_B.shape
-    assert released.z.requires_grad
-    again = ours.release(h_B, step=3, rows=RELEASED)
+    assert released.z_B.shape == h_B.shape
+    assert released.z_B.requires_grad
+    again = ours.release(h_B, step=3, rows_B=RELEASED)
     assert again.payload == released.payload
     assert list_charges(ours) == [0, 1, 0, 0, 1]
 

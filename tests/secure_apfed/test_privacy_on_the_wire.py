@@ -261,7 +261,9 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
     assert noise.ledger.summarise_cost() == result["contributions"]["passive-1"]
     everybody = torch.arange(result["aligned_rows"])
     with pytest.raises(BudgetExhaustedError):
-        noise.draw((len(everybody), 4), step=100, known_B=everybody, digest=b"other")
+        noise.charge_and_draw(
+            (len(everybody), 4), step=100, charged_rows_B=everybody, digest=b"other"
+        )
 
 
 def test_what_does_not_fit_is_refused_before_training() -> None:

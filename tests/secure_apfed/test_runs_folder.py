@@ -32,7 +32,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, ModelError
 from secure_apfed.exchange import Kind
-from secure_apfed.learning.release import Releases
+from secure_apfed.learning.release import ChargedGuard
 from secure_apfed.methods import PartyContext, SimulationInputs, fresh_secrets
 from secure_apfed.methods.sum_end import AnswerLimits
 from secure_apfed.privacy.accountants import GaussianRelease
@@ -788,7 +788,7 @@ def test_noise_of_the_seed_ends_every_claim(
 def test_the_account_is_of_who_spent_most(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     open_releases = PartyContext.open_releases
 
-    def open_busy(party: PartyContext, people: int) -> Releases:
+    def open_busy(party: PartyContext, people: int) -> ChargedGuard:
         releases = open_releases(party, people)
         if party.name == busy:
             releases.ledger.charge(step=1000, rows=torch.arange(people), digest=b"one more")

@@ -25,9 +25,9 @@ from torch.optim.lr_scheduler import (
 from secure_apfed import Contrastive, FrozenGaussian, Gaussian, Passive, load_model
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.interfaces.training import train
-from secure_apfed.learning.descent import Descent, OwnSteps
+from secure_apfed.learning.descent import Descent, OwnOptimization
 from secure_apfed.learning.own_code import OwnCode
-from secure_apfed.learning.release import Releases
+from secure_apfed.learning.release import ChargedGuard
 from secure_apfed.privacy.dp_sgd import PrivateGradient
 from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.test_training import (
@@ -419,16 +419,18 @@ def test_its_state_is_restored_bit_for_bit(name: str, every: Any, optimizer: Any
         with torch.no_grad():
             layer.weight.fill_(0.5)
             layer.bias.fill_(0.1)
-        own = OwnSteps(optimizer=optimizer, scheduler=SCHEDULERS[name], every=every)
+        own = OwnOptimization(
+            optimizer=optimizer, scheduler=SCHEDULERS[name], scheduler_interval=every
+        )
         return layer, Descent("clinic", {"layer": layer}, TrainSettings(), own)
 
     def descend(layer: nn.Linear, descent: Descent, steps: range) -> None:
         for step in steps:
             descent.zero_grad()
-            descent.note_rows(step, torch.tensor([step % 3, 3 + step % 3]))
+            descent.record_rows(step, torch.tensor([step % 3, 3 + step % 3]))
             loss = layer(draw(4, 3, seed=step)).square().mean()
             loss.backward()
-            descent.note_loss(loss)
+            descent.record_loss(loss)
             descent.step()
 
     whole, descent = make()
@@ -529,14 +531,14 @@ def test_under_bfloat16_the_guard_clips_in_full_precision(
     method: str, guard: Gaussian, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = []
-    release = Releases.release
+    release = ChargedGuard.release
 
-    def note(self: Releases, h_BD: Tensor, **given: Any) -> Any:
+    def note(self: ChargedGuard, h_BD: Tensor, **given: Any) -> Any:
         out = release(self, h_BD, **given)
-        released.append((h_BD.dtype, out.z.dtype, float(out.z.detach().norm(dim=1).max())))
+        released.append((h_BD.dtype, out.z_B.dtype, float(out.z_B.detach().norm(dim=1).max())))
         return out
 
-    monkeypatch.setattr(Releases, "release", note)
+    monkeypatch.setattr(ChargedGuard, "release", note)
     encoders = {name: nn.Linear(4, 6) for name in ("clinic", "lab", "b")}
     for encoder in encoders.values():
         with torch.no_grad():

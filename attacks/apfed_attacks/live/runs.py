@@ -199,7 +199,7 @@ def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
         if Rule.BATCH in rules:
             aligned = len(passive.trainer.features_N)
             minimum = passive.contract.minimum_batch
-            check_rows(rows_B, aligned=aligned, minimum=minimum, sender=sender)
+            check_rows(rows_B, alignment_size=aligned, min_rows=minimum, sender=sender)
         check_norms(z_BD, terms, sender=sender)
         if Rule.SPREAD in rules:
             check_spread(z_BD, terms, sender=sender)

@@ -24,7 +24,7 @@ from secure_apfed.data import find_dataset
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.exchange import Kind
 from secure_apfed.exchange.secure_sums import find_sum_class
-from secure_apfed.learning.calibration import SKEWED
+from secure_apfed.learning.calibration import RARE_SHARE
 from secure_apfed.measures.intervals import MIN_POSITIVES
 from secure_apfed.measures.table import ACCURACY
 from secure_apfed.measures.tasks import TASKS, Classification
@@ -224,7 +224,7 @@ def _count_rare_class_rows(ranking: Ranking | None) -> int | None:
     if ranking is None:
         return None
     rarer = min(ranking.positives, ranking.rows - ranking.positives)
-    return rarer if rarer < min(MIN_POSITIVES, SKEWED * ranking.rows) else None
+    return rarer if rarer < min(MIN_POSITIVES, RARE_SHARE * ranking.rows) else None
 
 
 def iter_tiles(run: ReportedRun) -> Iterator[Tile]:

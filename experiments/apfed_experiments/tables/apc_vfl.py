@@ -25,7 +25,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Kind
 from secure_apfed.learning.autoencoder import (
     DistillationSettings,
-    Score,
+    FoldScore,
     compute_own_codes,
     cross_validate_scores,
 )
@@ -102,7 +102,7 @@ class Scenario:
     rows: int
     test_fraction: float
     batch_size: int
-    scores: Mapping[Score, str]
+    scores: Mapping[FoldScore, str]
     quick: ScenarioPart
     full: ScenarioPart
 
@@ -186,7 +186,9 @@ SCENARIOS: Mapping[str, Scenario] = {
 }
 
 
-def score_local(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> MeasuredValues:
+def score_local(
+    *, seed: int, config: Mapping[str, Any], scores: Sequence[FoldScore]
+) -> MeasuredValues:
     """Score the active without help: on its columns, and on the code of its own autoencoder.
 
     A code is an autoencoder's hidden representation. A classifier reads the columns or the code.
@@ -207,7 +209,7 @@ def score_local(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]
 
 
 def score_student(
-    *, seed: int, config: Mapping[str, Any], scores: Sequence[Score]
+    *, seed: int, config: Mapping[str, Any], scores: Sequence[FoldScore]
 ) -> MeasuredValues:
     """Score the active with help: on the code of the student, the encoder that a run trains.
 
@@ -225,7 +227,7 @@ def score_student(
 
 
 def _prepare_run(
-    seed: int, config: Mapping[str, Any], scores: Sequence[Score]
+    seed: int, config: Mapping[str, Any], scores: Sequence[FoldScore]
 ) -> tuple[Config, VerticalData, Callable[[str, Tensor], MeasuredValues]]:
     """Return the configuration with this seed, its data, and a function that scores a classifier.
 
