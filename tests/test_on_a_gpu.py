@@ -16,7 +16,7 @@ from torch import Tensor
 from apfed_attacks import ATTACKS, view
 from apfed_attacks import run as mounting
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.runs import play_answers
+from apfed_attacks.live.runs import mount_answering_attack
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_protocols.sums import SECURE_SUMS
@@ -260,7 +260,7 @@ def test_an_attack_computes_on_its_device(name: str, seen: Pretended) -> None:
             results = [play(attack, config, rules=())]
         else:
             assert isinstance(attack, AnsweringAttack)
-            results = [play_answers(attack, config, "passive-1")]
+            results = [mount_answering_attack(attack, config, "passive-1")]
     else:
         recording = record_run(method, seen)
         choice = AttackChoice(name=attack.name, options={**FEW, **options})

@@ -59,7 +59,7 @@ class ColumnAttack(Attack):
 
     def scale_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> FloatArray:
         """Return the coalition's own columns x of the rows at `positions`, scaled."""
-        return self.scale_columns(own_columns(view, positions), seed)
+        return self.scale_columns(select_own_columns(view, positions), seed)
 
     def choose_rows(self, view: AdversaryView, candidates: Tensor, seed: int) -> Tensor:
         """Return the alignment positions to learn from, ascending: known rows, and others up to
@@ -91,7 +91,7 @@ def explain_missing_releases(view: AdversaryView) -> str | None:
     return None
 
 
-def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
+def select_own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
     """Return the coalition's own features of `positions`, parties side by side, (N, F).
 
     A member that has no row of some people has one more column: 1 for these people, else 0. Their
@@ -254,7 +254,7 @@ def guess_once(guess: Callable[[], Prediction], *inputs: NDArray[Any] | str | in
     return _KEPT_PREDICTIONS[key]
 
 
-def own_votes(
+def compute_own_votes(
     features_UF: FloatArray, labelled_n: Tensor, labels_n: Tensor, classes: int
 ) -> FloatArray:
     """Return the votes that a party's own features give by label spreading: class scores (U, K).

@@ -102,14 +102,16 @@ def exchange_releases(view: AdversaryView, seed: int) -> AdversaryView | None:
     all_positions = torch.cat(list(groups.values()))
     if len(all_positions) < 2:
         return None
-    stands_for = torch.arange(int(all_positions.max()) + 1)
+    attributed_positions = torch.arange(int(all_positions.max()) + 1)
     for name, group in groups.items():
         is_held_N = view.has_rows(view.knowledge.victim, group)
         halves = {name: group[is_held_N], f"{name}, not held": group[~is_held_N]}
         for half_name, rows in halves.items():
             order = shuffle_rows(rows, seed, "attacks", "decoy", half_name)
-            stands_for[order] = order.roll(1)  # of two rows or more, none keeps its own release
-    return replace(view, stands_for=stands_for)
+            attributed_positions[order] = order.roll(
+                1
+            )  # of two rows or more, none keeps its own release
+    return replace(view, attributed_positions=attributed_positions)
 
 
 def add_decoys(guess: Guess, decoy: Guess) -> Guess:

@@ -445,7 +445,7 @@ def _parse_loop(
             labels=(
                 torch.full((rows,), UNLABELLED) if classes is None else torch.from_numpy(classes)
             ),
-            trained=torch.cat([rows_B for rows_B, *_ in parsed]).unique(),
+            training_positions=torch.cat([rows_B for rows_B, *_ in parsed]).unique(),
             features={} if private is None else {_OTHER: private},
         ),
         known=None if known is None else _parse_positions("known", known, rows).unique(),
@@ -524,7 +524,7 @@ def _mount_in_turn(
     """
     findings = dict[int, Finding]()
     not_tried = dict[str, str]()
-    for number in pace.order:
+    for number in pace.run_order:
         attack, view = planned[number]
         try:
             with pace.time_attack(number) as note_pass:
@@ -593,11 +593,18 @@ def _add_known_rows(
         if count and any(len(rows) <= count for rows in groups):
             raise AttackError(f"of {min(map(len, groups))} rows {count} known ones leave none over")
         parts = [shuffle_rows(rows, seed, "attacks", "known")[:count] for rows in groups]
-        return torch.cat([truth.trained[:0], *parts]).sort().values
+        return torch.cat([truth.training_positions[:0], *parts]).sort().values
 
-    rows_by_class = [truth.trained[truth.labels[truth.trained] == k] for k in range(truth.classes)]
+    rows_by_class = [
+        truth.training_positions[truth.labels[truth.training_positions] == k]
+        for k in range(truth.classes)
+    ]
     labelled = draw_rows(rows_by_class, attack.labels_per_class) if positions is None else positions
-    shadow = draw_rows([truth.trained], attack.shadow_rows) if positions is None else positions
+    shadow = (
+        draw_rows([truth.training_positions], attack.shadow_rows)
+        if positions is None
+        else positions
+    )
     features = truth.features.get(_OTHER)
     return replace(
         knowledge,

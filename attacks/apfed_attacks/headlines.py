@@ -18,8 +18,8 @@ from secure_apfed.settings.run import RunSettings
 __all__ = [
     "Direction",
     "Headline",
-    "headlines_by_direction",
     "list_directions",
+    "make_headlines",
     "select_best_by_kind",
 ]
 
@@ -132,15 +132,15 @@ class Headline:
     Attributes:
         best_attack: the result of the highest advantage; None: no attack of this direction ran.
         ran: number of attacks that ran.
-        declined: number of attacks that found nothing to read, by the reason.
-        nothing_leaves: why nothing is sent in this direction; empty: something is.
+        count_by_reason: number of attacks that found nothing to read, by the reason.
+        reason_nothing_sent: why nothing is sent in this direction; empty: something is.
     """
 
     direction: Direction
     best_attack: AttackResult | None
-    ran: int
-    declined: Mapping[str, int]
-    nothing_leaves: str = ""
+    attack_count: int
+    count_by_reason: Mapping[str, int]
+    reason_nothing_sent: str = ""
 
     @property
     def state(self) -> State:
@@ -151,7 +151,7 @@ class Headline:
         """
         if self.best_attack is not None:
             return "found" if self.advantage > 0 else "nothing found"
-        return "not applicable" if self.nothing_leaves else NOT_ATTACKED
+        return "not applicable" if self.reason_nothing_sent else NOT_ATTACKED
 
     @property
     def advantage(self) -> float:
@@ -161,7 +161,7 @@ class Headline:
         return self.best_attack.advantage
 
     @property
-    def short(self) -> str:
+    def short_text(self) -> str:
         """Return only the advantage, or the state."""
         return self.state if self.best_attack is None else f"{self.advantage:+.3f}"
 
@@ -173,7 +173,7 @@ class Headline:
         """
         declined = self._describe_declined()
         if self.best_attack is None:
-            return self.nothing_leaves or declined or "no attack of this direction was chosen"
+            return self.reason_nothing_sent or declined or "no attack of this direction was chosen"
         metric = str(self.best_attack.metric).replace("_", " ")
         note = f"{metric} over baseline, {self.best_attack.attack} by {self.best_attack.adversary}"
         if self.state == "nothing found":
@@ -184,20 +184,20 @@ class Headline:
     def text(self) -> str:
         """Return the advantage or the state, with its note."""
         separator = ", " if self.best_attack is not None else ": "
-        return f"{self.short}{separator}{self.note}"
+        return f"{self.short_text}{separator}{self.note}"
 
     def _describe_declined(self) -> str:
         """Return how many attacks declined (found nothing to read), with the commonest reasons; "":
         none.
         """
-        count = sum(self.declined.values())
+        count = sum(self.count_by_reason.values())
         if not count:
             return ""
-        commonest = Counter(self.declined).most_common(_REASONS_SHOWN)
+        commonest = Counter(self.count_by_reason).most_common(_REASONS_SHOWN)
         reasons = "; ".join(f"{reason} ({times})" for reason, times in commonest)
-        others = len(self.declined) - len(commonest)
+        others = len(self.count_by_reason) - len(commonest)
         rest = f"; and {others} other reasons" if others else ""
-        return f"{count} of {count + self.ran} attacks declined: {reasons}{rest}"
+        return f"{count} of {count + self.attack_count} attacks declined: {reasons}{rest}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the headline as plain values, for reports."""
@@ -210,13 +210,13 @@ class Headline:
             "advantage": None if best is None else best.advantage,
             "metric": None if best is None else best.metric,
             "attack": None if best is None else best.setting,
-            "ran": self.ran,
-            "declined": dict(self.declined),
+            "ran": self.attack_count,
+            "declined": dict(self.count_by_reason),
             "note": self.note,
         }
 
 
-def headlines_by_direction(
+def make_headlines(
     results: Sequence[AttackResult], config: RunSettings | None = None
 ) -> tuple[Headline, ...]:
     """Return one headline for each direction (who reads whose what) of these results.
@@ -229,7 +229,7 @@ def headlines_by_direction(
     """
     expected = {} if config is None else list_directions(config)
     # Expected directions name roles only, so they are compared by kind with those of results.
-    nothing_leaves = {direction.kind: reason for direction, reason in expected.items()}
+    reason_nothing_sent = {direction.kind: reason for direction, reason in expected.items()}
     results_by_direction: dict[Direction, list[AttackResult]] = {}
     for result in results:
         results_by_direction.setdefault(Direction.from_result(result), []).append(result)
@@ -238,26 +238,26 @@ def headlines_by_direction(
         direction: [] for direction in expected if direction.kind not in kinds_with_results
     }
     return tuple(
-        _make_headline(direction, direction_results, nothing_leaves.get(direction.kind, ""))
+        _make_headline(direction, direction_results, reason_nothing_sent.get(direction.kind, ""))
         for direction, direction_results in results_by_direction.items()
     )
 
 
 def _make_headline(
-    direction: Direction, results: Sequence[AttackResult], nothing_leaves: str
+    direction: Direction, results: Sequence[AttackResult], reason_nothing_sent: str
 ) -> Headline:
     """Return the headline of one direction (who reads whose what) from its results.
 
-    `nothing_leaves`: why nothing is sent in this direction; "" where something is.
+    `reason_nothing_sent`: why nothing is sent in this direction; "" where something is.
     """
     ran = [result for result in results if result.advantage is not None]
     declined = Counter(_find_reason(result) for result in results if result.advantage is None)
     return Headline(
         direction=direction,
         best_attack=max(ran, key=lambda result: result.advantage or 0.0, default=None),
-        ran=len(ran),
-        declined=dict(declined),
-        nothing_leaves=nothing_leaves,
+        attack_count=len(ran),
+        count_by_reason=dict(declined),
+        reason_nothing_sent=reason_nothing_sent,
     )
 
 

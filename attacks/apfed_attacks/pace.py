@@ -85,22 +85,24 @@ class Pace:
     ) -> None:
         """Estimate the attacks' times, and start the clock."""
         self._names = [name for name, _ in planned]
-        self._expected = [_estimate_seconds(attack) for _, attack in planned]
-        self._passes = [1 + exchanges * attack.is_exchangeable for _, attack in planned]
-        self._measured: dict[int, float] = {}  # seconds of a pass, by attack
-        self._finished: set[int] = set()
-        self._budget = budget
+        self._expected_seconds = [_estimate_seconds(attack) for _, attack in planned]
+        self._pass_counts = [1 + exchanges * attack.is_exchangeable for _, attack in planned]
+        self._measured_seconds: dict[int, float] = {}  # seconds of a pass, by attack
+        self._finished_attacks: set[int] = set()
+        self._budget_seconds = budget
         self._on_progress = on_progress
         self._start_time = time.monotonic()
 
     @property
-    def order(self) -> list[int]:
+    def run_order(self) -> list[int]:
         """Return the numbers of the planned attacks in the order of running.
 
         They run as given or, under a budget, the shortest first, so that most of them fit.
         """
         attacks = list(range(len(self._names)))
-        return attacks if self._budget is None else sorted(attacks, key=self._predict_seconds)
+        return (
+            attacks if self._budget_seconds is None else sorted(attacks, key=self._predict_seconds)
+        )
 
     @contextmanager
     def time_attack(self, attack: int) -> Iterator[Callable[[], None]]:
@@ -126,8 +128,8 @@ class Pace:
                 nonlocal passes
                 passes += 1
                 per_pass = (time.monotonic() - begin) / passes
-                self._measured[attack] = per_pass
-                planned_passes = self._passes[attack]
+                self._measured_seconds[attack] = per_pass
+                planned_passes = self._pass_counts[attack]
                 if passes < planned_passes:
                     self._require_time(
                         (planned_passes - passes) * per_pass,
@@ -137,7 +139,7 @@ class Pace:
 
             yield note_pass
         finally:
-            self._finished.add(attack)
+            self._finished_attacks.add(attack)
 
     def report_end(self) -> None:
         """Report that all attacks are done."""
@@ -158,8 +160,10 @@ class Pace:
         A pass takes as long as this attack's measured ones or, before the first, as expected times
         the slowdown of other attacks.
         """
-        per_pass = self._measured.get(attack, self._compute_slowdown() * self._expected[attack])
-        remaining_passes = max(0, self._passes[attack] - passes_done)
+        per_pass = self._measured_seconds.get(
+            attack, self._compute_slowdown() * self._expected_seconds[attack]
+        )
+        remaining_passes = max(0, self._pass_counts[attack] - passes_done)
         return remaining_passes * per_pass
 
     def _predict_least_seconds(self, attack: int) -> float:
@@ -170,41 +174,44 @@ class Pace:
         passes at the smallest slowdown. The mean alone would let one slow attack make all later
         ones look slow.
         """
-        slowdowns = [seconds / self._expected[other] for other, seconds in self._measured.items()]
+        slowdowns = [
+            seconds / self._expected_seconds[other]
+            for other, seconds in self._measured_seconds.items()
+        ]
         smallest = min([1.0, *slowdowns])
-        all_passes = self._passes[attack] * self._expected[attack] * smallest
-        return max(self._compute_slowdown() * self._expected[attack], all_passes)
+        all_passes = self._pass_counts[attack] * self._expected_seconds[attack] * smallest
+        return max(self._compute_slowdown() * self._expected_seconds[attack], all_passes)
 
     def _compute_slowdown(self) -> float:
         """Return how many times as long passes took as expected; 1 before the first."""
-        expected = sum(self._expected[attack] for attack in self._measured)
-        return sum(self._measured.values()) / expected if expected else 1.0
+        expected = sum(self._expected_seconds[attack] for attack in self._measured_seconds)
+        return sum(self._measured_seconds.values()) / expected if expected else 1.0
 
     def _require_time(self, needed: float, subject: str) -> None:
         """Raise OutOfTime if fewer than `needed` seconds of the budget are left.
 
         `subject`: the start of the message, such as "it would take about".
         """
-        if self._budget is None:
+        if self._budget_seconds is None:
             return
-        seconds_left = max(0.0, self._budget - self._seconds_spent())
+        seconds_left = max(0.0, self._budget_seconds - self._seconds_spent())
         if needed > seconds_left:
             raise OutOfTime(
-                f"{subject} {needed:.3g} s, and of seconds={self._budget:g} {seconds_left:.3g} s "
-                "are left"
+                f"{subject} {needed:.3g} s, and of seconds={self._budget_seconds:g} "
+                f"{seconds_left:.3g} s are left"
             )
 
     def _report_progress(self, attack: int, *, passes: int) -> None:
         """Call the progress callback while this attack runs, after this number of its passes."""
-        waiting = set(range(len(self._names))) - self._finished - {attack}
+        waiting = set(range(len(self._names))) - self._finished_attacks - {attack}
         seconds_left = self._predict_seconds(attack, passes_done=passes)
         seconds_left += sum(map(self._predict_seconds, waiting))
-        if self._budget is not None:
-            seconds_left = min(seconds_left, max(0.0, self._budget - self._seconds_spent()))
+        if self._budget_seconds is not None:
+            seconds_left = min(seconds_left, max(0.0, self._budget_seconds - self._seconds_spent()))
         self._on_progress(
             EvaluationProgress(
                 attack=self._names[attack],
-                done=len(self._finished),
+                done=len(self._finished_attacks),
                 total=len(self._names),
                 seconds=self._seconds_spent(),
                 seconds_left=seconds_left,

@@ -44,7 +44,7 @@ from secure_apfed.networks.models import SequenceEncoder, make_encoder_and_head
 from secure_apfed.runs.outcome import Recording
 
 
-def truth_of(recording: Recording, victim: str | None = None) -> Truth:
+def reveal_truth(recording: Recording, victim: str | None = None) -> Truth:
     """Return the truth that guesses are scored by: labels of all aligned rows, and the victim's
     features.
 
@@ -54,7 +54,10 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
     Raises AttackError: the run aligned no rows, or the active has no labels.
     """
     data = recording.data
-    if data.active.name not in recording.alignment or not exchange_of(recording.config).aligned:
+    if (
+        data.active.name not in recording.alignment
+        or not describe_exchange(recording.config).aligned
+    ):
         raise AttackError("the run aligned no rows, so there is nothing to attack or to score")
     rows = recording.alignment[data.active.name]
     if data.active.labels is None:
@@ -62,7 +65,7 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
     return Truth(
         classes=len(data.classes),
         labels=data.active.labels[rows],
-        trained=_list_training_positions(recording, victim).sort().values,
+        training_positions=_list_training_positions(recording, victim).sort().values,
         features=_collect_features(
             recording, tuple(_get_tables(recording)) if victim is None else (victim,)
         ),
@@ -76,7 +79,7 @@ def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
 
     Raises AttackError: a class has no rows left to guess.
     """
-    truth = truth_of(recording, recording.data.active.name)
+    truth = reveal_truth(recording, recording.data.active.name)
     trained = _list_training_positions(recording)
     draw = np.random.default_rng(derive_seed(seed, "attacks", "labels"))
     chosen: list[int] = []
@@ -97,7 +100,7 @@ def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> 
 
     Raises AttackError: no rows are left to guess.
     """
-    truth = truth_of(recording, victim)
+    truth = reveal_truth(recording, victim)
     trained = _list_training_positions(recording, victim)
     if rows and rows >= len(trained):
         raise AttackError(
@@ -155,7 +158,7 @@ def reveal_order(recording: Recording) -> dict[int, Tensor]:
     The active sent them to all passives, any of which can tell the aggregator.
     """
     no_knowledge = Knowledge(classes=len(recording.data.classes))
-    view = view_of(recording, [recording.data.active.name], knowledge=no_knowledge)
+    view = make_view(recording, [recording.data.active.name], knowledge=no_knowledge)
     rows_by_step = {
         step: rows_B for epoch in view.epochs for step, rows_B, _ in iter_batches(view, epoch)
     }
@@ -171,7 +174,7 @@ def reveal_public(
 
     Returns their features (P, ...) by party; row k is the same person in each.
     """
-    truth = truth_of(recording)
+    truth = reveal_truth(recording)
     active = recording.data.active.name
     names = (active, *parties)
     outside = find_positions_in_table_order(recording.alignment[active], recording.data.test_rows)
@@ -195,13 +198,13 @@ def _list_training_positions(recording: Recording, victim: str | None = None) ->
     return trained if present_A is None else trained[present_A[trained]]
 
 
-def view_of(
+def make_view(
     recording: Recording,
     parties: Sequence[str],
     *,
     knowledge: Knowledge,
     behaviour: Behaviour = "curious",
-    played: PlayedAttack | None = None,
+    deviation: PlayedAttack | None = None,
     iterations: int = 300,
     device: torch.device | None = None,
 ) -> AdversaryView:
@@ -236,7 +239,7 @@ def view_of(
     role = first  # "aggregator" or "outsider"
     if first in tables:
         role = "active" if first == active else "passive"
-    exchange = exchange_of(recording.config)
+    exchange = describe_exchange(recording.config)
     networks = recording.encoders
     # Where weights are averaged, every party has the average.
     if exchange.opens == "weights" and recording.model is not None:
@@ -253,7 +256,7 @@ def view_of(
         },
         revealed=transcript.sums_by_step if active in members else {},
         terms_by_passive=_collect_terms(recording),
-        deviation=played,
+        deviation=deviation,
         features=_collect_features(recording, parties),
         labels=_collect_labels(recording, parties),
         presence=_find_present_rows(recording, tuple(tables) if active in members else parties),
@@ -279,7 +282,7 @@ _OPENS: Mapping[str, Opened] = {
 }
 
 
-def exchange_of(config: Config) -> Exchange:
+def describe_exchange(config: Config) -> Exchange:
     """Return what a run's parties exchange, as its method's facts say.
 
     Attacks read this description, and never the method itself.
@@ -305,7 +308,7 @@ def _get_tables(recording: Recording) -> dict[str, PartyTable]:
 def _collect_terms(recording: Recording) -> dict[str, AgreedTerms]:
     """Return what the contract says about each passive that contributes gradients; else empty."""
     config = recording.config
-    if exchange_of(config).opens != "gradients":
+    if describe_exchange(config).opens != "gradients":
         return {}
     names = [table.name for table in recording.data.passives]
     clip = config.secure_sum.clip

@@ -110,7 +110,7 @@ class Trial:
         device: where the attack computes; None: where the run did.
         on_score: function that is called with a result that applies, and its guess; None: not
             called.
-        played: what a malicious adversary did during the run; None: nothing.
+        deviation: what a malicious adversary did during the run; None: nothing.
     """
 
     attack: Attack
@@ -121,7 +121,7 @@ class Trial:
     seed: int
     device: torch.device | None = None
     on_score: Callable[[AttackResult, Guess], None] | None = None
-    played: PlayedAttack | None = None
+    deviation: PlayedAttack | None = None
 
     def compute_result(self) -> AttackResult:
         """Reveal the adversary's knowledge, run the attack beside its decoys, and score it.
@@ -165,12 +165,12 @@ class Trial:
 
     def build_view(self, knowledge: Knowledge) -> AdversaryView:
         """Return what the parties saw, with this knowledge, as the attack may read it."""
-        return recorded.view_of(
+        return recorded.make_view(
             self.recording,
             self.parties,
             knowledge=knowledge,
             behaviour=self.attack.behaviour,
-            played=self.played,
+            deviation=self.deviation,
             iterations=self.attack.iterations,
             device=self._device,
         )
@@ -202,7 +202,7 @@ class Trial:
         seed = self.seed
         fields: dict[str, Any]
         if isinstance(attack, AveragedMembership):
-            if recorded.exchange_of(recording.config).opens != "weights":
+            if recorded.describe_exchange(recording.config).opens != "weights":
                 raise AttackError("the parties average no weights")
             candidates, members = recorded.reveal_people(
                 recording, self.parties[0], self.victim, attack.candidates, seed, attack.strangers
@@ -220,7 +220,7 @@ class Trial:
         recording = self.recording
         victim = self.victim
         seed = self.seed
-        truth = recorded.truth_of(recording, victim)
+        truth = recorded.reveal_truth(recording, victim)
         fields: dict[str, Any] = {
             "labels": recorded.reveal_labels(recording, attack.labels_per_class, seed),
             "priors": truth.compute_class_priors() if attack.priors else None,

@@ -250,8 +250,8 @@ class Truth:
     Attributes:
         classes: K, number of classes; 0 where labels are numbers.
         labels: labels by alignment position, (A,); `UNLABELLED` where nobody knows one.
-        trained: positions of the training rows of which the victim has a row, (T,) int64,
-            ascending.
+        training_positions: positions of the training rows of which the victim has a row, (T,)
+            int64, ascending.
         features: features of each party by alignment position, (A, ...); NaN where it has no row.
         members: for an attack on membership, whether each of n candidates trained the model, and
             whether it was aligned, (n, 2) bool.
@@ -259,17 +259,17 @@ class Truth:
 
     classes: int
     labels: Tensor
-    trained: Tensor
+    training_positions: Tensor
     features: Mapping[str, Tensor]
     members: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.bool))
 
     @property
     def positions_with_labels(self) -> Tensor:
-        """The positions of the labelled rows among `trained`.
+        """The positions of the labelled rows among `training_positions`.
 
         Known labels are drawn from them, and guesses of labels are scored on them.
         """
-        return self.trained[self.labels[self.trained] != UNLABELLED]
+        return self.training_positions[self.labels[self.training_positions] != UNLABELLED]
 
     def compute_class_priors(self) -> tuple[float, ...]:
         """Return the share of each class among the labelled training rows; nothing if labels are
@@ -297,34 +297,36 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Scale:
+class TargetMetrics:
     """The functions that score guesses at one target against the truth of the same rows.
 
     Attributes:
         metric: name of the metric by which the best variant is chosen.
-        measure: function of values and truth that returns metrics by name.
-        risk: function of values and truth that returns how unevenly the guess hits people.
-        values: function of a prediction and the truth that returns the values to score.
-        curve: function of values and truth that returns the corners of the ROC; empty for targets
-            without one.
+        compute_metrics: function of values and truth that returns metrics by name.
+        compute_risk: function of values and truth that returns how unevenly the guess hits people.
+        select_values: function of a prediction and the truth that returns the values to score.
+        compute_curve: function of values and truth that returns the corners of the ROC; empty for
+            targets without one.
     """
 
     metric: str
-    measure: Callable[[Array, Array], Metrics]
-    risk: Callable[[Array, Array], Mapping[str, float]]
-    values: Callable[[Prediction, Array], Array] = lambda guess, truth: guess.values
-    curve: Callable[[Array, Array], list[tuple[float, float]]] = lambda values, truth: []
+    compute_metrics: Callable[[Array, Array], Metrics]
+    compute_risk: Callable[[Array, Array], Mapping[str, float]]
+    select_values: Callable[[Prediction, Array], Array] = lambda guess, truth: guess.values
+    compute_curve: Callable[[Array, Array], list[tuple[float, float]]] = lambda values, truth: []
 
 
-SCALES: Mapping[Target, Scale] = {
-    "labels": Scale("balanced_accuracy", _measure_labels, _measure_label_risk, _match_class_scores),
-    "features": Scale("r2", _measure_features, _measure_feature_risk),
-    "membership": Scale(
+METRICS_BY_TARGET: Mapping[Target, TargetMetrics] = {
+    "labels": TargetMetrics(
+        "balanced_accuracy", _measure_labels, _measure_label_risk, _match_class_scores
+    ),
+    "features": TargetMetrics("r2", _measure_features, _measure_feature_risk),
+    "membership": TargetMetrics(
         "auc",
         _measure_membership,
         _measure_membership_risk,
-        values=lambda guess, members_n2: guess.values[:, 0],
-        curve=_compute_roc_corners,
+        select_values=lambda guess, members_n2: guess.values[:, 0],
+        compute_curve=_compute_roc_corners,
     ),
 }
 
@@ -343,7 +345,7 @@ def score_guess(
     check_guess(attack, view, guess, truth=truth)
     truth_A = _select_truth(attack, view, truth)
     scorable = {
-        "features": truth.trained,
+        "features": truth.training_positions,
         "labels": truth.positions_with_labels,
         "membership": guess.positions,
     }
@@ -354,14 +356,17 @@ def score_guess(
             + (" and has a label" if attack.target == "labels" else "")
         )
     actual = truth_A[guess.positions.numpy()[scored_N]]
-    scale = SCALES[attack.target]
+    scale = METRICS_BY_TARGET[attack.target]
 
     def select_values(prediction: Prediction) -> Array:
         """Return the values of the scored rows."""
-        return scale.values(prediction.select_rows(scored_N), actual)
+        return scale.select_values(prediction.select_rows(scored_N), actual)
 
     attacks, baselines, decoys, references = (
-        {name: dict(scale.measure(select_values(item), actual)) for name, item in items.items()}
+        {
+            name: dict(scale.compute_metrics(select_values(item), actual))
+            for name, item in items.items()
+        }
         for items in (guess.attacks, guess.baselines, guess.decoys, guess.references)
     )
     # Decoys (the attack on releases of other rows) know nothing of the rows: they are baselines.
@@ -383,8 +388,8 @@ def score_guess(
         baselines=uninformed,
         references=references,
         advantage=attack_score - baseline_score,
-        risk=scale.risk(chosen, actual),
-        roc=scale.curve(chosen, actual),
+        risk=scale.compute_risk(chosen, actual),
+        roc=scale.compute_curve(chosen, actual),
     )
 
 

@@ -278,10 +278,10 @@ class AdversaryView:
                 No message holds it: where sums are encrypted only the active's own record does.
         terms_by_passive: passive -> what it does by contract; empty where it contributes to no sum.
         deviation: what the adversary did in place of its part; None: it kept to the protocol.
-        stands_for: (A,) for each position the one that its releases are attributed to, in a decoy
-            (`apfed_attacks.run`); None: this is no decoy.
+        attributed_positions: (A,) for each position the one that its releases are attributed to, in
+            a decoy (`apfed_attacks.run`); None: this is no decoy.
         features: member -> (A, ...) its own features; row k is alignment position k, NaN where
-            it does not hold that person. Read them by `apfed_attacks.columns.own_columns`.
+            it does not hold that person. Read them by `apfed_attacks.columns.select_own_columns`.
         labels: member that trains on labels -> (A,) its own, int64, negative where a row has none.
         presence: party -> (A,) bool: the people of whom it has a row, as far as the coalition
             knows. A party that is not listed has a row of all, as every party has without pairwise
@@ -302,7 +302,7 @@ class AdversaryView:
     revealed: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     terms_by_passive: Mapping[str, AgreedTerms] = field(default_factory=dict)
     deviation: PlayedAttack | None = None
-    stands_for: Tensor | None = field(default=None, repr=False)
+    attributed_positions: Tensor | None = field(default=None, repr=False)
     features: Mapping[str, Tensor] = field(repr=False)
     labels: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     presence: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
@@ -346,14 +346,16 @@ class AdversaryView:
 
         Baselines that read no release are the same then, and need no second fit.
         """
-        return self.stands_for is not None
+        return self.attributed_positions is not None
 
     def attribute_positions(self, positions: Tensor) -> Tensor:
         """Return the positions (N,) of the rows that releases of these positions are attributed to.
 
         They are the same, except in a decoy (`is_decoy`).
         """
-        return positions if self.stands_for is None else self.stands_for[positions]
+        return (
+            positions if self.attributed_positions is None else self.attributed_positions[positions]
+        )
 
     def has_rows(self, party: str | None, positions: Tensor) -> Tensor:
         """Return a mask (N,) of the `positions` of which the party has a row.
@@ -429,12 +431,12 @@ class VoteRequest:
     Attributes:
         rows: positions (U,) of all rows, as the sender wrote them; a reader of the votes has to
             apply `AdversaryView.attribute_positions` to them.
-        labelled: positions (n,) of those with a label.
+        labelled_rows: positions (n,) of those with a label.
         labels: labels (n,) of the labelled rows, if they were sent unencrypted; else None.
     """
 
     rows: Tensor
-    labelled: Tensor
+    labelled_rows: Tensor
     labels: Tensor | None
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from apfed_attacks.columns import explain_missing_releases, own_columns, standardise_columns
+from apfed_attacks.columns import explain_missing_releases, select_own_columns, standardise_columns
 from apfed_attacks.interface import Attack, Guess, Prediction, Target
 from apfed_attacks.view import AdversaryView, Role, collect_representations
 
@@ -51,5 +51,5 @@ class NearestNeighbour(Attack):
         return Guess(
             positions=seen.positions[~is_known],
             attacks={"nearest by h": predict(seen.z)},
-            baselines={"nearest by x": predict(own_columns(view, seen.positions))},
+            baselines={"nearest by x": predict(select_own_columns(view, seen.positions))},
         )

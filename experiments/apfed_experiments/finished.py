@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from apfed_attacks.headlines import Headline, headlines_by_direction
+from apfed_attacks.headlines import Headline, make_headlines
 from apfed_attacks.interface import AttackResult
 from apfed_experiments.baselines import BaselinesRecord, RunGain, load_baselines, measure_gain
 from secure_apfed.base.files import load_json, make_private
@@ -62,7 +62,7 @@ class FinishedRun:
     @property
     def headlines(self) -> tuple[Headline, ...]:
         """The best attack of each leak direction (who reads whose what), or that none ran."""
-        return headlines_by_direction(self.attacks or (), self.config)
+        return make_headlines(self.attacks or (), self.config)
 
     @property
     def promises(self) -> tuple[Promise, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from apfed_attacks.headlines import Headline, headlines_by_direction
+from apfed_attacks.headlines import Headline, make_headlines
 from apfed_experiments import words
 from apfed_experiments.baselines import LEFT_OUT, OTHER_ROWS
 from apfed_experiments.summary import Interval
@@ -257,7 +257,7 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
         f"{promise.format_title(fixed=True)}: {promise.sentence}" for promise in promises
     )
     sent = sum(flow.wire_bytes for flow in party.flows if flow.sender == name)
-    headlines = headlines_by_direction(party.attacks or ())
+    headlines = make_headlines(party.attacks or ())
     missing = [headline for headline in headlines if headline.best_attack is None]
     if not headlines:
         not_attacked = f"No attack was mounted on what {name} let out."

@@ -177,7 +177,7 @@ def _collect_figures(
 
     `local_models`: measures of the active's local models; None: not measured.
     """
-    from apfed_attacks.headlines import headlines_by_direction
+    from apfed_attacks.headlines import make_headlines
     from apfed_experiments.finished import load_finished_run
     from apfed_experiments.verdict import describe_run
     from secure_apfed.runs.weakened_settings import (
@@ -204,9 +204,7 @@ def _collect_figures(
         "promises": [promise.as_json() for promise in result.promises],
         "attacks": [attack.as_json() for attack in attack_results],
         # The strongest result for each direction: who reads whose data.
-        "directions": [
-            headline.as_json() for headline in headlines_by_direction(attack_results, config)
-        ],
+        "directions": [headline.as_json() for headline in make_headlines(attack_results, config)],
         "contributions": result.contributions,
         "stated": result.stated,
         "less_protected": describe_weakened_settings(config),
@@ -343,7 +341,7 @@ def _show_result(
     `local_models`: measures of the active's local models; None: not measured. `report_path`: None
     if no report was written.
     """
-    from apfed_attacks.headlines import headlines_by_direction
+    from apfed_attacks.headlines import make_headlines
     from apfed_experiments.finished import load_finished_run
     from apfed_experiments.verdict import describe_run
     from secure_apfed.runs.outcome import load_common_people
@@ -364,7 +362,7 @@ def _show_result(
         *_list_privacy_rows(config, result),
         *(
             (headline.direction.title, headline.text)
-            for headline in headlines_by_direction(attack_results, config)
+            for headline in make_headlines(attack_results, config)
         ),
         *_list_departure_rows(config, result.folder),
         ("run folder", str(result.folder)),
@@ -535,7 +533,7 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Attack a finished run, show what was read, and update its report."""
-    from apfed_attacks.headlines import headlines_by_direction
+    from apfed_attacks.headlines import make_headlines
     from apfed_experiments.finished import mount_attacks
     from secure_apfed.learning.descent import find_device
     from secure_apfed.runs.outcome import load_recording
@@ -556,7 +554,7 @@ def attack(
         )
     report_path = report_if_possible(folder)
     config = _open_folder(folder).load_config()
-    headlines = headlines_by_direction(results, config)
+    headlines = make_headlines(results, config)
     if as_json:
         terminal.print_json(
             {
@@ -625,7 +623,7 @@ def _show_attacks(results: "Sequence[AttackResult]", headlines: "Sequence[Headli
         if result.advantage is None:
             terminal.show_note(f"{result.attack} declined: {result.reason}")
     direction_rows = [
-        (headline.direction.title, headline.short, headline.note) for headline in headlines
+        (headline.direction.title, headline.short_text, headline.note) for headline in headlines
     ]
     terminal.show_rows("\nWho reads whose what", ("direction", "", ""), direction_rows)
     terminal.show_note(

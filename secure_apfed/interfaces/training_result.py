@@ -189,9 +189,9 @@ class TrainingResult:
         """Return lines on what attacks could read from whom, or that no attack was requested."""
         if not self.attacks:
             return ["attacks: none was asked for, so nothing is known of what can be read"]
-        from apfed_attacks.headlines import headlines_by_direction
+        from apfed_attacks.headlines import make_headlines
 
-        headlines = headlines_by_direction(self.attacks, self.run.recording.config)
+        headlines = make_headlines(self.attacks, self.run.recording.config)
         return [f"{headline.direction.title}: {headline.text}" for headline in headlines]
 
 

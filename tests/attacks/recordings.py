@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from apfed_attacks import ATTACKS
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play_from
+from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, mount_live_attack
 from apfed_attacks.live.strategy import ActiveAttack
-from apfed_attacks.recorded import truth_of, view_of
+from apfed_attacks.recorded import make_view, reveal_truth
 from apfed_attacks.run import Trial, run_attacks
 from apfed_attacks.view import Knowledge, iter_batches
 from apfed_protocols.sums.frames import Frame, FrameKind
@@ -80,7 +80,7 @@ def play(
     """The attack on passive-1 in a session of its own, after so many honest epochs."""
     run = LiveRun(config, rules=rules)
     run.train_epochs(epochs)
-    return play_from(run, attack, "passive-1", seed=0)
+    return mount_live_attack(run, attack, "passive-1", seed=0)
 
 
 def replace_opened_sums(recording: Recording, opened: Mapping[int, Tensor]) -> Recording:
@@ -91,7 +91,7 @@ def replace_opened_sums(recording: Recording, opened: Mapping[int, Tensor]) -> R
 
 
 def replace_sums_by_noise(recording: Recording, seed: int = 0) -> Recording:
-    view = view_of(recording, ["active"], knowledge=Knowledge(classes=3))
+    view = make_view(recording, ["active"], knowledge=Knowledge(classes=3))
     draw = torch.Generator().manual_seed(seed)
     return replace_opened_sums(
         recording,
@@ -107,8 +107,8 @@ def _iter_projections(
     recording: Recording, seed: int
 ) -> Iterator[tuple[Any, Tensor, Tensor, Tensor]]:
     """Yield step, positions, what was sent, and a projection of passive-1's features, noised."""
-    view = view_of(recording, ["active"], knowledge=Knowledge(classes=3))
-    features = truth_of(recording).features["passive-1"].flatten(1).double()
+    view = make_view(recording, ["active"], knowledge=Knowledge(classes=3))
+    features = reveal_truth(recording).features["passive-1"].flatten(1).double()
     for epoch in view.epochs:
         for step, rows_B, z_BD in iter_batches(view, epoch):
             width = z_BD.flatten(1).shape[1]

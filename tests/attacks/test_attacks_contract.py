@@ -19,14 +19,14 @@ from apfed_attacks import ATTACKS
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.decoder_extraction import DecoderExtraction
 from apfed_attacks.features.isolation import Isolation
-from apfed_attacks.headlines import Direction, headlines_by_direction, select_best_by_kind
+from apfed_attacks.headlines import Direction, make_headlines, select_best_by_kind
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.labels.completion import PROBES
 from apfed_attacks.live import stuffing
-from apfed_attacks.live.runs import LiveRun, play_from
+from apfed_attacks.live.runs import LiveRun, mount_live_attack
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_attacks.recorded import truth_of
+from apfed_attacks.recorded import reveal_truth
 from apfed_attacks.run import Trial, run_attacks
 from apfed_attacks.view import PlayedAttack, iter_batches
 from secure_apfed.base.seeds import seed_draws
@@ -102,7 +102,7 @@ def _fill_with(value: float) -> Leak:
 
 def _release_features(make: Any) -> Any:
     """An invertible function of the active's features is released."""
-    features = truth_of(make("nothing")).features["active"]
+    features = reveal_truth(make("nothing")).features["active"]
     mix = torch.randn(5, 7, generator=torch.Generator().manual_seed(2))
     return _make_leak(lambda *_: torch.tanh(0.2 * features @ mix))(make)
 
@@ -754,12 +754,12 @@ def _play_hijack(trial: Trial) -> Trial:
     knowledge, _ = trial.reveal_knowledge()
     view = trial.build_view(knowledge)
     terms = RepresentationBounds(shape=(6,), dtype="float32", minimum_norm=0, maximum_norm=1e4)
-    own_AF = truth_of(trial.recording).features[trial.parties[0]]
+    own_AF = reveal_truth(trial.recording).features[trial.parties[0]]
     strategy = trial.attack.start_answering(terms, knowledge, own_AF, trial.seed)
     for epoch in view.epochs:
         for step, rows_B, z_BD in iter_batches(view, epoch):
             strategy.forge_gradient(step, rows_B, z_BD)
-    return replace(trial, played=PlayedAttack(trial.attack.name, strategy.collect_notes()))
+    return replace(trial, deviation=PlayedAttack(trial.attack.name, strategy.collect_notes()))
 
 
 OUTSIDER = ("outsider", "active")
@@ -1009,7 +1009,7 @@ def test_noise_in_the_place_of_answers_rebuilds_no_feature(
     advantages = []
     for seed in SEEDS:
         run.draw = torch.Generator().manual_seed(seed)
-        advantages.append(_advantage(play_from(run, attack, "passive-1", seed=seed)))
+        advantages.append(_advantage(mount_live_attack(run, attack, "passive-1", seed=seed)))
     assert explain_difference_from_zero(advantages) is None
 
 
@@ -1017,14 +1017,14 @@ def test_noise_in_the_place_of_answers_rebuilds_no_feature(
 def test_where_no_id_opens_no_candidate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stuffing, "_intersect", lambda *_: np.empty(0, dtype=np.int64))
     own, victim, outsiders = (on_people.people(at, at + 60) for at in (0, 60, 120))
-    tables = stuffing.Tables(own=own, victim=victim, outsiders=outsiders)
+    tables = stuffing.IdTables(own_ids=own, victim_ids=victim, outsider_ids=outsiders)
     tried: list[int] = []
     advantages = []
     for seed in SEEDS:
         result, stuffed = stuffing.play_stuffing(
             IdStuffing(candidates=40), tables, AlignmentSettings(), seed=seed
         )
-        tried.append(len(stuffed.tried))
+        tried.append(len(stuffed.tried_candidates))
         advantages.append(_advantage(result))
     assert set(tried) == {40}
     assert explain_difference_from_zero(advantages) is None
@@ -1112,7 +1112,7 @@ def assert_headlines_follow_what_was_sent(
     recording: Recording, results: Sequence[AttackResult]
 ) -> None:
     """Whatever a party received of another's is attacked, or the headline says that it is not."""
-    found = select_best_by_kind(headlines_by_direction(results, recording.config))
+    found = select_best_by_kind(make_headlines(results, recording.config))
     flows = recording.transcript.flows
     told = {
         "active reads features of passives": any(

@@ -11,14 +11,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apfed_attacks.features.contrastive_inversion import Question, contrastive_sum, explain_sums
+from apfed_attacks.features.contrastive_inversion import (
+    SummedStep,
+    predict_sum,
+    recover_representations,
+)
 from apfed_attacks.features.decoder_extraction import _align_procrustes
-from apfed_attacks.features.feature_space import decoder_for, simulator_for, slope_penalty
-from apfed_attacks.features.hijack import FeatureSpaceHijack, Hijack, ReversedHijack
+from apfed_attacks.features.feature_space import (
+    build_decoder,
+    build_simulator,
+    compute_slope_penalty,
+)
+from apfed_attacks.features.hijack import FeatureSpaceHijack, HijackAdversary, ReversedHijack
 from apfed_attacks.features.regression import Regression
 from apfed_attacks.features.unpaired_inversion import UnpairedInversion
-from apfed_attacks.live.runs import JointRun, play_answers
-from apfed_attacks.recorded import reveal_features, truth_of, view_of
+from apfed_attacks.live.runs import JointRun, mount_answering_attack
+from apfed_attacks.recorded import make_view, reveal_features, reveal_truth
 from apfed_attacks.run import Trial
 from apfed_attacks.scoring import DECOY
 from apfed_attacks.view import AgreedTerms, Knowledge, KnownRows
@@ -64,7 +72,7 @@ P_BD = normal(64, 32, seed=1)
 
 
 def _likeness(sum_BD: Tensor, agreed: AgreedTerms, truth_BD: Tensor, passives: int = 1) -> Any:
-    found = explain_sums([Question.from_batch(H_BD, sum_BD)], [agreed] * passives, 300)
+    found = recover_representations([SummedStep.from_batch(H_BD, sum_BD)], [agreed] * passives, 300)
     return found, float(F.cosine_similarity(found, truth_BD).mean())
 
 
@@ -81,7 +89,7 @@ def test_clipped_rows_are_matched_as_the_passive_clips_them() -> None:
     bound = float(real_BD.norm(dim=1).median())
     sent_BD = real_BD * (bound / real_BD.norm(dim=1, keepdim=True)).clamp(max=1)
     agreed = _make_terms(clip=bound)
-    assert torch.allclose(contrastive_sum(H_BD, P_BD, [agreed]), sent_BD, atol=1e-12)
+    assert torch.allclose(predict_sum(H_BD, P_BD, [agreed]), sent_BD, atol=1e-12)
     assert _likeness(sent_BD, agreed, P_BD)[1] > 0.85
 
 
@@ -96,7 +104,7 @@ def test_a_sum_of_several_passives_gives_a_mixture_only() -> None:
 
 def compute_opened_sums(recording: Recording, passives: tuple[str, ...]) -> Mapping[int, Tensor]:
     """The sums of real contrastive gradients of fixed encoders of the passives."""
-    features = truth_of(recording).features
+    features = reveal_truth(recording).features
     draw = torch.Generator().manual_seed(7)
     encoders = [torch.randn(features[name].shape[1], 6, generator=draw) for name in PASSIVES]
     opened: dict[int, Tensor] = {}
@@ -190,7 +198,7 @@ def test_whose_the_public_rows_are_makes_no_difference_where_it_is_not_told(
     for positions in (shadow.positions, shadow.positions.flip(0)):
         known = KnownRows(positions, shadow.values)
         knowledge = Knowledge(classes=3, victim="passive-1", shadow=known)
-        view = view_of(recording, ["active"], knowledge=knowledge, iterations=20)
+        view = make_view(recording, ["active"], knowledge=knowledge, iterations=20)
         guesses.append(attack.run(view, 0).attacks["decoded h"].values)
     assert (guesses[0] == guesses[1]).all()
 
@@ -309,7 +317,7 @@ def _times(factor: float) -> Any:
 
 
 def _decode_trained_victim(
-    adversary: Hijack, encoder: nn.Module, secret: torch.Tensor, steps: int
+    adversary: HijackAdversary, encoder: nn.Module, secret: torch.Tensor, steps: int
 ) -> Any:
     """Train a victim that only hears the adversary; return what its features decode to."""
     sgd = torch.optim.SGD(encoder.parameters(), lr=0.1)
@@ -325,7 +333,7 @@ def _decode_trained_victim(
 
 def play_hijack(strength: float, epochs: int = 60) -> Any:
     attack = FeatureSpaceHijack(strength=strength, hidden=64, penalty=0.1, rounds=2, ahead=300)
-    result = play_answers(attack, _config(epochs), "passive-1", data=_data())
+    result = mount_answering_attack(attack, _config(epochs), "passive-1", data=_data())
     assert (result.adversary, result.victim, result.role) == ("active", "passive-1", "active")
     assert set(result.baselines) == BASELINES
     return result
@@ -366,7 +374,7 @@ def measure_hijack(strength: float, steps: int) -> float:
         known, secret = torch.distributions.Exponential(1.0).sample((2, 1000, 1))
         encoder = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 8))
     attack = ReversedHijack(strength=strength, penalty=0.1, rounds=2, hidden=64, ahead=300)
-    adversary = Hijack(attack, (8,), known, known, known[:, :0], seed=0)
+    adversary = HijackAdversary(attack, (8,), known, known, known[:, :0], seed=0)
     error = float(
         (_decode_trained_victim(adversary, encoder, secret, steps) - secret).square().sum()
     )
@@ -380,19 +388,21 @@ def measure_hijack(strength: float, steps: int) -> float:
 def test_rows_go_to_representations_and_back(
     features: tuple[int, ...], representation: tuple[int, ...], convolves: bool
 ) -> None:
-    simulator = simulator_for(features, representation, 16, 4)
+    simulator = build_simulator(features, representation, 16, 4)
     rows = torch.randn(5, torch.Size(features).numel())
     simulated = simulator(rows)
     assert simulated.shape == (5, torch.Size(representation).numel())
-    assert decoder_for(features, representation, 16, 4)(simulated).shape == rows.shape
+    assert build_decoder(features, representation, 16, 4)(simulated).shape == rows.shape
     assert any(isinstance(layer, nn.Conv2d) for layer in simulator.modules()) == convolves
 
 
 def test_a_slope_costs_its_square_and_none_has_a_finite_gradient() -> None:
     first, second = torch.randn(2, 6, 3)
-    assert float(slope_penalty(lambda rows: 3 * rows[:, 0], first, second)) == pytest.approx(9)
+    assert float(
+        compute_slope_penalty(lambda rows: 3 * rows[:, 0], first, second)
+    ) == pytest.approx(9)
     flat = nn.Linear(3, 1)
     nn.init.zeros_(flat.weight)
-    slope_penalty(flat, first, second).backward()
+    compute_slope_penalty(flat, first, second).backward()
     assert flat.weight.grad is not None
     assert bool(flat.weight.grad.isfinite().all())

@@ -16,9 +16,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from apfed_attacks.columns import TRUST, correct_priors
-from apfed_attacks.labels.completion import own_bottom
+from apfed_attacks.labels.completion import copy_own_networks
 from apfed_attacks.labels.representations import ModelCompletion
-from apfed_attacks.recorded import reveal_labels, view_of
+from apfed_attacks.recorded import make_view, reveal_labels
 from apfed_attacks.scoring import DECOY
 from apfed_attacks.view import AttackError, Knowledge, KnownRows
 from tests.attacks.conftest import leak_noised_afresh
@@ -66,7 +66,7 @@ def test_known_labels_of_one_class_only_are_a_reason(make_recording: Any) -> Non
     recording = make_recording("labels")
     known = reveal_labels(recording, 1, 0)
     kept = KnownRows(known.positions[:1], known.values[:1])
-    view = view_of(recording, ["passive-1"], knowledge=Knowledge(classes=3, labels=kept))
+    view = make_view(recording, ["passive-1"], knowledge=Knowledge(classes=3, labels=kept))
     with pytest.raises(AttackError, match="fewer than two classes; raise labels_per_class"):
         ModelCompletion().run(view, 0)
 
@@ -214,7 +214,7 @@ def test_the_bottom_reads_images_and_constants() -> None:
     rows[:, 0] = 1.0
     convolution = nn.Conv2d(2, 4, 3)
     nn.init.zeros_(convolution.weight[0])
-    h_ND = own_bottom(_holding(nn.Sequential(convolution, nn.ReLU()), 2, 3, 3), rows)(rows)
+    h_ND = copy_own_networks(_holding(nn.Sequential(convolution, nn.ReLU()), 2, 3, 3), rows)(rows)
     assert h_ND.shape == (6, 4)
     assert torch.isfinite(h_ND).all()
     assert torch.allclose(h_ND.mean(dim=0), torch.zeros(4), atol=1e-5)
@@ -225,7 +225,7 @@ def test_fresh_weights_are_other_weights_and_scales_are_drawn_by_reset() -> None
     scale = nn.BatchNorm1d(3)
     nn.init.constant_(scale.weight, 9.0)
     network = nn.Sequential(linear, scale).eval()
-    bottom = own_bottom(_holding(network, 4), torch.randn(5, 4), fresh=True)
+    bottom = copy_own_networks(_holding(network, 4), torch.randn(5, 4), has_fresh_weights=True)
     drawn, _, reset, *_ = bottom.parameters()
     assert not torch.equal(drawn, linear.weight)
     assert torch.equal(reset, torch.ones(3))
@@ -241,7 +241,7 @@ def test_a_layer_that_cannot_be_drawn_anew_is_told() -> None:
             self.bias = nn.Parameter(torch.zeros(4))
 
     with pytest.raises(AttackError, match="weights of a Scale cannot be drawn anew"):
-        own_bottom(_holding(Scale(), 4), torch.randn(5, 4), fresh=True)
+        copy_own_networks(_holding(Scale(), 4), torch.randn(5, 4), has_fresh_weights=True)
 
 
 # Released columns beside own ones: weights, and what own ones tell as the prior.

@@ -16,7 +16,7 @@ from apfed_attacks.features.decoder_extraction import DecoderExtraction
 from apfed_attacks.features.isolation import Isolation
 from apfed_attacks.live.runs import ALL_RULES, LiveRun, Poison, PoisonedVotes, Rule, VotesRun
 from apfed_attacks.live.strategy import ActiveAttack
-from apfed_attacks.recorded import reveal_features, view_of
+from apfed_attacks.recorded import make_view, reveal_features
 from apfed_attacks.view import AttackError, Knowledge, PlayedAttack
 from apfed_experiments.leaks.live import RecordingRun
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -50,9 +50,9 @@ def test_a_question_within_the_rules_is_answered_and_recorded() -> None:
     assert torch.equal(run.recording.transcript.sums_by_step[0], answer)
     people: list[int] = []  # honest training goes on
     run.train_epochs(
-        1, before=lambda step, rows_B: people.append(len(run.find_sent_positions(rows_B)))
+        1, before_step=lambda step, rows_B: people.append(len(run.find_sent_positions(rows_B)))
     )
-    assert sum(people) == len(run.learner.training_rows)
+    assert sum(people) == len(run.active_role.training_rows)
     with pytest.raises(AttackError, match="holds no contrasted representations"):
         run.encode_people("passive-1", torch.arange(3))
 
@@ -129,7 +129,7 @@ def _recover_representations(run: LiveRun, **options: Any) -> tuple[Any, Any]:
     shadow = reveal_features(run.recording, "passive-1", 10, 0)
     knowledge = Knowledge(classes=10, victim="passive-1", shadow=shadow)
     played = PlayedAttack(attack.name, attack.run_live(run, knowledge, 0))
-    view = view_of(run.recording, ["active"], knowledge=knowledge, played=played)
+    view = make_view(run.recording, ["active"], knowledge=knowledge, deviation=played)
     people, found = attack.recover_representations(view)
     return found, torch.stack([z[people] for z in truth])
 
@@ -386,8 +386,8 @@ def test_poisoned_votes_are_not_refused_and_show_where_answers_are_single(
     role.voter.labeller = PoisonedVotes(honest=role.voter.labeller, way=way)
     honest.learn_from_votes()
     spoilt.learn_from_votes()
-    before = honest.learner.agreement
-    after = spoilt.learner.agreement
+    before = honest.active_role.agreement
+    after = spoilt.active_role.agreement
     assert bool(after) is (opening == "each")  # sums show no single passive
     if after:
         assert after[passive].labels < before[passive].labels - 3 * after[passive].labels_noise

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from apfed_attacks.live.stuffing import Tables, play_stuffing
+from apfed_attacks.live.stuffing import IdTables, play_stuffing
 from apfed_attacks.people import membership
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.recorded import reveal_candidates, reveal_people
@@ -29,10 +29,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 # Membership: shadow models.
 
 
-def _shadows(between: type[nn.Module] = nn.ReLU, **train: Any) -> membership.Shadows:
+def _shadows(between: type[nn.Module] = nn.ReLU, **train: Any) -> membership.ShadowModels:
     settings = {"epochs": 2, "batch_size": 8, "learning_rate": 0.1, **train}
-    return membership.Shadows(
-        make=lambda: nn.Sequential(nn.Linear(3, 5), between(), nn.Linear(5, 2)),
+    return membership.ShadowModels(
+        make_network=lambda: nn.Sequential(nn.Linear(3, 5), between(), nn.Linear(5, 2)),
         train=TrainSettings(**settings),
         seed=0,
         device=torch.device("cpu"),
@@ -68,14 +68,16 @@ def test_halves_are_pairs_of_complements() -> None:
 
 
 def test_batch_norm_is_refused() -> None:
-    shadows = replace(_shadows(), make=lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    shadows = replace(
+        _shadows(), make_network=lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    )
     with pytest.raises(AttackError, match="networks without buffers"):
         shadows.train_and_score(*_rows(), membership.draw_halves(2, 40, 0))
 
 
 def test_logit_confidence_is_stable_for_sure_models() -> None:
     scores = torch.tensor([[800.0, 0.0], [0.0, 800.0], [1.0, 1.0]])
-    phi = membership.logit_confidence(scores, torch.tensor([0, 0, 1]))
+    phi = membership.compute_logit_confidence(scores, torch.tensor([0, 0, 1]))
     np.testing.assert_allclose(phi, [800, -800, 0], atol=1e-9)
 
 
@@ -84,8 +86,8 @@ def test_the_ratio_favours_what_models_with_the_row_say(own: bool) -> None:
     draw = np.random.default_rng(0)
     inside = np.arange(64)[:, None] % 2 == np.zeros((1, 5), dtype=int)
     shadow = np.where(inside, 5.0, 1.0) + draw.normal(size=(64, 5))
-    ratio = membership.likelihood_ratio(
-        np.array([5.0, 1, 5, 1, 3]), shadow, inside, own_variances=own
+    ratio = membership.compute_likelihood_ratio(
+        np.array([5.0, 1, 5, 1, 3]), shadow, inside, has_own_variances=own
     )
     assert ratio[[0, 2]].min() > 1 > -1 > ratio[[1, 3]].max()
 
@@ -211,7 +213,7 @@ def people(first: int, last: int) -> list[str]:
 
 
 # 60 customers each, 30 of them in common.
-TABLES = Tables(own=people(0, 60), victim=people(30, 90), outsiders=people(90, 200))
+TABLES = IdTables(own_ids=people(0, 60), victim_ids=people(30, 90), outsider_ids=people(90, 200))
 
 
 def stuff(role: Any = "passive", history: Any = None, **options: Any) -> Any:

@@ -19,9 +19,9 @@ from apfed_attacks import ATTACKS
 from apfed_attacks.interface import AttackResult, Guess, Prediction, select_headlines
 from apfed_attacks.labels.completion import name_clusters
 from apfed_attacks.labels.representations import ModelCompletion
-from apfed_attacks.recorded import reveal_labels, truth_of, view_of
+from apfed_attacks.recorded import make_view, reveal_labels, reveal_truth
 from apfed_attacks.run import run_attacks
-from apfed_attacks.scoring import DECOY, SCALES, compute_r2, score_guess
+from apfed_attacks.scoring import DECOY, METRICS_BY_TARGET, compute_r2, score_guess
 from apfed_attacks.table import expand_choices, full_suite, prepare_attack
 from apfed_attacks.view import AttackError, Knowledge
 from secure_apfed.config import AttackChoice
@@ -116,10 +116,14 @@ def test_what_an_entry_may_not_say_is_told_before_any_attack_runs(
 def parts(make_recording: Any) -> Any:
     """A view, the truth, and the training rows of which the adversary knows no label."""
     recording = make_recording("labels")
-    truth = truth_of(recording)
+    truth = reveal_truth(recording)
     known = reveal_labels(recording, 4, 0)
-    view = view_of(recording, ["passive-1"], knowledge=Knowledge(classes=3, labels=known))
-    return view, truth, truth.trained[~torch.isin(truth.trained, known.positions)]
+    view = make_view(recording, ["passive-1"], knowledge=Knowledge(classes=3, labels=known))
+    return (
+        view,
+        truth,
+        truth.training_positions[~torch.isin(truth.training_positions, known.positions)],
+    )
 
 
 def _right(truth: Any, rows: torch.Tensor, share: float) -> Any:
@@ -228,7 +232,7 @@ def test_a_method_is_attacked_by_what_it_declares(
     for method in (like, "unheard"):
         recording = make_recording("labels", method=method, gradient="labels")
         views = [
-            view_of(recording, [party], knowledge=Knowledge(classes=3, victim=victim))
+            make_view(recording, [party], knowledge=Knowledge(classes=3, victim=victim))
             for party, victim in (("passive-1", "active"), ("active", "passive-1"))
         ]
         found = [
@@ -252,9 +256,11 @@ def test_all_stands_for_the_full_suite() -> None:
         full_suite(["tempral"])
 
 
-# Figures of guesses beside the truth, as `SCALES` gives them.
+# Figures of guesses beside the truth, as `METRICS_BY_TARGET` gives them.
 
-LABELS, FEATURES, MEMBERSHIP = (SCALES[name] for name in ("labels", "features", "membership"))
+LABELS, FEATURES, MEMBERSHIP = (
+    METRICS_BY_TARGET[name] for name in ("labels", "features", "membership")
+)
 
 
 def test_figures_of_labels_equal_scikit_learns() -> None:
@@ -262,21 +268,21 @@ def test_figures_of_labels_equal_scikit_learns() -> None:
     scores = draw.dirichlet(np.ones(4), 200)
     labels = draw.integers(0, 4, 200)
     auc = roc_auc_score(labels, scores, multi_class="ovr", average="macro")
-    assert LABELS.measure(scores, labels)["auc"] == pytest.approx(auc)
+    assert LABELS.compute_metrics(scores, labels)["auc"] == pytest.approx(auc)
     # Over the classes that occur.
     labels = draw.integers(1, 4, 200)
     guessed = draw.integers(0, 5, 200)
     recall = recall_score(labels, guessed, labels=np.unique(labels), average="macro")
-    assert LABELS.measure(np.eye(5)[guessed], labels)["balanced_accuracy"] == recall
+    assert LABELS.compute_metrics(np.eye(5)[guessed], labels)["balanced_accuracy"] == recall
     scores = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]])
-    assert LABELS.measure(scores, np.array([0, 1]))["auc"] == 1.0
-    assert LABELS.measure(scores, np.array([1, 1]))["auc"] is None
+    assert LABELS.compute_metrics(scores, np.array([0, 1]))["auc"] == 1.0
+    assert LABELS.compute_metrics(scores, np.array([1, 1]))["auc"] is None
 
 
 def test_clusters_get_the_names_that_fit_the_truth_best_or_their_sizes() -> None:
     labels = np.array([0, 0, 1, 1, 2, 2])
     shuffled = Prediction(np.eye(3)[[2, 2, 0, 0, 1, 1]], clusters=True)
-    assert (LABELS.values(shuffled, labels).argmax(1) == labels).all()
+    assert (LABELS.select_values(shuffled, labels).argmax(1) == labels).all()
     labels = np.array([0] * 6 + [1] * 3 + [2])
     shuffled = np.eye(3)[np.array([1, 2, 0])[labels]]
     found = name_clusters(shuffled, (0.6, 0.3, 0.1))
@@ -293,12 +299,12 @@ def test_figures_of_features_equal_scikit_learns_weighted_by_variance_and_decibe
     assert compute_r2(guess, np.ones((50, 4))) is None
     # The peak ratio is in decibels of the range.
     truth = np.array([[0.0, 1.0], [0.5, 1.0]])
-    assert FEATURES.measure(truth + 0.1, truth)["psnr"] == pytest.approx(20)
-    assert FEATURES.measure(truth, truth)["psnr"] is None
+    assert FEATURES.compute_metrics(truth + 0.1, truth)["psnr"] == pytest.approx(20)
+    assert FEATURES.compute_metrics(truth, truth)["psnr"] is None
 
 
 def _similarity(guess: Any, truth: Any) -> Any:
-    return FEATURES.measure(guess.reshape(len(truth), -1), truth).get("ssim")
+    return FEATURES.compute_metrics(guess.reshape(len(truth), -1), truth).get("ssim")
 
 
 def test_structural_similarity_is_that_of_every_window() -> None:
@@ -335,9 +341,9 @@ def test_low_false_positive_rates_are_read_off_the_curve() -> None:
     trained = np.array([True, True, False, True, *[False] * 99])
     members = np.stack([trained, trained], axis=1)
     scores = -np.arange(103.0)
-    curve = MEMBERSHIP.curve(scores, members)
+    curve = MEMBERSHIP.compute_curve(scores, members)
     assert (curve[0], curve[-1]) == ((0.0, 0.0), (1.0, 1.0))
-    figures = MEMBERSHIP.measure(scores, members)
+    figures = MEMBERSHIP.compute_metrics(scores, members)
     assert figures["tpr_at_0.1_percent_fpr"] == pytest.approx(2 / 3)
     assert figures["tpr_at_1_percent_fpr"] == 1  # one of a hundred
 
@@ -347,21 +353,21 @@ def test_the_surest_decile_of_labels_and_the_best_of_features_are_told() -> None
     scores_NK = np.zeros((100, 2))
     scores_NK[:10] = 9 * np.eye(2)[labels_N[:10]]  # right and sure on ten rows
     scores_NK[10:, 0] = 0.1  # says class 0 of all others
-    assert LABELS.risk(scores_NK, labels_N) == {
+    assert LABELS.compute_risk(scores_NK, labels_N) == {
         "recall of class 0": 1.0,
         "recall of class 1": pytest.approx(5 / 50),
         "precision on the surest decile": 1.0,
     }
-    wrong = LABELS.risk(np.eye(2)[1 - labels_N] * 5, labels_N)
+    wrong = LABELS.compute_risk(np.eye(2)[1 - labels_N] * 5, labels_N)
     assert wrong["precision on the surest decile"] == 0
     infinite = np.array([[np.inf, 0.0], [0.0, -np.inf]] * 5)
-    assert LABELS.risk(infinite, np.zeros(10, dtype=np.int64))["recall of class 0"] == 1
+    assert LABELS.compute_risk(infinite, np.zeros(10, dtype=np.int64))["recall of class 0"] == 1
     # Features recovered of few people show in the best decile.
     truth_NF = np.random.default_rng(0).normal(size=(50, 3))
     guess_NF = np.tile(truth_NF.mean(axis=0), (50, 1))
     guess_NF[:5] = truth_NF[:5]
-    assert FEATURES.risk(guess_NF, truth_NF)["r2 on the best decile"] == pytest.approx(1)
-    assert FEATURES.risk(np.zeros((5, 2)), np.ones((5, 2))) == {}
+    assert FEATURES.compute_risk(guess_NF, truth_NF)["r2 on the best decile"] == pytest.approx(1)
+    assert FEATURES.compute_risk(np.zeros((5, 2)), np.ones((5, 2))) == {}
 
 
 # The guide's two programs run as they are printed; an attack is read and used alone.

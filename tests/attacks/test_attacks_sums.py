@@ -12,7 +12,7 @@ from apfed_attacks.features.contribution_regression import decode_numbers
 from apfed_attacks.features.gradient_projection import compute_residuals
 from apfed_attacks.features.opened import average_rows
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.recorded import truth_of
+from apfed_attacks.recorded import reveal_truth
 from apfed_attacks.view import iter_batches
 from apfed_protocols.sums.frames import Frame, FrameKind
 from secure_apfed.runs.outcome import Recording
@@ -112,7 +112,7 @@ def test_an_active_reads_sums_of_any_mix(name: str, mix: str) -> None:
 @pytest.mark.parametrize("mix", [*MIXES][::-1])
 def test_a_projection_under_any_mix_is_found(mix: str) -> None:
     recording = record_run("masked", mix)
-    features = truth_of(recording).features["passive-2"].flatten(1).double()
+    features = reveal_truth(recording).features["passive-2"].flatten(1).double()
     weights = normal(features.shape[1], 64, seed=1)
     opened = {
         step: features[rows_B] @ weights + normal(len(rows_B), 64, seed=step)
@@ -126,10 +126,10 @@ def test_a_projection_under_any_mix_is_found(mix: str) -> None:
 
 
 def active_view(recording: Recording) -> Any:
-    from apfed_attacks.recorded import view_of
+    from apfed_attacks.recorded import make_view
     from apfed_attacks.view import Knowledge
 
-    return view_of(recording, ["active"], knowledge=Knowledge(classes=10))
+    return make_view(recording, ["active"], knowledge=Knowledge(classes=10))
 
 
 def frame_of(values: np.ndarray[Any, Any], name: str) -> Frame:

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from apfed_attacks import ATTACKS
-from apfed_attacks.columns import own_columns
+from apfed_attacks.columns import select_own_columns
 from apfed_attacks.decoys import add_decoys, exchange_releases
 from apfed_attacks.features.hijack import ReversedHijack
 from apfed_attacks.interface import AttackResult, Guess, Prediction
-from apfed_attacks.live.runs import LiveRun, play_answers
+from apfed_attacks.live.runs import LiveRun, mount_answering_attack
 from apfed_attacks.live.strategy import people_to_ask
 from apfed_attacks.recorded import (
+    make_view,
     reveal_encoder,
     reveal_features,
     reveal_labels,
     reveal_public,
-    truth_of,
-    view_of,
+    reveal_truth,
 )
 from apfed_attacks.run import Trial
 from apfed_attacks.scoring import DECOY
@@ -57,7 +57,7 @@ def recording(make_recording: Any) -> Any:
 
 
 def _view(recording: Any, *parties: str, victim: str | None = None, **others: Any) -> AdversaryView:
-    return view_of(recording, parties, knowledge=Knowledge(classes=3, victim=victim), **others)
+    return make_view(recording, parties, knowledge=Knowledge(classes=3, victim=victim), **others)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_representations_are_those_of_the_epoch_by_position(make_recording: Any)
     recording = make_recording(remember, epochs=3)
     view = _view(recording, "passive-2")
     assert view.epochs == (0, 1, 2)
-    trained = truth_of(recording).trained
+    trained = reveal_truth(recording).training_positions
     seen = [collect_representations(view, epoch) for epoch in range(3)]
     assert [torch.equal(one.positions, trained) for one in seen] == [True] * 3
     expected = [z[trained].flatten(1) for z in sent]
@@ -190,7 +190,7 @@ def test_over_time_the_first_and_the_last_of_a_row_are_told_and_the_mean(
     del recording.transcript._epochs[2].envelopes[-3:]  # the last epoch lost its last batch
     view = _view(recording, "passive-1")
     seen = combine_epochs(collect_representations, view, view.epochs)
-    trained = truth_of(recording).trained
+    trained = reveal_truth(recording).training_positions
     assert [name for name, one in seen.items() if not torch.equal(one.positions, trained)] == []
     last = seen["last"].z[:, 0]
     assert set(last.tolist()) == {1.0, 2.0}
@@ -201,23 +201,23 @@ def test_over_time_the_first_and_the_last_of_a_row_are_told_and_the_mean(
 
 @pytest.mark.parametrize("per_class", [0, 4])
 def test_so_many_labels_of_training_rows_are_revealed(recording: Any, per_class: int) -> None:
-    truth = truth_of(recording)
+    truth = reveal_truth(recording)
     known = reveal_labels(recording, per_class, 3)
     assert torch.equal(known.values, truth.labels[known.positions])
     assert known.values.bincount(minlength=3).tolist() == [per_class] * 3
-    assert torch.isin(known.positions, truth.trained).all()
+    assert torch.isin(known.positions, truth.training_positions).all()
     assert len(set(known.positions.tolist())) == len(known)
 
 
 def test_labels_of_training_rows_are_revealed_by_class_and_seed(recording: Any) -> None:
-    truth = truth_of(recording)
+    truth = reveal_truth(recording)
     few, more, others = (reveal_labels(recording, *how) for how in ((2, 0), (9, 0), (2, 1)))
     assert torch.isin(few.positions, more.positions).all()
     assert not torch.equal(few.positions, others.positions)
     with pytest.raises(AttackError, match="leave none to score; lower labels_per_class"):
         reveal_labels(recording, 100, 0)
     shares = truth.compute_class_priors()
-    labels = truth.labels[truth.trained]
+    labels = truth.labels[truth.training_positions]
     assert shares == pytest.approx([float((labels == k).float().mean()) for k in range(3)])
 
 
@@ -263,16 +263,21 @@ def _find_present(recording: Any, party: str) -> Any:
 
 
 def test_there_is_no_truth_about_people_whom_the_victim_does_not_hold(pairwise: Any) -> None:
-    whole = truth_of(pairwise)
+    whole = reveal_truth(pairwise)
     everybody = torch.arange(ROWS)
     active = _view(pairwise, "active")
     passive = _view(pairwise, "passive-1")
     for party in ("passive-1", "passive-2"):
         held = _find_present(pairwise, party)
         assert torch.equal(whole.features[party].isnan().all(dim=1), ~held)
-        assert torch.equal(truth_of(pairwise, party).trained, whole.trained[held[whole.trained]])
+        assert torch.equal(
+            reveal_truth(pairwise, party).training_positions,
+            whole.training_positions[held[whole.training_positions]],
+        )
         assert torch.equal(active.has_rows(party, everybody), held)
-    assert torch.equal(truth_of(pairwise, "active").trained, whole.trained)
+    assert torch.equal(
+        reveal_truth(pairwise, "active").training_positions, whole.training_positions
+    )
     # A view says who is held as far as the coalition knows.
     assert active.has_rows("active", everybody).all()
     assert list(passive.presence) == ["passive-1"]
@@ -282,7 +287,7 @@ def test_there_is_no_truth_about_people_whom_the_victim_does_not_hold(pairwise: 
 def test_features_are_revealed_of_people_whom_the_victim_holds(
     pairwise: Any, recording: Any
 ) -> None:
-    trained = truth_of(pairwise, "passive-1").trained
+    trained = reveal_truth(pairwise, "passive-1").training_positions
     known = reveal_features(pairwise, "passive-1", len(trained) - 1, 0)
     assert torch.isin(known.positions, trained).all()
     assert len(set(known.positions.tolist())) == len(trained) - 1
@@ -301,20 +306,20 @@ def test_own_columns_of_unknown_people_are_means_and_say_so(
     view = _view(pairwise, "passive-1", "passive-2")
     own_A = pairwise.data.passives[0].features[pairwise.alignment["passive-1"]]
     mean = own_A[_find_present(pairwise, "passive-1")].mean(dim=0)
-    columns = own_columns(view, SOME)
+    columns = select_own_columns(view, SOME)
     assert columns.shape == (len(SOME), 4 + 1 + 2 + 1)
     assert torch.allclose(columns[:, :4], mean.expand(len(SOME), 4))
     assert columns[:, 4].tolist() == [1.0] * len(SOME)
     assert columns[:, 7].tolist() == [0.0] * len(SOME)
-    assert torch.equal(own_columns(view, SOME[:2]), columns[:2])
+    assert torch.equal(select_own_columns(view, SOME[:2]), columns[:2])
     known = torch.hstack([own_A[OTHERS], torch.zeros(len(OTHERS), 1)])
-    assert torch.equal(own_columns(view, OTHERS)[:, :5], known)
+    assert torch.equal(select_own_columns(view, OTHERS)[:, :5], known)
     # Where all hold everybody nothing is filled; who holds nobody has columns without content.
     whole = _view(recording, "active", "passive-1")
     assert not whole.presence
-    assert own_columns(whole, torch.arange(ROWS)).shape == (ROWS, 5 + 4)
+    assert select_own_columns(whole, torch.arange(ROWS)).shape == (ROWS, 5 + 4)
     nobody = _remove_people(make_recording("nothing"), {"passive-2": torch.arange(ROWS)})
-    columns = own_columns(_view(nobody, "passive-2"), SOME)
+    columns = select_own_columns(_view(nobody, "passive-2"), SOME)
     assert torch.equal(columns, torch.tensor([0.0, 0.0, 1.0]).expand(len(SOME), 3))
 
 
@@ -344,7 +349,7 @@ def test_only_people_whom_the_victim_holds_are_guessed_and_scored(
     assert _find_present(pairwise, victim)[guess.positions].all()
     # Labels are guessed of everybody whose representations a passive got.
     assert _find_present(pairwise, "passive-1")[guess.positions].all() == (victim == "passive-1")
-    assert result.counts["scored"] + known == len(truth_of(pairwise, victim).trained)
+    assert result.counts["scored"] + known == len(reveal_truth(pairwise, victim).training_positions)
 
 
 def test_live_only_people_whom_a_party_holds_are_asked_about_or_played() -> None:
@@ -360,7 +365,9 @@ def test_live_only_people_whom_a_party_holds_are_asked_about_or_played() -> None
     assert not held.all()
     with pytest.raises(AttackError, match="passive-2 does not hold"):
         live.encode_people("passive-2", live.training_positions[~held])
-    result = play_answers(ReversedHijack(ahead=5, hidden=16), config, "passive-2", data=data)
+    result = mount_answering_attack(
+        ReversedHijack(ahead=5, hidden=16), config, "passive-2", data=data
+    )
     assert result.applicable, result.reason
     assert result.baselines["ridge on x"]["r2"] is not None
 
@@ -371,8 +378,8 @@ def test_live_only_people_whom_a_party_holds_are_asked_about_or_played() -> None
 def _decoy(view: AdversaryView, seed: int = 0) -> tuple[AdversaryView, Tensor]:
     decoy = exchange_releases(view, seed)
     assert decoy is not None
-    assert decoy.stands_for is not None
-    return decoy, decoy.stands_for
+    assert decoy.attributed_positions is not None
+    return decoy, decoy.attributed_positions
 
 
 def _make_played_attack(people: list[int]) -> PlayedAttack:
@@ -386,22 +393,22 @@ def test_releases_are_exchanged_alike_in_all_epochs(
     gradient = "nothing" if method == "tvfl" else None
     made = make_recording("labels", method=method, gradient=gradient, epochs=3)
     view = _view(made, "passive-1")
-    decoy, stands_for = _decoy(view)
+    decoy, attributed_positions = _decoy(view)
     observed = list_released_positions(view)
-    assert torch.equal(stands_for[observed].sort().values, observed)
-    assert float((stands_for[observed] != observed).float().mean()) > 0.95
+    assert torch.equal(attributed_positions[observed].sort().values, observed)
+    assert float((attributed_positions[observed] != observed).float().mean()) > 0.95
     for epoch in view.epochs:
         for read in (collect_representations, collect_gradients)[:reads]:
             seen = read(view, epoch)
             moved = read(decoy, epoch)
             assert torch.equal(moved.positions, seen.positions)
-            assert torch.equal(moved.select_positions(stands_for[seen.positions]), seen.z)
-    others = [name for name in view.__dataclass_fields__ if name != "stands_for"]
+            assert torch.equal(moved.select_positions(attributed_positions[seen.positions]), seen.z)
+    others = [name for name in view.__dataclass_fields__ if name != "attributed_positions"]
     assert all(getattr(decoy, name) is getattr(view, name) for name in others)
-    assert view.stands_for is None
+    assert view.attributed_positions is None
     # The order is a function of the seed.
-    assert torch.equal(_decoy(view)[1], stands_for)
-    assert not torch.equal(_decoy(view, 2)[1], stands_for)
+    assert torch.equal(_decoy(view)[1], attributed_positions)
+    assert not torch.equal(_decoy(view, 2)[1], attributed_positions)
 
 
 def test_people_are_exchanged_among_those_of_whom_as_much_was_seen(
@@ -417,13 +424,13 @@ def test_people_are_exchanged_among_those_of_whom_as_much_was_seen(
     trained = collect_gradients(view, 0).positions
     rest = observed[~torch.isin(observed, trained)]
     assert len(rest)
-    decoy, stands_for = _decoy(view)
-    assert torch.equal(stands_for[trained].sort().values, trained)
-    assert torch.equal(stands_for[rest].sort().values, rest)
+    decoy, attributed_positions = _decoy(view)
+    assert torch.equal(attributed_positions[trained].sort().values, trained)
+    assert torch.equal(attributed_positions[rest].sort().values, rest)
     assert torch.equal(collect_gradients(decoy, 0).positions, trained)
     # And those whom the victim holds among themselves.
     held = _find_present(pairwise, "passive-1")
-    observed = truth_of(pairwise).trained
+    observed = reveal_truth(pairwise).training_positions
     taken = _decoy(_view(pairwise, "active", victim="passive-1"))[0].attribute_positions(observed)
     assert torch.equal(held[taken], held[observed])
     assert torch.equal(taken.sort().values, observed)
@@ -435,18 +442,20 @@ def test_people_who_were_asked_about_are_exchanged_among_themselves(
 ) -> None:
     people = torch.tensor([40, 3, 17, 80, 3, 41, 60, 99])
     view = _view(recording, "active", played=_make_played_attack(people.tolist()))
-    _, stands_for = _decoy(view)
-    assert set(stands_for[people].tolist()) == set(people.tolist())
-    assert not torch.equal(stands_for[people], people)
+    _, attributed_positions = _decoy(view)
+    assert set(attributed_positions[people].tolist()) == set(people.tolist())
+    assert not torch.equal(attributed_positions[people], people)
     every = torch.cat([list_released_positions(view), people]).unique()
-    assert torch.equal(stands_for[every].sort().values, every)
-    assert not (stands_for[every] == every).any()
+    assert torch.equal(attributed_positions[every].sort().values, every)
+    assert not (attributed_positions[every] == every).any()
     # Also where nobody kept their releases.
     empty = make_recording("nothing", epochs=0)
     people = torch.arange(300, 320)
-    _, stands_for = _decoy(_view(empty, "active", played=_make_played_attack(people.tolist())))
-    assert torch.equal(stands_for[people].sort().values, people)
-    assert torch.equal(stands_for[:300], torch.arange(300))
+    _, attributed_positions = _decoy(
+        _view(empty, "active", played=_make_played_attack(people.tolist()))
+    )
+    assert torch.equal(attributed_positions[people].sort().values, people)
+    assert torch.equal(attributed_positions[:300], torch.arange(300))
 
 
 def test_a_view_of_no_two_rows_has_no_decoy(make_recording: Any) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from apfed_attacks.headlines import (
     Direction,
-    headlines_by_direction,
     list_directions,
+    make_headlines,
     select_best_by_kind,
 )
 from apfed_attacks.interface import AttackResult
@@ -52,10 +52,10 @@ OF_PASSIVE: Mapping[str, Any] = {
 
 def test_an_attack_of_one_direction_says_nothing_of_another() -> None:
     results = [result_of(0.0), result_of(**OF_PASSIVE), result_of(**OF_PASSIVE)]
-    found = select_best_by_kind(headlines_by_direction(results, small_config("apfed_c")))
+    found = select_best_by_kind(make_headlines(results, small_config("apfed_c")))
     assert found[LABELS_READ].state == "nothing found"
     headline = found[ACTIVE_READS]
-    assert (headline.state, headline.short) == ("not attacked", "not attacked")
+    assert (headline.state, headline.short_text) == ("not attacked", "not attacked")
     assert headline.text == "not attacked: 2 of 2 attacks declined: nothing was kept (2)"
     assert headline.as_json()["advantage"] is None
     assert found[PASSIVE_READS].text == ("not attacked: no attack of this direction was chosen")
@@ -65,7 +65,7 @@ def test_the_worst_of_a_direction_is_told_with_who_declined() -> None:
     first = {**OF_PASSIVE, "advantage": 0.1}
     other = {**OF_PASSIVE, "advantage": 0.4, "victim": "passive-2"}
     results = [result_of(**first), result_of(**other), result_of(**OF_PASSIVE)]
-    headlines = headlines_by_direction(results)
+    headlines = make_headlines(results)
     assert [of.direction.title for of in headlines] == [
         "active reads features of passive-1",
         "active reads features of passive-2",
@@ -79,14 +79,14 @@ def test_the_worst_of_a_direction_is_told_with_who_declined() -> None:
 
 @pytest.mark.parametrize("advantage", [-0.3, 0.0])
 def test_an_advantage_of_nothing_is_nothing_found(advantage: float) -> None:
-    (headline,) = headlines_by_direction([result_of(advantage)])
+    (headline,) = make_headlines([result_of(advantage)])
     assert headline.state == "nothing found"
-    assert headline.short == f"{advantage:+.3f}"
+    assert headline.short_text == f"{advantage:+.3f}"
 
 
 @pytest.mark.parametrize("kind", [ACTIVE_READS, PASSIVE_READS, LABELS_READ])
 def test_not_applicable_names_what_is_not_sent(kind: str) -> None:
-    found = select_best_by_kind(headlines_by_direction([], small_config("single_view")))
+    found = select_best_by_kind(make_headlines([], small_config("single_view")))
     assert found[kind].text.startswith("not applicable: nothing that depends on the "), kind
 
 
@@ -122,7 +122,7 @@ def list_directions_of_rules(method: str) -> set[str]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_who_learns_tells_is_attacked_or_said_not_to_be(method: str) -> None:
-    headlines = select_best_by_kind(headlines_by_direction([], small_config(method)))
+    headlines = select_best_by_kind(make_headlines([], small_config(method)))
     told = list_directions_of_rules(method)
     assert told <= set(headlines)
     states = {kind: headlines[kind].state for kind in told}
@@ -151,7 +151,7 @@ AGGREGATOR_READS = Direction(reader="aggregator", target="features").kind
 )
 def test_what_the_aggregator_reads_is_never_left_out(scheme: str, masks: str, text: str) -> None:
     config = small_config("apfed_c", secure_sum={"scheme": scheme, "masks": masks, "clip": 1.0})
-    assert select_best_by_kind(headlines_by_direction([], config))[AGGREGATOR_READS].text == text
+    assert select_best_by_kind(make_headlines([], config))[AGGREGATOR_READS].text == text
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from apfed_attacks.live.integrity import (
-    HARMS,
-    Harm,
-    Steering,
+    POISONING_KINDS,
+    PoisoningKind,
+    PoisoningPlan,
     poison_gradients,
     poison_representations,
 )
-from apfed_attacks.live.runs import LiveRun, LiveSession, SummedRun, choose_people
+from apfed_attacks.live.runs import LiveRun, LiveSession, SummedRun, choose_backdoored_people
 from secure_apfed.methods.alignment import find_positions_in_table_order
 from tests.attacks.recordings import live_config
 
@@ -36,17 +36,19 @@ def labels_of(run: LiveSession[Any]) -> Tensor:
     return active.labels[run.alignment[active.name]]
 
 
-def train_with_harm(method: str, harm: Harm, *, people: bool = True) -> LiveRun | SummedRun:
+def train_with_harm(
+    method: str, harm: PoisoningKind, *, people: bool = True
+) -> LiveRun | SummedRun:
     """Train a run in which a passive does harm; without `people` it has nobody to choose."""
     run = open_run(method)
     labels_N = labels_of(run)
     nobody_N = torch.zeros(len(labels_N), dtype=torch.bool)
     chosen_N = torch.arange(len(labels_N)) % 10 == 0
-    steering = Steering(
-        harm=harm,
-        chosen=chosen_N if people else nobody_N,
-        target=labels_N == 0 if people else nobody_N,
-        length=5.0,
+    steering = PoisoningPlan(
+        kind=harm,
+        is_backdoored=chosen_N if people else nobody_N,
+        is_target=labels_N == 0 if people else nobody_N,
+        row_norm=5.0,
     )
     if isinstance(run, SummedRun):
         poison_representations(run, PASSIVE, steering)
@@ -74,9 +76,9 @@ def active_parameters(run: LiveRun | SummedRun) -> Tensor:
     """Return the parameters of all that the active trains, one after another."""
     modules: tuple[torch.nn.Module, ...]
     if isinstance(run, LiveRun):
-        modules = (run.learner.trainer.networks,)
+        modules = (run.active_role.trainer.networks,)
     else:
-        modules = (run.learner.trainer.encoder, run.learner.trainer.head)
+        modules = (run.active_role.trainer.encoder, run.active_role.trainer.head)
     return torch.cat([value.flatten() for module in modules for value in module.parameters()])
 
 
@@ -88,10 +90,10 @@ def test_a_backdoor_for_nobody_is_an_honest_run(
     assert torch.equal(active_parameters(run), active_parameters(train_honestly(method)))
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("harm", POISONING_KINDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_no_rule_of_the_protocol_refuses_the_harm_and_it_moves_the_model(
-    method: str, harm: Harm, train_honestly: Callable[[str], LiveRun | SummedRun]
+    method: str, harm: PoisoningKind, train_honestly: Callable[[str], LiveRun | SummedRun]
 ) -> None:
     run = train_with_harm(method, harm)
     assert not torch.equal(active_parameters(run), active_parameters(train_honestly(method)))
@@ -117,6 +119,6 @@ def test_a_backdoor_in_summed_representations_is_found(
 
 def test_a_backdoor_is_for_a_tenth_of_the_people() -> None:
     features_UF = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)).numpy()
-    chosen_U = choose_people(features_UF)
+    chosen_U = choose_backdoored_people(features_UF)
     assert chosen_U.sum() == 20
     assert features_UF[chosen_U].sum(axis=1).min() >= features_UF[~chosen_U].sum(axis=1).max()

@@ -284,7 +284,7 @@ def play_run(
 def collect_sums(run: Played) -> tuple[Tensor, NDArray[np.float64]] | None:
     """Return positions (N,) and all sums that the active opened of them in the run, (N, C)."""
     knowledge = Knowledge(classes=len(run.data.classes), victim="passive-1")
-    view = recorded.view_of(
+    view = recorded.make_view(
         run.recording, ("active",), knowledge=knowledge, behaviour="curious", iterations=1
     )
     seen = [collect_opened_sums(view, epoch) for epoch in list_opened_epochs(view)]

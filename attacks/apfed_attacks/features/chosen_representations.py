@@ -22,13 +22,13 @@ from pydantic import Field
 from torch import Tensor
 
 from apfed_attacks.features.contrastive_inversion import (
-    Question,
+    SummedStep,
     explain_not_contrastive,
-    explain_sums,
+    recover_representations,
 )
 from apfed_attacks.features.regression import guess_features
 from apfed_attacks.interface import Guess
-from apfed_attacks.live.strategy import ActiveAttack, LiveActive, notes_of
+from apfed_attacks.live.strategy import ActiveAttack, LiveActive, read_notes
 from apfed_attacks.view import AdversaryView, AgreedTerms, Knowledge
 from secure_apfed.settings.training import ContrastiveSettings
 
@@ -101,7 +101,7 @@ class ChosenRepresentations(ActiveAttack):
         Raises:
             AttackError: the view is not of a live run of this attack.
         """
-        notes = notes_of(self, view)
+        notes = read_notes(self, view)
         contributors = list(view.terms_by_passive.values())
         people_N = notes["people"]
         size = int(notes["batch"])
@@ -118,11 +118,13 @@ class ChosenRepresentations(ActiveAttack):
             if are_in_one_batch:
                 # One request held every person twice, once with each vector.
                 twice = torch.arange(len(batch)).repeat(2)
-                questions = [Question.from_batch(sent.flatten(0, 1), opened.flatten(0, 1), twice)]
+                questions = [SummedStep.from_batch(sent.flatten(0, 1), opened.flatten(0, 1), twice)]
             else:
-                questions = [Question.from_batch(h, g) for h, g in zip(sent, opened, strict=True)]
+                questions = [SummedStep.from_batch(h, g) for h, g in zip(sent, opened, strict=True)]
             start = _shift_to_sphere(differences_BD)
-            recovered.append(explain_sums(questions, contributors, view.iterations, start_ND=start))
+            recovered.append(
+                recover_representations(questions, contributors, view.iterations, start_ND=start)
+            )
         return people_N, torch.cat(recovered)
 
 

@@ -85,14 +85,14 @@ class ContrastiveInversion(FeatureAttack):
         Raises AttackError: all sums of all epochs are zero.
         """
         contributors = list(view.terms_by_passive.values())
-        pairs = list[tuple[Tensor, Question]]()  # rows of a step, and its sum
+        pairs = list[tuple[Tensor, SummedStep]]()  # rows of a step, and its sum
         for epoch in reversed(view.epochs):
             for step, rows_B, h_BD in list_opened_batches(view, epoch):
                 # Rows that the victim does not have took no part in its loss.
                 present_B = view.has_rows(view.knowledge.victim, rows_B)
-                question = Question.from_batch(h_BD[present_B], view.revealed[step][present_B])
-                if present_B.sum() >= _MIN_BATCH and question.sum.any():
-                    pairs.append((rows_B[present_B], question))
+                summed_step = SummedStep.from_batch(h_BD[present_B], view.revealed[step][present_B])
+                if present_B.sum() >= _MIN_BATCH and summed_step.revealed_sum.any():
+                    pairs.append((rows_B[present_B], summed_step))
             if pairs:
                 break
         else:
@@ -100,11 +100,14 @@ class ContrastiveInversion(FeatureAttack):
                 f"every sum that {view.name} opened is zero everywhere for people whom "
                 f"{view.knowledge.victim} holds; there is no gradient to invert"
             )
-        rows, questions = zip(*pairs, strict=True)
+        rows, steps = zip(*pairs, strict=True)
         iterations = view.iterations
-        recovered = [explain_sums([question], contributors, iterations) for question in questions]
+        recovered = [
+            recover_representations([summed_step], contributors, iterations)
+            for summed_step in steps
+        ]
         positions, order = torch.cat(rows).sort()
-        sums = torch.cat([question.sum for question in questions])
+        sums = torch.cat([summed_step.revealed_sum for summed_step in steps])
         return Observed(positions, sums[order]), Observed(positions, torch.cat(recovered)[order])
 
 
@@ -122,19 +125,19 @@ def explain_not_contrastive(view: AdversaryView) -> str | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class SummedStep:
     """One step's representations, and the sum of gradients that the active decrypted for them.
 
     Attributes:
-        h: what the active sent, (B, D).
-        sum: sum of lambda_p B dL_p/dh over the passives p, with clipped rows, (B, D): lambda_p is a
-            passive's weight, L_p its loss, B the number of rows.
-        people: index of each row's person among the unknown representations, (B,).
+        sent_rows: what the active sent, (B, D).
+        revealed_sum: sum of lambda_p B dL_p/dh over the passives p, with clipped rows, (B, D):
+            lambda_p is a passive's weight, L_p its loss, B the number of rows.
+        person_index: index of each row's person among the unknown representations, (B,).
     """
 
-    h: Tensor
-    sum: Tensor
-    people: Tensor
+    sent_rows: Tensor
+    revealed_sum: Tensor
+    person_index: Tensor
 
     @classmethod
     def from_batch(cls, h_BD: Tensor, sum_BD: Tensor, people_B: Tensor | None = None) -> Self:
@@ -147,8 +150,8 @@ class Question:
         return cls(h_BD.flatten(1).double(), sum_BD.flatten(1).double(), people_B)
 
 
-def explain_sums(
-    questions: Sequence[Question],
+def recover_representations(
+    steps: Sequence[SummedStep],
     contributors: Sequence[AgreedTerms],
     iterations: int,
     *,
@@ -160,7 +163,7 @@ def explain_sums(
     sum|^2 / |sum|^2.
 
     Args:
-        questions: what was sent in each step, and the decrypted sum.
+        steps: what was sent in each step, and the decrypted sum.
         contributors: what the contract says about each passive, all with the same contrastive
             objective.
         iterations: maximum number of iterations of the optimiser.
@@ -169,12 +172,14 @@ def explain_sums(
     Raises:
         AttackError: all sums are zero.
     """
-    first = questions[0]
-    scale = sum(float(item.sum.square().sum()) for item in questions)
+    first = steps[0]
+    scale = sum(float(step.revealed_sum.square().sum()) for step in steps)
     if not scale:
         raise AttackError("the sum is zero everywhere; it holds no gradient to invert")
     if start_ND is None:
-        start_ND = F.normalize(-first.sum, dim=1) + 0.5 * F.normalize(first.h, dim=1)
+        start_ND = F.normalize(-first.revealed_sum, dim=1) + 0.5 * F.normalize(
+            first.sent_rows, dim=1
+        )
     guess_ND = start_ND.double().clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
         [guess_ND],
@@ -189,9 +194,9 @@ def explain_sums(
         """Return |predicted - sum|^2 / |sum|^2 over all steps, and set the gradient for L-BFGS."""
         optimiser.zero_grad()
         error = guess_ND.new_zeros(())
-        for item in questions:
-            predicted_BD = contrastive_sum(item.h, guess_ND[item.people], contributors)
-            error = error + (predicted_BD - item.sum).square().sum() / scale
+        for step in steps:
+            predicted_BD = predict_sum(step.sent_rows, guess_ND[step.person_index], contributors)
+            error = error + (predicted_BD - step.revealed_sum).square().sum() / scale
         (guess_ND.grad,) = torch.autograd.grad(error, guess_ND)
         return error.detach()
 
@@ -199,7 +204,7 @@ def explain_sums(
     return F.normalize(guess_ND.detach(), dim=1)
 
 
-def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[AgreedTerms]) -> Tensor:
+def predict_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[AgreedTerms]) -> Tensor:
     """Return the sum (B, D) that the active would decrypt if every contributor had given
     representations.
 

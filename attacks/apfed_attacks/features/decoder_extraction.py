@@ -25,7 +25,7 @@ from torch import Tensor
 
 from apfed_attacks.features.regression import Regression, guess_features
 from apfed_attacks.interface import FloatArray, Guess
-from apfed_attacks.live.strategy import ActiveAttack, LiveActive, notes_of
+from apfed_attacks.live.strategy import ActiveAttack, LiveActive, read_notes
 from apfed_attacks.view import AdversaryView, Knowledge
 
 _RANK_TOLERANCE = 1e-5  # smallest singular value that counts, in units of the largest
@@ -108,7 +108,7 @@ class DecoderExtraction(ActiveAttack):
         They are an affine map that fits the known pairs exactly, a regression and, without rules,
         the Gram matrix W^T W of a linear decoder W, which gives features up to a rotation.
         """
-        notes = notes_of(self, view)
+        notes = read_notes(self, view)
         guess = guess_features(self, view, notes["people"], {"answers": notes["opened"]}, seed)
         positions, order = notes["people"].sort()
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
@@ -121,7 +121,7 @@ class DecoderExtraction(ActiveAttack):
         if "gram" in notes:
             # R columns: features up to a rotation, which `_align_procrustes` finds by pairs.
             turned_NR = _undo_rotation(notes["zero"][order], notes["gram"]).numpy(force=True)
-            if turned_NR.shape[1] <= regress.pairs.shape[1]:
+            if turned_NR.shape[1] <= regress.known_features.shape[1]:
                 exact["gram"] = regress.cross_validate_guess(
                     lambda known: _align_procrustes(known, turned_NR)
                 )
@@ -154,11 +154,11 @@ def _align_procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
 
     `regress`: regression that holds the known pairs of rows and features. `turned_NR`: the rows.
     """
-    known = turned_NR[regress.shadow]
+    known = turned_NR[regress.is_known]
     known_mean = known.mean(axis=0)
-    pairs_mean = regress.pairs.mean(axis=0)
+    pairs_mean = regress.known_features.mean(axis=0)
     left_vectors, sizes, right_vectors = np.linalg.svd(
-        (known - known_mean).T @ (regress.pairs - pairs_mean), full_matrices=False
+        (known - known_mean).T @ (regress.known_features - pairs_mean), full_matrices=False
     )
     in_rank = sizes > _RANK_TOLERANCE * sizes[0]
     # The singular vectors give the rotation, the last factor the scale of least squares.
@@ -168,7 +168,7 @@ def _align_procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
         * sizes.sum()
         / np.square(known - known_mean).sum()
     )
-    guess_UF: FloatArray = (turned_NR[~regress.shadow] - known_mean) @ rotation_RF + pairs_mean
+    guess_UF: FloatArray = (turned_NR[~regress.is_known] - known_mean) @ rotation_RF + pairs_mean
     return guess_UF
 
 
@@ -179,10 +179,10 @@ def _fit_affine(regress: Regression, values_NF: FloatArray) -> FloatArray:
     `regress`: regression that holds the known pairs of rows and features. `values_NF`: values of
     all rows, of which U are guessed.
     """
-    known = values_NF[regress.shadow]
+    known = values_NF[regress.is_known]
     known_mean = known.mean(axis=0)
-    pairs_mean = regress.pairs.mean(axis=0)
+    pairs_mean = regress.known_features.mean(axis=0)
     inverse = np.linalg.pinv(known - known_mean, rcond=_RANK_TOLERANCE)
-    weights = inverse @ (regress.pairs - pairs_mean)
-    guess_UF: FloatArray = (values_NF[~regress.shadow] - known_mean) @ weights + pairs_mean
+    weights = inverse @ (regress.known_features - pairs_mean)
+    guess_UF: FloatArray = (values_NF[~regress.is_known] - known_mean) @ weights + pairs_mean
     return guess_UF

@@ -33,7 +33,9 @@ def build_layers(*widths: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def simulator_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
+def build_simulator(
+    features: Shape, representation: Shape, hidden: int, channels: int
+) -> nn.Module:
     """Return a network from flattened features (B, F) to flattened representations (B, D).
 
     Between images and convolution maps it has linear convolutions with this number of `channels`,
@@ -55,10 +57,10 @@ def simulator_for(features: Shape, representation: Shape, hidden: int, channels:
     )
 
 
-def decoder_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
+def build_decoder(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
     """Return a network from flattened representations (B, D) to flattened features (B, F).
 
-    It mirrors that of `simulator_for`. `features`, `representation`: shapes of a row. `hidden`:
+    It mirrors that of `build_simulator`. `features`, `representation`: shapes of a row. `hidden`:
     width of fully connected layers. `channels`: number of channels of convolutions.
     """
     scale = _compute_scale(features, representation)
@@ -86,7 +88,9 @@ def _compute_scale(features: Shape, representation: Shape) -> int:
     return max(math.ceil(image_side / map_side) for image_side, map_side in sides)
 
 
-def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: Tensor) -> Tensor:
+def compute_slope_penalty(
+    judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: Tensor
+) -> Tensor:
     """Return the mean squared norm of a discriminator's gradient at points between two samples.
 
     Adding it to the loss keeps the discriminator's slope small, so that training is stable:
@@ -102,7 +106,7 @@ def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: T
     return squared_norm
 
 
-def energy_distance(one_ND: Tensor, other_MD: Tensor) -> float:
+def compute_energy_distance(one_ND: Tensor, other_MD: Tensor) -> float:
     """Return how unlike two samples (N, D) and (M, D) are; 0 for equal distributions.
 
     This is the energy distance (Szekely and Rizzo, 2013).

@@ -28,16 +28,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.columns import own_columns
+from apfed_attacks.columns import select_own_columns
 from apfed_attacks.features.feature_space import (
+    build_decoder,
     build_layers,
-    decoder_for,
-    simulator_for,
-    slope_penalty,
+    build_simulator,
+    compute_slope_penalty,
 )
 from apfed_attacks.features.regression import predict_by_ridge
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.live.strategy import AnsweringAttack, notes_of
+from apfed_attacks.live.strategy import AnsweringAttack, read_notes
 from apfed_attacks.view import AdversaryView, AttackError, Knowledge, collect_releases
 from secure_apfed.base.seeds import derive_seed, seed_draws
 from secure_apfed.networks.models import Shape
@@ -95,7 +95,7 @@ class HijackAttack(AnsweringAttack):
 
     def start_answering(
         self, terms: "RepresentationBounds", knowledge: Knowledge, own_AF: Tensor, seed: int
-    ) -> "Hijack":
+    ) -> "HijackAdversary":
         """Return the adversary that forges each step's gradient; it trains on the outsiders'
         features.
 
@@ -108,7 +108,9 @@ class HijackAttack(AnsweringAttack):
         known_PF = outsiders.new_empty(len(outsiders), 0)
         if own_rows and self.conditioned:
             known_PF = _fit_to_columns(own_rows[0], own_AF.flatten(1).shape[1])
-        return Hijack(self, terms.shape, outsiders, own_AF, known_PF, derive_seed(seed, self.name))
+        return HijackAdversary(
+            self, terms.shape, outsiders, own_AF, known_PF, derive_seed(seed, self.name)
+        )
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Decode the victim's recorded releases by the decoder that the adversary trained in the
@@ -116,13 +118,13 @@ class HijackAttack(AnsweringAttack):
 
         Baselines, from the P outsiders: their mean, and ridge regression from the C own columns.
         """
-        notes = notes_of(self, view)
+        notes = read_notes(self, view)
         victim = view.knowledge.victim
         assert victim is not None
         releases = collect_releases(view, victim)
         positions = releases["h"].positions
         outsiders = view.knowledge.public[victim].float()
-        space = Space(self, tuple(notes["shape"].tolist()), outsiders)
+        space = FeatureSpace(self, tuple(notes["shape"].tolist()), outsiders)
         space.decoder.load_state_dict({key: notes[key] for key in space.decoder.state_dict()})
         attacks = {
             f"decoded {name}": Prediction(
@@ -135,7 +137,7 @@ class HijackAttack(AnsweringAttack):
         baselines = {"mean of the outsiders": Prediction(mean_NF)}
         own_rows = view.knowledge.public.get(view.parties[0])
         if own_rows is not None:
-            own_NC = _to_float64(own_columns(view, positions))
+            own_NC = _to_float64(select_own_columns(view, positions))
             own_PC = _to_float64(_fit_to_columns(own_rows, own_NC.shape[1]))
             baselines["ridge on x"] = predict_by_ridge(own_PC, public_PF, own_NC)
         return Guess(positions=positions, attacks=attacks, baselines=baselines)
@@ -182,7 +184,7 @@ def _to_float64(rows_NF: Tensor) -> FloatArray:
 
 
 def _fit_to_columns(known_P: Tensor, columns: int) -> Tensor:
-    """Return rows (P, ...) flattened, with as many columns as `own_columns` gives, (P, F).
+    """Return rows (P, ...) flattened, with as many columns as `select_own_columns` gives, (P, F).
 
     Where that has one column more, which marks missing rows, it is 0 here.
 
@@ -198,7 +200,7 @@ def _fit_to_columns(known_P: Tensor, columns: int) -> Tensor:
     return F.pad(known_PF, (0, missing))
 
 
-class Space:
+class FeatureSpace:
     """The feature space of the attack: simulator f, decoder d, and the standardised outsiders.
 
     Args:
@@ -207,26 +209,26 @@ class Space:
         outsiders: (P, ...) features of people outside the training.
 
     Attributes:
-        reach_D: mask of the D components of a representation that are above 0 for some row, of a
-            victim whose encoder ends in a ReLU; None: it does not.
+        is_reachable_D: mask of the D components of a representation that are above 0 for some row,
+            of a victim whose encoder ends in a ReLU; None: it does not.
     """
 
-    def __init__(self, attack: HijackAttack, sent: Shape, outsiders: Tensor) -> None:
+    def __init__(self, attack: HijackAttack, release_shape: Shape, outsiders: Tensor) -> None:
         """Build simulator and decoder, and standardise the outsiders.
 
         Each feature has a mean of its own, and all have one scale. P is the number of outsiders, D
         the size of a representation.
         """
-        self.outsiders = rows_PF = outsiders.flatten(1)
-        self.reach_D: Tensor | None = None
-        self._low = rows_PF.min()
-        self._high = rows_PF.max()
+        self.outsiders_PF = rows_PF = outsiders.flatten(1)
+        self.is_reachable_D: Tensor | None = None
+        self._least_value = rows_PF.min()
+        self._greatest_value = rows_PF.max()
         self._centre_F = rows_PF.mean(dim=0)
         self._scale = float(rows_PF.std()) or 1.0
-        self.public_PF = (rows_PF - self._centre_F) / self._scale
-        widths = tuple(outsiders.shape[1:]), sent, attack.hidden, attack.channels
-        self.simulator = simulator_for(*widths).to(outsiders.device)
-        self.decoder = decoder_for(*widths).to(outsiders.device)
+        self.scaled_outsiders_PF = (rows_PF - self._centre_F) / self._scale
+        widths = tuple(outsiders.shape[1:]), release_shape, attack.hidden, attack.channels
+        self.simulator = build_simulator(*widths).to(outsiders.device)
+        self.decoder = build_decoder(*widths).to(outsiders.device)
 
     def simulate_batch(self, scaled_BF: Tensor) -> Tensor:
         """Return simulated representations (B, D) of standardised features.
@@ -235,10 +237,10 @@ class Space:
         it can be.
         """
         simulated_BD: Tensor = self.simulator(scaled_BF)
-        if self.reach_D is None:
+        if self.is_reachable_D is None:
             return simulated_BD
         # softplus is a smooth ReLU; the shift keeps its gradient from vanishing.
-        return F.softplus(simulated_BD + _SOFTPLUS_SHIFT) * self.reach_D
+        return F.softplus(simulated_BD + _SOFTPLUS_SHIFT) * self.is_reachable_D
 
     @torch.no_grad()
     def simulate_rows(self, features_NF: Tensor) -> Tensor:
@@ -252,10 +254,12 @@ class Space:
     def decode_rows(self, z_ND: Tensor) -> Tensor:
         """Return decoded features d(z), (N, F), in the outsiders' units and range."""
         decoded_NF = torch.cat([self.decoder(z_BD) for z_BD in z_ND.split(_ROWS_AT_ONCE)])
-        return (decoded_NF * self._scale + self._centre_F).clamp(self._low, self._high)
+        return (decoded_NF * self._scale + self._centre_F).clamp(
+            self._least_value, self._greatest_value
+        )
 
 
-class Hijack:
+class HijackAdversary:
     """The adversary's networks, which train with each step for which it forges a gradient.
 
     Args:
@@ -271,7 +275,7 @@ class Hijack:
     def __init__(
         self,
         attack: HijackAttack,
-        sent: Shape,
+        release_shape: Shape,
         outsiders: Tensor,
         own_AF: Tensor,
         own_PF: Tensor,
@@ -281,7 +285,7 @@ class Hijack:
         networks.
         """
         self._attack = attack
-        self._sent = sent
+        self._release_shape = release_shape
         self._seed = seed
         own_features = own_PF.shape[1]
         own_PF = own_PF.float()
@@ -296,14 +300,14 @@ class Hijack:
         self._own_AF = (own_AF - centre_F) / scale
         self._own_PF = (own_PF - centre_F) / scale
         with seed_draws(seed, "networks"):
-            self.space = Space(attack, sent, outsiders)
-            inputs = math.prod(sent) + own_features
+            self.space = FeatureSpace(attack, release_shape, outsiders)
+            inputs = math.prod(release_shape) + own_features
             self._discriminator = build_layers(inputs, attack.hidden, attack.hidden, 1)
         self._discriminator.to(outsiders.device)
         self._discriminator_optimizer = torch.optim.Adam(
             self._discriminator.parameters(), attack.judge_rate, betas=_BETAS, fused=True
         )
-        self._target_PD: Tensor | None = None  # f of the outsiders, from the first step on
+        self._simulated_PD: Tensor | None = None  # f of the outsiders, from the first step on
 
     def forge_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Train the discriminator on this batch, and return a forged gradient (B, D).
@@ -313,22 +317,22 @@ class Hijack:
         `step`: number of the step. `rows_B`: alignment positions. `z_BD`: the victim's
         representations.
         """
-        z_BD = z_BD.detach().to(self.space.outsiders.device, torch.float32)
-        if self._target_PD is None:
-            self._target_PD = self._train_space(z_BD)
+        z_BD = z_BD.detach().to(self.space.outsiders_PF.device, torch.float32)
+        if self._simulated_PD is None:
+            self._simulated_PD = self._train_simulator(z_BD)
         own_BF = self._own_AF[rows_B]
         # What the discriminator reads: a representation, beside own features of the same person.
         victims_BC = torch.cat([z_BD, own_BF], dim=1)
         with seed_draws(self._seed, step):
             for _ in range(self._attack.rounds):
-                outsiders_B = torch.randint(len(self._target_PD), (len(victims_BC),))
+                outsiders_B = torch.randint(len(self._simulated_PD), (len(victims_BC),))
                 simulated_BC = torch.cat(
-                    [self._target_PD[outsiders_B], self._own_PF[outsiders_B]], dim=1
+                    [self._simulated_PD[outsiders_B], self._own_PF[outsiders_B]], dim=1
                 )
                 # Logistic loss: simulated rows should score high, the victim's low.
                 loss = F.softplus(-self._discriminator(simulated_BC)).mean()
                 loss = loss + F.softplus(self._discriminator(victims_BC)).mean()
-                penalty = slope_penalty(self._discriminator, victims_BC, simulated_BC)
+                penalty = compute_slope_penalty(self._discriminator, victims_BC, simulated_BC)
                 self._discriminator_optimizer.zero_grad()
                 (loss + self._attack.penalty * penalty).backward()
                 self._discriminator_optimizer.step()
@@ -338,7 +342,7 @@ class Hijack:
         (gradient_BD,) = torch.autograd.grad(F.softplus(-scores_B).sum(), h_BD)
         return gradient_BD * self._attack.strength
 
-    def _train_space(self, z_BD: Tensor) -> Tensor:
+    def _train_simulator(self, z_BD: Tensor) -> Tensor:
         """Train simulator f and decoder to be inverse to each other on the outsiders; return f of
         these, (P, D).
 
@@ -347,18 +351,18 @@ class Hijack:
         space = self.space
         attack = self._attack
         ends_in_relu = bool((z_BD >= 0).all())
-        space.reach_D = (z_BD > 0).any(dim=0) if ends_in_relu else None
+        space.is_reachable_D = (z_BD > 0).any(dim=0) if ends_in_relu else None
         parameters = [*space.simulator.parameters(), *space.decoder.parameters()]
         adam = torch.optim.Adam(parameters, attack.learning_rate, fused=True)
         with seed_draws(self._seed, "ahead"):
             for _ in range(attack.ahead):
-                rows_B = torch.randint(len(space.public_PF), (attack.batch,))
-                public_BF = space.public_PF[rows_B]
+                rows_B = torch.randint(len(space.scaled_outsiders_PF), (attack.batch,))
+                public_BF = space.scaled_outsiders_PF[rows_B]
                 adam.zero_grad()
                 F.mse_loss(space.decoder(space.simulate_batch(public_BF)), public_BF).backward()
                 adam.step()
-        return space.simulate_rows(space.outsiders)
+        return space.simulate_rows(space.outsiders_PF)
 
     def collect_notes(self) -> Mapping[str, Tensor]:
         """Return the decoder's weights and the shape of a release, for `HijackAttack.run`."""
-        return {**self.space.decoder.state_dict(), "shape": torch.tensor(self._sent)}
+        return {**self.space.decoder.state_dict(), "shape": torch.tensor(self._release_shape)}

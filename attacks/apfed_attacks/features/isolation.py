@@ -20,7 +20,7 @@ from torch import Tensor
 
 from apfed_attacks.features.regression import guess_features
 from apfed_attacks.interface import Guess
-from apfed_attacks.live.strategy import ActiveAttack, LiveActive, notes_of
+from apfed_attacks.live.strategy import ActiveAttack, LiveActive, read_notes
 from apfed_attacks.view import AdversaryView, Knowledge
 
 
@@ -84,6 +84,6 @@ class Isolation(ActiveAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Regress the isolated contribution to the victim's features."""
-        notes = notes_of(self, view)
+        notes = read_notes(self, view)
         contribution = {"isolated part": notes["isolated"]}
         return guess_features(self, view, notes["people"], contribution, seed)

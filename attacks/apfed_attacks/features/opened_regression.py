@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apfed_attacks.columns import join_own_columns, own_columns, own_votes
+from apfed_attacks.columns import compute_own_votes, join_own_columns, select_own_columns
 from apfed_attacks.features.regression import FeatureAttack, Regression, guess_features
 from apfed_attacks.interface import FloatArray, Guess
 from apfed_attacks.view import (
@@ -193,14 +193,16 @@ class VoteRegression(FeatureAttack):
         labels_n = ballot.labels
         own_labels_A = view.labels.get(view.parties[0])  # by alignment position, -1 for none
         if labels_n is None and own_labels_A is not None:
-            labels_n = own_labels_A[ballot.labelled]
+            labels_n = own_labels_A[ballot.labelled_rows]
         if labels_n is None or bool((labels_n < 0).any()):
             return {}
         rows_U = ballot.rows.sort().values
-        labelled, order = ballot.labelled.sort()
+        labelled, order = ballot.labelled_rows.sort()
         labelled_n = torch.searchsorted(rows_U, labelled)  # indices among the U rows
-        features_UF = own_columns(view, rows_U).double().numpy(force=True)
-        votes_UK = own_votes(features_UF, labelled_n, labels_n[order], view.knowledge.classes)
+        features_UF = select_own_columns(view, rows_U).double().numpy(force=True)
+        votes_UK = compute_own_votes(
+            features_UF, labelled_n, labels_n[order], view.knowledge.classes
+        )
         index_N = torch.searchsorted(rows_U, positions).numpy()
         votes_NK = self.scale_columns(torch.from_numpy(votes_UK[index_N]), 0)
         return {"x and own votes": np.hstack([own_NF, votes_NK])}

@@ -25,7 +25,7 @@ from apfed_attacks.columns import (
     guess_once,
     hash_inputs,
     join_own_columns,
-    own_columns,
+    select_own_columns,
     standardise_columns,
 )
 from apfed_attacks.interface import FloatArray, Guess, Prediction
@@ -189,21 +189,21 @@ class Regression:
 
     Attributes:
         positions: alignment positions of all rows, (N,), ascending.
-        pairs: the victim's features of the known rows, (n, F).
-        shadow: mask of the known rows, (N,).
+        known_features: the victim's features of the known rows, (n, F).
+        is_known: mask of the known rows, (N,).
         hidden: width of networks.
         iterations: maximum number of training iterations of a network.
         seed: seed of the networks' initial weights.
-        decoy: whether rows have other rows' releases, to make a baseline.
+        is_decoy: whether rows have other rows' releases, to make a baseline.
     """
 
     positions: Tensor
-    pairs: FloatArray
-    shadow: NDArray[np.bool_]
+    known_features: FloatArray
+    is_known: NDArray[np.bool_]
     hidden: int
     iterations: int
     seed: int
-    decoy: bool = False
+    is_decoy: bool = False
 
     @classmethod
     def from_view(cls, view: AdversaryView, positions: Tensor, *, hidden: int, seed: int) -> Self:
@@ -226,7 +226,8 @@ class Regression:
                 f"{view.name} observed no row but its {len(shadow)} shadow rows, so that there is "
                 "none to guess; lower shadow_rows"
             )
-        # Both are ascending, so the i-th of these pairs is the i-th shadow row of `positions`.
+        # Both are ascending, so the i-th of these features is of the i-th shadow row of
+        # `positions`.
         pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)
         return cls(
             positions,
@@ -235,13 +236,13 @@ class Regression:
             hidden,
             view.iterations,
             seed,
-            decoy=view.is_decoy,
+            is_decoy=view.is_decoy,
         )
 
     @property
-    def unknown(self) -> Tensor:
+    def is_guessed(self) -> Tensor:
         """The mask of the rows that are guessed, (N,), bool."""
-        return torch.from_numpy(~self.shadow)
+        return torch.from_numpy(~self.is_known)
 
     def predict_from_columns(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
         """Fit each linear regressor on each set of columns (N, C), and predict the unknown rows.
@@ -272,34 +273,41 @@ class Regression:
         unknown there.
         """
         errors = []
-        known = np.flatnonzero(self.shadow)
-        for index in range(0, len(known), max(1, len(known) // _CROSS_VALIDATED)):
-            shadow = self.shadow.copy()
-            shadow[known[index]] = False
-            without_row = replace(self, shadow=shadow, pairs=np.delete(self.pairs, index, axis=0))
-            index_among_guessed = int((~shadow)[: known[index]].sum())
+        known_rows = np.flatnonzero(self.is_known)
+        stride = max(1, len(known_rows) // _CROSS_VALIDATED)
+        for index in range(0, len(known_rows), stride):
+            is_known = self.is_known.copy()
+            is_known[known_rows[index]] = False
+            known_features = np.delete(self.known_features, index, axis=0)
+            without_row = replace(self, is_known=is_known, known_features=known_features)
+            index_among_guessed = int((~is_known)[: known_rows[index]].sum())
             guessed_F = guess(without_row)[index_among_guessed]
-            errors.append(np.square(guessed_F - self.pairs[index]).mean())
-        variance = float(np.square(self.pairs - self.pairs.mean(axis=0)).mean()) or 1.0
+            errors.append(np.square(guessed_F - self.known_features[index]).mean())
+        centred = self.known_features - self.known_features.mean(axis=0)
+        variance = float(np.square(centred).mean()) or 1.0
         return Prediction(guess(self), held_out=1 - float(np.mean(errors)) / variance)
 
-    def make_guess(self, attacks: Mapping[str, Prediction], own: Mapping[str, FloatArray]) -> Guess:
+    def make_guess(
+        self, attacks: Mapping[str, Prediction], own_column_sets: Mapping[str, FloatArray]
+    ) -> Guess:
         """Return the guess of an attack for the U unknown rows, with its baselines.
 
         The baselines are the known rows' mean, and the same regressions on own columns.
 
-        `attacks`: predictions that use what was released. `own`: sets of columns (N, C) that use
-        nothing released; not used for a decoy (releases of other rows), whose baselines are not
-        read.
+        `attacks`: predictions that use what was released. `own_column_sets`: sets of columns (N, C)
+        that use nothing released; not used for a decoy (releases of other rows), whose baselines
+        are not read.
         """
-        mean_UF = np.tile(self.pairs.mean(axis=0), (int((~self.shadow).sum()), 1))
-        shadow_rows = len(self.pairs)
+        mean_UF = np.tile(self.known_features.mean(axis=0), (int((~self.is_known).sum()), 1))
+        shadow_rows = len(self.known_features)
         # R^2 of predicting each known row by the mean of the others.
         loo_r2 = 1 - (shadow_rows / (shadow_rows - 1)) ** 2
         baselines = {"mean of the shadow rows": Prediction(mean_UF, held_out=loo_r2)}
-        if not self.decoy:
-            baselines |= self.predict_from_columns(own)
-        return Guess(positions=self.positions[self.unknown], attacks=attacks, baselines=baselines)
+        if not self.is_decoy:
+            baselines |= self.predict_from_columns(own_column_sets)
+        return Guess(
+            positions=self.positions[self.is_guessed], attacks=attacks, baselines=baselines
+        )
 
     def _fit_regressor(self, regressor: str, values_NF: FloatArray, hashed: str) -> Prediction:
         """Fit a linear regressor of `REGRESSORS` to the known rows, and predict the unknown ones,
@@ -313,11 +321,11 @@ class Regression:
 
         def predict_unknown() -> Prediction:
             """Fit all shadow rows; predict the U unknown ones."""
-            model = self._fit_rows(regressor, values_NF, np.arange(len(self.pairs)))
-            predicted_UF = self._predict_rows(model, values_NF[~self.shadow])
+            model = self._fit_rows(regressor, values_NF, np.arange(len(self.known_features)))
+            predicted_UF = self._predict_rows(model, values_NF[~self.is_known])
             return Prediction(predicted_UF, held_out=self._scale_error(-float(model.best_score_)))
 
-        return guess_once(predict_unknown, regressor, *self._inputs, hashed)
+        return guess_once(predict_unknown, regressor, *self._cache_key, hashed)
 
     def _fit_network(
         self, values_NF: FloatArray, hashed: str, threshold: float | None
@@ -330,7 +338,7 @@ class Regression:
         `values_NF`, `hashed`: the columns, and their hash. `threshold`: R^2 that it has to exceed;
         None: any will do.
         """
-        rows_n = np.arange(len(self.pairs))
+        rows_n = np.arange(len(self.known_features))
         if len(rows_n) < _HELD_OUT_EVERY:
             return None
         is_held_out_n = rows_n % _HELD_OUT_EVERY == 0
@@ -338,8 +346,8 @@ class Regression:
         def predict_held_out() -> Prediction:
             """Fit four fifths of the shadow rows, and predict the others."""
             model = self._fit_rows(_NETWORK, values_NF, rows_n[~is_held_out_n])
-            wanted_nF = self._scaled_pairs[is_held_out_n]
-            known_nC = values_NF[self.shadow][is_held_out_n]
+            wanted_nF = self._scaled_features[is_held_out_n]
+            known_nC = values_NF[self.is_known][is_held_out_n]
             squared_error_n = np.square(
                 model.predict(known_nC).reshape(wanted_nF.shape) - wanted_nF
             )
@@ -351,32 +359,39 @@ class Regression:
         def predict_unknown() -> Prediction:
             """Fit all shadow rows; predict the unknown ones."""
             model = self._fit_rows(_NETWORK, values_NF, rows_n)
-            return Prediction(self._predict_rows(model, values_NF[~self.shadow]))
+            return Prediction(self._predict_rows(model, values_NF[~self.is_known]))
 
-        r2 = guess_once(predict_held_out, "held out", *self._inputs, hashed).held_out
+        r2 = guess_once(predict_held_out, "held out", *self._cache_key, hashed).held_out
         if r2 is None or not r2 > (-np.inf if threshold is None else threshold):
             return None
-        predicted = guess_once(predict_unknown, _NETWORK, *self._inputs, hashed)
+        predicted = guess_once(predict_unknown, _NETWORK, *self._cache_key, hashed)
         return replace(predicted, held_out=r2)
 
     @cached_property
-    def _inputs(self) -> tuple[str | int, ...]:
+    def _cache_key(self) -> tuple[str | int, ...]:
         """All that a fit depends on besides the columns, for `guess_once`."""
-        return self.hidden, self.iterations, self.seed, hash_inputs(self.shadow, self.pairs)
+        return (
+            self.hidden,
+            self.iterations,
+            self.seed,
+            hash_inputs(self.is_known, self.known_features),
+        )
 
     @cached_property
-    def _scaled_pairs(self) -> FloatArray:
+    def _scaled_features(self) -> FloatArray:
         """The known features (n, F), with mean 0 in each column and variance 1 over all."""
-        return np.asarray((self.pairs - self.pairs.mean(axis=0)) / self._scale, dtype=np.float64)
+        return np.asarray(
+            (self.known_features - self.known_features.mean(axis=0)) / self._scale, dtype=np.float64
+        )
 
     @cached_property
     def _scale(self) -> float:
         """The deviation of all known features; 1 if they are constant."""
-        return float(self.pairs.std()) or 1.0
+        return float(self.known_features.std()) or 1.0
 
     def _scale_error(self, error: float) -> float:
         """Return 1 - error / variance for a mean squared error of scaled features."""
-        return 1 - error / (float(np.square(self._scaled_pairs).mean()) or 1.0)
+        return 1 - error / (float(np.square(self._scaled_features).mean()) or 1.0)
 
     def _fit_rows(self, regressor: str, values_NF: FloatArray, rows_n: NDArray[Any]) -> Any:
         """Return a new regressor, fitted to some of the known rows.
@@ -385,34 +400,36 @@ class Regression:
         the rows to fit among the known ones.
         """
         model = REGRESSORS[regressor](self.hidden, self.iterations, self.seed % 2**32, len(rows_n))
-        wanted_nF = self._scaled_pairs
+        wanted_nF = self._scaled_features
         # scikit-learn warns of a single target that is not a vector.
         targets = wanted_nF[rows_n, 0] if wanted_nF.shape[1] == 1 else wanted_nF[rows_n]
-        return fit_model(model, values_NF[self.shadow][rows_n], targets)
+        return fit_model(model, values_NF[self.is_known][rows_n], targets)
 
     def _predict_rows(self, model: Any, rows_NC: FloatArray) -> FloatArray:
         """Return a model's predictions from C columns in the victim's own units, (N, F)."""
-        predicted_NF = model.predict(rows_NC).reshape(-1, self.pairs.shape[1])
-        return np.asarray(predicted_NF * self._scale + self.pairs.mean(axis=0), dtype=np.float64)
+        predicted_NF = model.predict(rows_NC).reshape(-1, self.known_features.shape[1])
+        return np.asarray(
+            predicted_NF * self._scale + self.known_features.mean(axis=0), dtype=np.float64
+        )
 
 
 def predict_by_ridge(
-    known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray
+    known_PC: FloatArray, target_PF: FloatArray, columns_NC: FloatArray
 ) -> Prediction:
     """Fit ridge regression from C columns to the targets of P known rows; predict those of N
     others.
 
     Returns the targets, (N, F).
     """
-    predicted_NF = _make_ridge().fit(known_PC, wanted_PF).predict(columns_NC)
+    predicted_NF = _make_ridge().fit(known_PC, target_PF).predict(columns_NC)
     return Prediction(predicted_NF.reshape(len(columns_NC), -1))
 
 
 def guess_features(
     attack: "FeatureAttack | ActiveAttack",
     view: AdversaryView,
-    people_N: Tensor,
-    released: Mapping[str, Tensor],
+    positions_N: Tensor,
+    released_by_name: Mapping[str, Tensor],
     seed: int,
 ) -> Guess:
     """Guess the victim's features by regression on what was released, alone and joined with own
@@ -420,14 +437,14 @@ def guess_features(
 
     The baseline is the same from own features x alone.
 
-    `people_N`: alignment positions (N,). `released`: values (N, C) of these people, by name.
+    `positions_N`: alignment positions. `released_by_name`: values (N, C) of these people.
     """
-    positions, order = people_N.sort()
-    scaled = partial(standardise_columns, components=attack.components, seed=seed)
-    own_NF = scaled(own_columns(view, positions))
-    regress = Regression.from_view(view, positions, hidden=attack.hidden, seed=seed)
+    positions, order = positions_N.sort()
+    standardise = partial(standardise_columns, components=attack.components, seed=seed)
+    own_NF = standardise(select_own_columns(view, positions))
+    regression = Regression.from_view(view, positions, hidden=attack.hidden, seed=seed)
     columns: dict[str, FloatArray] = {}
-    for name, released_NC in released.items():
-        released_NF = scaled(released_NC[order])
+    for name, released_NC in released_by_name.items():
+        released_NF = standardise(released_NC[order])
         columns |= {name: released_NF, **join_own_columns(name, released_NF, own_NF)}
-    return regress.make_guess(regress.predict_from_columns(columns), {"x": own_NF})
+    return regression.make_guess(regression.predict_from_columns(columns), {"x": own_NF})

@@ -80,7 +80,7 @@ class RepresentationNetwork(FeatureAttack):
             columns_NC = np.hstack([x_NC, self.scale_columns(h_ND, seed)])
             generated[name] = self._generate_rows(view, columns_NC, h_ND, 0, seed)
         attacks = {
-            f"G(x, {name})": Prediction(generated_NF[regress.unknown].numpy(force=True))
+            f"G(x, {name})": Prediction(generated_NF[regress.is_guessed].numpy(force=True))
             for name, generated_NF in generated.items()
         }
         return regress.make_guess(attacks, {"x": x_NC})

@@ -21,8 +21,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from apfed_attacks.columns import own_columns
-from apfed_attacks.features.feature_space import build_layers, energy_distance, slope_penalty
+from apfed_attacks.columns import select_own_columns
+from apfed_attacks.features.feature_space import (
+    build_layers,
+    compute_energy_distance,
+    compute_slope_penalty,
+)
 from apfed_attacks.features.regression import FeatureAttack, predict_by_ridge
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError, collect_releases
@@ -87,8 +91,8 @@ class UnpairedInversion(FeatureAttack):
             raise AttackError(f"{view.name} knows the features of every observed row")
         order = shuffle_rows(torch.arange(len(shadow)), seed, "attacks", "unpaired")
         public_PF = shadow.values[order].flatten(1).float()
-        x_NC = own_columns(view, positions)
-        x_PC = own_columns(view, shadow.positions[order])
+        x_NC = select_own_columns(view, positions)
+        x_PC = select_own_columns(view, shadow.positions[order])
         joined = torch.cat([x_NC, x_PC])
         if self.conditioned:
             joined = torch.from_numpy(self.scale_columns(joined, seed))
@@ -150,14 +154,14 @@ class _InversionNetworks:
             (features + own_features, 1),
         )
         with seed_draws(seed, "networks"):
-            self.simulator, self.decoder, self.judge_h, self.judge_x = (
+            self.simulator, self.decoder, self.discriminator_h, self.discriminator_x = (
                 build_layers(inputs, attack.hidden, attack.hidden, outputs).to(device)
                 for inputs, outputs in inputs_and_outputs
             )
-        self.pair = nn.ModuleList([self.simulator, self.decoder])
-        self.judges = nn.ModuleList([self.judge_h, self.judge_x])
+        self.simulator_and_decoder = nn.ModuleList([self.simulator, self.decoder])
+        self.discriminators = nn.ModuleList([self.discriminator_h, self.discriminator_x])
 
-    def compute_judge_loss(
+    def compute_discriminator_loss(
         self, h_BD: Tensor, rows_BF: Tensor, observed_BC: Tensor, public_BC: Tensor
     ) -> Tensor:
         """Return the loss of the discriminators: of h against f~(rows), and of rows against d(h).
@@ -170,13 +174,13 @@ class _InversionNetworks:
             decoded_BF = self.decoder(h_BD)
         loss = torch.zeros((), device=h_BD.device)
         for judge, real, simulated in (
-            (self.judge_h, (h_BD, observed_BC), (simulated_BD, public_BC)),
-            (self.judge_x, (rows_BF, public_BC), (decoded_BF, observed_BC)),
+            (self.discriminator_h, (h_BD, observed_BC), (simulated_BD, public_BC)),
+            (self.discriminator_x, (rows_BF, public_BC), (decoded_BF, observed_BC)),
         ):
             real_B = torch.hstack(real)
             simulated_B = torch.hstack(simulated)
             loss = loss + F.softplus(-judge(real_B)).mean() + F.softplus(judge(simulated_B)).mean()
-            loss = loss + self.attack.penalty * slope_penalty(judge, real_B, simulated_B)
+            loss = loss + self.attack.penalty * compute_slope_penalty(judge, real_B, simulated_B)
         return loss
 
     def compute_inverse_loss(
@@ -192,10 +196,10 @@ class _InversionNetworks:
         attack = self.attack
         simulated_BD = self.simulator(rows_BF)
         loss = F.mse_loss(self.decoder(simulated_BD), rows_BF)
-        judged_B = self.judge_h(torch.hstack([simulated_BD, public_BC]))
+        judged_B = self.discriminator_h(torch.hstack([simulated_BD, public_BC]))
         loss = loss + attack.likeness * F.softplus(-judged_B).mean()
         decoded_BF = self.decoder(h_BD)
-        judged_B = self.judge_x(torch.hstack([decoded_BF, observed_BC]))
+        judged_B = self.discriminator_x(torch.hstack([decoded_BF, observed_BC]))
         loss = loss + attack.decoded_likeness * F.softplus(-judged_B).mean()
         return loss + attack.return_weight * F.mse_loss(self.simulator(decoded_BF), h_BD)
 
@@ -212,18 +216,22 @@ class _InversionNetworks:
             seed: seed of the batches.
         """
         attack = self.attack
-        pair_adam = torch.optim.Adam(self.pair.parameters(), lr=attack.rate, betas=_BETAS)
-        judge_adam = torch.optim.Adam(self.judges.parameters(), lr=attack.judge_rate, betas=_BETAS)
+        pair_adam = torch.optim.Adam(
+            self.simulator_and_decoder.parameters(), lr=attack.rate, betas=_BETAS
+        )
+        judge_adam = torch.optim.Adam(
+            self.discriminators.parameters(), lr=attack.judge_rate, betas=_BETAS
+        )
         with seed_draws(seed, "fit"):
             for _ in range(steps):
                 observed_B = torch.randint(len(h_ND), (attack.batch,))
                 public_B = torch.randint(len(rows_PF), (attack.batch,))
                 batch = h_ND[observed_B], rows_PF[public_B], x_NC[observed_B], x_PC[public_B]
-                _take_step(judge_adam, self.compute_judge_loss(*batch))
+                _take_step(judge_adam, self.compute_discriminator_loss(*batch))
                 # The pair's step needs no gradients of the discriminators' weights.
-                self.judges.requires_grad_(False)
+                self.discriminators.requires_grad_(False)
                 _take_step(pair_adam, self.compute_inverse_loss(*batch))
-                self.judges.requires_grad_(True)
+                self.discriminators.requires_grad_(True)
 
     @torch.no_grad()
     def measure_distance(self, h_ND: Tensor, rows_PF: Tensor, x_NC: Tensor, x_PC: Tensor) -> float:
@@ -241,8 +249,8 @@ class _InversionNetworks:
         x_SC = x_NC[:_COMPARED_ROWS]
         simulated = torch.hstack([self.simulator(rows_PF), x_PC])
         decoded = torch.hstack([self.decoder(h_SD), x_SC])
-        distance = energy_distance(simulated, torch.hstack([h_SD, x_SC]))
-        return distance + energy_distance(decoded, torch.hstack([rows_PF, x_PC]))
+        distance = compute_energy_distance(simulated, torch.hstack([h_SD, x_SC]))
+        return distance + compute_energy_distance(decoded, torch.hstack([rows_PF, x_PC]))
 
 
 def _take_step(adam: torch.optim.Adam, loss: Tensor) -> None:

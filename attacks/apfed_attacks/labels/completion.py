@@ -29,7 +29,7 @@ from apfed_attacks.columns import (
     fit_model,
     guess_once,
     join_own_columns,
-    own_columns,
+    select_own_columns,
 )
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError, draw_weights_anew
@@ -252,34 +252,36 @@ def name_clusters(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict
     return predictions
 
 
-def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> "_Bottom":
+def copy_own_networks(
+    view: AdversaryView, rows_NF: Tensor, *, has_fresh_weights: bool = False
+) -> "_JoinedNetworks":
     """Return a copy of the coalition's own networks, to be trained below a head on own features.
 
-    The features are flattened rows (N, F), in the order of `own_columns`. The output is
-    standardised: on these rows it has mean 0 and variance 1. `fresh`: whether all weights are drawn
-    again.
+    The features are flattened rows (N, F), in the order of `select_own_columns`. The output is
+    standardised: on these rows it has mean 0 and variance 1. `has_fresh_weights`: whether all
+    weights are drawn again.
     """
     networks = nn.ModuleList([copy.deepcopy(view.networks[name]).float() for name in view.features])
-    if fresh:
+    if has_fresh_weights:
         draw_weights_anew(networks)
     shapes = [tuple(features.shape[1:]) for features in view.features.values()]
-    bottom = _Bottom(networks, shapes).to(rows_NF.device)
+    bottom = _JoinedNetworks(networks, shapes).to(rows_NF.device)
     # Mean and scale are those of the output before training, and stay.
     h_ND = apply_in_parts(bottom, rows_NF)
     bottom.mean = h_ND.mean(dim=0)
     spread = h_ND.std(dim=0)
-    bottom.spread = torch.where(spread > 0, spread, 1)
+    bottom.deviation = torch.where(spread > 0, spread, 1)
     return bottom
 
 
-class _Bottom(nn.Module):
+class _JoinedNetworks(nn.Module):
     """A network from flattened features of all members (B, F) to their representations (B, D).
 
     The members' representations are concatenated and standardised.
     """
 
     mean: Tensor
-    spread: Tensor
+    deviation: Tensor
 
     def __init__(self, networks: nn.ModuleList, shapes: Sequence[tuple[int, ...]]) -> None:
         """Join the members' networks.
@@ -299,10 +301,10 @@ class _Bottom(nn.Module):
             network(block.reshape(-1, *shape)).flatten(1)
             for network, block, shape in zip(self._networks, blocks, self._shapes, strict=True)
         ]
-        return (torch.cat(parts, dim=1) - self.mean) / self.spread
+        return (torch.cat(parts, dim=1) - self.mean) / self.deviation
 
 
-def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor | None:
+def compute_fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor | None:
     """Return the output (N, D) of the coalition's networks on its features, with fresh weights.
 
     In joint training the coalition released a function of its own features. A random such function
@@ -313,10 +315,10 @@ def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor |
     """
     if not view.features or any(name not in view.networks for name in view.features):
         return None
-    own_NF = own_columns(view, positions).float()
+    own_NF = select_own_columns(view, positions).float()
     with seed_draws(seed, "attacks", "fresh network"):
-        bottom = own_bottom(view, own_NF, fresh=True)
-    return apply_in_parts(bottom, own_NF)
+        networks = copy_own_networks(view, own_NF, has_fresh_weights=True)
+    return apply_in_parts(networks, own_NF)
 
 
 @torch.no_grad()

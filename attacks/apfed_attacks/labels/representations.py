@@ -15,7 +15,7 @@ from torch import Tensor
 
 from apfed_attacks.columns import join_own_columns
 from apfed_attacks.interface import Guess
-from apfed_attacks.labels.completion import LabelProbe, fresh_columns, guess_labels
+from apfed_attacks.labels.completion import LabelProbe, compute_fresh_columns, guess_labels
 from apfed_attacks.view import (
     AdversaryView,
     collect_representations,
@@ -47,7 +47,7 @@ class ModelCompletion(LabelProbe):
         )
         x_NF = self.scale_own_columns(view, positions, seed)
         baselines = {"x": x_NF}
-        fresh = fresh_columns(view, positions, seed)
+        fresh = compute_fresh_columns(view, positions, seed)
         if fresh is not None:
             fresh_NF = self.scale_columns(fresh, seed)
             name = "fresh own network"

@@ -22,14 +22,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from apfed_attacks.columns import join_own_columns, own_columns
+from apfed_attacks.columns import join_own_columns, select_own_columns
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import (
     LabelProbe,
     apply_in_parts,
     collect_known_labels,
+    copy_own_networks,
     guess_labels,
-    own_bottom,
 )
 from apfed_attacks.labels.label_gradients import explain_missing_gradients, gradients_over_time
 from apfed_attacks.view import AdversaryView, AttackError, collect_representations, combine_epochs
@@ -119,9 +119,9 @@ class SemiSupervised(LabelProbe):
         if not view.is_decoy:
             baselines["MixMatch on x"] = match(torch.from_numpy(x_NF), seed)
         if self.own_network:
-            own_NF = own_columns(view, positions)
-            fresh = partial(own_bottom, view, fresh=True)
-            attacks = {_TRAINED_FURTHER: match(own_NF, seed, partial(own_bottom, view))}
+            own_NF = select_own_columns(view, positions)
+            fresh = partial(copy_own_networks, view, has_fresh_weights=True)
+            attacks = {_TRAINED_FURTHER: match(own_NF, seed, partial(copy_own_networks, view))}
             baselines[_FRESH] = match(own_NF, seed, fresh)
             decoys[_TRAINED_FURTHER] = match(own_NF, derive_seed(seed, "decoy"), fresh)
         else:

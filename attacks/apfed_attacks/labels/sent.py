@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apfed_attacks.columns import own_votes
+from apfed_attacks.columns import compute_own_votes
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.labels.completion import LabelProbe, collect_known_labels, guess_labels
 from apfed_attacks.view import (
@@ -68,7 +68,7 @@ class ShownLabels(LabelProbe):
         known_N = collect_known_labels(view, positions)
         classes = view.knowledge.classes
         shown_by_position = torch.full((int(request.rows.max()) + 1,), -1, dtype=torch.int64)
-        shown_by_position[view.attribute_positions(request.labelled)] = request.labels
+        shown_by_position[view.attribute_positions(request.labelled_rows)] = request.labels
         labels_N = torch.where(known_N >= 0, known_N, shown_by_position[positions])
         is_guessed_N = (known_N < 0).numpy()
         learnt = self._learn_from_labels(view, positions, x_NF, labels_N, seed)
@@ -182,4 +182,4 @@ def _compute_votes(x_NF: FloatArray, labels_N: Tensor, classes: int) -> FloatArr
     `classes`: K.
     """
     labelled_rows = (labels_N >= 0).nonzero().flatten()
-    return own_votes(x_NF, labelled_rows, labels_N[labelled_rows], classes)
+    return compute_own_votes(x_NF, labelled_rows, labels_N[labelled_rows], classes)

@@ -23,39 +23,47 @@ from torch import Tensor
 from apfed_attacks.live.runs import LiveRun, SummedRun
 from secure_apfed.base.seeds import derive_seed
 
-__all__ = ["HARMS", "Harm", "Steering", "poison_gradients", "poison_representations"]
+__all__ = [
+    "POISONING_KINDS",
+    "PoisoningKind",
+    "PoisoningPlan",
+    "poison_gradients",
+    "poison_representations",
+]
 
-Harm: TypeAlias = Literal["random", "reversed", "replayed", "backdoor"]
-HARMS: tuple[Harm, ...] = ("random", "reversed", "replayed", "backdoor")
+PoisoningKind: TypeAlias = Literal["random", "reversed", "replayed", "backdoor"]
+POISONING_KINDS: tuple[PoisoningKind, ...] = ("random", "reversed", "replayed", "backdoor")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steering:
-    """The harm that a malicious passive does to the active's model, and what it needs for that.
+class PoisoningPlan:
+    """The poisoning that a malicious passive does to the active's model, and what it needs for
+    that.
 
     Attributes:
-        harm: the kind of false contribution that it sends in answer to a request.
-        chosen: mask (A,) of the A aligned people: whose predictions a backdoor should change.
-        target: mask (A,) of the people whom it knows to be of the class that it wants.
-        length: the norm of a row of its contribution, at most what the sum clips rows to.
+        kind: the kind of false contribution that it sends in answer to a request.
+        is_backdoored: mask (A,) of the A aligned people: whose predictions a backdoor should
+            change.
+        is_target: mask (A,) of the people whom it knows to be of the class that it wants.
+        row_norm: the norm of a row of its contribution, at most what the sum clips rows to.
         seed: seed of random directions.
     """
 
-    harm: Harm
-    chosen: Tensor = field(repr=False)
-    target: Tensor = field(repr=False)
-    length: float = 1.0
+    kind: PoisoningKind
+    is_backdoored: Tensor = field(repr=False)
+    is_target: Tensor = field(repr=False)
+    row_norm: float = 1.0
     seed: int = 0
 
-    def draw_directions(self, like_BD: Tensor, step: int) -> Tensor:
-        """Return random rows of norm `length`, in the shape of `like_BD`; each step has its own."""
+    def draw_random_rows(self, like_BD: Tensor, step: int) -> Tensor:
+        """Return random rows of norm `row_norm`, in the shape of `like_BD`, new in each step."""
         draw = torch.Generator().manual_seed(derive_seed(self.seed, "integrity", step))
         rows_BD = torch.randn(like_BD.shape, generator=draw, dtype=like_BD.dtype)
-        return self.stretch_rows(rows_BD)
+        return self.scale_rows(rows_BD)
 
-    def stretch_rows(self, rows_BD: Tensor) -> Tensor:
-        """Return rows of the same directions, of norm `length`."""
-        return torch.nn.functional.normalize(rows_BD, dim=1) * self.length
+    def scale_rows(self, rows_BD: Tensor) -> Tensor:
+        """Return rows of the same directions, of norm `row_norm`."""
+        return torch.nn.functional.normalize(rows_BD, dim=1) * self.row_norm
 
 
 @dataclass(kw_only=True)
@@ -63,11 +71,11 @@ class _Forger:
     """A forger of the rows that a passive sends; subclasses forge backdoors.
 
     Attributes:
-        steering: the harm to do.
+        plan: the poisoning to do.
     """
 
-    steering: Steering
-    _first: Tensor | None = None
+    plan: PoisoningPlan
+    _first_batch: Tensor | None = None
 
     def forge_rows(
         self, step: int, honest_BD: Tensor, forge_backdoor: Callable[[], Tensor]
@@ -76,21 +84,21 @@ class _Forger:
 
         `step`: number of the step. `forge_backdoor`: function that returns the rows of a backdoor.
         """
-        harm = self.steering.harm
-        if harm == "random":
-            forged_BD = self.steering.draw_directions(honest_BD.detach().cpu(), step)
+        kind = self.plan.kind
+        if kind == "random":
+            forged_BD = self.plan.draw_random_rows(honest_BD.detach().cpu(), step)
             return _keep_graph(forged_BD, honest_BD)
-        if harm == "reversed":
+        if kind == "reversed":
             return -honest_BD
-        if harm == "replayed":
+        if kind == "replayed":
             return _keep_graph(self._replay_rows(honest_BD.detach()), honest_BD)
         return forge_backdoor()
 
     def _replay_rows(self, honest_BD: Tensor) -> Tensor:
         """Return the rows of the first step, repeated to this batch's size, whoever is in it."""
-        if self._first is None:
-            self._first = honest_BD.clone()
-        return self._first[torch.arange(len(honest_BD)) % len(self._first)]
+        if self._first_batch is None:
+            self._first_batch = honest_BD.clone()
+        return self._first_batch[torch.arange(len(honest_BD)) % len(self._first_batch)]
 
 
 def _keep_graph(forged_BD: Tensor, honest_BD: Tensor) -> Tensor:
@@ -107,16 +115,16 @@ class _ForgedAnswers(_Forger):
     """A forger of the gradients that a passive of APFed returns.
 
     Attributes:
-        honest: function of (step, rows (B,), representations z (B, D)) that returns the honest
-            gradient.
+        compute_honest_gradient: function of (step, rows (B,), representations z (B, D)) that
+            returns the honest gradient.
     """
 
-    honest: Callable[[int, Tensor, Tensor], Tensor]
+    compute_honest_gradient: Callable[[int, Tensor, Tensor], Tensor]
     _target_mean: Tensor | None = None
 
     def forge_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Return the forged gradient (B, D) of one step in place of the honest one."""
-        gradient_BD = self.honest(step, rows_B, z_BD).to(z_BD)
+        gradient_BD = self.compute_honest_gradient(step, rows_B, z_BD).to(z_BD)
         return self.forge_rows(
             step, gradient_BD, lambda: self._forge_backdoor(rows_B, z_BD, gradient_BD)
         )
@@ -131,14 +139,14 @@ class _ForgedAnswers(_Forger):
         These move the people's representations to the mean of the target class. The active descends
         along the gradient, so a row points away from that mean.
         """
-        is_target_B = self.steering.target[rows_B]
+        is_target_B = self.plan.is_target[rows_B]
         if is_target_B.any():
             self._target_mean = z_BD[is_target_B].mean(dim=0)
         if self._target_mean is None:
             # No person of the target class was in a batch yet.
             return gradient_BD
-        is_chosen_B = self.steering.chosen[rows_B] & ~is_target_B
-        forged_BD = self.steering.stretch_rows(z_BD - self._target_mean)
+        is_chosen_B = self.plan.is_backdoored[rows_B] & ~is_target_B
+        forged_BD = self.plan.scale_rows(z_BD - self._target_mean)
         return torch.where(is_chosen_B[:, None], forged_BD, gradient_BD)
 
 
@@ -169,20 +177,19 @@ class _ForgedRepresentations(_Forger):
         vector with that class, and the chosen people when it predicts.
         """
         if self._trigger is None:
-            self._trigger = self.steering.draw_directions(z_BD.detach()[:1], 0)
-        steering = self.steering
-        is_moved_B = steering.target[rows_B] if is_training else steering.chosen[rows_B]
+            self._trigger = self.plan.draw_random_rows(z_BD.detach()[:1], 0)
+        is_moved_B = self.plan.is_target[rows_B] if is_training else self.plan.is_backdoored[rows_B]
         return torch.where(is_moved_B[:, None], _keep_graph(self._trigger, z_BD), z_BD)
 
 
-def poison_gradients(run: LiveRun, passive: str, steering: Steering) -> None:
+def poison_gradients(run: LiveRun, passive: str, plan: PoisoningPlan) -> None:
     """Let a passive of APFed contribute forged gradients from now on; its own networks learn
     honestly.
     """
     honest = run.get_gradient_function(passive)
-    run.hand_over(passive, _ForgedAnswers(steering=steering, honest=honest))
+    run.hand_over(passive, _ForgedAnswers(plan=plan, compute_honest_gradient=honest))
 
 
-def poison_representations(run: SummedRun, passive: str, steering: Steering) -> None:
+def poison_representations(run: SummedRun, passive: str, plan: PoisoningPlan) -> None:
     """Let a passive send forged representations to a sum from now on."""
-    run.hand_over(passive, _ForgedRepresentations(steering=steering).forge_representations)
+    run.hand_over(passive, _ForgedRepresentations(plan=plan).forge_representations)

@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apfed_attacks.columns import own_columns
+from apfed_attacks.columns import select_own_columns
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.live.strategy import ActiveAttack, Answering, AnsweringAttack
-from apfed_attacks.recorded import exchange_of
+from apfed_attacks.recorded import describe_exchange
 from apfed_attacks.run import Trial
 from apfed_attacks.scoring import make_inapplicable_result
 from apfed_attacks.view import AttackError, PlayedAttack
@@ -76,7 +76,7 @@ OfMethod = TypeVar("OfMethod", bound=ActiveRole)
 _UNBOUNDED = 1e30  # a norm that no row exceeds
 _TRANSCRIPT = TranscriptSettings(keep="first_and_last")
 Poison = Literal["random", "constant", "flip", "rotate", "backdoor"]
-_CHOSEN_SHARE = 0.1  # of the people, for a backdoor
+_BACKDOORED_SHARE = 0.1  # of the people, for a backdoor
 
 
 class LiveSession(Generic[OfMethod]):
@@ -90,14 +90,14 @@ class LiveSession(Generic[OfMethod]):
             one run; None: in memory.
 
     Attributes:
-        role: class of the active's role, which a subclass attacks.
-        learner: the active's role in this session.
+        role_type: class of the active's role, which a subclass attacks.
+        active_role: the active's role in this session.
 
     Raises:
         AttackError: the method has no passives of the kind that this class attacks.
     """
 
-    role: type[OfMethod]
+    role_type: type[OfMethod]
 
     def __init__(
         self,
@@ -114,12 +114,15 @@ class LiveSession(Generic[OfMethod]):
             # It would store nothing, since the settings name no attacks.
             config = config.model_copy(update={"transcript": _TRANSCRIPT})
         self.session: Simulation = open_session(config, self.data, alignment=alignment, logs=logs)
-        if not isinstance(self.session.learner, self.role) or not self.session.contract.passives:
+        if (
+            not isinstance(self.session.learner, self.role_type)
+            or not self.session.contract.passives
+        ):
             raise AttackError(
-                f"passives that help {self.role.__name__} are attacked here, not in "
+                f"passives that help {self.role_type.__name__} are attacked here, not in "
                 f"{config.method.name}"
             )
-        self.learner: OfMethod = self.session.learner
+        self.active_role: OfMethod = self.session.learner
         self.alignment: Mapping[str, Tensor] = self.session.alignment
         self._epoch = self._step = 0  # the next epoch and step
         self._in_attack_epoch = False  # whether the current epoch has an attack's steps
@@ -133,18 +136,18 @@ class LiveSession(Generic[OfMethod]):
         return Recording(config=config, data=data, alignment=self.alignment, transcript=sent)
 
     def train_epochs(
-        self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None
+        self, epochs: int, *, before_step: Callable[[int, Tensor], None] = lambda step, rows_B: None
     ) -> None:
         """Train for this number of epochs more, honestly.
 
-        `before`: function that is called with each step and the rows (B,) of its batch.
+        `before_step`: function that is called with each step and the rows (B,) of its batch.
         """
         for _ in range(epochs):
             for rows_B in self._begin_epoch():
                 step = self._next_step()
-                before(step, rows_B)
+                before_step(step, rows_B)
                 self.session.run_step_script(
-                    step, self.learner.train_step(self.session.links, step, rows_B)
+                    step, self.active_role.train_step(self.session.links, step, rows_B)
                 )
 
     def _begin_epoch(self) -> list[Tensor]:
@@ -152,7 +155,7 @@ class LiveSession(Generic[OfMethod]):
         self._epoch = self._epoch + 1
         self._in_attack_epoch = False
         self.session.transcript.begin_epoch(self._epoch - 1)
-        return split_batches(self.learner, self.config, self._epoch - 1)
+        return split_batches(self.active_role, self.config, self._epoch - 1)
 
     def _next_step(self) -> int:
         """Return the number of the next step, and count it."""
@@ -215,15 +218,15 @@ class _WatchedSum(PassiveSum):
     contribution.
 
     Attributes:
-        rules: the enforced rules of the protocol.
-        last_values: its last contribution, (B, D), before it is protected; None: none yet.
+        enforced_rules: the enforced rules of the protocol.
+        last_contribution: its last contribution, (B, D), before it is protected; None: none yet.
     """
 
     def __init__(self, honest: PassiveSum, rules: Collection[Rule]) -> None:
         """Take over the state (keys, counts) of an honest passive's part, to replace it."""
         vars(self).update(vars(honest))
-        self.rules = rules
-        self.last_values: NDArray[np.floating] | None = None
+        self.enforced_rules = rules
+        self.last_contribution: NDArray[np.floating] | None = None
 
     def admit_request(self, request: Envelope, rows_B: Tensor, **options: Any) -> AdmittedRequest:
         """Return the request with the rows that the passive answers.
@@ -233,7 +236,7 @@ class _WatchedSum(PassiveSum):
 
         `options`: keyword arguments of `PassiveSum.admit_request`.
         """
-        if Rule.ALLOWANCE in self.rules:
+        if Rule.ALLOWANCE in self.enforced_rules:
             return super().admit_request(request, rows_B, **options)
         self._admitted_request = AdmittedRequest(
             request.step, rows_B, rows_B, request.payload, request.sender
@@ -242,14 +245,14 @@ class _WatchedSum(PassiveSum):
 
     def protect_answer(self, admitted: AdmittedRequest, values_BD: NDArray[np.floating]) -> bytes:
         """Record the values that the passive adds to the sum, then protect them."""
-        self.last_values = np.ascontiguousarray(values_BD)
+        self.last_contribution = np.ascontiguousarray(values_BD)
         return super().protect_answer(admitted, values_BD)
 
     def count_answer(self, admitted: AdmittedRequest, digest: bytes) -> None:
         """Count the contribution against the limits on contributions, if the rule ALLOWANCE
         holds.
         """
-        if Rule.ALLOWANCE in self.rules:
+        if Rule.ALLOWANCE in self.enforced_rules:
             super().count_answer(admitted, digest)
 
     def make_binding(self, admitted: AdmittedRequest) -> StepBinding:
@@ -257,7 +260,7 @@ class _WatchedSum(PassiveSum):
 
         It is the digest of the request or, without the rule BINDING, of the step alone.
         """
-        if Rule.BINDING in self.rules:
+        if Rule.BINDING in self.enforced_rules:
             return super().make_binding(admitted)
         return _bind_to_step(self.contract.session, admitted.step)
 
@@ -277,7 +280,7 @@ class LiveRun(LiveSession[ApfedActive]):
     Passives enforce only the given rules of the protocol.
     """
 
-    role = ApfedActive
+    role_type = ApfedActive
     trained = make_former_name("trained", "training_positions")
     protected = make_former_name("protected", "enforces_rules")
 
@@ -300,28 +303,28 @@ class LiveRun(LiveSession[ApfedActive]):
         self.batch_size = contract.batch_size
         trained = find_positions_in_table_order(aligned, self.data.train_rows)
         self.training_positions = shuffle_rows(trained, self.config.seed, "attacks", "live")
-        for passive in self._parties.values():
+        for passive in self._passive_roles.values():
             passive.sum = _WatchedSum(passive.sum, self.rules)
             if not self.enforces_rules:
                 _relax_rules(passive, self.rules)
         # The active must authenticate sums as the passives do.
         if Rule.BINDING not in self.rules:
-            self._sum.make_binding = lambda step, *_: _bind_to_step(contract.session, step)  # type: ignore[method-assign]
+            self._active_sum.make_binding = lambda step, *_: _bind_to_step(contract.session, step)  # type: ignore[method-assign]
 
     @property
-    def _parties(self) -> dict[str, ApfedPassive]:
+    def _passive_roles(self) -> dict[str, ApfedPassive]:
         """The passives' roles by name."""
         roles = self.session.helpers.values()
         return {role.name: role for role in roles if isinstance(role, ApfedPassive)}
 
     @property
-    def _sum(self) -> ActiveSum:
+    def _active_sum(self) -> ActiveSum:
         """The active's part in the secure sum."""
-        return self.learner.sum
+        return self.active_role.sum
 
     def _get_watched_sum(self, passive: str) -> _WatchedSum:
         """Return a passive's part in the secure sum, which records its contributions."""
-        watched = self._parties[passive].sum
+        watched = self._passive_roles[passive].sum
         assert isinstance(watched, _WatchedSum)
         return watched
 
@@ -332,9 +335,9 @@ class LiveRun(LiveSession[ApfedActive]):
 
         `strategy`: object that makes the adversary's gradients.
         """
-        honest = self._parties[passive]
+        honest = self._passive_roles[passive]
         passive_sum = self._get_watched_sum(passive)
-        passive_sum.rules = {Rule.BINDING}  # else contributions would not add up
+        passive_sum.enforced_rules = {Rule.BINDING}  # else contributions would not add up
         if passive_sum.noise is not None:
             no_noise = SimpleNamespace(draw=lambda shape, **_: np.zeros(shape, dtype=np.int64))
             passive_sum.noise = no_noise  # type: ignore[assignment]
@@ -358,7 +361,7 @@ class LiveRun(LiveSession[ApfedActive]):
         It takes a step, its rows (B,), and representations z (B, D), and returns the gradient (B,
         D).
         """
-        honest = self._parties[passive]
+        honest = self._passive_roles[passive]
         shape = honest.terms.shape
 
         def compute_gradient(step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
@@ -377,7 +380,7 @@ class LiveRun(LiveSession[ApfedActive]):
 
         A colluding passive would reveal it to the active.
         """
-        contribution = self._get_watched_sum(passive).last_values
+        contribution = self._get_watched_sum(passive).last_contribution
         bound = self.config.secure_sum.clip
         assert contribution is not None
         return torch.from_numpy(contribution if bound is None else clip_rows(contribution, bound))
@@ -395,7 +398,7 @@ class LiveRun(LiveSession[ApfedActive]):
                 f"{passive} does not hold all of these {len(positions)} people; ask about those "
                 "of whom it has a row"
             )
-        trainer = self._parties[passive].trainer
+        trainer = self._passive_roles[passive].trainer
         objective = getattr(trainer, "objective", None)  # a black box has none
         if not isinstance(objective, Contrastive):
             raise AttackError(f"{passive} holds no contrasted representations")
@@ -447,7 +450,7 @@ class LiveRun(LiveSession[ApfedActive]):
         if len(participating) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
             self._replace_sum(participating)
         step = self._next_step()
-        active_sum = self._sum
+        active_sum = self._active_sum
         links = self.session.links
 
         def build_payload(z_BD: Tensor) -> bytes:
@@ -503,15 +506,15 @@ class LiveRun(LiveSession[ApfedActive]):
         network = self.session.network
         script = aggregator.run_session(network.links[AGGREGATOR], lambda step: b"")
         network.replace_script(AGGREGATOR, script)
-        self._sum.receiver = plain.make_receiver()
+        self._active_sum.receiver = plain.make_receiver()
         for name in names:
-            self._parties[name].sum.contributor = plain.make_contributor(name)
+            self._passive_roles[name].sum.contributor = plain.make_contributor(name)
 
 
 class JointRun(LiveSession[TvflActive]):
     """A session of TVFL whose active an adversary can replace towards one passive."""
 
-    role = TvflActive
+    role_type = TvflActive
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
         """Let an adversary send this passive gradients in the active's place from now on.
@@ -519,7 +522,7 @@ class JointRun(LiveSession[TvflActive]):
         The other passives get honest gradients. `strategy`: object that makes the adversary's
         gradients.
         """
-        honest = self.learner.train_on_parts
+        honest = self.active_role.train_on_parts
 
         def forge_gradients(
             step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
@@ -535,7 +538,7 @@ class JointRun(LiveSession[TvflActive]):
             gradients[passive] = pack_tensors({"gradient": forged_BD.reshape(h_BD.shape).to(h_BD)})
             return loss, gradients
 
-        self.learner.train_on_parts = forge_gradients  # type: ignore[method-assign]
+        self.active_role.train_on_parts = forge_gradients  # type: ignore[method-assign]
 
 
 class SummedRun(LiveSession[SummedSplitNnActive]):
@@ -543,7 +546,7 @@ class SummedRun(LiveSession[SummedSplitNnActive]):
     replaced.
     """
 
-    role = SummedSplitNnActive
+    role_type = SummedSplitNnActive
 
     def hand_over(self, passive: str, forge: Callable[[int, Tensor, Tensor, bool], Tensor]) -> None:
         """Let an adversary send representations in this passive's place from now on.
@@ -570,10 +573,10 @@ class SummedRun(LiveSession[SummedSplitNnActive]):
         (N,).
         """
         scores = []
-        with self.learner.trainer.evaluation_mode():
-            for rows_B in self.learner.split_into_batches(positions):
+        with self.active_role.trainer.evaluation_mode():
+            for rows_B in self.active_role.split_into_batches(positions):
                 step = self._next_step()
-                script = self.learner.predict_jointly(self.session.links, step, rows_B)
+                script = self.active_role.predict_jointly(self.session.links, step, rows_B)
                 scores.append(self.session.run_script(script).scores.detach())
         return torch.cat(scores)
 
@@ -586,12 +589,12 @@ class VotesRun(LiveSession[VotesActive]):
     """
 
     # The base class of all ways to reveal votes.
-    role = VotesActive
+    role_type = VotesActive
 
     @property
     def ballot(self) -> Ballot:
         """Return the request for votes that an honest active sends."""
-        return self.learner.ballot
+        return self.active_role.ballot
 
     @property
     def voters(self) -> tuple[str, ...]:
@@ -613,22 +616,22 @@ class VotesRun(LiveSession[VotesActive]):
         if labels is not None:
             rows_U = honest.rows if rows_U is None else rows_U
             index_by_position = {position: index for index, position in enumerate(rows_U.tolist())}
-            self.learner.ballot = Ballot.from_rows(
+            self.active_role.ballot = Ballot.from_rows(
                 rows_U,
                 Tensor([index_by_position[position] for position in labels]).long(),
                 Tensor(list(labels.values())).long(),
                 size=honest.size,
-                shows_labels=exchange_of(self.config).labels == "shown",
+                shows_labels=describe_exchange(self.config).labels == "shown",
             )
         if not self._step:
             self.session.transcript.begin_epoch(0)
         # Not a subclass of Links, but it has the methods that a request for votes uses.
         links = cast(Links, _FixedStepLinks(self.session.links, self._next_step()))
         try:
-            votes = self.session.run_script(self.learner.gather_votes(links))
+            votes = self.session.run_script(self.active_role.gather_votes(links))
         finally:
             request = self.ballot
-            self.learner.ballot = honest  # for later requests
+            self.active_role.ballot = honest  # for later requests
         return request, votes
 
     def get_voter(self, passive: str) -> VotesPassive:
@@ -642,7 +645,7 @@ class VotesRun(LiveSession[VotesActive]):
     def learn_from_votes(self) -> None:
         """Make the honest request for votes, and train the active on them."""
         _, votes = self.request_votes()
-        self.learner.learn_from_votes(votes)
+        self.active_role.learn_from_votes(votes)
 
 
 class _FixedStepLinks:
@@ -669,13 +672,13 @@ class _FixedStepLinks:
         return await self._links.receive(senders, *kinds, **others)
 
 
-def choose_people(features_UF: Features) -> NDArray[np.bool_]:
+def choose_backdoored_people(features_UF: Features) -> NDArray[np.bool_]:
     """Return a mask (U,) of the people for whom a backdoor is.
 
     They are the tenth of the U rows with the largest sum of features.
     """
     total_U = np.asarray(features_UF).reshape(len(features_UF), -1).sum(axis=1)
-    return np.asarray(total_U >= np.quantile(total_U, 1 - _CHOSEN_SHARE))
+    return np.asarray(total_U >= np.quantile(total_U, 1 - _BACKDOORED_SHARE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -690,7 +693,8 @@ class PoisonedVotes(Labeller):
         honest: the labeller whose votes are falsified.
         way: "random" and "constant" ignore it, "rotate" names the next class. "flip" names the
             second class where the honest one is the first, and is honest elsewhere. "backdoor"
-            names the first class for the people of `choose_people`, and is honest elsewhere.
+            names the first class for the people of `choose_backdoored_people`, and is honest
+            elsewhere.
         seed: seed of random votes.
     """
 
@@ -729,7 +733,7 @@ class PoisonedVotes(Labeller):
             "constant": np.zeros_like(honest_U),
             "flip": np.where(honest_U == 0, 1, honest_U),
             "rotate": (honest_U + 1) % classes,
-            "backdoor": np.where(choose_people(features_UF), 0, honest_U),
+            "backdoor": np.where(choose_backdoored_people(features_UF), 0, honest_U),
         }[self.way]
         return np.asarray(np.eye(classes)[votes_U])
 
@@ -738,7 +742,9 @@ class PoisonedVotes(Labeller):
         return self.title
 
 
-def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> AttackResult:
+def mount_live_attack(
+    run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int
+) -> AttackResult:
     """Run the attack in place of the active in a session that is training, and return its result.
 
     If a party refuses a request, the attack does not apply, for that reason. `victim`: the attacked
@@ -753,10 +759,10 @@ def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> 
         return make_inapplicable_result(
             attack, trial.build_view(trial.make_empty_knowledge()), reason, seed
         )
-    return replace(trial, played=PlayedAttack(attack.name, notes)).compute_result()
+    return replace(trial, deviation=PlayedAttack(attack.name, notes)).compute_result()
 
 
-def play_answers(
+def mount_answering_attack(
     attack: AnsweringAttack,
     config: Config,
     passive: str,
@@ -783,11 +789,11 @@ def play_answers(
     trial = Trial(attack, run.recording, (adversary,), victim, seed=seed)
     knowledge, truth = trial.reveal_knowledge()
     # The active's labels, one for each alignment position, give the number of these.
-    own_AF = own_columns(trial.build_view(knowledge), torch.arange(len(truth.labels)))
+    own_AF = select_own_columns(trial.build_view(knowledge), torch.arange(len(truth.labels)))
     terms = run.session.contract.passives[passive].representation
     strategy = attack.start_answering(terms, knowledge, own_AF, seed)
     run.hand_over(passive, strategy)
     run.train_epochs(config.train.epochs)
     return replace(
-        trial, played=PlayedAttack(attack.name, strategy.collect_notes())
+        trial, deviation=PlayedAttack(attack.name, strategy.collect_notes())
     ).compute_result()

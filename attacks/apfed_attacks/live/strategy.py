@@ -226,7 +226,7 @@ def people_to_ask(active: LiveActive, knowledge: Knowledge, maximum: int) -> Ten
     return torch.cat([known, others])[:maximum]
 
 
-def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
+def read_notes(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
     """Return the tensors that the adversary noted during its live run, by name.
 
     "people" are the positions that it asked about; in a decoy (releases exchanged between rows)

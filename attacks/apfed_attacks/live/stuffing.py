@@ -39,42 +39,42 @@ _DEALER = "dealer (in memory)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Boundless(IntersectionAgreement):
+class _UnlimitedAgreement(IntersectionAgreement):
     """The adversary's copy of an agreement: it has another size limit, but shows the agreed digest.
 
     The peer compares digests, so it does not notice.
     """
 
-    claimed: IntersectionAgreement
+    shown_agreement: IntersectionAgreement
 
     @property
     def digest(self) -> bytes:
         """The digest that the adversary shows its peer."""
-        return self.claimed.digest
+        return self.shown_agreement.digest
 
 
 @dataclass
-class Stuffed:
+class StuffingOutcome:
     """The result of an attempt to find IDs of the peer by adding guesses to one's own set.
 
     Attributes:
-        tried, found: numbers of the candidates (guesses) that were tried, and of those in the
-            intersection.
+        tried_candidates, found_candidates: numbers of the candidates (guesses) that were tried, and
+            of those in the intersection.
         refusal: why the attempt ended early; None: it did not.
     """
 
-    tried: set[int] = field(default_factory=set)
-    found: set[int] = field(default_factory=set)
+    tried_candidates: set[int] = field(default_factory=set)
+    found_candidates: set[int] = field(default_factory=set)
     refusal: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables:
+class IdTables:
     """The IDs of the adversary, of the victim (its peer), and of people whom neither knows."""
 
-    own: Sequence[str]
-    victim: Sequence[str]
-    outsiders: Sequence[str]
+    own_ids: Sequence[str]
+    victim_ids: Sequence[str]
+    outsider_ids: Sequence[str]
 
     def draw_candidates(self, count: int, seed: int) -> list[str]:
         """Return `count` candidate IDs (guesses), shuffled.
@@ -83,8 +83,8 @@ class Tables:
 
         Raises AttackError: there are too few IDs of one of the two kinds.
         """
-        victims = sorted(set(self.victim) - set(self.own))
-        neithers = sorted(set(self.outsiders) - set(self.own) - set(self.victim))
+        victims = sorted(set(self.victim_ids) - set(self.own_ids))
+        neithers = sorted(set(self.outsider_ids) - set(self.own_ids) - set(self.victim_ids))
         half = count // 2
         if half > min(len(victims), len(neithers)):
             raise AttackError(
@@ -104,13 +104,13 @@ class Tables:
 
 def play_stuffing(
     attack: IdStuffing,
-    tables: Tables,
+    tables: IdTables,
     settings: AlignmentSettings,
     *,
     role: Literal["active", "passive"] = "passive",
     history: AlignmentHistory | None = None,
     seed: int = 0,
-) -> tuple[AttackResult, Stuffed]:
+) -> tuple[AttackResult, StuffingOutcome]:
     """Let the adversary add candidates (guessed IDs) to its set, in one intersection after another.
 
     It ends when all are tried, or the victim refuses. If the victim refused before anything was
@@ -128,8 +128,8 @@ def play_stuffing(
     stuffed = _try_candidates(attack, candidates, tables, settings, role, history)
     every_number = range(len(candidates))
     notes = {
-        "tried": torch.tensor([number in stuffed.tried for number in every_number]),
-        "found": torch.tensor([number in stuffed.found for number in every_number]),
+        "tried": torch.tensor([number in stuffed.tried_candidates for number in every_number]),
+        "found": torch.tensor([number in stuffed.found_candidates for number in every_number]),
     }
     victim = "passive" if role == "active" else "active"
     view = AdversaryView(
@@ -142,10 +142,10 @@ def play_stuffing(
         knowledge=Knowledge(classes=2, victim=victim),
         deviation=PlayedAttack(attack.name, notes),
     )
-    if not stuffed.tried:
+    if not stuffed.tried_candidates:
         reason = f"the protocol refused: {stuffed.refusal}"
         return make_inapplicable_result(attack, view, reason, seed), stuffed
-    victim_ids = set(tables.victim)
+    victim_ids = set(tables.victim_ids)
     members = torch.tensor([[name in victim_ids, False] for name in candidates])
     truth = Truth.for_members(members, classes=2)
     return score_guess(attack, view, attack.run(view, seed), truth, seed), stuffed
@@ -154,38 +154,42 @@ def play_stuffing(
 def _try_candidates(
     attack: IdStuffing,
     candidates: Sequence[str],
-    tables: Tables,
+    tables: IdTables,
     settings: AlignmentSettings,
     role: Literal["active", "passive"],
     history: AlignmentHistory | None,
-) -> Stuffed:
+) -> StuffingOutcome:
     """Try candidates (guessed IDs) in one intersection after another, as many as its size allows.
 
     `role`: the adversary's role. `history`: the victim's record of intersections; None: none.
     """
-    own_size = len(tables.own)
-    stuffed = Stuffed()
+    own_size = len(tables.own_ids)
+    stuffed = StuffingOutcome()
     room = len(candidates) if attack.overstuff else settings.maximum_ids - own_size
     for _ in range(attack.intersections):
-        untried = [number for number in range(len(candidates)) if number not in stuffed.tried]
+        untried = [
+            number for number in range(len(candidates)) if number not in stuffed.tried_candidates
+        ]
         numbers = untried[: max(room, 0)]
         if not numbers:
-            if not stuffed.tried:
+            if not stuffed.tried_candidates:
                 stuffed.refusal = "the agreed size leaves no room for a guess"
             break
         session = f"in memory {fresh_key().hex()}"
         # The adversary's own IDs stay in the set, so that the intersection is of the usual size.
-        ids = [*tables.own, *(candidates[number] for number in numbers)]
+        ids = [*tables.own_ids, *(candidates[number] for number in numbers)]
         try:
             if history is not None:
                 history.record_run(session=session, peers=[role])
-            rows = _intersect(attack, ids, tables.victim, settings, session, role)
+            rows = _intersect(attack, ids, tables.victim_ids, settings, session, role)
         except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
             stuffed.refusal = str(refusal)
             break
-        stuffed.tried.update(numbers)
+        stuffed.tried_candidates.update(numbers)
         # Rows after the adversary's own are guesses.
-        stuffed.found.update(numbers[row - own_size] for row in rows.tolist() if row >= own_size)
+        stuffed.found_candidates.update(
+            numbers[row - own_size] for row in rows.tolist() if row >= own_size
+        )
     return stuffed
 
 
@@ -207,7 +211,7 @@ def _intersect(
     malicious: SetIntersection = honest
     if attack.overstuff:
         agreed = vars(honest.agreement) | {"maximum_ids": _MAX_IDS}
-        boundless = _Boundless(**agreed, claimed=honest.agreement)
+        boundless = _UnlimitedAgreement(**agreed, shown_agreement=honest.agreement)
         malicious = SET_INTERSECTIONS[settings.backend](boundless)
     # The adversary's own check of its size must not stop it.
     unbounded = settings.model_copy(update={"maximum_ids": _MAX_IDS})

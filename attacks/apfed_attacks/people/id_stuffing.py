@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from apfed_attacks.interface import Attack, Guess, Prediction
-from apfed_attacks.live.strategy import explain_missing_play, notes_of
+from apfed_attacks.live.strategy import explain_missing_play, read_notes
 from apfed_attacks.view import AdversaryView
 
 _UNTRIED = 0.5  # score of a candidate that was not tried
@@ -56,7 +56,7 @@ class IdStuffing(Attack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Score candidates by whether the intersection had them; those never tried get one half."""
-        notes = notes_of(self, view)
+        notes = read_notes(self, view)
         tried_N = notes["tried"].numpy()
         is_common_N = notes["found"].numpy()
         scores_N = np.where(tried_N, is_common_N.astype(np.float64), _UNTRIED)

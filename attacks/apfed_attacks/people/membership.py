@@ -39,7 +39,7 @@ _SCORED_AT_ONCE = 32_768  # rows times models of a forward pass
 _State = Mapping[str, Tensor]  # parameters by name
 
 
-def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> FloatArray:
+def compute_logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> FloatArray:
     """Return a model's confidence in each true class: log(p / (1 - p)), (..., N).
 
     p is the true class's probability (Carlini et al. 2022, Section IV). `scores_NK`: class scores
@@ -52,12 +52,12 @@ def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> FloatArray:
     return np.asarray(logit_N.numpy(force=True))
 
 
-def likelihood_ratio(
-    phi_N: FloatArray,
-    shadow_SN: FloatArray,
-    inside_SN: NDArray[np.bool_],
+def compute_likelihood_ratio(
+    confidence_N: FloatArray,
+    shadow_confidence_SN: FloatArray,
+    is_trained_SN: NDArray[np.bool_],
     *,
-    own_variances: bool = False,
+    has_own_variances: bool = False,
 ) -> FloatArray:
     """Return for each of N candidates how much more its confidence fits models that trained on it.
 
@@ -66,25 +66,26 @@ def likelihood_ratio(
     candidate's own mean. S is the number of shadow models.
 
     Args:
-        phi_N: the attacked model's logit confidences.
-        shadow_SN: those of the shadow models.
-        inside_SN: which shadow model trained on which candidate; for each at least one did, and one
-            did not.
-        own_variances: whether each candidate has its own variances, for which the paper asks 64
+        confidence_N: the attacked model's logit confidences.
+        shadow_confidence_SN: those of the shadow models.
+        is_trained_SN: which shadow model trained on which candidate; for each at least one did, and
+            one did not.
+        has_own_variances: whether each candidate has its own variances, for which the paper asks 64
             models or more; else there is one variance for inside and one for outside.
     """
 
     def compute_log_likelihood(selected_SN: NDArray[np.bool_]) -> FloatArray:
         """Return log N(phi; mean, deviation), (N,), of the selected shadow models."""
-        mean_N = np.where(selected_SN, shadow_SN, 0).sum(axis=0) / selected_SN.sum(axis=0)
-        square_SN = np.where(selected_SN, np.square(shadow_SN - mean_N), 0)
-        axis = 0 if own_variances else None  # over the models, or over all
+        count_N = selected_SN.sum(axis=0)
+        mean_N = np.where(selected_SN, shadow_confidence_SN, 0).sum(axis=0) / count_N
+        square_SN = np.where(selected_SN, np.square(shadow_confidence_SN - mean_N), 0)
+        axis = 0 if has_own_variances else None  # over the models, or over all
         deviation = np.sqrt(square_SN.sum(axis=axis) / selected_SN.sum(axis=axis))
         return np.asarray(
-            scipy.stats.norm.logpdf(phi_N, mean_N, np.maximum(deviation, _MIN_DEVIATION))
+            scipy.stats.norm.logpdf(confidence_N, mean_N, np.maximum(deviation, _MIN_DEVIATION))
         )
 
-    return compute_log_likelihood(inside_SN) - compute_log_likelihood(~inside_SN)
+    return compute_log_likelihood(is_trained_SN) - compute_log_likelihood(~is_trained_SN)
 
 
 class Membership(Attack):
@@ -142,28 +143,32 @@ class Membership(Attack):
             return nn.Sequential(*make_encoder_and_head(ModelSettings(), shape, knowledge.classes))
 
         make_network = knowledge.architecture or make_usual_network
-        shadows = Shadows(make_network, train, seed, view.device)
+        shadows = ShadowModels(make_network, train, seed, view.device)
         scores_SNK = shadows.train_and_score(candidates.features, candidates.labels, rows_SH)
-        shadow_SN = logit_confidence(scores_SNK, candidates.labels)
+        shadow_SN = compute_logit_confidence(scores_SNK, candidates.labels)
         inside_SN = np.zeros(shadow_SN.shape, dtype=bool)
         np.put_along_axis(inside_SN, rows_SH.numpy(), values=True, axis=1)
-        phi_N = logit_confidence(view.answers(candidates.features), candidates.labels)
+        confidence_N = compute_logit_confidence(
+            view.answers(candidates.features), candidates.labels
+        )
         # Mean confidence of the shadow models that did not train on the row.
         outside_N = np.where(inside_SN, 0, shadow_SN).sum(axis=0) / (~inside_SN).sum(axis=0)
-        others_N = shuffle_rows(torch.arange(len(phi_N)), seed, "attacks", "decoy").numpy()
+        others_N = shuffle_rows(torch.arange(len(confidence_N)), seed, "attacks", "decoy").numpy()
 
-        def score_candidates(phi_N: FloatArray) -> dict[str, FloatArray]:
+        def score_candidates(confidence_N: FloatArray) -> dict[str, FloatArray]:
             """Return each variant's score of all candidates, from logit confidences (N,)."""
-            ratio = partial(likelihood_ratio, phi_N, shadow_SN, inside_SN)
+            ratio = partial(compute_likelihood_ratio, confidence_N, shadow_SN, inside_SN)
             return {
                 "likelihood ratio": ratio(),
-                "likelihood ratio, own variances": ratio(own_variances=True),
-                "above models without the row": phi_N - outside_N,
-                "confidence": phi_N,
+                "likelihood ratio, own variances": ratio(has_own_variances=True),
+                "above models without the row": confidence_N - outside_N,
+                "confidence": confidence_N,
             }
 
         baselines = {"shadow models' confidence": shadow_SN.mean(axis=0)}
-        return _make_guess(score_candidates(phi_N), baselines, score_candidates(phi_N[others_N]))
+        return _make_guess(
+            score_candidates(confidence_N), baselines, score_candidates(confidence_N[others_N])
+        )
 
 
 def draw_halves(models: int, rows: int, seed: int) -> Tensor:
@@ -180,20 +185,21 @@ def draw_halves(models: int, rows: int, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Shadows:
+class ShadowModels:
     """The shadow models: networks like the victim's, each trained on a part of the candidates.
 
     All train at once: their parameters are stacked, one batched pass serves all of them, several
     times faster than one after another.
 
     Attributes:
-        make: function that returns one network, from rows to class scores (B, K), without buffers.
+        make_network: function that returns one network, from rows to class scores (B, K), without
+            buffers.
         train: the victim's training settings, as far as they are known.
         seed: seed of weights, halves, batches and dropout.
         device: where they train.
     """
 
-    make: Callable[[], nn.Module]
+    make_network: Callable[[], nn.Module]
     train: "TrainSettings"
     seed: int
     device: torch.device
@@ -262,7 +268,7 @@ class Shadows:
     def _make_networks(self, models: int) -> list[nn.Module]:
         """Return S networks with weights drawn by the seed."""
         with seed_draws(self.seed, "shadows", "weights"):
-            return [self.make().to(self.device) for _ in range(models)]
+            return [self.make_network().to(self.device) for _ in range(models)]
 
     def _make_optimiser(self, parameters: list[Tensor]) -> torch.optim.SGD:
         """Return SGD with the victim's settings of training."""

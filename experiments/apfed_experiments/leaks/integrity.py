@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from apfed_attacks.live.integrity import (
-    HARMS,
-    Harm,
-    Steering,
+    POISONING_KINDS,
+    PoisoningKind,
+    PoisoningPlan,
     poison_gradients,
     poison_representations,
 )
@@ -25,7 +25,7 @@ from apfed_attacks.live.runs import (
     PoisonedVotes,
     SummedRun,
     VotesRun,
-    choose_people,
+    choose_backdoored_people,
 )
 from apfed_experiments.leaks.live import VICTIM, MeasuredRow, make_live_config
 from apfed_experiments.leaks.votes import open_votes_run
@@ -55,7 +55,7 @@ def list_integrity_rows() -> Iterator[MeasuredRow]:
     attacker's target class, among people of other classes who have the backdoor (a feature by which
     the attacker chooses them). `others called` is that share without a backdoor.
     """
-    all_harms: tuple[Harm, ...] = HARMS
+    all_harms: tuple[PoisoningKind, ...] = POISONING_KINDS
     for answer in _METHOD_BY_ANSWER:
         harms = all_harms if answer != _VOTE else ("backdoor",)  # votes are poisoned in one way
         for harm in harms:
@@ -65,12 +65,12 @@ def list_integrity_rows() -> Iterator[MeasuredRow]:
             )
 
 
-def _measure_harm(answer: str, harm: Harm, seed: int) -> Row:
+def _measure_harm(answer: str, harm: PoisoningKind, seed: int) -> Row:
     """Return the accuracy under an attack, the change from an honest run and, for a backdoor, how
     often it works.
 
     `answer`: what passives send in response to the active, a key of `_METHOD_BY_ANSWER`. `harm`:
-    kind of attack, one of `HARMS`.
+    kind of attack, one of `POISONING_KINDS`.
     """
     honest = _measure_predictions(answer, None, seed)
     harmed = _measure_predictions(answer, harm, seed)
@@ -84,7 +84,7 @@ def _measure_harm(answer: str, harm: Harm, seed: int) -> Row:
 
 
 @cache
-def _measure_predictions(answer: str, harm: Harm | None, seed: int) -> dict[str, float]:
+def _measure_predictions(answer: str, harm: PoisoningKind | None, seed: int) -> dict[str, float]:
     """Train a session with or without an attack, and return what it predicts for test people, in
     per cent.
 
@@ -139,7 +139,7 @@ def _choose_people(run: LiveSession[Any]) -> Tensor:
     """
     table = next(table for table in run.data.passives if table.name == _ADVERSARY)
     rows_NF = table.features[run.alignment[_ADVERSARY]].flatten(1)
-    return torch.from_numpy(choose_people(rows_NF.double().numpy()))
+    return torch.from_numpy(choose_backdoored_people(rows_NF.double().numpy()))
 
 
 def _read_labels(run: LiveSession[Any]) -> Tensor:
@@ -162,7 +162,9 @@ def _find_known_target_people(run: LiveSession[Any]) -> Tensor:
     return torch.isin(torch.arange(len(aligned)), known)
 
 
-def _poison_run(run: LiveSession[Any], harm: Harm, has_backdoor_N: Tensor, seed: int) -> None:
+def _poison_run(
+    run: LiveSession[Any], harm: PoisoningKind, has_backdoor_N: Tensor, seed: int
+) -> None:
     """Make the adversary poison its votes, gradients or representations in this session.
 
     `harm`: kind of attack; votes are always poisoned by a backdoor. `has_backdoor_N`: whether each
@@ -173,11 +175,11 @@ def _poison_run(run: LiveSession[Any], harm: Harm, has_backdoor_N: Tensor, seed:
         voter.labeller = PoisonedVotes(honest=voter.labeller, way="backdoor", seed=seed)
         return
     clip = run.config.secure_sum.clip  # None or 0: rows are not clipped
-    steering = Steering(
-        harm=harm,
-        chosen=has_backdoor_N,
-        target=_find_known_target_people(run),
-        length=clip or _UNCLIPPED_NORM,
+    steering = PoisoningPlan(
+        kind=harm,
+        is_backdoored=has_backdoor_N,
+        is_target=_find_known_target_people(run),
+        row_norm=clip or _UNCLIPPED_NORM,
         seed=seed,
     )
     if isinstance(run, SummedRun):
@@ -194,11 +196,11 @@ def _train_and_predict(run: LiveSession[Any], test_T: Tensor) -> Tensor:
     rows_T = run.alignment[run.data.active.name][test_T]
     if isinstance(run, VotesRun):
         run.learn_from_votes()
-        return torch.from_numpy(run.learner.student.score_rows(rows_T).scores.argmax(axis=1))
+        return torch.from_numpy(run.active_role.student.score_rows(rows_T).scores.argmax(axis=1))
     run.train_epochs(_EPOCHS)
     if isinstance(run, SummedRun):
         return run.predict_jointly(test_T).argmax(dim=1)
-    networks = run.learner.trainer.networks
+    networks = run.active_role.trainer.networks
     with torch.no_grad():
         scores_TK: Tensor = networks.eval()(run.data.active.features[rows_T], None)[0]
     return scores_TK.argmax(dim=1)

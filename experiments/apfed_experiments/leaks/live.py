@@ -18,15 +18,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
-from apfed_attacks.features.contrastive_inversion import Question, explain_sums
+from apfed_attacks.features.contrastive_inversion import SummedStep, recover_representations
 from apfed_attacks.features.decoder_extraction import DecoderExtraction
 from apfed_attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from apfed_attacks.features.isolation import Isolation
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play_answers, play_from
-from apfed_attacks.live.stuffing import Tables, play_stuffing
+from apfed_attacks.live.runs import (
+    ALL_RULES,
+    LiveRun,
+    Rule,
+    mount_answering_attack,
+    mount_live_attack,
+)
+from apfed_attacks.live.stuffing import IdTables, play_stuffing
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_attacks.recorded import reveal_features, view_of
+from apfed_attacks.recorded import make_view, reveal_features
 from apfed_attacks.run import run_attacks
 from apfed_attacks.scoring import compute_r2
 from apfed_attacks.view import Knowledge, PlayedAttack, iter_batches
@@ -342,17 +348,17 @@ def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
                 [run.encode_people(name, people) for name in run.passives], dim=1
             )
 
-    run.train_epochs(1, before=note_truth)
+    run.train_epochs(1, before_step=note_truth)
     # What the active received; it knows that digits have ten classes.
-    view = view_of(run.recording, [run.data.active.name], knowledge=Knowledge(classes=10))
+    view = make_view(run.recording, [run.data.active.name], knowledge=Knowledge(classes=10))
     contributors = list(view.terms_by_passive.values())
     guesses = []
     truth = []
     for step, _, sent in iter_batches(view, view.epochs[-1]):
         if step in truth_by_step:
             # The representations are found by which the passives would have returned this sum.
-            question = Question.from_batch(sent, view.revealed[step])
-            guesses.append(explain_sums([question], contributors, _ITERATIONS))
+            question = SummedStep.from_batch(sent, view.revealed[step])
+            guesses.append(recover_representations([question], contributors, _ITERATIONS))
             truth.append(truth_by_step[step])
     return torch.cat(guesses), torch.cat(truth)
 
@@ -407,8 +413,8 @@ def _measure_sum_attack(
     shadow = reveal_features(live.recording, VICTIM, 2, 0)
     knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
     played_attack = PlayedAttack(attack.name, attack.run_live(live, knowledge, 0))
-    view = view_of(
-        live.recording, [active], knowledge=knowledge, played=played_attack, iterations=500
+    view = make_view(
+        live.recording, [active], knowledge=knowledge, deviation=played_attack, iterations=500
     )
     people, guess_ND = attack.recover_representations(view)  # N people, D numbers each
     total = truth[:, people].sum(dim=0)
@@ -469,7 +475,7 @@ def _measure_decoder_attack(
 
     `start_run`: function that opens a session with this seed.
     """
-    return list_feature_figures(play_from(start_run(seed=seed), attack, VICTIM, seed=seed))
+    return list_feature_figures(mount_live_attack(start_run(seed=seed), attack, VICTIM, seed=seed))
 
 
 def list_noise_rows() -> Iterator[MeasuredRow]:
@@ -668,7 +674,7 @@ def _measure_stuffing(
     """
     # Lists of 500 IDs, which overlap in 300; the other 1,300 people are in neither list.
     people = [f"person {number}" for number in range(2_000)]
-    tables = Tables(own=people[:500], victim=people[200:700], outsiders=people[700:])
+    tables = IdTables(own_ids=people[:500], victim_ids=people[200:700], outsider_ids=people[700:])
     with TemporaryDirectory() as folder:
         path = Path(folder) / "alignments.jsonl"
         history = AlignmentHistory(path, runs_with_a_peer=runs) if runs else None
@@ -676,8 +682,8 @@ def _measure_stuffing(
             attack, tables, settings, role=role, history=history, seed=seed
         )
     return {
-        "guesses tried": len(stuffed.tried),
-        "learned to be the peer's": len(stuffed.found),
+        "guesses tried": len(stuffed.tried_candidates),
+        "learned to be the peer's": len(stuffed.found_candidates),
         "auc": result.score.get("auc"),
         "refused": "yes" if stuffed.refusal else "no",
     }
@@ -777,7 +783,7 @@ def _measure_hijack(
         update={"epochs": epochs, "learning_rate": _HIJACK_LEARNING_RATE}
     )
     config, data = _load_one_passive(config.model_copy(update={"train": train}))
-    return _pick_figures(play_answers(attack, config, VICTIM, data=data, seed=seed))
+    return _pick_figures(mount_answering_attack(attack, config, VICTIM, data=data, seed=seed))
 
 
 def _make_guarded_config(clip: float, sigma: float, *, seed: int) -> Config:

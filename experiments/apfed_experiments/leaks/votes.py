@@ -146,7 +146,7 @@ def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int
     run = open_votes_run(data, method, epsilon, seed)
     rows = run.ballot.rows.sort().values  # people whom the active requests votes on
     draw = np.random.default_rng(seed)
-    landmarks = draw.choice(len(rows), size=run.learner.classes - 1, replace=False)
+    landmarks = draw.choice(len(rows), size=run.active_role.classes - 1, replace=False)
     votes_by_run = [_request_landmark_votes(run, rows, landmarks, draw)]
     for _ in range(1, runs):
         later_run = open_votes_run(data, method, epsilon, seed)
@@ -184,7 +184,7 @@ def _request_landmark_votes(
     labelled = np.arange(len(rows))
     if "votes are answered singly" in run.config.method.exchange_facts:
         labelled = draw.choice(len(rows), size=len(rows) // _NEIGHBOURS, replace=False)
-    last_class = run.learner.classes - 1
+    last_class = run.active_role.classes - 1
     labels = dict.fromkeys(rows[labelled].tolist(), last_class)
     for number, position in enumerate(landmarks):
         labels[int(rows[position])] = number
@@ -274,7 +274,7 @@ def _measure_membership(data: str, method: str, epsilon: float | None, seed: int
     run = open_votes_run(data, method, epsilon, seed)
     labelled_rows = run.ballot.rows[run.ballot.labelled].tolist()
     honest_labels = dict(zip(labelled_rows, run.ballot.labels.tolist(), strict=True))
-    classes = run.learner.classes
+    classes = run.active_role.classes
     unlabelled = run.ballot.rows[~torch.isin(run.ballot.rows, torch.tensor(labelled_rows))]
     draw = np.random.default_rng(seed)
     chosen = draw.choice(len(unlabelled), size=_CANDIDATES, replace=False)
@@ -346,6 +346,6 @@ def _measure_accuracy(
         voter = run.get_voter(VICTIM).voter
         voter.labeller = PoisonedVotes(honest=voter.labeller, way=way, seed=seed)
     run.learn_from_votes()
-    agreement = {name: agreed.others or 0.0 for name, agreed in run.learner.agreement.items()}
-    scored = run.learner.student.score_rows(run.data.test_rows)
+    agreement = {name: agreed.others or 0.0 for name, agreed in run.active_role.agreement.items()}
+    scored = run.active_role.student.score_rows(run.data.test_rows)
     return 100 * ACCURACY.compute_value(scored), agreement

@@ -239,7 +239,7 @@ def iter_tiles(run: ReportedRun) -> Iterator[Tile]:
         yield from _iter_local_model_tiles(run, run.local_models)
     yield _make_weakest_promise_tile(run)
     for headline in run.headlines:
-        yield Tile(headline.direction.title, headline.short, headline.note)
+        yield Tile(headline.direction.title, headline.short_text, headline.note)
     if run.own is not None:
         # The folder of the active of a real session holds its own messages only.
         yield from iter_traffic_tiles(run, run.own.name)
