@@ -225,7 +225,7 @@ def stuff(role: Any = "passive", history: Any = None, **options: Any) -> Any:
 @pytest.mark.parametrize("role", ROLES)
 def test_the_agreed_size_bounds_the_guesses(role: Any) -> None:
     result, stuffed = stuff(role, maximum_ids=70)
-    assert len(stuffed.tried) == 10 >= len(stuffed.found)
+    assert len(stuffed.tried_candidates) == 10 >= len(stuffed.found_candidates)
     assert result.score["auc"] < 0.75
     result, _ = stuff(role, maximum_ids=60)
     assert result.reason == "the protocol refused: the agreed size leaves no room for a guess"
@@ -238,19 +238,19 @@ def test_more_than_the_agreed_size_is_refused(role: Any, protocol: str) -> None:
     assert not result.applicable
     assert result.reason.startswith("the protocol refused: ")
     assert "70" in result.reason
-    assert not stuffed.tried
+    assert not stuffed.tried_candidates
 
 
 def test_repeated_intersections_try_all_and_the_history_stops_them(tmp_path: Path) -> None:
     _, stuffed = stuff(maximum_ids=70, intersections=9)
-    assert len(stuffed.tried) == CANDIDATES
+    assert len(stuffed.tried_candidates) == CANDIDATES
     history = AlignmentHistory(tmp_path / "alignments.jsonl", runs_with_a_peer=2)
     _, held = stuff(maximum_ids=70, intersections=9, history=history)
-    assert len(held.tried) == 20
+    assert len(held.tried_candidates) == 20
     assert "the limit is 2" in held.refusal
     result, nothing = stuff(maximum_ids=70, intersections=9, history=history)
     assert not result.applicable
-    assert not nothing.tried
+    assert not nothing.tried_candidates
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_the_minimum_stops_members_and_circuits(role: Any, protocol: str) -> Non
 def test_the_minimum_does_not_stop_the_hub_of_ecdh() -> None:
     result, stuffed = stuff("active", protocol="ecdh", minimum_rows=55)
     assert result.score["auc"] == 1.0
-    assert len(stuffed.found) == CANDIDATES // 2
+    assert len(stuffed.found_candidates) == CANDIDATES // 2
 
 
 def test_too_many_candidates_say_what_there_is() -> None:

@@ -202,7 +202,7 @@ def test_a_guess_that_cannot_be_scored_is_refused(
         "known": view.knowledge.labels.positions,
         "unknown": unknown,
         "none": unknown[:0],
-        "test": torch.arange(270)[~torch.isin(torch.arange(270), truth.trained)],
+        "test": torch.arange(270)[~torch.isin(torch.arange(270), truth.training_positions)],
         "twice": unknown[[0, 0]],
     }[of]
     values = np.zeros((len(rows), width))
@@ -213,7 +213,7 @@ def test_a_guess_that_cannot_be_scored_is_refused(
 
 def test_rows_that_did_not_train_are_left_out(parts: Any) -> None:
     _, truth, unknown = parts
-    test = torch.arange(270)[~torch.isin(torch.arange(270), truth.trained)]
+    test = torch.arange(270)[~torch.isin(torch.arange(270), truth.training_positions)]
     # Right about every training row, wrong about every test row.
     rows = torch.cat([unknown, test])
     scores = _right(truth, rows, len(unknown) / len(rows))

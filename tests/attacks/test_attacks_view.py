@@ -441,7 +441,7 @@ def test_people_who_were_asked_about_are_exchanged_among_themselves(
     make_recording: Any, recording: Any
 ) -> None:
     people = torch.tensor([40, 3, 17, 80, 3, 41, 60, 99])
-    view = _view(recording, "active", played=_make_played_attack(people.tolist()))
+    view = _view(recording, "active", deviation=_make_played_attack(people.tolist()))
     _, attributed_positions = _decoy(view)
     assert set(attributed_positions[people].tolist()) == set(people.tolist())
     assert not torch.equal(attributed_positions[people], people)
@@ -452,7 +452,7 @@ def test_people_who_were_asked_about_are_exchanged_among_themselves(
     empty = make_recording("nothing", epochs=0)
     people = torch.arange(300, 320)
     _, attributed_positions = _decoy(
-        _view(empty, "active", played=_make_played_attack(people.tolist()))
+        _view(empty, "active", deviation=_make_played_attack(people.tolist()))
     )
     assert torch.equal(attributed_positions[people].sort().values, people)
     assert torch.equal(attributed_positions[:300], torch.arange(300))
@@ -461,7 +461,9 @@ def test_people_who_were_asked_about_are_exchanged_among_themselves(
 def test_a_view_of_no_two_rows_has_no_decoy(make_recording: Any) -> None:
     empty = make_recording("nothing", epochs=0)
     assert exchange_releases(_view(empty, "passive-1"), 0) is None
-    assert exchange_releases(_view(empty, "active", played=_make_played_attack([3, 3])), 0) is None
+    assert (
+        exchange_releases(_view(empty, "active", deviation=_make_played_attack([3, 3])), 0) is None
+    )
 
 
 def _guess(positions: list[int], value: float) -> Guess:

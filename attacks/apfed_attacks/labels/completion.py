@@ -265,13 +265,13 @@ def copy_own_networks(
     if has_fresh_weights:
         draw_weights_anew(networks)
     shapes = [tuple(features.shape[1:]) for features in view.features.values()]
-    bottom = _JoinedNetworks(networks, shapes).to(rows_NF.device)
+    joined_networks = _JoinedNetworks(networks, shapes).to(rows_NF.device)
     # Mean and scale are those of the output before training, and stay.
-    h_ND = apply_in_parts(bottom, rows_NF)
-    bottom.mean = h_ND.mean(dim=0)
-    spread = h_ND.std(dim=0)
-    bottom.deviation = torch.where(spread > 0, spread, 1)
-    return bottom
+    h_ND = apply_in_parts(joined_networks, rows_NF)
+    joined_networks.mean = h_ND.mean(dim=0)
+    deviation = h_ND.std(dim=0)
+    joined_networks.deviation = torch.where(deviation > 0, deviation, 1)
+    return joined_networks
 
 
 class _JoinedNetworks(nn.Module):
@@ -292,7 +292,7 @@ class _JoinedNetworks(nn.Module):
         self._networks = networks
         self._shapes = shapes
         self.register_buffer("mean", torch.zeros(1))
-        self.register_buffer("spread", torch.ones(1))
+        self.register_buffer("deviation", torch.ones(1))
 
     def forward(self, rows_BF: Tensor) -> Tensor:
         """Split the rows into the members' features, apply each network, and standardise."""
