@@ -18,7 +18,7 @@ from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import circuit, hashing
 from apfed_protocols.psi.circuit import (
-    CHUNK_SLOTS,
+    MAX_CHUNK_SLOTS,
     CircuitInputs,
     CircuitIntersection,
     Endpoint,
@@ -29,8 +29,14 @@ from apfed_protocols.psi.circuit import (
 )
 from apfed_protocols.psi.hashing import Words, count_bins
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Messages, Round
-from apfed_protocols.psi.store import DENSE, Rows, count_cells, decode_rows, extract_targets
-from apfed_protocols.psi.vole import DEAL
+from apfed_protocols.psi.store import (
+    DENSE_CELLS,
+    Equations,
+    count_cells,
+    decode_values,
+    extract_id_hashes,
+)
+from apfed_protocols.psi.vole import ORDER
 from tests.contracts.intersections import HEADER, Change, Intersection
 from tests.memory import trace_memory
 from tests.refusals import list_unrefused
@@ -229,7 +235,7 @@ def overflow_probability(balls: int, count: int, slots: int) -> float:
 
 @pytest.mark.parametrize("members", [1, 2, 5])
 def test_chunks_change_nothing(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit, "CHUNK_SLOTS", 2000)
+    monkeypatch.setattr(circuit, "MAX_CHUNK_SLOTS", 2000)
     sets = [ids_of(*RNG.permutation(400)[: 300 + 10 * k]) for k in range(members + 1)]
     stage = Stage(*sets).play()
     stage.check()
@@ -294,7 +300,7 @@ def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
 
 MAX_SLOTS = hashing.count_bin_slots(10**7, count_bins(0))
 WORDS_OF_1000 = count_bins(1000) // 64
-TEN = Kind.CORRELATE, DEAL.pack(10)
+TEN = Kind.CORRELATE, ORDER.pack(10)
 
 
 def words(count: int, *slots: int) -> tuple[Kind, bytes]:
@@ -335,7 +341,7 @@ def words(count: int, *slots: int) -> tuple[Kind, bytes]:
         (
             OpprfIntersection,
             10**7,
-            [TEN, (Kind.CORRELATE, DEAL.pack(11))],
+            [TEN, (Kind.CORRELATE, ORDER.pack(11))],
             "hub orders for sets of 10, 11 IDs, it has one",
         ),
         (OpprfIntersection, 9, [TEN], "hub orders a vector for 10 IDs, .* at most 9"),
@@ -443,7 +449,7 @@ def test_an_and_without_its_opening_is_refused(
 # What a hub that lies about the other members costs an honest one.
 
 MAX_MEMBERS = 65_535
-HUB_PART = bytes(32)
+HUB_KEY_PART = bytes(32)
 OWN = [b"%d" % k for k in range(10)]
 
 
@@ -461,12 +467,12 @@ class Liar:
 
     def meet(self, hub_size: int, members: int, size: int) -> None:
         """Bring the member to the circuit."""
-        commitment = hashlib.sha256(HUB_PART).digest()
+        commitment = hashlib.sha256(HUB_KEY_PART).digest()
         (join,) = self.send(Kind.COMMIT, circuit._COMMIT.pack(commitment, hub_size, members, 0))
         true_part, _, own_size = circuit._JOIN.unpack(join)
-        parts = circuit._PART.pack(true_part, own_size)
-        parts += circuit._PART.pack(bytes(32), size) * (members - 1)
-        self.send(Kind.REVEAL, HUB_PART + parts)
+        parts = circuit._KEY_PART.pack(true_part, own_size)
+        parts += circuit._KEY_PART.pack(bytes(32), size) * (members - 1)
+        self.send(Kind.REVEAL, HUB_KEY_PART + parts)
         assert self.send(Kind.PLACE, bytes(4)) == [b"\1"]
         self.send(Kind.AGREED, b"")
 
@@ -499,7 +505,7 @@ def test_no_chunk_grows_with_the_members(slots: int, members: int) -> None:
     assert pieces[-1].stop == bins
     size = pieces[0].stop - pieces[0].start
     assert size % 64 == 0
-    assert size == 64 or size * max(slots, members / 64) <= CHUNK_SLOTS
+    assert size == 64 or size * max(slots, members / 64) <= MAX_CHUNK_SLOTS
 
 
 def test_slots_are_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,25 +542,25 @@ class _Probing(OpprfIntersection):
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
     ) -> Generator[Round, Messages, Words]:
-        size = inputs.sizes[0]
-        correlating = circuit._CORRELATING
+        size = inputs.announced_sizes[0]
+        correlating = circuit._OLE_EXCHANGE
         received = yield correlating.make_order(endpoint, size)
         shares = yield from correlating.receive_hub_shares(endpoint, size, members, received)
         (share,) = shares.values()
         self.put.update(
-            {bin_: row for row, bins in enumerate(inputs.bins_of.tolist()) for bin_ in bins}
+            {bin_: row for row, bins in enumerate(inputs.bins_n3.tolist()) for bin_ in bins}
         )
         digests = circuit.hash_tokens(inputs.tokens, inputs.key)
         points = np.zeros((len(inputs.row_of_bin), 2), np.uint64)
-        points[list(self.put)] = extract_targets(digests)[list(self.put.values())]
+        points[list(self.put)] = extract_id_hashes(digests)[list(self.put.values())]
         received = yield endpoint.make_round(
             Kind.VECTOR, {members[0]: share.mask_vector(points)}, awaited=members
         )
-        cells = count_cells(inputs.sizes[1])
-        hints = endpoint.parse_words(received, members[0], Kind.HINT, (cells + DENSE, 3))
-        words = decode_rows(hints, Rows.from_digests(digests, cells))
-        words ^= circuit._evaluate_prf(share.c, inputs.key)[inputs.bins_of]
-        for row, (bins, found) in enumerate(zip(inputs.bins_of, words, strict=True)):
+        cells = count_cells(inputs.announced_sizes[1])
+        hints = endpoint.parse_words(received, members[0], Kind.HINT, (cells + DENSE_CELLS, 3))
+        words = decode_values(hints, Equations.from_digests(digests, cells))
+        words ^= circuit._evaluate_prf(share.c, inputs.key)[inputs.bins_n3]
+        for row, (bins, found) in enumerate(zip(inputs.bins_n3, words, strict=True)):
             self.read.update(
                 {(int(bin_), row): int(t) for bin_, t in zip(bins, found, strict=True)}
             )

@@ -31,7 +31,7 @@ from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import Change, Intersection, Sets, change_kind
 
 WITHOUT_DEALER = pytest.mark.parametrize("backend", ["circuit_ot", "opprf_ot"])
-COLUMNS = transfers.COLUMNS
+COLUMN_COUNT = transfers.COLUMN_COUNT
 Words = NDArray[np.uint64]
 
 
@@ -46,9 +46,9 @@ class Extended:
     """Both ends of the extension, with keys that no transfer made."""
 
     def __init__(self) -> None:
-        choices = secrets.token_bytes(COLUMNS // 8)
+        choices = secrets.token_bytes(COLUMN_COUNT // 8)
         self.bits = np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little")
-        pairs = [(fresh_key(), fresh_key()) for _ in range(COLUMNS)]
+        pairs = [(fresh_key(), fresh_key()) for _ in range(COLUMN_COUNT)]
         own = [pair[bit] for pair, bit in zip(pairs, self.bits.tolist(), strict=True)]
         hash_key = fresh_key()
         self.hub = ExtensionReceiver(pairs, hash_key)
@@ -113,7 +113,7 @@ def flip(columns: Sequence[int], row: int = 5) -> Callable[[bytes], bytes]:
     """Err in one row of these columns of a vector of one block."""
 
     def flip_row(vector: bytes) -> bytes:
-        sent = np.frombuffer(vector, np.uint64).reshape(COLUMNS, -1).copy()
+        sent = np.frombuffer(vector, np.uint64).reshape(COLUMN_COUNT, -1).copy()
         sent[list(columns), row // 64] ^= np.uint64(1 << row % 64)
         return sent.tobytes()
 
@@ -140,7 +140,7 @@ def test_an_error_passes_where_the_member_does_not_add_that_column(
 
 def test_errors_in_half_of_the_columns_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="or does not prove it"):
-        Extended().play(expand_words(4), flip(range(0, COLUMNS, 2)))
+        Extended().play(expand_words(4), flip(range(0, COLUMN_COUNT, 2)))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_batches_of_triples_for_all_are_no_larger_than_those_of_a_pair(
     count: int, more: int, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfers, "BATCH_WORDS", 64)
-    assert transfers.split_triples(count, more=more) == batches
+    assert transfers.split_triples(count, extra_word_count=more) == batches
 
 
 # The count: bits to numbers, and the sign of a shared sum.
@@ -238,7 +238,7 @@ def test_rows_are_those_that_the_dealer_s_circuit_finds(
     backend: str, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In several chunks, and in several batches of transfers."""
-    monkeypatch.setattr(circuit, "CHUNK_SLOTS", 2000 if backend == "circuit" else 128)
+    monkeypatch.setattr(circuit, "MAX_CHUNK_SLOTS", 2000 if backend == "circuit" else 128)
     monkeypatch.setattr(transfers, "BATCH_WORDS", 500 if backend == "circuit" else 64)
     rng = np.random.default_rng(members)
     sets: dict[str, list[bytes]] = {"hub": ids_of(0, 90)}

@@ -75,7 +75,7 @@ def test_no_message_is_longer_than_the_longest(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under an agreement on just so many IDs, with chunks so small that they do not count."""
-    monkeypatch.setattr(circuit, "CHUNK_SLOTS", 64)
+    monkeypatch.setattr(circuit, "MAX_CHUNK_SLOTS", 64)
     monkeypatch.setattr(circuit, "_ROSTER_BYTES", 120)
     monkeypatch.setattr(transfers, "BATCH_WORDS", 256)
     size = 200 if backend == "circuit_ot" else 2000  # the bytes of 2,000 IDs take seconds
@@ -580,7 +580,7 @@ def test_progress_of_ecdh_counts_ids() -> None:
 
 
 def test_progress_of_the_circuit_counts_bins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apfed_protocols.psi.circuit.CHUNK_SLOTS", 2000)
+    monkeypatch.setattr("apfed_protocols.psi.circuit.MAX_CHUNK_SLOTS", 2000)
     progress = list[Progress]()
     sets = {HUB: ids_of(0, 400), "p": ids_of(300, 700)}
     play_for("circuit", Output.ROWS, sets, progress=progress)

@@ -292,11 +292,11 @@ def test_each_multiplication_is_that_of_another_library() -> None:
 def test_many_small_pieces_come_back_in_order(
     count: int, maximum: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ecdh, "_POINTS_OF_A_CHUNK", 3)
+    monkeypatch.setattr(ecdh, "_POINTS_PER_CHUNK", 3)
     some = DIGESTS[: 32 * count]
     seen = list[int]()
     found = map_in_threads(
-        partial(ecdh.blind_digests, SCALAR), some, threads=maximum, report=seen.append
+        partial(ecdh.blind_digests, SCALAR), some, threads=maximum, report_done=seen.append
     )
     assert found == POINTS[: 32 * count]
     assert seen == sorted(seen)
@@ -336,7 +336,7 @@ def test_long_lists_use_a_thread_for_each_processor(
     maximum: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    monkeypatch.setattr(ecdh, "_POINTS_OF_A_CHUNK", 6)
+    monkeypatch.setattr(ecdh, "_POINTS_PER_CHUNK", 6)
     seen: set[int] = set()
     together = threading.Barrier(expected)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import base_ot, code
+from apfed_protocols.psi import base_ot, linear_code
 from apfed_protocols.psi.base_ot import POINT_BYTES, Receiver, Sender
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Output
 from apfed_protocols.psi.ot import (
@@ -31,7 +31,7 @@ from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import HEADER, Change, Sets, change_kind, deliver
 
 SESSION = bytes(32)
-LENGTH = code.LENGTH
+LENGTH = linear_code.LENGTH
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_who_sends_two_points_of_known_logarithm_has_neither_key() -> None:
     ((zero, one),) = sender.compute_keys(b"".join(points), receiver="p")
     for scalar in scalars:
         receiver._scalars = [scalar]
-        receiver._pairs = [(points[0], points[1])]
+        receiver._point_pairs = [(points[0], points[1])]
         for choice in (0, 1):
             receiver._choices = [choice]
             assert receiver.compute_keys(sender.message, sender="hub")[0] not in (zero, one)
@@ -137,10 +137,10 @@ def test_the_code_has_126_powers_in_a_row_as_roots_and_words_of_even_weight() ->
     """The BCH bound then says that two words differ in 128 places at least."""
     powers = powers_of_x()
     assert len(set(powers)) == 511
-    for row in code.make_generator():
+    for row in linear_code.make_generator():
         places = [place for place in range(511) if row >> place & 1]
         assert row.bit_count() % 2 == 0
-        for root in range(1, code.DISTANCE - 1):
+        for root in range(1, linear_code.DISTANCE - 1):
             value = 0
             for place in places:
                 value ^= powers[place * root % 511]
@@ -149,19 +149,19 @@ def test_the_code_has_126_powers_in_a_row_as_roots_and_words_of_even_weight() ->
 
 def random_messages(count: int) -> NDArray[np.uint64]:
     words = np.frombuffer(secrets.token_bytes(16 * count), np.uint64).reshape(-1, 2)
-    return code.mask_message_bits(words)
+    return linear_code.mask_message_bits(words)
 
 
 def test_words_begin_with_their_message_add_up_and_have_the_weight() -> None:
     one = random_messages(500)
     other = random_messages(500)
-    words = code.encode_words(one)
-    assert (code.mask_message_bits(words[:, :2]) == one).all()
-    assert (code.encode_words(one ^ other) == words ^ code.encode_words(other)).all()
+    words = linear_code.encode_words(one)
+    assert (linear_code.mask_message_bits(words[:, :2]) == one).all()
+    assert (linear_code.encode_words(one ^ other) == words ^ linear_code.encode_words(other)).all()
     bits = np.unpackbits(words.view(np.uint8), axis=1)
-    assert bits.sum(axis=1, dtype=np.int64).min() >= code.DISTANCE
-    assert code.encode_words(np.zeros((1, 2), np.uint64)).max() == 0
-    assert code.DIMENSION == len(code.make_generator()) == 85
+    assert bits.sum(axis=1, dtype=np.int64).min() >= linear_code.DISTANCE
+    assert linear_code.encode_words(np.zeros((1, 2), np.uint64)).max() == 0
+    assert linear_code.DIMENSION == len(linear_code.make_generator()) == 85
 
 
 def test_rows_and_columns_are_transposed_bit_by_bit() -> None:
@@ -239,7 +239,7 @@ class Extended:
             self.member.check_proof(bytes(proof), "hub")
         except RemoteProtocolError:
             return False
-        words = code.encode_words(self.messages)
+        words = linear_code.encode_words(self.messages)
         differ = opened ^ self.known ^ (words & self.member.choices)
         assert np.flatnonzero(differ.any(axis=1)).tolist() in ([], [0])
         return True
@@ -252,7 +252,7 @@ class Extended:
 def test_what_the_hub_knows_and_what_the_member_opens_differ_by_words_of_the_store() -> None:
     played = Extended()
     opened = played.member.compute_matrix(played.columns.tobytes(), fresh_key())
-    words = code.encode_words(played.messages)
+    words = linear_code.encode_words(played.messages)
     assert (opened == played.known ^ (words & played.member.choices)).all()
     assert played.pass_check()
 

@@ -22,22 +22,22 @@ from apfed_protocols.psi.interface import (
     Output,
 )
 from apfed_protocols.psi.store import (
-    DENSE,
-    DependentRowsError,
+    DENSE_CELLS,
+    DependentEquationsError,
     Encoder,
+    Equations,
     Multiplier,
-    Rows,
     count_cells,
-    decode_rows,
+    decode_values,
     digest_ids,
     expand_elements,
-    extract_targets,
+    extract_id_hashes,
     from_bytes,
     to_bytes,
 )
 from apfed_protocols.psi.vole import (
-    DEAL,
-    DEALING_BYTES,
+    OLE_NAME_BYTES,
+    ORDER,
     Kind,
     VoleIntersection,
     count_member_dealt_bytes,
@@ -81,29 +81,31 @@ def test_products_are_those_of_the_field() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 60, 3000])
 def test_a_store_gives_each_id_its_value(count: int) -> None:
     cells = count_cells(count)
-    rows = Rows.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
-    assert all(len(set(three)) == 3 for three in rows.cells.tolist())
-    assert not count or (rows.cells.min() >= 0 and rows.cells.max() < cells)
+    rows = Equations.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
+    assert all(len(set(three)) == 3 for three in rows.sparse_cells.tolist())
+    assert not count or (rows.sparse_cells.min() >= 0 and rows.sparse_cells.max() < cells)
     values = expand_elements(fresh_key(), b"test", count)
     store = Encoder(rows, cells).encode(values)
-    assert (decode_rows(store, rows) == values).all()
-    assert len(np.unique(store, axis=0)) == cells + DENSE  # cells that nobody needs are random
+    assert (decode_values(store, rows) == values).all()
+    assert (
+        len(np.unique(store, axis=0)) == cells + DENSE_CELLS
+    )  # cells that nobody needs are random
 
 
 def test_rows_that_cannot_be_peeled_are_solved() -> None:
     """At this density hundreds of rows are left, in which every cell is used twice or more."""
     count = 900
     cells = 1000
-    rows = Rows.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
-    _, left = stores._peel_rows(rows.cells, cells)
+    rows = Equations.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
+    _, left = stores._peel_equations(rows.sparse_cells, cells)
     assert len(left) > 100
     values = expand_elements(fresh_key(), b"test", count)
-    assert (decode_rows(Encoder(rows, cells).encode(values), rows) == values).all()
+    assert (decode_values(Encoder(rows, cells).encode(values), rows) == values).all()
 
 
 def test_dependent_rows_are_refused() -> None:
-    one = Rows.from_digests(digest_ids(IDS[:1] * 2, fresh_key()), count_cells(2))
-    with pytest.raises(DependentRowsError):
+    one = Equations.from_digests(digest_ids(IDS[:1] * 2, fresh_key()), count_cells(2))
+    with pytest.raises(DependentEquationsError):
         Encoder(one, count_cells(2)).encode(expand_elements(fresh_key(), b"test", 2))
 
 
@@ -135,7 +137,7 @@ def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = 0
     monkeypatch.setattr(stores, "DENSE", dense)
     for _ in range(tries):
-        rows = Rows.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
+        rows = Equations.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
         try:
             stores._solve_cells(
                 np.zeros((cells + dense, 2), np.uint64),
@@ -143,7 +145,7 @@ def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
                 np.zeros((count, 2), np.uint64),
                 np.arange(count),
             )
-        except DependentRowsError:
+        except DependentEquationsError:
             failed += 1
     expected = tries * (count_dependent_sets(count, cells) - 1) / 2**dense
     assert abs(failed - 0.95 * expected) < 4 * math.sqrt(expected)
@@ -152,7 +154,7 @@ def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("count", [1, 3, 30, 1000, 20_000])
 def test_real_parameters_fail_below_two_to_the_minus_forty_seven(count: int) -> None:
     assert 1 <= count_dependent_sets(count, count_cells(count)) < 2
-    assert DENSE == 48
+    assert DENSE_CELLS == 48
 
 
 def test_tags_of_sets_beyond_chance() -> None:
@@ -182,7 +184,7 @@ def test_tags_are_matched_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -
     own = tags[:600]
     theirs = tags[300:][::-1]
     at_once = match_tags(own, theirs, sender="p")
-    monkeypatch.setattr(outputs, "_TAGS_MATCHED_AT_ONCE", 100)
+    monkeypatch.setattr(outputs, "_TAGS_PER_GROUP", 100)
     assert match_tags(own, theirs, sender="p").tolist() == at_once.tolist()
     assert at_once.tolist() == [-1] * 300 + list(range(599, 299, -1))
     with pytest.raises(RemoteProtocolError, match="p sent a tag twice"):
@@ -250,7 +252,7 @@ def test_orders_of_another_size_than_agreed_are_refused(size: int, name: str) ->
     """Also of a smaller one: members expand what they were dealt to the agreed size."""
     order = {"vole": Kind.DEAL, "opprf": CircuitKind.CORRELATE}[name]
     agreement = _make_agreement(sizes={"hub": 20, "p": 30})
-    change = change_kind("hub", order, lambda _: DEAL.pack(size))
+    change = change_kind("hub", order, lambda _: ORDER.pack(size))
     with pytest.raises(RemoteProtocolError, match=f"hub orders a vector for {size} IDs.*on 20"):
         _playing(name, change, agreement)
 
@@ -264,7 +266,7 @@ def test_what_was_dealt_another_time_is_refused(name: str) -> None:
     def to_the_hub(body: bytes) -> bytes:
         lengths.add(len(body))
         at_member = len(body) == count_member_dealt_bytes()
-        return body if at_member else bytes(DEALING_BYTES) + body[DEALING_BYTES:]
+        return body if at_member else bytes(OLE_NAME_BYTES) + body[OLE_NAME_BYTES:]
 
     with pytest.raises(RemoteProtocolError, match="hub uses what was dealt another time"):
         _playing(name, change_kind("dealer", kind, to_the_hub))
@@ -278,13 +280,13 @@ def test_the_hubs_store_solves_as_many_equations_as_the_printed_bound() -> None:
     wrong: list[tuple[int, int]] = []
     for number, count in product(range(20), solved):
         digests = digest_ids([b"%d %d" % (number, k) for k in range(count)], bytes(32))
-        rows = Rows.from_digests(digests, count_cells(2))
+        rows = Equations.from_digests(digests, count_cells(2))
         try:
-            store = Encoder(rows, count_cells(2)).encode(extract_targets(digests))
-        except DependentRowsError:
+            store = Encoder(rows, count_cells(2)).encode(extract_id_hashes(digests))
+        except DependentEquationsError:
             continue
         solved[count] += 1
-        if not np.array_equal(decode_rows(store, rows), extract_targets(digests)):
+        if not np.array_equal(decode_values(store, rows), extract_id_hashes(digests)):
             wrong.append((number, count))
     assert wrong == []
     assert solved[80] > 10

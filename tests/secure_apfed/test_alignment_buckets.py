@@ -383,7 +383,7 @@ def test_places_that_cannot_be_common_are_refused(
 
 def test_signs_reach_everybody_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_links, "IDS_PER_HEARTBEAT", 20)
-    monkeypatch.setattr("apfed_protocols.psi.ecdh._POINTS_OF_A_CHUNK", 10)
+    monkeypatch.setattr("apfed_protocols.psi.ecdh._POINTS_PER_CHUNK", 10)
     session = Session()
     session.protocol = "ecdh"
     assert set(session.align()["bank"]) == COMMON

@@ -82,8 +82,8 @@ IntersectionName: TypeAlias = Literal[
 """The protocols that `align` takes: the keys of `SET_INTERSECTIONS`, or a choice by sizes."""
 
 _AUTO: Literal["auto"] = "auto"
-_DEALER = "dealer (in memory)"
-_MANY_IDS = 20_000
+_DEALER_NAME = "dealer (in memory)"
+_MAX_ECDH_IDS = 20_000
 _LOGGER = logging.getLogger(__name__)
 _AS_WRITTEN = IdNormalisation()
 
@@ -97,7 +97,7 @@ def choose_protocol(sizes: Mapping[str, int]) -> str:
 
     `sizes`: number of IDs by party.
     """
-    has_many_ids = max(sizes.values(), default=0) > _MANY_IDS
+    has_many_ids = max(sizes.values(), default=0) > _MAX_ECDH_IDS
     return "opprf" if len(sizes) > 2 or has_many_ids else "ecdh"
 
 
@@ -145,13 +145,13 @@ def align(
         >>> sorted(zip(rows["bank"].tolist(), rows["shop"].tolist()))
         [(0, 2), (2, 0)]
     """
-    agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
+    limits: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     output = Output.HUB_ROWS if hub_only else Output.ROWS
-    aligners = _run_parties(
-        ids_by_party, hub, protocol, normalisation, output, agreed, threads, progress
+    roles = _run_parties(
+        ids_by_party, hub, protocol, normalisation, output, limits, threads, progress
     )
     informed_parties = [hub] if hub_only else ids_by_party
-    return {party: aligners[party].rows for party in informed_parties}
+    return {party: roles[party].rows for party in informed_parties}
 
 
 def count_common(
@@ -181,11 +181,11 @@ def count_common(
     Raises DataError: unfit IDs or names, an unknown hub or protocol, or fewer common IDs than
     `minimum_rows`.
     """
-    agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
-    results = _run_parties(
-        ids_by_party, hub, protocol, normalisation, Output.SIZE, agreed, threads, progress
+    limits: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
+    roles = _run_parties(
+        ids_by_party, hub, protocol, normalisation, Output.SIZE, limits, threads, progress
     )
-    return results[hub].size
+    return roles[hub].size
 
 
 def share_membership(
@@ -214,20 +214,20 @@ def share_membership(
 
     Raises DataError: unfit IDs or names, an unknown hub, or fewer common IDs than `minimum_rows`.
     """
-    agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
-    aligners = _run_parties(
-        ids_by_party, hub, "circuit", normalisation, Output.SHARED, agreed, threads, progress
+    limits: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
+    roles = _run_parties(
+        ids_by_party, hub, "circuit", normalisation, Output.SHARED, limits, threads, progress
     )
-    return {party: aligner.membership for party, aligner in aligners.items()}
+    return {party: role.membership for party, role in roles.items()}
 
 
 def _run_parties(
     ids_by_party: Mapping[str, IdColumn],
     hub: str,
-    name: str,
+    requested_name: str,
     normalisation: IdNormalisation,
     output: Output,
-    agreed: dict[str, Any],
+    limits: dict[str, Any],
     threads: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> Mapping[str, Aligner]:
@@ -237,10 +237,10 @@ def _run_parties(
     Args:
         ids_by_party: the distinct IDs of each party.
         hub: the party that all others exchange messages with.
-        name: a key of `SET_INTERSECTIONS`, or "auto".
+        requested_name: a key of `SET_INTERSECTIONS`, or "auto".
         normalisation: how IDs become bytes.
         output: what is to be revealed, and to whom.
-        agreed: `minimum_rows` and `maximum_ids` of the `IntersectionAgreement`.
+        limits: `minimum_rows` and `maximum_ids` of the `IntersectionAgreement`.
         threads: number of threads of each party; None: the protocol's own choice.
         progress: called with the progress of every party's work; None: not reported.
 
@@ -253,9 +253,11 @@ def _run_parties(
             f"alignment takes a hub and at least one other party; the hub is {hub!r}, "
             f"the parties are {', '.join(map(str, ids_by_party)) or 'none'}"
         )
-    known = [_AUTO, *sorted(SET_INTERSECTIONS)]
-    if name not in known:
-        raise DataError(f"no set intersection is called {name!r}; there are: {', '.join(known)}")
+    known_names = [_AUTO, *sorted(SET_INTERSECTIONS)]
+    if requested_name not in known_names:
+        raise DataError(
+            f"no set intersection is called {requested_name!r}; there are: {', '.join(known_names)}"
+        )
     session = f"in memory {fresh_key().hex()}"
     encoded_ids: dict[str, list[bytes]] = {}
     try:
@@ -263,32 +265,32 @@ def _run_parties(
         require_one_column_order(ids_by_party)
         for party, column in ids_by_party.items():
             encoded_ids[party] = encode_ids(
-                party, column, normalisation, maximum_ids=agreed["maximum_ids"]
+                party, column, normalisation, maximum_ids=limits["maximum_ids"]
             )
         require_comparable({party: map(decode_id, encoded_ids[party]) for party in (hub, *members)})
         sizes = {party: len(ids) for party, ids in encoded_ids.items()}
-        protocol_name = choose_protocol(sizes) if name == _AUTO else name
+        protocol_name = choose_protocol(sizes) if requested_name == _AUTO else requested_name
         _LOGGER.info("%s intersects the lists of %s", protocol_name, ", ".join(ids_by_party))
         agreement = IntersectionAgreement(
             session=session,
-            **agreed,
+            **limits,
             encoding=normalisation.encoding,
-            dealer=_DEALER,
+            dealer=_DEALER_NAME,
             output=output,
         )
         protocol_type = SET_INTERSECTIONS[protocol_name]
         protocol = protocol_type(agreement, threads=threads, progress=progress)
-        aligners = _converse_in_memory(protocol, hub, members, encoded_ids)
+        roles = _converse_in_memory(protocol, hub, members, encoded_ids)
         # Reading the result raises IntersectionTooSmallError below the minimum.
-        _ = aligners[hub].membership if output is Output.SHARED else aligners[hub].size
+        _ = roles[hub].membership if output is Output.SHARED else roles[hub].size
     except IntersectionTooSmallError as error:
-        counts = ", ".join(f"{party} {len(ids)}" for party, ids in encoded_ids.items())
+        row_counts = ", ".join(f"{party} {len(ids)}" for party, ids in encoded_ids.items())
         raise DataError(
-            f"{error}. Rows by party: {counts}; normalisation: {normalisation}"
+            f"{error}. Rows by party: {row_counts}; normalisation: {normalisation}"
         ) from error
     except LocalProtocolError as error:
         raise DataError(str(error)) from error
-    return aligners
+    return roles
 
 
 def _converse_in_memory(
@@ -302,9 +304,9 @@ def _converse_in_memory(
 
     `encoded_ids`: the encoded IDs of each party.
     """
-    aligners = {hub: protocol.make_hub(hub, members, encoded_ids[hub])}
+    roles = {hub: protocol.make_hub(hub, members, encoded_ids[hub])}
     for member in members:
-        aligners[member] = protocol.make_member(member, hub, encoded_ids[member])
-    dealers = {_DEALER: protocol.make_dealer(hub, members)} if protocol.needs_dealer else {}
-    converse(aligners | dealers)
-    return aligners
+        roles[member] = protocol.make_member(member, hub, encoded_ids[member])
+    dealers = {_DEALER_NAME: protocol.make_dealer(hub, members)} if protocol.needs_dealer else {}
+    converse(roles | dealers)
+    return roles

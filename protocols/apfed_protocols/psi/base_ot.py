@@ -47,7 +47,7 @@ __all__ = ["POINT_BYTES", "Receiver", "Sender"]
 
 POINT_BYTES = 32
 _PRIME = mpz(2**255 - 19)
-_SIGN = 0x80  # of the last byte of a point on edwards25519
+_SIGN_BIT = 0x80  # of the last byte of a point on edwards25519
 _Pair: TypeAlias = tuple[bytes, bytes]
 
 
@@ -81,35 +81,39 @@ class Sender:
         """
         return [
             (
-                self._compute_key(number, 0, pair, receiver),
-                self._compute_key(number, 1, pair, receiver),
+                self._compute_key(transfer_index, 0, point_pair, receiver),
+                self._compute_key(transfer_index, 1, point_pair, receiver),
             )
-            for number, pair in enumerate(_split_pairs(points))
+            for transfer_index, point_pair in enumerate(_split_pairs(points))
         ]
 
-    def _compute_key(self, number: int, choice: int, pair: _Pair, receiver: str) -> bytes:
+    def _compute_key(
+        self, transfer_index: int, choice: int, point_pair: _Pair, receiver: str
+    ) -> bytes:
         """Return the key of one choice i (0 or 1) of one transfer j, which is derived from the
         Diffie-Hellman secret a M_i with M_i = R_i + H(j, i, R_(1-i)) (step 3).
 
         Args:
-            number: j, the number of the transfer, from 0.
+            transfer_index: j, the number of the transfer, from 0.
             choice: i, which of the two keys.
-            pair: R_0 and R_1, the receiver's points of the transfer.
+            point_pair: R_0 and R_1, the receiver's points of the transfer.
             receiver: the receiver's name, for errors.
 
         Raises RemoteProtocolError: the receiver sent bytes that are no point, or a point of low
         order.
         """
-        hashed = _hash_to_point(self._session, number, choice, pair[1 - choice])
+        hash_point = _hash_to_point(self._session, transfer_index, choice, point_pair[1 - choice])
         try:
-            m_point = crypto_core_ed25519_add(pair[choice], hashed)
-            secret = crypto_scalarmult(self._scalar, _convert_to_montgomery(m_point))
+            m_point = crypto_core_ed25519_add(point_pair[choice], hash_point)
+            shared_secret = crypto_scalarmult(self._scalar, _convert_to_montgomery(m_point))
         except (RuntimeError, ZeroDivisionError):
             raise RemoteProtocolError(
                 f"{receiver} sent bytes that are no point of edwards25519, or one that would have "
-                f"no secret, in transfer {number}; it does not follow the protocol"
+                f"no secret, in transfer {transfer_index}; it does not follow the protocol"
             ) from None
-        return _derive_transfer_key(self._session, number, choice, self.message, pair, secret)
+        return _derive_transfer_key(
+            self._session, transfer_index, choice, self.message, point_pair, shared_secret
+        )
 
 
 class Receiver:
@@ -130,53 +134,66 @@ class Receiver:
         """
         self._choices = choices
         self._session = session
-        count = len(choices)
-        self._scalars = _split_items(keystream(seed, b"base ot scalars", length=KEY_BYTES * count))
-        other_scalars = _split_items(keystream(seed, b"base ot others", length=KEY_BYTES * count))
-        signs = keystream(seed, b"base ot signs", length=2 * count)
-        self._pairs = [
-            self._make_pair(number, other_scalars[number], signs[2 * number : 2 * number + 2])
-            for number in range(count)
+        transfer_count = len(choices)
+        self._scalars = _split_items(
+            keystream(seed, b"base ot scalars", length=KEY_BYTES * transfer_count)
+        )
+        unchosen_scalars = _split_items(
+            keystream(seed, b"base ot others", length=KEY_BYTES * transfer_count)
+        )
+        sign_bytes = keystream(seed, b"base ot signs", length=2 * transfer_count)
+        self._point_pairs = [
+            self._make_pair(
+                transfer_index,
+                unchosen_scalars[transfer_index],
+                sign_bytes[2 * transfer_index : 2 * transfer_index + 2],
+            )
+            for transfer_index in range(transfer_count)
         ]
-        self.message = b"".join(first + second for first, second in self._pairs)
+        self.message = b"".join(first + second for first, second in self._point_pairs)
 
-    def _make_pair(self, number: int, other_scalar: bytes, signs: bytes) -> _Pair:
+    def _make_pair(self, transfer_index: int, unchosen_scalar: bytes, sign_bytes: bytes) -> _Pair:
         """Return the points R_0 and R_1 of one transfer. The point that is not chosen is random;
         the chosen point is t G minus a hash of the other point (step 2), so that the receiver knows
         the logarithm t for the chosen point only.
 
         Args:
-            number: number of the transfer, from 0.
-            other_scalar: a random scalar for the point that is not chosen.
-            signs: two random bytes, whose top bits are the signs of the two multiples of the base
-                point G.
+            transfer_index: number of the transfer, from 0.
+            unchosen_scalar: a random scalar for the point that is not chosen.
+            sign_bytes: two random bytes, whose top bits are the signs of the two multiples of the
+                base point G.
         """
-        choice = self._choices[number]
-        own_multiple = _multiply_base(self._scalars[number], signs[0])
-        other = _multiply_base(other_scalar, signs[1])
-        hashed = _hash_to_point(self._session, number, choice, other)
-        chosen = crypto_core_ed25519_sub(own_multiple, hashed)
-        return (other, chosen) if choice == 1 else (chosen, other)
+        choice = self._choices[transfer_index]
+        chosen_multiple = _multiply_base(self._scalars[transfer_index], sign_bytes[0])
+        unchosen_point = _multiply_base(unchosen_scalar, sign_bytes[1])
+        hash_point = _hash_to_point(self._session, transfer_index, choice, unchosen_point)
+        chosen_point = crypto_core_ed25519_sub(chosen_multiple, hash_point)
+        return (unchosen_point, chosen_point) if choice == 1 else (chosen_point, unchosen_point)
 
-    def compute_keys(self, point: bytes, *, sender: str) -> list[bytes]:
+    def compute_keys(self, sender_point: bytes, *, sender: str) -> list[bytes]:
         """Return the chosen key, 32 bytes, of every transfer, derived from the Diffie-Hellman
         secret t A (step 3).
 
-        `point`: the sender's message A, 32 bytes. `sender`: name of that party, for errors.
+        `sender_point`: the sender's message A, 32 bytes. `sender`: name of that party, for errors.
 
         Raises RemoteProtocolError: the point is of low order.
         """
         keys = []
-        for number, choice in enumerate(self._choices):
+        for transfer_index, choice in enumerate(self._choices):
             try:
-                secret = crypto_scalarmult(self._scalars[number], point)
+                shared_secret = crypto_scalarmult(self._scalars[transfer_index], sender_point)
             except RuntimeError:
                 raise RemoteProtocolError(
                     f"{sender} sent a point of low order, under which keys would be no secret; it "
                     "does not follow the protocol"
                 ) from None
             key = _derive_transfer_key(
-                self._session, number, choice, point, self._pairs[number], secret
+                self._session,
+                transfer_index,
+                choice,
+                sender_point,
+                self._point_pairs[transfer_index],
+                shared_secret,
             )
             keys.append(key)
         return keys
@@ -193,39 +210,48 @@ def _split_pairs(points: bytes) -> list[_Pair]:
     return list(zip(items[::2], items[1::2], strict=True))
 
 
-def _multiply_base(scalar: bytes, sign: int) -> bytes:
-    """Return the clamped scalar times the base point G, negated if the top bit of `sign` is set."""
+def _multiply_base(scalar: bytes, sign_byte: int) -> bytes:
+    """Return the clamped scalar times the base point G, negated if the top bit of `sign_byte` is
+    set.
+    """
     point = crypto_scalarmult_ed25519_base(scalar)
-    return point[:-1] + bytes([point[-1] ^ (sign & _SIGN)])
+    return point[:-1] + bytes([point[-1] ^ (sign_byte & _SIGN_BIT)])
 
 
-def _hash_to_point(session: bytes, number: int, choice: int, point: bytes) -> bytes:
-    """Return H(j, choice, point) of the transfer j = `number`, a point on edwards25519."""
-    digest = derive_key(session, b"base ot point", _pack_number(number), bytes([choice]), point)
+def _hash_to_point(session: bytes, transfer_index: int, choice: int, point: bytes) -> bytes:
+    """Return H(j, choice, point) of the transfer j = `transfer_index`, a point on edwards25519."""
+    digest = derive_key(
+        session, b"base ot point", _pack_index(transfer_index), bytes([choice]), point
+    )
     return crypto_core_ed25519_from_uniform(digest)
 
 
 def _derive_transfer_key(
-    session: bytes, number: int, choice: int, point: bytes, pair: _Pair, secret: bytes
+    session: bytes,
+    transfer_index: int,
+    choice: int,
+    sender_point: bytes,
+    point_pair: _Pair,
+    shared_secret: bytes,
 ) -> bytes:
     """Return the key of one choice of one transfer: KDF(j, choice, A, R_0, R_1, secret).
 
     Args:
         session: 32 bytes that both parties know.
-        number: j, the number of the transfer, from 0.
+        transfer_index: j, the number of the transfer, from 0.
         choice: 0 or 1.
-        point: the sender's message A.
-        pair: R_0 and R_1, the receiver's two points of the transfer.
-        secret: the Diffie-Hellman secret of this choice, the u-coordinate of a M_choice.
+        sender_point: the sender's message A.
+        point_pair: R_0 and R_1, the receiver's two points of the transfer.
+        shared_secret: the Diffie-Hellman secret of this choice, the u-coordinate of a M_choice.
     """
-    transcript = hashlib.sha256(b"".join((point, *pair))).digest()
-    transfer_and_choice = _pack_number(number) + bytes([choice])
-    return derive_key(session, b"base ot key", transfer_and_choice, transcript, secret)
+    transcript = hashlib.sha256(b"".join((sender_point, *point_pair))).digest()
+    transfer_and_choice = _pack_index(transfer_index) + bytes([choice])
+    return derive_key(session, b"base ot key", transfer_and_choice, transcript, shared_secret)
 
 
-def _pack_number(number: int) -> bytes:
+def _pack_index(transfer_index: int) -> bytes:
     """Encode the number of a transfer in four bytes."""
-    return number.to_bytes(4, "big")
+    return transfer_index.to_bytes(4, "big")
 
 
 def _convert_to_montgomery(point: bytes) -> bytes:

@@ -6,7 +6,7 @@ dealer works with nobody: it sees the sizes of all sets and of the intersection,
 the hub or a member it could read the other parties' tags. Only the intersection of all opens; no
 pairwise intersection does. A hub that
 alters its shares gets another function of the bits in each bin, one bit a bin in all, and may
-have the dealer count more than there are (`UNCHECKED`).
+have the dealer count more than there are (`UNCHECKED_SHARES_LEAK`).
 
 1. Hub and members agree on a hash key (commit, reveal) and put their IDs into bins
    (`apfed_protocols.psi.hashing`). The hub commits to its part of the key before it sees the
@@ -46,10 +46,10 @@ from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import hashing, store, vole
 from apfed_protocols.psi.hashing import (
-    BITS,
     TOKEN_BYTES,
-    WORD,
-    And,
+    WORD_BITS,
+    WORD_TYPE,
+    AndGate,
     BeaverAnd,
     TripleShares,
     Words,
@@ -79,37 +79,37 @@ from apfed_protocols.psi.interface import (
 from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, random_permutation
 
-UNCHECKED = (
+UNCHECKED_SHARES_LEAK = (
     "That only what all share opens, and only from the agreed minimum on, holds against parties "
     "that follow the protocol: shares are not checked, so that a hub which alters its own may open "
     "which of its IDs some members have and others lack, also below the minimum, and a member may "
     "have other IDs opened."
 )
 
-Rows: TypeAlias = NDArray[np.int64]
-_Fingerprints: TypeAlias = tuple[NDArray[np.uint64], Rows, NDArray[np.uint8]]
+RowIndices: TypeAlias = NDArray[np.int64]
+_Fingerprints: TypeAlias = tuple[NDArray[np.uint64], RowIndices, NDArray[np.uint8]]
 _FilledTable: TypeAlias = tuple[_Fingerprints, NDArray[np.uint64]]
-_ATTEMPTS = 64
+_MAX_HASH_KEYS = 64
 _COMMIT = struct.Struct(">32sIHH")
 _JOIN = struct.Struct(">32s32sI")
-_PART = struct.Struct(">32sI")
-_PLACE = struct.Struct(">I")
+_KEY_PART = struct.Struct(">32sI")
+_PROPOSAL = struct.Struct(">I")
 
 # Bins are compared in chunks of at most so many slots, whose arrays have 16 MB: larger ones are
 # returned to the operating system and cleared again at each use.
-CHUNK_SLOTS = 2**21
-# The verdict on the number of common IDs: one of these codes, or the number if it is the output.
-VERDICT = struct.Struct(">q")
+MAX_CHUNK_SLOTS = 2**21
+# The result of the count of common IDs: one of these codes, or the number if it is the output.
+COUNT_RESULT = struct.Struct(">q")
 ENOUGH = -1
 TOO_FEW = -2
 VERSION = 131
-_SLOT_BYTES = 4_200
-_FURTHER_SLOT_BYTES = 3_200
+_SLOT_MEMORY_BYTES = 4_200
+_FURTHER_SLOT_MEMORY_BYTES = 3_200
 """Memory of a slot of 64 bins while it is compared, and for each further member; 4,064 and 3,048
 were measured."""
 _ROSTER_BYTES = 2**22
 _DIGEST_BLOCKS = 3  # AES blocks of an ID's digest
-_CHUNK = 2**12  # IDs that are hashed at once
+_IDS_PER_CHUNK = 2**12  # IDs that are hashed at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +119,15 @@ class CircuitInputs:
 
     Attributes:
         key: 32 bytes that hub and members share, unknown to the dealer.
-        masks: seeds of XOR masks, by which the dealer does not see shares; at the hub one shared
-            with each member, in their order; at a member the one shared with the hub.
+        mask_seeds: seeds of XOR masks, by which the dealer does not see shares; at the hub one
+            shared with each member, in their order; at a member the one shared with the hub.
         member_index: this member's index among the members; 0 at the hub, which does not use it.
-        slots: K, how many IDs a bin of a member holds at most, for each member in their order.
-        sizes: the numbers of IDs that the hub and then each member announced.
+        slot_counts: K, how many IDs a bin of a member holds at most, for each member in their
+            order.
+        announced_sizes: the numbers of IDs that the hub and then each member announced.
         tags: 63-bit hash of the ID in each bin, (bins,), at the hub; of the ID in each slot of each
             bin, (slots, bins), at a member.
-        bins_of: the three bins of each own ID, (n, 3).
+        bins_n3: the three bins of each own ID, (n, 3).
         id_tags: 63 bits of the hash of each own ID, (n,).
         tokens: 16 further bytes of the hash of each own ID, (n, 16).
         row_of_bin: row of the hub's table whose ID is in each bin, -1 for none, (bins,); empty at a
@@ -134,12 +135,12 @@ class CircuitInputs:
     """
 
     key: bytes = field(repr=False)
-    masks: Sequence[bytes] = field(repr=False)
+    mask_seeds: Sequence[bytes] = field(repr=False)
     member_index: int
-    slots: Sequence[int]
-    sizes: Sequence[int]
+    slot_counts: Sequence[int]
+    announced_sizes: Sequence[int]
     tags: NDArray[np.uint64] = field(repr=False)
-    bins_of: NDArray[np.int64] = field(repr=False)
+    bins_n3: NDArray[np.int64] = field(repr=False)
     id_tags: NDArray[np.uint64] = field(repr=False)
     tokens: NDArray[np.uint8] = field(repr=False)
     row_of_bin: NDArray[np.int64] = field(repr=False)
@@ -179,7 +180,7 @@ class Kind(IntEnum):
     RELAYED = 28
 
 
-_CORRELATING = vole.Dealing(Kind.CORRELATE, Kind.CORRELATED, count_bins)
+_OLE_EXCHANGE = vole.VectorOleExchange(Kind.CORRELATE, Kind.CORRELATED, count_bins)
 
 
 class Endpoint(AnyEndpoint[Kind]):
@@ -202,7 +203,7 @@ class CircuitIntersection(DealtIntersection):
     leaks: ClassVar[tuple[str, ...]] = (
         "The dealer learns about how large each set is, and how many IDs are common to all.",
         "All parties learn whether the agreed minimum is reached.",
-        UNCHECKED,
+        UNCHECKED_SHARES_LEAK,
     )
     version: ClassVar[int] = VERSION
 
@@ -215,8 +216,8 @@ class CircuitIntersection(DealtIntersection):
         The hub puts each ID into one of the ID's three bins, a member into all three. A member that
         deviates may use only one of them; a common ID is then found with probability 1/3.
         """
-        bins = count_bins(maximum_ids)
-        return Guesses(hub=bins, member=bins * count_bin_slots(maximum_ids, bins))
+        bin_count = count_bins(maximum_ids)
+        return Guesses(hub=bin_count, member=bin_count * count_bin_slots(maximum_ids, bin_count))
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
@@ -229,11 +230,13 @@ class CircuitIntersection(DealtIntersection):
             members: the number of members in the intersection.
         """
         # At a member: a table with a bin for each of the hub's bins.
-        bins = count_bins(size)
-        table_bytes = WORD.itemsize * cls.count_slots(own_size, bins) * bins
+        bin_count = count_bins(size)
+        table_bytes = WORD_TYPE.itemsize * cls.count_slots(own_size, bin_count) * bin_count
         # At the hub: one chunk of slots. If the hub has few IDs, it has few bins, and a large set
         # of a member takes many slots of each bin.
-        compared_slots = max(CHUNK_SLOTS // BITS, cls.count_slots(size, count_bins(own_size)))
+        compared_slots = max(
+            MAX_CHUNK_SLOTS // WORD_BITS, cls.count_slots(size, count_bins(own_size))
+        )
         return max(table_bytes, compared_slots * cls._count_slot_bytes(member_count))
 
     @classmethod
@@ -241,9 +244,9 @@ class CircuitIntersection(DealtIntersection):
         """Return the bytes of memory that one slot of 64 bins takes while it is compared with this
         number of members.
         """
-        return _SLOT_BYTES + _FURTHER_SLOT_BYTES * (member_count - 1)
+        return _SLOT_MEMORY_BYTES + _FURTHER_SLOT_MEMORY_BYTES * (member_count - 1)
 
-    def _load_gate(self) -> type[And]:
+    def _load_gate_type(self) -> type[AndGate]:
         """Return the class that computes AND of XOR-shared 64-bit words."""
         return BeaverAnd
 
@@ -270,28 +273,34 @@ class CircuitIntersection(DealtIntersection):
         Letters: M members, B bins, W words of 64 bins. `ids`: the hub's encoded IDs.
         """
         endpoint = self._make_endpoint(me)
-        gate = self._load_gate()
+        gate_type = self._load_gate_type()
         inputs = yield from _agree_as_hub(endpoint, self, members, ids)
         # Provides triples, the AND over members and the count, with or without a dealer.
         helper = yield from self._make_hub_helper(endpoint, members, inputs)
         tags_MB = yield from self.tag_hub_bins(endpoint, members, inputs)
         shares = []
-        bins = tags_MB.shape[-1]
-        for chunk in split_bins(bins, inputs.slots):
-            words = (chunk.stop - chunk.start) // BITS
-            triples, all_triples = yield from helper.take_triples(words)
-            planes = {}
-            for member, slots, tags_B in zip(members, inputs.slots, tags_MB, strict=True):
+        bin_count = tags_MB.shape[-1]
+        for chunk in split_bins(bin_count, inputs.slot_counts):
+            word_count = (chunk.stop - chunk.start) // WORD_BITS
+            comparison_triples, combination_triples = yield from helper.take_triples(word_count)
+            planes_by_member = {}
+            for member, slot_count, tags_B in zip(
+                members, inputs.slot_counts, tags_MB, strict=True
+            ):
                 # The hub's tag of a bin is compared with the tag in each of the member's slots.
-                planes_1W = ~split_bit_planes(tags_B[chunk])[:, None]
-                planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
-            bits = yield from _compare_slots(endpoint, planes, triples, is_leader=True, gate=gate)
-            bits_MW = np.stack([bits[member] for member in members])
-            share = yield from helper.combine_members(bits_MW, all_triples, gate)
-            shares.append(share)
-            endpoint.report_progress(chunk.stop, bins)
-        share = np.concatenate(shares)
-        return (yield from _reveal_at_hub(endpoint, members, inputs, ids, share, helper))
+                hub_planes = ~split_bit_planes(tags_B[chunk])[:, None]
+                planes_by_member[member] = np.broadcast_to(
+                    hub_planes, (WORD_BITS, slot_count, word_count)
+                )
+            bits_by_member = yield from _compare_slots(
+                endpoint, planes_by_member, comparison_triples, is_leader=True, gate_type=gate_type
+            )
+            bits_MW = np.stack([bits_by_member[member] for member in members])
+            own_share = yield from helper.combine_members(bits_MW, combination_triples, gate_type)
+            shares.append(own_share)
+            endpoint.report_progress(chunk.stop, bin_count)
+        own_share = np.concatenate(shares)
+        return (yield from _reveal_at_hub(endpoint, members, inputs, ids, own_share, helper))
 
     def _run_member(self, me: str, hub: str, ids: Sequence[bytes]) -> RoleCoroutine:
         """Run the role of the member `me` (a passive): hash the IDs into bins, compare each chunk
@@ -299,26 +308,32 @@ class CircuitIntersection(DealtIntersection):
         output (steps 1 to 4 of the module's docstring). `ids`: the member's encoded IDs.
         """
         endpoint = self._make_endpoint(me)
-        gate = self._load_gate()
+        gate_type = self._load_gate_type()
         inputs = yield from _agree_as_member(endpoint, self, hub, ids)
         # Provides triples, the AND over members and the count, with or without a dealer.
         helper = yield from self._make_member_helper(endpoint, hub, inputs)
         tags = yield from self.tag_member_bins(endpoint, hub, inputs)
         shares = []
-        bins = tags.shape[-1]
-        for chunk in split_bins(bins, inputs.slots):
+        bin_count = tags.shape[-1]
+        for chunk in split_bins(bin_count, inputs.slot_counts):
             chunk_tags = tags[:, chunk]
-            words = chunk_tags.shape[1] // BITS
-            triples, all_triples = yield from helper.take_triples(words)
-            planes = {hub: split_bit_planes(chunk_tags)}
-            bits = yield from _compare_slots(
-                endpoint, planes, {hub: triples}, is_leader=False, gate=gate
+            word_count = chunk_tags.shape[1] // WORD_BITS
+            comparison_triples, combination_triples = yield from helper.take_triples(word_count)
+            planes_by_peer = {hub: split_bit_planes(chunk_tags)}
+            bits_by_peer = yield from _compare_slots(
+                endpoint,
+                planes_by_peer,
+                {hub: comparison_triples},
+                is_leader=False,
+                gate_type=gate_type,
             )
-            share = yield from helper.combine_members(bits[hub], all_triples, gate)
-            shares.append(share)
-            endpoint.report_progress(chunk.stop, bins)
-        share = np.concatenate(shares)
-        return (yield from _reveal_at_member(endpoint, hub, inputs, ids, share, helper))
+            own_share = yield from helper.combine_members(
+                bits_by_peer[hub], combination_triples, gate_type
+            )
+            shares.append(own_share)
+            endpoint.report_progress(chunk.stop, bin_count)
+        own_share = np.concatenate(shares)
+        return (yield from _reveal_at_member(endpoint, hub, inputs, ids, own_share, helper))
 
     def _make_hub_helper(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
@@ -339,23 +354,25 @@ class CircuitIntersection(DealtIntersection):
         return DealtMember(endpoint, hub, inputs)
 
     @classmethod
-    def count_slots(cls, member_size: int, bins: int) -> int:
-        """Return K, the slots that each of `bins` bins of a member with this number of
+    def count_slots(cls, member_size: int, bin_count: int) -> int:
+        """Return K, the slots that each of `bin_count` bins of a member with this number of
         IDs needs.
         """
-        return hashing.count_bin_slots(member_size, bins)
+        return hashing.count_bin_slots(member_size, bin_count)
 
-    def make_table(self, id_tags: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
+    def make_table(
+        self, id_tags: Words, bins_n3: RowIndices, bin_count: int, slot_count: int
+    ) -> Words | None:
         """Put a member's IDs into their bins; return the tags (63-bit hashes of IDs) in all slots,
         (slots, bins), or None if the IDs do not fit.
 
         Args:
             id_tags: 63-bit hash of each of the member's IDs, (n,).
-            bins_of: the three bins of each ID, (n, 3).
-            bins: B, the number of bins.
-            slots: K, the slots of a bin.
+            bins_n3: the three bins of each ID, (n, 3).
+            bin_count: B, the number of bins.
+            slot_count: K, the slots of a bin.
         """
-        return hashing.fill_member_table(id_tags, bins_of, bins, slots)
+        return hashing.fill_member_table(id_tags, bins_n3, bin_count, slot_count)
 
     @property
     def max_message_bytes(self) -> int:
@@ -363,10 +380,12 @@ class CircuitIntersection(DealtIntersection):
         64 for each slot, or one token for each common ID. The key parts and sizes of at most 2^16
         members (the roster) are added to either.
         """
-        largest = self.agreement.largest_size
-        slots = max(CHUNK_SLOTS, BITS * self.count_slots(largest, hashing.count_bins(0)))
+        largest_size = self.agreement.largest_size
+        max_slots = max(
+            MAX_CHUNK_SLOTS, WORD_BITS * self.count_slots(largest_size, hashing.count_bins(0))
+        )
         return count_message_bytes(
-            max(WORD.itemsize * slots, TOKEN_BYTES * largest) + _ROSTER_BYTES
+            max(WORD_TYPE.itemsize * max_slots, TOKEN_BYTES * largest_size) + _ROSTER_BYTES
         )
 
     def tag_hub_bins(
@@ -400,22 +419,24 @@ class CircuitIntersection(DealtIntersection):
         Raises RemoteProtocolError: the hub orders more triples than agreed, or a message is
         malformed.
         """
-        total_words = 0  # of 64 bins each
-        largest = self.agreement.maximum_ids if hub_size is None else hub_size
+        total_word_count = 0  # of 64 bins each
+        largest_size = self.agreement.maximum_ids if hub_size is None else hub_size
         next_round = wait_for([hub])
         received = yield next_round
         while endpoint.get_kind(received, hub) is Kind.DEAL:
-            words, next_round = self._deal_chunk(endpoint, hub, members, received)
-            total_words += words
-            if total_words * BITS > hashing.count_bins(largest):
+            word_count, next_round = self._deal_chunk(endpoint, hub, members, received)
+            total_word_count += word_count
+            if total_word_count * WORD_BITS > hashing.count_bins(largest_size):
                 raise RemoteProtocolError(
-                    f"{hub} orders triples for {total_words * BITS} bins, more than the agreed "
-                    f"{largest} IDs take"
+                    f"{hub} orders triples for {total_word_count * WORD_BITS} bins, more than the "
+                    f"agreed {largest_size} IDs take"
                 )
             received = yield next_round
-        verdict = yield from _count_bits(endpoint, hub, members, received, total_words)
-        verdicts = dict.fromkeys([hub, *members], verdict)
-        yield endpoint.make_round(Kind.VERDICT, verdicts, awaited=())
+        count_result = yield from _count_common_ids(
+            endpoint, hub, members, received, total_word_count
+        )
+        count_results = dict.fromkeys([hub, *members], count_result)
+        yield endpoint.make_round(Kind.VERDICT, count_results, awaited=())
         return IntersectionResult()  # the dealer itself gets no output
 
     def _deal_chunk(
@@ -431,31 +452,38 @@ class CircuitIntersection(DealtIntersection):
         Raises RemoteProtocolError: the chunk is too large or empty.
         """
         # Four bytes each: the words of the chunk, then the slots of each member's bins.
-        order = endpoint.parse_message(received, hub, Kind.DEAL, 4 * (1 + len(members)))
-        words, *slots = struct.unpack(f">{1 + len(members)}I", order)
+        order_body = endpoint.parse_message(received, hub, Kind.DEAL, 4 * (1 + len(members)))
+        word_count, *slot_counts = struct.unpack(f">{1 + len(members)}I", order_body)
         # The smallest table has the fewest bins, and so the most slots for a large set.
         max_slots = self.count_slots(self.agreement.maximum_ids, hashing.count_bins(0))
-        is_empty = words == 0 or min(slots) == 0
+        is_empty = word_count == 0 or min(slot_counts) == 0
         # A chunk of one word cannot be split further.
-        is_too_large = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
-        if is_empty or is_too_large or max(slots) > max_slots:
+        is_too_large = (
+            word_count > 1 and word_count * WORD_BITS * max(slot_counts) > MAX_CHUNK_SLOTS
+        )
+        if is_empty or is_too_large or max(slot_counts) > max_slots:
             raise RemoteProtocolError(
-                f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk "
-                f"has 1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {max_slots}"
+                f"{hub} orders triples for {word_count} words of bins with {max(slot_counts)} "
+                f"slots; a chunk has 1 to {MAX_CHUNK_SLOTS} slots, or one word of bins, and a bin "
+                f"at most {max_slots}"
             )
-        pair_words, all_words = count_triple_words(words, slots)
+        comparison_words, combination_words = count_triple_words(word_count, slot_counts)
         # For the AND over all members: all parties share these triples, the hub as the last one.
-        all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
-        *member_all_seeds, hub_all_seed = all_seeds
+        combination_seeds, combination_correction = deal_triples(
+            len(members) + 1, combination_words
+        )
+        *member_combination_seeds, hub_combination_seed = combination_seeds
         bodies = {}
         hub_seeds = b""
-        for member, count, all_seed in zip(members, pair_words, member_all_seeds, strict=True):
+        for member, comparison_count, combination_seed in zip(
+            members, comparison_words, member_combination_seeds, strict=True
+        ):
             # For the comparison of the hub with this member: the two share these triples.
-            (hub_seed, seed), correction = deal_triples(2, count)
+            (hub_seed, seed), correction = deal_triples(2, comparison_count)
             hub_seeds += hub_seed
-            bodies[member] = seed + all_seed + correction
-        bodies[hub] = hub_seeds + hub_all_seed + all_correction
-        return words, endpoint.make_round(Kind.TRIPLES, bodies, awaited=[hub])
+            bodies[member] = seed + combination_seed + correction
+        bodies[hub] = hub_seeds + hub_combination_seed + combination_correction
+        return word_count, endpoint.make_round(Kind.TRIPLES, bodies, awaited=[hub])
 
 
 class CryptenCircuitIntersection(CircuitIntersection):
@@ -470,7 +498,7 @@ class CryptenCircuitIntersection(CircuitIntersection):
         load_crypten()
         super().__init__(agreement, **choices)
 
-    def _load_gate(self) -> type[And]:
+    def _load_gate_type(self) -> type[AndGate]:
         """Return the class that computes AND of XOR-shared 64-bit words by CrypTen."""
         # Imported here, since torch takes a second to load and is needed for nothing else.
         from apfed_protocols.crypten.tensors import CryptenAnd
@@ -478,7 +506,7 @@ class CryptenCircuitIntersection(CircuitIntersection):
         return CryptenAnd
 
 
-Counted: TypeAlias = IntersectionResult | IntersectionTooSmallError | None
+CountOutcome: TypeAlias = IntersectionResult | IntersectionTooSmallError | None
 """The result after the common IDs were counted; None if rows are still to be revealed."""
 
 
@@ -487,22 +515,23 @@ class HubHelper(Protocol):
     the AND over all members, and the count of common IDs.
 
     Attributes:
-        sharers: the members that hold shares of the result, and send them if rows are revealed.
+        share_holders: the members that hold shares of the result, and send them if rows are
+            revealed.
     """
 
-    sharers: Sequence[str]
+    share_holders: Sequence[str]
 
     def take_triples(
-        self, words: int
+        self, word_count: int
     ) -> Generator[Round, Messages, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Return the hub's shares of multiplication triples for a chunk of 64 * `words` bins: by
-        member, the triples for the comparison with that member; and the triples for the AND over
+        """Return the hub's shares of multiplication triples for a chunk of 64 * `word_count` bins:
+        by member, the triples for the comparison with that member; and the triples for the AND over
         all members.
         """
         ...
 
     def combine_members(
-        self, bits_MW: Words, triples: TripleShares, gate: type[And]
+        self, bits_MW: Words, triples: TripleShares, gate_type: type[AndGate]
     ) -> Generator[Round, Messages, Words]:
         """Return the hub's XOR share, (words,), of the bit of each bin that says whether all
         members have the hub's ID: the AND over the members' bits.
@@ -511,13 +540,13 @@ class HubHelper(Protocol):
             bits_MW: the hub's share of the bit that it shares with each of M members, for each of
                 64 W bins, in W words, (members, words).
             triples: this party's shares of the triples that this AND consumes.
-            gate: class that computes AND of XOR-shared words.
+            gate_type: class that computes AND of XOR-shared words.
         """
         ...
 
     def count_common(
-        self, share: Words, own_size: int, row_of_bin: Rows
-    ) -> Generator[Round, Messages, Counted]:
+        self, share: Words, own_size: int, row_of_bin: RowIndices
+    ) -> Generator[Round, Messages, CountOutcome]:
         """Have the common IDs counted; return the hub's result, None if rows are to be revealed.
 
         Args:
@@ -533,22 +562,22 @@ class MemberHelper(Protocol):
     the AND over all members, and the count of common IDs.
 
     Attributes:
-        holds_share: whether this member holds a share of the result, which it sends if rows are
-            revealed.
+        has_result_share: whether this member holds a share of the result, which it sends if rows
+            are revealed.
     """
 
-    holds_share: bool
+    has_result_share: bool
 
     def take_triples(
-        self, words: int
+        self, word_count: int
     ) -> Generator[Round, Messages, tuple[TripleShares, TripleShares]]:
-        """Return this member's shares of multiplication triples for a chunk of 64 * `words` bins:
-        the triples for the comparison with the hub, and those for the AND over all members.
+        """Return this member's shares of multiplication triples for a chunk of 64 * `word_count`
+        bins: the triples for the comparison with the hub, and those for the AND over all members.
         """
         ...
 
     def combine_members(
-        self, bits_W: Words, triples: TripleShares, gate: type[And]
+        self, bits_W: Words, triples: TripleShares, gate_type: type[AndGate]
     ) -> Generator[Round, Messages, Words]:
         """Return this member's XOR share, (words,), of the bit of each bin that says whether all
         members have the hub's ID: the AND over the members' bits.
@@ -557,11 +586,11 @@ class MemberHelper(Protocol):
             bits_W: this member's share of the bit that it shares with the hub, for each of 64 W
                 bins, in W words, (words,).
             triples: this party's shares of the triples that this AND consumes.
-            gate: class that computes AND of XOR-shared words.
+            gate_type: class that computes AND of XOR-shared words.
         """
         ...
 
-    def count_common(self, share: Words, own_size: int) -> Generator[Round, Messages, Counted]:
+    def count_common(self, share: Words, own_size: int) -> Generator[Round, Messages, CountOutcome]:
         """Have the common IDs counted; return this member's result, None if rows are to be
         revealed.
 
@@ -576,37 +605,41 @@ class DealtHub:
 
     def __init__(self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs) -> None:
         """Use the dealer that the agreement names."""
-        self.sharers = members
+        self.share_holders = members
         self._endpoint = endpoint
         self._inputs = inputs
 
     def take_triples(
-        self, words: int
+        self, word_count: int
     ) -> Generator[Round, Messages, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Order the multiplication triples for a chunk of 64 * `words` bins from the dealer, and
-        expand its seeds. Return the hub's shares: by member, the triples for the comparison with
-        that member; and the triples for the AND over all members.
+        """Order the multiplication triples for a chunk of 64 * `word_count` bins from the dealer,
+        and expand its seeds. Return the hub's shares: by member, the triples for the comparison
+        with that member; and the triples for the AND over all members.
         """
         endpoint = self._endpoint
         dealer = endpoint.agreement.dealer
-        slots = self._inputs.slots
-        seed_bytes = KEY_BYTES * (len(self.sharers) + 1)
-        pair_words, all_words = count_triple_words(words, slots)
-        order = pack_order(words, slots)
+        slot_counts = self._inputs.slot_counts
+        seed_bytes = KEY_BYTES * (len(self.share_holders) + 1)
+        comparison_words, combination_words = count_triple_words(word_count, slot_counts)
+        order = pack_order(word_count, slot_counts)
         received = yield endpoint.make_round(Kind.DEAL, {dealer: order}, awaited=[dealer])
-        length = seed_bytes + WORD.itemsize * all_words
-        dealt = endpoint.parse_message(received, dealer, Kind.TRIPLES, length)
+        dealt_bytes = seed_bytes + WORD_TYPE.itemsize * combination_words
+        dealt = endpoint.parse_message(received, dealer, Kind.TRIPLES, dealt_bytes)
         # One seed for each member, one for the AND over all, and the hub's share of c for that AND.
-        *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
+        *seeds, combination_seed = (
+            dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES)
+        )
         correction = dealt[seed_bytes:]
         triples = {
-            member: TripleShares.from_seed(seed, count)
-            for member, seed, count in zip(self.sharers, seeds, pair_words, strict=True)
+            member: TripleShares.from_seed(seed, triple_count)
+            for member, seed, triple_count in zip(
+                self.share_holders, seeds, comparison_words, strict=True
+            )
         }
-        return triples, TripleShares.from_seed(all_seed, all_words, correction)
+        return triples, TripleShares.from_seed(combination_seed, combination_words, correction)
 
     def combine_members(
-        self, bits_MW: Words, triples: TripleShares, gate: type[And]
+        self, bits_MW: Words, triples: TripleShares, gate_type: type[AndGate]
     ) -> Generator[Round, Messages, Words]:
         """Return the hub's XOR share, (words,), of the AND over all members' bits, computed
         together with all members.
@@ -615,18 +648,23 @@ class DealtHub:
             bits_MW: the hub's share of the bit that it shares with each of M members, for each of
                 64 W bins, in W words, (members, words).
             triples: this party's shares of the triples that this AND consumes.
-            gate: class that computes AND of XOR-shared words.
+            gate_type: class that computes AND of XOR-shared words.
         """
         endpoint = self._endpoint
         return (
             yield from combine_member_bits(
-                endpoint, bits_MW, triples, hub=endpoint.me, members=self.sharers, gate=gate
+                endpoint,
+                bits_MW,
+                triples,
+                hub=endpoint.me,
+                members=self.share_holders,
+                gate_type=gate_type,
             )
         )
 
     def count_common(
-        self, share: Words, own_size: int, row_of_bin: Rows
-    ) -> Generator[Round, Messages, Counted]:
+        self, share: Words, own_size: int, row_of_bin: RowIndices
+    ) -> Generator[Round, Messages, CountOutcome]:
         """Have the dealer count the common IDs; return the hub's result, None if rows are still to
         be revealed.
 
@@ -643,7 +681,7 @@ class DealtHub:
 class DealtMember:
     """A member's triples and counts by a dealer; satisfies `MemberHelper`."""
 
-    holds_share = True
+    has_result_share = True
 
     def __init__(self, endpoint: Endpoint, hub: str, inputs: CircuitInputs) -> None:
         """Use the dealer that the agreement names."""
@@ -652,27 +690,29 @@ class DealtMember:
         self._inputs = inputs
 
     def take_triples(
-        self, words: int
+        self, word_count: int
     ) -> Generator[Round, Messages, tuple[TripleShares, TripleShares]]:
-        """Receive the seeds that the dealer sends for a chunk of 64 * `words` bins, and expand
+        """Receive the seeds that the dealer sends for a chunk of 64 * `word_count` bins, and expand
         them to multiplication triples. Return this member's shares: the triples for the comparison
         with the hub, and those for the AND over all members.
         """
         endpoint = self._endpoint
         dealer = endpoint.agreement.dealer
-        pair_words, all_words = count_triple_words(words, self._inputs.slots)
-        own_words = pair_words[self._inputs.member_index]
+        comparison_words, combination_words = count_triple_words(
+            word_count, self._inputs.slot_counts
+        )
+        own_words = comparison_words[self._inputs.member_index]
         received = yield wait_for([dealer])
-        length = 2 * KEY_BYTES + WORD.itemsize * own_words
-        dealt = endpoint.parse_message(received, dealer, Kind.TRIPLES, length)
+        dealt_bytes = 2 * KEY_BYTES + WORD_TYPE.itemsize * own_words
+        dealt = endpoint.parse_message(received, dealer, Kind.TRIPLES, dealt_bytes)
         seed = dealt[:KEY_BYTES]
-        all_seed = dealt[KEY_BYTES : 2 * KEY_BYTES]
+        combination_seed = dealt[KEY_BYTES : 2 * KEY_BYTES]
         correction = dealt[2 * KEY_BYTES :]  # this member's share of c in the comparison
         triples = TripleShares.from_seed(seed, own_words, correction)
-        return triples, TripleShares.from_seed(all_seed, all_words)
+        return triples, TripleShares.from_seed(combination_seed, combination_words)
 
     def combine_members(
-        self, bits_W: Words, triples: TripleShares, gate: type[And]
+        self, bits_W: Words, triples: TripleShares, gate_type: type[AndGate]
     ) -> Generator[Round, Messages, Words]:
         """Return this member's XOR share, (words,), of the AND over all members' bits, computed
         together with the hub. Its shares of the other members' bits are zero, since each of these
@@ -682,18 +722,18 @@ class DealtMember:
             bits_W: this member's share of the bit that it shares with the hub, for each of 64 W
                 bins, in W words, (words,).
             triples: this party's shares of the triples that this AND consumes.
-            gate: class that computes AND of XOR-shared words.
+            gate_type: class that computes AND of XOR-shared words.
         """
         inputs = self._inputs
-        bits_MW = np.zeros((len(inputs.slots), len(bits_W)), np.uint64)
+        bits_MW = np.zeros((len(inputs.slot_counts), len(bits_W)), np.uint64)
         bits_MW[inputs.member_index] = bits_W
         return (
             yield from combine_member_bits(
-                self._endpoint, bits_MW, triples, hub=self._hub, members=(), gate=gate
+                self._endpoint, bits_MW, triples, hub=self._hub, members=(), gate_type=gate_type
             )
         )
 
-    def count_common(self, share: Words, own_size: int) -> Generator[Round, Messages, Counted]:
+    def count_common(self, share: Words, own_size: int) -> Generator[Round, Messages, CountOutcome]:
         """Have the dealer count the common IDs; return this member's result, None if rows are still
         to be revealed.
 
@@ -720,40 +760,40 @@ def _agree_as_hub(
         members: the members' names.
         ids: the hub's encoded IDs.
     """
-    own_part = fresh_key()
-    size = endpoint.agreement.compute_announced_size(endpoint.me, len(ids))
-    commitment = hashlib.sha256(own_part).digest()
-    commits = {
-        member: _COMMIT.pack(commitment, size, len(members), index)
+    own_key_part = fresh_key()
+    announced_size = endpoint.agreement.compute_announced_size(endpoint.me, len(ids))
+    commitment = hashlib.sha256(own_key_part).digest()
+    commit_bodies = {
+        member: _COMMIT.pack(commitment, announced_size, len(members), index)
         for index, member in enumerate(members)
     }
-    received = yield endpoint.make_round(Kind.COMMIT, commits, awaited=members)
+    received = yield endpoint.make_round(Kind.COMMIT, commit_bodies, awaited=members)
     key_parts = []
     mask_seeds = []
     member_sizes = []
     for member in members:
-        join = endpoint.parse_message(received, member, Kind.JOIN, _JOIN.size)
-        key_part, mask_seed, member_size = _JOIN.unpack(join)
+        join_body = endpoint.parse_message(received, member, Kind.JOIN, _JOIN.size)
+        key_part, mask_seed, member_size = _JOIN.unpack(join_body)
         endpoint.agreement.check_announced_sizes(member, [member_size], [member])
         key_parts.append(key_part)
         mask_seeds.append(mask_seed)
         member_sizes.append(member_size)
-    packed_parts = b"".join(map(_PART.pack, key_parts, member_sizes))
-    reveals = dict.fromkeys(members, own_part + packed_parts)
-    yield endpoint.make_round(Kind.REVEAL, reveals, awaited=())
-    bins = hashing.count_bins(size)
-    keys = _derive_candidate_keys(endpoint, own_part, packed_parts)
-    key, (id_tags, bins_of, tokens), row_of_bin = yield from _fill_bins(
-        endpoint, members, ids, keys, bins
+    packed_key_parts = b"".join(map(_KEY_PART.pack, key_parts, member_sizes))
+    reveal_bodies = dict.fromkeys(members, own_key_part + packed_key_parts)
+    yield endpoint.make_round(Kind.REVEAL, reveal_bodies, awaited=())
+    bin_count = hashing.count_bins(announced_size)
+    candidate_keys = _derive_candidate_keys(endpoint, own_key_part, packed_key_parts)
+    key, (id_tags, bins_n3, tokens), row_of_bin = yield from _fill_bins(
+        endpoint, members, ids, candidate_keys, bin_count
     )
     return CircuitInputs(
         key=key,
-        masks=mask_seeds,
+        mask_seeds=mask_seeds,
         member_index=0,
-        slots=[backend.count_slots(member_size, bins) for member_size in member_sizes],
-        sizes=[size, *member_sizes],
+        slot_counts=[backend.count_slots(member_size, bin_count) for member_size in member_sizes],
+        announced_sizes=[announced_size, *member_sizes],
         tags=hashing.place_hub_tags(id_tags, row_of_bin),
-        bins_of=bins_of,
+        bins_n3=bins_n3,
         id_tags=id_tags,
         tokens=tokens,
         row_of_bin=row_of_bin,
@@ -764,9 +804,9 @@ def _fill_bins(
     endpoint: Endpoint,
     members: Sequence[str],
     ids: Sequence[bytes],
-    keys: Sequence[bytes],
-    bins: int,
-) -> Generator[Round, Messages, tuple[bytes, _Fingerprints, Rows]]:
+    candidate_keys: Sequence[bytes],
+    bin_count: int,
+) -> Generator[Round, Messages, tuple[bytes, _Fingerprints, RowIndices]]:
     """Find the first hash key under which the IDs of all parties fit into their bins, at the hub:
     try each key on the hub's own IDs, propose it to the members, and tell them when all accept.
 
@@ -774,8 +814,8 @@ def _fill_bins(
         endpoint: frames and parses the hub's messages.
         members: names of the members, the other parties with IDs.
         ids: the hub's IDs.
-        keys: the candidate hash keys, tried in this order.
-        bins: B, the number of bins.
+        candidate_keys: the candidate hash keys, tried in this order.
+        bin_count: B, the number of bins.
 
     Returns:
         The key; three hashes of each of the hub's IDs under this key, its tag, bins and token
@@ -786,12 +826,12 @@ def _fill_bins(
         LocalProtocolError: the hub's own IDs fit under no key.
     """
     refusing_members: list[str] = []
-    for attempt, key in enumerate(keys):
-        tags, bins_n3, tokens = hashing.fingerprint_ids(ids, key, bins)
-        row_of_bin = hashing.fill_cuckoo_table(bins_n3, bins)
+    for key_index, key in enumerate(candidate_keys):
+        tags, bins_n3, tokens = hashing.fingerprint_ids(ids, key, bin_count)
+        row_of_bin = hashing.fill_cuckoo_table(bins_n3, bin_count)
         if row_of_bin is None:
             continue
-        proposals = dict.fromkeys(members, _PLACE.pack(attempt))
+        proposals = dict.fromkeys(members, _PROPOSAL.pack(key_index))
         received = yield endpoint.make_round(Kind.PLACE, proposals, awaited=members)
         refusing_members = [
             member
@@ -803,11 +843,11 @@ def _fill_bins(
             return key, (tags, bins_n3, tokens), row_of_bin
     if refusing_members:
         raise RemoteProtocolError(
-            f"{', '.join(refusing_members)} took none of the {len(keys)} hash keys; IDs that were "
-            "chosen to collide, or a peer that does not follow the protocol"
+            f"{', '.join(refusing_members)} took none of the {len(candidate_keys)} hash keys; IDs "
+            "that were chosen to collide, or a peer that does not follow the protocol"
         )
     raise LocalProtocolError(
-        f"{endpoint.me}: none of {len(keys)} hash keys gave every ID a bin; "
+        f"{endpoint.me}: none of {len(candidate_keys)} hash keys gave every ID a bin; "
         "this does not happen by chance"
     )
 
@@ -828,49 +868,51 @@ def _agree_as_member(
     Raises RemoteProtocolError: the hub's commitment, key parts or sizes are wrong.
     """
     received = yield wait_for([hub])
-    commit = endpoint.parse_message(received, hub, Kind.COMMIT, _COMMIT.size)
-    commitment, hub_size, member_count, member_index = _COMMIT.unpack(commit)
+    commit_body = endpoint.parse_message(received, hub, Kind.COMMIT, _COMMIT.size)
+    commitment, hub_size, member_count, member_index = _COMMIT.unpack(commit_body)
     endpoint.agreement.check_announced_sizes(hub, [hub_size], [hub])
     _check_member_index(endpoint, hub, member_index, member_count)
-    own_part = fresh_key()
+    own_key_part = fresh_key()
     mask_seed = fresh_key()
     own_size = endpoint.agreement.compute_announced_size(endpoint.me, len(ids))
-    join = _JOIN.pack(own_part, mask_seed, own_size)
-    received = yield endpoint.make_round(Kind.JOIN, {hub: join}, awaited=[hub])
-    length = KEY_BYTES + _PART.size * member_count
-    reveal = endpoint.parse_message(received, hub, Kind.REVEAL, length)
-    hub_part = reveal[:KEY_BYTES]
-    packed_parts = reveal[KEY_BYTES:]
-    if not hmac.compare_digest(hashlib.sha256(hub_part).digest(), commitment):
+    join_body = _JOIN.pack(own_key_part, mask_seed, own_size)
+    received = yield endpoint.make_round(Kind.JOIN, {hub: join_body}, awaited=[hub])
+    reveal_bytes = KEY_BYTES + _KEY_PART.size * member_count
+    reveal_body = endpoint.parse_message(received, hub, Kind.REVEAL, reveal_bytes)
+    hub_key_part = reveal_body[:KEY_BYTES]
+    packed_key_parts = reveal_body[KEY_BYTES:]
+    if not hmac.compare_digest(hashlib.sha256(hub_key_part).digest(), commitment):
         raise RemoteProtocolError(f"{hub} revealed another key part than it committed to")
-    start = _PART.size * member_index
-    if packed_parts[start : start + _PART.size] != _PART.pack(own_part, own_size):
+    own_part_start = _KEY_PART.size * member_index
+    if packed_key_parts[own_part_start : own_part_start + _KEY_PART.size] != _KEY_PART.pack(
+        own_key_part, own_size
+    ):
         raise RemoteProtocolError(f"{hub} repeats the key part or size of {endpoint.me} wrongly")
-    sizes = [size for _, size in _PART.iter_unpack(packed_parts)]
+    sizes = [size for _, size in _KEY_PART.iter_unpack(packed_key_parts)]
     members = [party for party in endpoint.agreement.sizes if party != hub]
     endpoint.agreement.check_announced_sizes(hub, sizes, members)
-    bins = hashing.count_bins(hub_size)
-    slots = [backend.count_slots(size, bins) for size in sizes]
-    keys = _derive_candidate_keys(endpoint, hub_part, packed_parts)
+    bin_count = hashing.count_bins(hub_size)
+    slot_counts = [backend.count_slots(size, bin_count) for size in sizes]
+    candidate_keys = _derive_candidate_keys(endpoint, hub_key_part, packed_key_parts)
 
     def fill_table(key: bytes) -> _FilledTable | None:
         """Return the tag, bins and token of each ID under this key (`fingerprint_ids`), and the
         tags in all slots, (slots, bins); None if the IDs do not fit.
         """
-        id_tags, bins_of, tokens = hashing.fingerprint_ids(ids, key, bins)
-        table = backend.make_table(id_tags, bins_of, bins, slots[member_index])
-        return None if table is None else ((id_tags, bins_of, tokens), table)
+        id_tags, bins_n3, tokens = hashing.fingerprint_ids(ids, key, bin_count)
+        table = backend.make_table(id_tags, bins_n3, bin_count, slot_counts[member_index])
+        return None if table is None else ((id_tags, bins_n3, tokens), table)
 
-    key, filled_table = yield from _fill_slots(endpoint, hub, keys, fill_table)
-    (id_tags, bins_of, tokens), tags_KB = filled_table
+    key, filled_table = yield from _fill_slots(endpoint, hub, candidate_keys, fill_table)
+    (id_tags, bins_n3, tokens), tags_KB = filled_table
     return CircuitInputs(
         key=key,
-        masks=[mask_seed],
+        mask_seeds=[mask_seed],
         member_index=member_index,
-        slots=slots,
-        sizes=[hub_size, *sizes],
+        slot_counts=slot_counts,
+        announced_sizes=[hub_size, *sizes],
         tags=tags_KB,
-        bins_of=bins_of,
+        bins_n3=bins_n3,
         id_tags=id_tags,
         tokens=tokens,
         row_of_bin=np.empty(0, np.int64),  # only the hub puts one row into each bin
@@ -895,7 +937,7 @@ def _check_member_index(endpoint: Endpoint, hub: str, member_index: int, member_
 def _fill_slots(
     endpoint: Endpoint,
     hub: str,
-    keys: Sequence[bytes],
+    candidate_keys: Sequence[bytes],
     fill_table: Callable[[bytes], _FilledTable | None],
 ) -> Generator[Round, Messages, tuple[bytes, _FilledTable]]:
     """Try the hash keys that the hub proposes, at a member, until the IDs of all parties fit into
@@ -904,54 +946,56 @@ def _fill_slots(
     Args:
         endpoint: frames and parses the member's messages.
         hub: name of the hub, which proposes the keys.
-        keys: the candidate hash keys; the hub names them by their index.
+        candidate_keys: the candidate hash keys; the hub names them by their index.
         fill_table: puts the IDs into bins under a key; returns None if they do not fit.
 
     Raises RemoteProtocolError: the hub proposes keys out of order.
     """
     # The first key fits most likely, so try it while the hub does the same.
-    table = fill_table(keys[0])
-    index_of_table = 0
-    previous = -1
+    table = fill_table(candidate_keys[0])
+    table_key_index = 0
+    previous_index = -1
     received = yield wait_for([hub])
     while True:
-        (index,) = _PLACE.unpack(endpoint.parse_message(received, hub, Kind.PLACE, _PLACE.size))
-        if not previous < index < len(keys):
+        (key_index,) = _PROPOSAL.unpack(
+            endpoint.parse_message(received, hub, Kind.PLACE, _PROPOSAL.size)
+        )
+        if not previous_index < key_index < len(candidate_keys):
             raise RemoteProtocolError(
-                f"{hub} proposes hash key {index} after {previous}; keys are numbered upwards "
-                f"and end at {len(keys) - 1}"
+                f"{hub} proposes hash key {key_index} after {previous_index}; keys are numbered "
+                f"upwards and end at {len(candidate_keys) - 1}"
             )
-        previous = index
-        if index != index_of_table:
-            table = fill_table(keys[index])
-            index_of_table = index
-        accepts = bytes([table is not None])
-        received = yield endpoint.make_round(Kind.PLACED, {hub: accepts}, awaited=[hub])
+        previous_index = key_index
+        if key_index != table_key_index:
+            table = fill_table(candidate_keys[key_index])
+            table_key_index = key_index
+        acceptance = bytes([table is not None])
+        received = yield endpoint.make_round(Kind.PLACED, {hub: acceptance}, awaited=[hub])
         if table is not None and endpoint.get_kind(received, hub) is Kind.AGREED:
             endpoint.parse_message(received, hub, Kind.AGREED, 0)
-            return keys[index], table
+            return candidate_keys[key_index], table
 
 
 def _derive_candidate_keys(
-    endpoint: Endpoint, hub_part: bytes, packed_parts: bytes
+    endpoint: Endpoint, hub_key_part: bytes, packed_key_parts: bytes
 ) -> Sequence[bytes]:
     """Return the hash keys that are tried one after another, derived from the hub's random part
-    `hub_part` and from the members' parts and sizes, `packed_parts`.
+    `hub_key_part` and from the members' parts and sizes, `packed_key_parts`.
     """
     digest = endpoint.agreement.digest
     return [
-        derive_key(hub_part, digest, packed_parts, attempt.to_bytes(4, "big"))
-        for attempt in range(_ATTEMPTS)
+        derive_key(hub_key_part, digest, packed_key_parts, key_index.to_bytes(4, "big"))
+        for key_index in range(_MAX_HASH_KEYS)
     ]
 
 
 def _compare_slots(
     endpoint: Endpoint,
-    planes: Mapping[str, Words],
-    triples: Mapping[str, TripleShares],
+    planes_by_peer: Mapping[str, Words],
+    triples_by_peer: Mapping[str, TripleShares],
     *,
     is_leader: bool,
-    gate: type[And],
+    gate_type: type[AndGate],
 ) -> Generator[Round, Messages, Mapping[str, Words]]:
     """Compare the tags (hashes of IDs) in bins with each peer; return, by peer, this party's XOR
     shares, (words,), of the bits that say in which bins the two have the same tag.
@@ -961,29 +1005,31 @@ def _compare_slots(
 
     Args:
         endpoint: frames and parses this party's messages.
-        planes: this party's shares, by peer, of NOT (hub's tag XOR member's tag) as bit planes,
-            (64, slots, words): the complement of its tags at the hub, its tags at a member.
-        triples: this party's shares of the 63 * slots * words triples that the ANDs consume (63 =
-            32 + 16 + ... + 1), by peer.
+        planes_by_peer: this party's shares, by peer, of NOT (hub's tag XOR member's tag) as bit
+            planes, (64, slots, words): the complement of its tags at the hub, its tags at a member.
+        triples_by_peer: this party's shares of the 63 * slots * words triples that the ANDs consume
+            (63 = 32 + 16 + ... + 1), by peer.
         is_leader: whether this is the hub; of the two parties it alone adds the public terms.
-        gate: class that computes AND of XOR-shared words.
+        gate_type: class that computes AND of XOR-shared words.
     """
     for half in (32, 16, 8, 4, 2, 1):
-        gates = {}
-        for peer, bits in planes.items():
-            first = bits[:half]
-            second = bits[half:]
-            triple = triples[peer].take_triple(first.shape)
-            gates[peer] = gate(first, second, triple, is_leader=is_leader)
-        own_masked = {peer: pair_gate.mask_inputs() for peer, pair_gate in gates.items()}
-        bodies = {peer: words.tobytes() for peer, words in own_masked.items()}
+        gate_by_peer = {}
+        for peer, planes in planes_by_peer.items():
+            first_half = planes[:half]
+            second_half = planes[half:]
+            triple = triples_by_peer[peer].take_triple(first_half.shape)
+            gate_by_peer[peer] = gate_type(first_half, second_half, triple, is_leader=is_leader)
+        own_masked_by_peer = {peer: gate.mask_inputs() for peer, gate in gate_by_peer.items()}
+        bodies = {peer: words.tobytes() for peer, words in own_masked_by_peer.items()}
         received = yield endpoint.make_round(Kind.MASKED, bodies, awaited=bodies.keys())
-        planes = {}
-        for peer, words in own_masked.items():
+        planes_by_peer = {}
+        for peer, words in own_masked_by_peer.items():
             peer_words = endpoint.parse_words(received, peer, Kind.MASKED, words.shape)
-            planes[peer] = gates[peer].compute_share(words ^ peer_words)
+            planes_by_peer[peer] = gate_by_peer[peer].compute_share(words ^ peer_words)
     # At most one slot of a bin holds the hub's ID, so the XOR over the slots is their OR.
-    return {peer: np.bitwise_xor.reduce(bits[0], axis=0) for peer, bits in planes.items()}
+    return {
+        peer: np.bitwise_xor.reduce(planes[0], axis=0) for peer, planes in planes_by_peer.items()
+    }
 
 
 def combine_member_bits(
@@ -993,7 +1039,7 @@ def combine_member_bits(
     *,
     hub: str,
     members: Sequence[str],
-    gate: type[And],
+    gate_type: type[AndGate],
 ) -> Generator[Round, Messages, Words]:
     """Return this party's XOR share, (words,), of the AND over all members of one bit for each bin
     of the hub's hash table, computed by Beaver multiplications.
@@ -1008,16 +1054,21 @@ def combine_member_bits(
         triples: this party's shares of (members - 1) * words triples.
         hub: name of the hub.
         members: at the hub, names of the members that take part; at a member, empty.
-        gate: class that computes AND of XOR-shared words.
+        gate_type: class that computes AND of XOR-shared words.
     """
     is_hub = bool(members)
     # Pairs of members, level by level; the last of an odd number waits for the next level.
     while len(shares) > 1:
         half = len(shares) // 2
-        left = shares[:half]
-        right = shares[half : 2 * half]
-        rest = shares[2 * half :]
-        and_gate = gate(left, right, triples.take_triple(left.shape), is_leader=is_hub)
+        first_members = shares[:half]
+        second_members = shares[half : 2 * half]
+        unpaired = shares[2 * half :]
+        and_gate = gate_type(
+            first_members,
+            second_members,
+            triples.take_triple(first_members.shape),
+            is_leader=is_hub,
+        )
         masked = and_gate.mask_inputs()
         if is_hub:
             received = yield wait_for(members)
@@ -1031,7 +1082,7 @@ def combine_member_bits(
                 Kind.MASKED, {hub: masked.tobytes()}, awaited=[hub]
             )
             revealed = endpoint.parse_words(received, hub, Kind.OPENED, masked.shape)
-        shares = np.concatenate([and_gate.compute_share(revealed), rest])
+        shares = np.concatenate([and_gate.compute_share(revealed), unpaired])
     bits_W: Words = shares[0]
     return bits_W
 
@@ -1060,14 +1111,14 @@ def _reveal_at_hub(
     result = yield from helper.count_common(share, len(ids), row_of_bin)
     if result is not None:  # too few common IDs, or rows are not the agreed output
         return result
-    received = yield wait_for(helper.sharers)
-    for member in helper.sharers:
+    received = yield wait_for(helper.share_holders)
+    for member in helper.share_holders:
         share = share ^ endpoint.parse_words(received, member, Kind.SHARE, share.shape)
     common_rows = row_of_bin[unpack_bits(share)]
     if (common_rows < 0).any():
         raise RemoteProtocolError(
-            f"{', '.join(helper.sharers)} opened bins in which {endpoint.me} has no ID; a share is "
-            "wrong"
+            f"{', '.join(helper.share_holders)} opened bins in which {endpoint.me} has no ID; a "
+            "share is wrong"
         )
     rows = common_rows[random_permutation(len(common_rows))]
     if endpoint.agreement.output is Output.HUB_ROWS:
@@ -1100,7 +1151,7 @@ def _reveal_at_member(
     result = yield from helper.count_common(share, len(ids))
     if result is not None:  # too few common IDs, or rows are not the agreed output
         return result
-    shares_for_hub = {hub: share.tobytes()} if helper.holds_share else {}
+    shares_for_hub = {hub: share.tobytes()} if helper.has_result_share else {}
     if endpoint.agreement.output is Output.HUB_ROWS:
         yield endpoint.make_round(Kind.SHARE, shares_for_hub, awaited=())
         return IntersectionResult()
@@ -1109,7 +1160,9 @@ def _reveal_at_member(
     return IntersectionResult(rows=_find_revealed_rows(endpoint, hub, inputs, body))
 
 
-def _find_revealed_rows(endpoint: Endpoint, hub: str, inputs: CircuitInputs, body: bytes) -> Rows:
+def _find_revealed_rows(
+    endpoint: Endpoint, hub: str, inputs: CircuitInputs, body: bytes
+) -> RowIndices:
     """Return this member's rows of the IDs whose tokens the hub revealed, in the hub's order.
 
     `body`: content of the hub's message: a token (16 bytes of an ID's hash) for each common ID.
@@ -1117,23 +1170,29 @@ def _find_revealed_rows(endpoint: Endpoint, hub: str, inputs: CircuitInputs, bod
     Raises RemoteProtocolError: a token is unknown or repeated, or there are fewer tokens than the
     agreed minimum of common rows.
     """
-    count = len(body) // TOKEN_BYTES
-    tokens = np.frombuffer(body[: count * TOKEN_BYTES], np.uint8).reshape(count, TOKEN_BYTES)
+    token_count = len(body) // TOKEN_BYTES
+    tokens = np.frombuffer(body[: token_count * TOKEN_BYTES], np.uint8).reshape(
+        token_count, TOKEN_BYTES
+    )
     positions = vole.match_tags(inputs.tokens, tokens, sender=hub)
     rows = np.flatnonzero(positions >= 0)
-    minimum = endpoint.agreement.minimum_rows
-    if len(rows) != count or len(body) % TOKEN_BYTES or count < minimum:
+    minimum_rows = endpoint.agreement.minimum_rows
+    if len(rows) != token_count or len(body) % TOKEN_BYTES or token_count < minimum_rows:
         raise RemoteProtocolError(
             f"{hub} opened {math.ceil(len(body) / TOKEN_BYTES)} IDs, of which {len(rows)} "
             f"different ones are among those of {endpoint.me}; the parties agreed on at least "
-            f"{minimum}"
+            f"{minimum_rows}"
         )
     return rows[np.argsort(positions[rows])]
 
 
 def _request_count(
-    endpoint: Endpoint, inputs: CircuitInputs, own_size: int, share: Words, row_of_bin: Rows | None
-) -> Generator[Round, Messages, Counted]:
+    endpoint: Endpoint,
+    inputs: CircuitInputs,
+    own_size: int,
+    share: Words,
+    row_of_bin: RowIndices | None,
+) -> Generator[Round, Messages, CountOutcome]:
     """Send this party's masked share to the dealer, which counts the common IDs; return the result,
     None if rows are still to be revealed.
 
@@ -1149,120 +1208,129 @@ def _request_count(
         share: this party's XOR share of the bits that say which bins hold a common ID, (words,).
         row_of_bin: row of the hub's table in each bin, -1 for none; None at a member.
     """
-    bits = unpack_bits(share)
+    bit_shares = unpack_bits(share)
     # Random words that all parties derive from their common key; their ranks are the order.
-    sort_keys = expand_words(derive_key(inputs.key, b"order"), b"order", len(bits))
-    shuffled_bits = bits[np.argsort(sort_keys, kind="stable")]
-    masked_words = np.packbits(shuffled_bits, bitorder="little").view(WORD)
-    for seed in inputs.masks:
-        masked_words = masked_words ^ expand_words(seed, b"count", len(masked_words))
+    sort_keys = expand_words(derive_key(inputs.key, b"order"), b"order", len(bit_shares))
+    shuffled_shares = bit_shares[np.argsort(sort_keys, kind="stable")]
+    masked_words = np.packbits(shuffled_shares, bitorder="little").view(WORD_TYPE)
+    for mask_seed in inputs.mask_seeds:
+        masked_words = masked_words ^ expand_words(mask_seed, b"count", len(masked_words))
     dealer = endpoint.agreement.dealer
     received = yield endpoint.make_round(
         Kind.COUNT, {dealer: masked_words.tobytes()}, awaited=[dealer]
     )
-    (verdict,) = VERDICT.unpack(
-        endpoint.parse_message(received, dealer, Kind.VERDICT, VERDICT.size)
+    (count_result,) = COUNT_RESULT.unpack(
+        endpoint.parse_message(received, dealer, Kind.VERDICT, COUNT_RESULT.size)
     )
-    return conclude_count(endpoint, dealer, verdict, own_size, bits, row_of_bin)
+    return conclude_count(endpoint, dealer, count_result, own_size, bit_shares, row_of_bin)
 
 
 def conclude_count(
     endpoint: Endpoint,
     sender: str,
-    verdict: int,
+    count_result: int,
     own_size: int,
-    bits: NDArray[np.bool_],
-    row_of_bin: Rows | None,
-) -> Counted:
+    bit_shares: NDArray[np.bool_],
+    row_of_bin: RowIndices | None,
+) -> CountOutcome:
     """Return a party's result after the common IDs were counted, or None if the rows are still to
     be revealed.
 
     Args:
         endpoint: the party's endpoint, with its name and the agreement.
-        sender: the party that sent the verdict, for errors.
-        verdict: `TOO_FEW` (-2), `ENOUGH` (-1), or the number of common IDs if the number is the
-            output.
+        sender: the party that sent the result of the count, for errors.
+        count_result: `TOO_FEW` (-2), `ENOUGH` (-1), or the number of common IDs if the number is
+            the output.
         own_size: the number of the party's IDs.
-        bits: the party's XOR shares of the bits that say which bins hold a common ID, (bins,).
+        bit_shares: the party's XOR shares of the bits that say which bins hold a common ID,
+            (bins,).
         row_of_bin: row of the hub's table in each bin, -1 for none; None at a member.
 
-    Raises RemoteProtocolError: the verdict does not fit the agreed output, or is impossible.
+    Raises RemoteProtocolError: the result does not fit the agreed output, or is impossible.
     """
     agreement = endpoint.agreement
-    if verdict == TOO_FEW and agreement.minimum_rows:
+    if count_result == TOO_FEW and agreement.minimum_rows:
         return IntersectionTooSmallError.for_party(endpoint.me, agreement.minimum_rows)
     is_size_output = agreement.output is Output.SIZE
-    is_allowed = verdict >= agreement.minimum_rows if is_size_output else verdict == ENOUGH
+    is_allowed = (
+        count_result >= agreement.minimum_rows if is_size_output else count_result == ENOUGH
+    )
     if not is_allowed:
-        raise RemoteProtocolError(f"{sender} announces {verdict} common IDs, which was not agreed")
-    if verdict > own_size:
         raise RemoteProtocolError(
-            f"{sender} announces {verdict} common IDs, {endpoint.me} has only {own_size}"
+            f"{sender} announces {count_result} common IDs, which was not agreed"
+        )
+    if count_result > own_size:
+        raise RemoteProtocolError(
+            f"{sender} announces {count_result} common IDs, {endpoint.me} has only {own_size}"
         )
     if is_size_output:
-        return IntersectionResult(size=int(verdict))
+        return IntersectionResult(size=int(count_result))
     if agreement.output is Output.SHARED:
-        return IntersectionResult(membership=Membership(shares=bits, row_of_bin=row_of_bin))
+        return IntersectionResult(membership=Membership(shares=bit_shares, row_of_bin=row_of_bin))
     return None
 
 
 def unpack_bits(words: Words) -> NDArray[np.bool_]:
     """Return the bits of 64-bit words as one array, the lowest bit of a word first."""
-    return np.unpackbits(words.astype(WORD).view(np.uint8), bitorder="little").astype(np.bool_)
+    return np.unpackbits(words.astype(WORD_TYPE).view(np.uint8), bitorder="little").astype(np.bool_)
 
 
-def pack_order(words: int, slots: Sequence[int]) -> bytes:
+def pack_order(word_count: int, slot_counts: Sequence[int]) -> bytes:
     """Encode the hub's order to the dealer for one chunk: the number of words of 64 bins, then the
     slots of each member's bins.
     """
-    return struct.pack(f">{1 + len(slots)}I", words, *slots)
+    return struct.pack(f">{1 + len(slot_counts)}I", word_count, *slot_counts)
 
 
-def _count_bits(
-    endpoint: Endpoint, hub: str, members: Sequence[str], received: Messages, words: int
+def _count_common_ids(
+    endpoint: Endpoint, hub: str, members: Sequence[str], received: Messages, word_count: int
 ) -> Generator[Round, Messages, bytes]:
     """Count the common IDs at the dealer: receive the masked share of every member, add all shares
-    by XOR, and count the bits that are set. Return the encoded verdict: too few, enough, or the
+    by XOR, and count the bits that are set. Return the encoded result: too few, enough, or the
     number if it is the output.
 
-    `received`: messages by sender, with the hub's share. `words`: the number of words of 64 bins.
+    `received`: messages by sender, with the hub's share. `word_count`: the number of words of 64
+    bins.
     """
-    bits = endpoint.parse_words(received, hub, Kind.COUNT, (words,))
+    bits = endpoint.parse_words(received, hub, Kind.COUNT, (word_count,))
     received = yield wait_for(members)
     for member in members:
-        bits = bits ^ endpoint.parse_words(received, member, Kind.COUNT, (words,))
-    size = int(np.bitwise_count(bits).sum())
-    if size < endpoint.agreement.minimum_rows:
-        return VERDICT.pack(TOO_FEW)
-    return VERDICT.pack(size if endpoint.agreement.output is Output.SIZE else ENOUGH)
+        bits = bits ^ endpoint.parse_words(received, member, Kind.COUNT, (word_count,))
+    common_count = int(np.bitwise_count(bits).sum())
+    if common_count < endpoint.agreement.minimum_rows:
+        return COUNT_RESULT.pack(TOO_FEW)
+    return COUNT_RESULT.pack(common_count if endpoint.agreement.output is Output.SIZE else ENOUGH)
 
 
-def split_bins(bins: int, slots: Sequence[int]) -> Sequence[slice]:
+def split_bins(bin_count: int, slot_counts: Sequence[int]) -> Sequence[slice]:
     """Split the bins into chunks, which are compared one after another to limit memory; return a
     slice of bins for each chunk.
 
-    A chunk has not many more than `CHUNK_SLOTS` slots for each member. The AND over all members
+    A chunk has not many more than `MAX_CHUNK_SLOTS` slots for each member. The AND over all members
     must not take more memory than that either, since the hub alone says how many members there are.
 
-    `slots`: the slots of each member's bins.
+    `slot_counts`: the slots of each member's bins.
     """
     # A slot takes 64 bits, the AND over all members one bit for each member.
-    widest = max(*slots, math.ceil(len(slots) / BITS))
-    chunk_bins = max(BITS, CHUNK_SLOTS // widest // BITS * BITS)
-    return [slice(start, min(start + chunk_bins, bins)) for start in range(0, bins, chunk_bins)]
+    max_words = max(*slot_counts, math.ceil(len(slot_counts) / WORD_BITS))
+    chunk_bins = max(WORD_BITS, MAX_CHUNK_SLOTS // max_words // WORD_BITS * WORD_BITS)
+    return [
+        slice(start, min(start + chunk_bins, bin_count))
+        for start in range(0, bin_count, chunk_bins)
+    ]
 
 
-def count_triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
-    """Return how many words of 64 triples a chunk of 64 * `words` bins needs: for the comparison
-    with each member, and for the AND over all members.
+def count_triple_words(word_count: int, slot_counts: Sequence[int]) -> tuple[Sequence[int], int]:
+    """Return how many words of 64 triples a chunk of 64 * `word_count` bins needs: for the
+    comparison with each member, and for the AND over all members.
 
     A comparison of 64 bits takes 63 ANDs, the AND over M members takes M - 1.
 
-    `slots`: the slots of each member's bins.
+    `slot_counts`: the slots of each member's bins.
     """
-    pair_words = [(BITS - 1) * words * member_slots for member_slots in slots]
-    all_words = words * (len(slots) - 1)
-    return pair_words, all_words
+    comparison_words = [(WORD_BITS - 1) * word_count * slot_count for slot_count in slot_counts]
+    combination_words = word_count * (len(slot_counts) - 1)
+    return comparison_words, combination_words
 
 
 class OpprfIntersection(CircuitIntersection):
@@ -1300,7 +1368,7 @@ class OpprfIntersection(CircuitIntersection):
     leaks: ClassVar[tuple[str, ...]] = (
         "The dealer learns how large the hub's set is, and how many IDs are common to all.",
         "All parties learn whether the agreed minimum is reached.",
-        UNCHECKED,
+        UNCHECKED_SHARES_LEAK,
     )
     version: ClassVar[int] = VERSION + 2
 
@@ -1314,17 +1382,17 @@ class OpprfIntersection(CircuitIntersection):
         equations on an ID, one for each of the ID's bins. A member that deviates may spend only
         one; a common ID is then found with probability 1/3.
         """
-        member = BINS_PER_ID * vole.count_vector_elements(maximum_ids)
-        return Guesses(hub=count_bins(maximum_ids), member=member)
+        member_guesses = BINS_PER_ID * vole.count_vector_elements(maximum_ids)
+        return Guesses(hub=count_bins(maximum_ids), member=member_guesses)
 
     @property
     def max_message_bytes(self) -> int:
         """Return the bytes of the longest message that a role accepts: a member's hints (its
         store), the dealer's message to the hub, or a message of the comparison circuit.
         """
-        largest = self.agreement.largest_size
-        hint_bytes = BINS_PER_ID * WORD.itemsize * vole.count_vector_elements(largest)
-        dealt_bytes = vole.count_hub_dealt_bytes(count_bins(largest))
+        largest_size = self.agreement.largest_size
+        hint_bytes = BINS_PER_ID * WORD_TYPE.itemsize * vole.count_vector_elements(largest_size)
+        dealt_bytes = vole.count_hub_dealt_bytes(count_bins(largest_size))
         return max(count_message_bytes(max(hint_bytes, dealt_bytes)), super().max_message_bytes)
 
     @classmethod
@@ -1338,18 +1406,20 @@ class OpprfIntersection(CircuitIntersection):
             own_size: the number of this party's own IDs.
             members: the number of members in the intersection.
         """
-        dealt_bytes = vole.DEALING_ELEMENT_BYTES * count_bins(size)
+        dealt_bytes = vole.DEALER_ELEMENT_BYTES * count_bins(size)
         circuit_bytes = super().count_announced_bytes(
             size, own_size=own_size, member_count=member_count
         )
         return max(dealt_bytes, circuit_bytes)
 
     @classmethod
-    def count_slots(cls, member_size: int, bins: int) -> int:
+    def count_slots(cls, member_size: int, bin_count: int) -> int:
         return 1
 
-    def make_table(self, id_tags: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
-        return np.empty((slots, 0), np.uint64)
+    def make_table(
+        self, id_tags: Words, bins_n3: RowIndices, bin_count: int, slot_count: int
+    ) -> Words | None:
+        return np.empty((slot_count, 0), np.uint64)
 
     def tag_hub_bins(
         self, endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs
@@ -1361,20 +1431,24 @@ class OpprfIntersection(CircuitIntersection):
 
         `inputs`: the hub's IDs in bins.
         """
-        hub_size = inputs.sizes[0]
-        received = yield _CORRELATING.make_order(endpoint, hub_size)
-        shares = yield from _CORRELATING.receive_hub_shares(endpoint, hub_size, members, received)
-        placed = place_rows(inputs)
+        hub_size = inputs.announced_sizes[0]
+        received = yield _OLE_EXCHANGE.make_order(endpoint, hub_size)
+        shares_by_member = yield from _OLE_EXCHANGE.receive_hub_shares(
+            endpoint, hub_size, members, received
+        )
+        filled = find_filled_bins(inputs)
         # P, one element for each bin: the hash of the ID in it, random in an empty bin.
-        points = store.expand_elements(fresh_key(), b"points", len(inputs.row_of_bin))
-        points[placed.used] = store.extract_targets(placed.digests)
-        vectors = {member: share.mask_vector(points) for member, share in shares.items()}
-        received = yield endpoint.make_round(Kind.VECTOR, vectors, awaited=members)
-        outputs = {
-            member: _evaluate_prf(share.c[placed.used], inputs.key)
-            for member, share in shares.items()
+        id_hashes_B = store.expand_elements(fresh_key(), b"points", len(inputs.row_of_bin))
+        id_hashes_B[filled.bins] = store.extract_id_hashes(filled.digests)
+        vectors = {
+            member: share.mask_vector(id_hashes_B) for member, share in shares_by_member.items()
         }
-        return decode_hints(endpoint, received, inputs, placed, outputs)
+        received = yield endpoint.make_round(Kind.VECTOR, vectors, awaited=members)
+        prf_outputs_by_member = {
+            member: _evaluate_prf(share.c[filled.bins], inputs.key)
+            for member, share in shares_by_member.items()
+        }
+        return decode_hints(endpoint, received, inputs, filled, prf_outputs_by_member)
 
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
@@ -1385,22 +1459,22 @@ class OpprfIntersection(CircuitIntersection):
 
         `inputs`: the member's IDs in bins.
         """
-        hub_size = inputs.sizes[0]
+        hub_size = inputs.announced_sizes[0]
         # Computed before the messages of others arrive.
         programmer = HintProgrammer(inputs)
         received = yield wait_for([hub, endpoint.agreement.dealer])
-        share = _CORRELATING.parse_member_share(endpoint, received)
+        share = _OLE_EXCHANGE.parse_member_share(endpoint, received)
         vector = endpoint.parse_message(
             received, hub, Kind.VECTOR, vole.count_vector_bytes(count_bins(hub_size))
         )
-        # The PRF of ID y in bin b is hash(C_b + Delta (P_b + H(y))): `values_B` is the part without
-        # y, `addends` the part with it.
-        values_B = share.unmask_vector(hub, vector)
-        addends = share.delta.multiply_elements(store.extract_targets(programmer.digests))
+        # The PRF of ID y in bin b is hash(C_b + Delta (P_b + H(y))): `bin_terms` is the part
+        # without y, `id_terms` the part with it.
+        bin_terms = share.unmask_vector(hub, vector)
+        id_terms = share.delta.multiply_elements(store.extract_id_hashes(programmer.digests))
 
-        def evaluate_prf(bin_of_id: Rows) -> Words:
+        def evaluate_prf(bin_of_id: RowIndices) -> Words:
             """Return the PRF of each of the member's IDs in one of its bins, (n,)."""
-            return _evaluate_prf(values_B[bin_of_id] ^ addends, inputs.key)
+            return _evaluate_prf(bin_terms[bin_of_id] ^ id_terms, inputs.key)
 
         tags_B, hints = programmer.program(endpoint.me, evaluate_prf)
         yield endpoint.make_round(Kind.HINT, {hub: hints}, awaited=())
@@ -1413,42 +1487,42 @@ class OpprfIntersection(CircuitIntersection):
         then deal triples and count the common IDs as for `circuit`. The argument `hub_size` is not
         used, since the hub announces its size in its order for the vectors.
         """
-        ordered_size = yield from _CORRELATING.deal_shares(endpoint, hub, members)
+        ordered_size = yield from _OLE_EXCHANGE.deal_shares(endpoint, hub, members)
         return (yield from super().run_dealer(endpoint, hub, members, hub_size=ordered_size))
 
 
 @dataclass(frozen=True)
-class PlacedRows:
+class FilledBins:
     """The hub's bins that hold an ID.
 
     Attributes:
-        used: indices of the u bins that hold an ID, ascending, (u,).
+        bins: indices of the u bins that hold an ID, ascending, (u,).
         digests: digest (`hash_tokens`) of the ID in each of these bins.
-        choice: which of the three bins of its ID each of these bins is, 0 to 2, (u,).
+        choices: which of the three bins of its ID each of these bins is, 0 to 2, (u,).
     """
 
-    used: Rows
+    bins: RowIndices
     digests: store.Digests = field(repr=False)
-    choice: Rows
+    choices: RowIndices
 
 
-def place_rows(inputs: CircuitInputs) -> PlacedRows:
+def find_filled_bins(inputs: CircuitInputs) -> FilledBins:
     """Return the bins of the hub, in its `inputs`, that hold an ID, with the ID's digest and which
     of its three bins it is in: the inputs of the oblivious PRF.
     """
-    used = np.flatnonzero(inputs.row_of_bin >= 0)
-    own_rows = inputs.row_of_bin[used]
-    bins_of = inputs.bins_of.take(own_rows, axis=0)
-    choice = (bins_of == used[:, None]).argmax(axis=1)
-    return PlacedRows(used, hash_tokens(inputs.tokens[own_rows], inputs.key), choice)
+    bins = np.flatnonzero(inputs.row_of_bin >= 0)
+    own_rows = inputs.row_of_bin[bins]
+    bins_u3 = inputs.bins_n3.take(own_rows, axis=0)
+    choices = (bins_u3 == bins[:, None]).argmax(axis=1)
+    return FilledBins(bins, hash_tokens(inputs.tokens[own_rows], inputs.key), choices)
 
 
 def decode_hints(
     endpoint: Endpoint,
     received: Messages,
     inputs: CircuitInputs,
-    placed: PlacedRows,
-    outputs: Mapping[str, Words],
+    filled: FilledBins,
+    prf_outputs_by_member: Mapping[str, Words],
 ) -> Words:
     """Return the hub's tag in each bin for each member, (members, bins). A tag is decoded from the
     member's hints (an oblivious key-value store of masked tags) and unmasked by the oblivious PRF,
@@ -1458,22 +1532,28 @@ def decode_hints(
         endpoint: frames and parses the hub's messages.
         received: messages by sender, with each member's hints.
         inputs: the hub's inputs to the circuit.
-        placed: the bins that hold an ID.
-        outputs: output of the oblivious PRF for each of these bins, by member.
+        filled: the bins that hold an ID.
+        prf_outputs_by_member: output of the oblivious PRF for each of these bins, by member.
     """
-    bins = len(inputs.row_of_bin)
-    _, *member_sizes = inputs.sizes
-    tags_MB = expand_words(fresh_key(), b"empty", len(outputs) * bins).reshape(-1, bins).copy()
-    for (member, prf), size, tags_B in zip(outputs.items(), member_sizes, tags_MB, strict=True):
-        cells = store.count_cells(size)
+    bin_count = len(inputs.row_of_bin)
+    _, *member_sizes = inputs.announced_sizes
+    tags_MB = (
+        expand_words(fresh_key(), b"empty", len(prf_outputs_by_member) * bin_count)
+        .reshape(-1, bin_count)
+        .copy()
+    )
+    for (member, prf_outputs), member_size, tags_B in zip(
+        prf_outputs_by_member.items(), member_sizes, tags_MB, strict=True
+    ):
+        cell_count = store.count_cells(member_size)
         hints = endpoint.parse_words(
-            received, member, Kind.HINT, (cells + store.DENSE, BINS_PER_ID)
+            received, member, Kind.HINT, (cell_count + store.DENSE_CELLS, BINS_PER_ID)
         )
-        rows = store.Rows.from_digests(placed.digests, cells)
+        equations = store.Equations.from_digests(filled.digests, cell_count)
         # Three words for each ID, one for each of its bins; only the bin that holds it counts.
-        decoded_words = store.decode_rows(hints, rows)
-        masked_tags = np.take_along_axis(decoded_words, placed.choice[:, None], axis=1)[:, 0]
-        tags_B[placed.used] = masked_tags ^ prf
+        decoded_words = store.decode_values(hints, equations)
+        masked_tags = np.take_along_axis(decoded_words, filled.choices[:, None], axis=1)[:, 0]
+        tags_B[filled.bins] = masked_tags ^ prf_outputs
     return tags_MB
 
 
@@ -1484,29 +1564,31 @@ class HintProgrammer:
 
     def __init__(self, inputs: CircuitInputs) -> None:
         """Prepare the store (a linear system with one row for each ID) for the member's IDs."""
-        cells = store.count_cells(inputs.sizes[1 + inputs.member_index])
+        cell_count = store.count_cells(inputs.announced_sizes[1 + inputs.member_index])
         self.digests = hash_tokens(inputs.tokens, inputs.key)
-        self._encoder = store.Encoder(store.Rows.from_digests(self.digests, cells), cells)
+        self._encoder = store.Encoder(
+            store.Equations.from_digests(self.digests, cell_count), cell_count
+        )
         self._inputs = inputs
 
-    def program(self, me: str, evaluate: Callable[[Rows], Words]) -> tuple[Words, bytes]:
+    def program(self, me: str, evaluate_prf: Callable[[RowIndices], Words]) -> tuple[Words, bytes]:
         """Draw a random tag for each bin, mask the tags of each ID's three bins by the oblivious
         PRF of the ID there, and encode them as a store, the hints for the hub.
 
         Args:
             me: the member's name, for errors.
-            evaluate: returns the output of the oblivious PRF for each of the member's n IDs in one
-                of its three bins, given this bin of each ID, (n,).
+            evaluate_prf: returns the output of the oblivious PRF for each of the member's n IDs in
+                one of its three bins, given this bin of each ID, (n,).
 
         Returns:
             The tags, (bins,), and the encoded hints.
         """
         inputs = self._inputs
-        tags_B = expand_words(fresh_key(), b"bins", count_bins(inputs.sizes[0]))
-        masked_tags = tags_B[inputs.bins_of]
-        for choice, bin_of_id in enumerate(inputs.bins_of.T):
-            masked_tags[:, choice] ^= evaluate(bin_of_id)
-        hints = vole.encode_values(me, self._encoder, masked_tags).astype(WORD, copy=False)
+        tags_B = expand_words(fresh_key(), b"bins", count_bins(inputs.announced_sizes[0]))
+        masked_tags = tags_B[inputs.bins_n3]
+        for choice, bin_of_id in enumerate(inputs.bins_n3.T):
+            masked_tags[:, choice] ^= evaluate_prf(bin_of_id)
+        hints = vole.encode_values(me, self._encoder, masked_tags).astype(WORD_TYPE, copy=False)
         return tags_B, hints.tobytes()
 
 
@@ -1517,15 +1599,17 @@ def hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
     `tokens`: 16 bytes of the hash of each ID, (n, 16). `key`: 32 bytes shared by hub and members.
     """
     row_key = derive_key(key, b"opprf rows")
-    elements = tokens.view(WORD)
-    digests = np.empty((len(elements), _DIGEST_BLOCKS, 2), np.uint64)
-    for start in range(0, len(elements), _CHUNK):  # in chunks that stay in the cache
+    token_words = tokens.view(WORD_TYPE)
+    digests = np.empty((len(token_words), _DIGEST_BLOCKS, 2), np.uint64)
+    for start in range(0, len(token_words), _IDS_PER_CHUNK):  # in chunks that stay in the cache
         # A digest is three AES blocks: the hash of the token with the block's number added.
-        blocks = np.repeat(elements[start : start + _CHUNK, None], _DIGEST_BLOCKS, axis=1)
+        blocks = np.repeat(
+            token_words[start : start + _IDS_PER_CHUNK, None], _DIGEST_BLOCKS, axis=1
+        )
         blocks[:, :, 1] ^= np.arange(_DIGEST_BLOCKS, dtype=np.uint64)
         hashed = vole.hash_elements(blocks.reshape(-1, 2), row_key)
-        digests[start : start + _CHUNK] = hashed.reshape(blocks.shape)
-    return digests.reshape(len(elements), 2 * _DIGEST_BLOCKS)
+        digests[start : start + _IDS_PER_CHUNK] = hashed.reshape(blocks.shape)
+    return digests.reshape(len(token_words), 2 * _DIGEST_BLOCKS)
 
 
 def _evaluate_prf(values: store.Elements, key: bytes) -> Words:

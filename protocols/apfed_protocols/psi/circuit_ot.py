@@ -39,35 +39,35 @@ from nacl.bindings import crypto_box, crypto_box_open, crypto_scalarmult_base
 from nacl.exceptions import CryptoError
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import base_ot, code, store, transfers
+from apfed_protocols.psi import base_ot, linear_code, store, transfers
 from apfed_protocols.psi import circuit as dealt
 from apfed_protocols.psi.circuit import (
+    COUNT_RESULT,
     ENOUGH,
     TOO_FEW,
-    UNCHECKED,
-    VERDICT,
+    UNCHECKED_SHARES_LEAK,
     VERSION,
     CircuitInputs,
     CircuitIntersection,
-    Counted,
+    CountOutcome,
     Endpoint,
     HintProgrammer,
     HubHelper,
     Kind,
     MemberHelper,
     OpprfIntersection,
-    Rows,
+    RowIndices,
     combine_member_bits,
     conclude_count,
     count_triple_words,
     decode_hints,
-    place_rows,
+    find_filled_bins,
     unpack_bits,
 )
 from apfed_protocols.psi.hashing import (
-    BITS,
-    WORD,
-    And,
+    WORD_BITS,
+    WORD_TYPE,
+    AndGate,
     BeaverAnd,
     TripleShares,
     Words,
@@ -95,16 +95,16 @@ from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, keystre
 
 # The sign of a 32-bit number is computed by a prefix tree of ANDs, one level for each shift.
 _SIGN_BIT = 31
-_SHIFTS = (1, 2, 4, 8, 16)
-_SIGN_TRIPLES = 1 + 2 * len(_SHIFTS)
-_BOX_BYTES = 16  # of Poly1305's authenticator
+_PREFIX_SHIFTS = (1, 2, 4, 8, 16)
+_SIGN_TRIPLES = 1 + 2 * len(_PREFIX_SHIFTS)
+_AUTHENTICATOR_BYTES = 16  # of Poly1305's authenticator
 _NONCE_BYTES = 24
-_SUM = struct.Struct("<I")
+_SUM_BODY = struct.Struct("<I")
 _MODULUS = 2**32
-_OUTPUT_BYTES = 8
-_BATCH_BYTES = 2**27
+_PRF_OUTPUT_BYTES = 8
+_BATCH_MEMORY_BYTES = 2**27
 """Memory of a batch of transfers with one peer, beside the message with its vector."""
-_TOGETHER = (
+_COLLUSION_LEAK = (
     "With several members, the hub and its first member together learn which of the hub's IDs each "
     "other member has, and a hub that does not follow the protocol learns it alone."
 )
@@ -119,8 +119,8 @@ class CircuitOtIntersection(CircuitIntersection):
     needs_dealer: ClassVar[bool] = False
     leaks: ClassVar[tuple[str, ...]] = (
         "All parties learn whether the agreed minimum is reached.",
-        UNCHECKED,
-        _TOGETHER,
+        UNCHECKED_SHARES_LEAK,
+        _COLLUSION_LEAK,
     )
     version: ClassVar[int] = VERSION + 4
 
@@ -137,7 +137,7 @@ class CircuitOtIntersection(CircuitIntersection):
         circuit_bytes = super().count_announced_bytes(
             size, own_size=own_size, member_count=member_count
         )
-        return circuit_bytes + _BATCH_BYTES * member_count
+        return circuit_bytes + _BATCH_MEMORY_BYTES * member_count
 
     @property
     def max_message_bytes(self) -> int:
@@ -192,7 +192,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
             size, own_size=own_size, member_count=member_count
         )
         # The hub's vector and the matrix computed from it, each in two copies at most.
-        prf_bytes = 4 * count_extension_bytes(count_bins(size)) + _BATCH_BYTES
+        prf_bytes = 4 * count_extension_bytes(count_bins(size)) + _BATCH_MEMORY_BYTES
         return max(circuit_bytes, prf_bytes)
 
     @property
@@ -213,34 +213,36 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
 
         `inputs`: the hub's IDs in bins.
         """
-        keys = yield from _transfer_as_hub(endpoint, members, inputs, b"values", code.LENGTH)
-        placed = place_rows(inputs)
-        targets = store.extract_targets(placed.digests)
-        bins = len(inputs.row_of_bin)
+        keys_by_member = yield from _transfer_as_hub(
+            endpoint, members, inputs, b"values", linear_code.LENGTH
+        )
+        filled = find_filled_bins(inputs)
+        id_hashes = store.extract_id_hashes(filled.digests)
+        bin_count = len(inputs.row_of_bin)
         # The hash of the hub's ID in each bin, random in an empty one.
-        points = store.expand_elements(fresh_key(), b"points", bins)
-        points[placed.used] = targets
-        messages = code.mask_message_bits(points)
+        id_hashes_B = store.expand_elements(fresh_key(), b"points", bin_count)
+        id_hashes_B[filled.bins] = id_hashes
+        messages = linear_code.mask_message_bits(id_hashes_B)
         extensions = {}
-        outputs = {}
+        prf_outputs_by_member = {}
         vectors = {}
         for member in members:
-            extension = HubExtension(keys[member], add_random_rows(messages, fresh_key()))
+            extension = HubExtension(keys_by_member[member], add_random_rows(messages, fresh_key()))
             vectors[member], t0 = extension.make_vector()
             tagger = _make_tagger(inputs, member)
-            outputs[member] = _evaluate_prf(tagger, t0[placed.used], targets)
+            prf_outputs_by_member[member] = _evaluate_prf(tagger, t0[filled.bins], id_hashes)
             extensions[member] = extension
             del t0  # to save memory
-        sending = endpoint.make_round(Kind.VECTOR, vectors, awaited=members)
+        vector_round = endpoint.make_round(Kind.VECTOR, vectors, awaited=members)
         del vectors
-        received = yield sending
-        del sending
+        received = yield vector_round
+        del vector_round
         proofs = {}
         for member in members:
             challenge = endpoint.parse_message(received, member, Kind.CHALLENGE, KEY_BYTES)
             proofs[member] = extensions.pop(member).prove(challenge)
         received = yield endpoint.make_round(Kind.PROOF, proofs, awaited=members)
-        return decode_hints(endpoint, received, inputs, placed, outputs)
+        return decode_hints(endpoint, received, inputs, filled, prf_outputs_by_member)
 
     def tag_member_bins(
         self, endpoint: Endpoint, hub: str, inputs: CircuitInputs
@@ -253,27 +255,31 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         `inputs`: the member's IDs in bins.
         """
         keys, choices = yield from _transfer_as_member(
-            endpoint, hub, inputs, b"values", code.LENGTH
+            endpoint, hub, inputs, b"values", linear_code.LENGTH
         )
         extension = MemberExtension(keys, choices)
         programmer = HintProgrammer(inputs)
-        targets = store.extract_targets(programmer.digests)
-        bins = count_bins(inputs.sizes[0])
+        id_hashes = store.extract_id_hashes(programmer.digests)
+        bin_count = count_bins(inputs.announced_sizes[0])
         received = yield wait_for([hub])
-        vector = endpoint.parse_message(received, hub, Kind.VECTOR, count_extension_bytes(bins))
+        vector = endpoint.parse_message(
+            received, hub, Kind.VECTOR, count_extension_bytes(bin_count)
+        )
         challenge = fresh_key()
         yield endpoint.make_round(Kind.CHALLENGE, {hub: challenge}, awaited=())
-        q_of_bin = extension.compute_matrix(vector, challenge)
+        bin_terms = extension.compute_matrix(vector, challenge)
         del received, vector  # to save memory
         received = yield wait_for([hub])
         extension.check_proof(endpoint.parse_message(received, hub, Kind.PROOF, PROOF_BYTES), hub)
         # The PRF of ID y in bin b is hash(Q_b + C(H(y)) * s, H(y)); this is the part of each ID:
-        addends = code.encode_words(code.mask_message_bits(targets)) & extension.choices
+        id_terms = (
+            linear_code.encode_words(linear_code.mask_message_bits(id_hashes)) & extension.choices
+        )
         tagger = _make_tagger(inputs, endpoint.me)
 
-        def evaluate_prf(bin_of_id: Rows) -> Words:
+        def evaluate_prf(bin_of_id: RowIndices) -> Words:
             """Return the PRF of each of the member's IDs in one of its bins, (n,)."""
-            return _evaluate_prf(tagger, q_of_bin[bin_of_id] ^ addends, targets)
+            return _evaluate_prf(tagger, bin_terms[bin_of_id] ^ id_terms, id_hashes)
 
         tags_B, hints = programmer.program(endpoint.me, evaluate_prf)
         yield endpoint.make_round(Kind.HINT, {hub: hints}, awaited=())
@@ -284,28 +290,28 @@ def _count_vector_bytes(backend: CircuitIntersection) -> int:
     """Return the bytes of the hub's longest message in a batch of oblivious transfers, for triples
     or for the count, under the backend's agreement.
     """
-    largest = backend.agreement.largest_size
-    slots = backend.count_slots(largest, count_bins(0))
-    bin_words = count_bins(largest) // BITS
-    chunk_words = max(slots, min(dealt.CHUNK_SLOTS // BITS, bin_words * slots))
+    largest_size = backend.agreement.largest_size
+    max_slots = backend.count_slots(largest_size, count_bins(0))
+    bin_words = count_bins(largest_size) // WORD_BITS
+    chunk_words = max(max_slots, min(dealt.MAX_CHUNK_SLOTS // WORD_BITS, bin_words * max_slots))
     # Words of 64 transfers: two transfers for each triple of a comparison, one transfer for each
     # bin that is counted, two for each triple of the sign's computation.
-    needed_words = max(2 * (BITS - 1) * chunk_words, bin_words, 2 * _SIGN_TRIPLES)
+    needed_words = max(2 * (WORD_BITS - 1) * chunk_words, bin_words, 2 * _SIGN_TRIPLES)
     return transfers.count_vector_bytes(min(needed_words, transfers.BATCH_WORDS))
 
 
 def _make_tagger(inputs: CircuitInputs, member: str) -> Tagger:
     """Return the keyed hash that ends the oblivious PRF between the hub and one member."""
-    return Tagger(derive_key(inputs.key, b"opprf_ot function", member.encode()), _OUTPUT_BYTES)
+    return Tagger(derive_key(inputs.key, b"opprf_ot function", member.encode()), _PRF_OUTPUT_BYTES)
 
 
-def _evaluate_prf(tagger: Tagger, values: store.Elements, targets: store.Elements) -> Words:
+def _evaluate_prf(tagger: Tagger, values: store.Elements, id_hashes: store.Elements) -> Words:
     """Return the outputs of the oblivious PRF, 64 bits each, (n,).
 
-    `values`: what the oblivious transfers gave for each of n IDs, (n, 8) words. `targets`: the hash
-    H(x) of each ID, (n, 2) words.
+    `values`: what the oblivious transfers gave for each of n IDs, (n, 8) words. `id_hashes`: the
+    hash H(x) of each ID, (n, 2) words.
     """
-    return tagger.hash_rows(values, targets).view(WORD)[:, 0]
+    return tagger.hash_rows(values, id_hashes).view(WORD_TYPE)[:, 0]
 
 
 # Base transfers.
@@ -319,44 +325,48 @@ def _name_session(inputs: CircuitInputs, purpose: bytes, member: str) -> bytes:
 
 
 def _transfer_as_hub(
-    endpoint: Endpoint, members: Sequence[str], inputs: CircuitInputs, purpose: bytes, count: int
+    endpoint: Endpoint,
+    members: Sequence[str],
+    inputs: CircuitInputs,
+    purpose: bytes,
+    transfer_count: int,
 ) -> Generator[Round, Messages, dict[str, list[tuple[bytes, bytes]]]]:
-    """Run `count` base oblivious transfers with each member at the hub; return, by member, both
-    keys of each transfer.
+    """Run `transfer_count` base oblivious transfers with each member at the hub; return, by member,
+    both keys of each transfer.
 
     `inputs`: the hub's inputs to the circuit, from whose key the session's name is derived.
     `purpose`: a label that separates these transfers from others.
     """
-    senders = {
+    sender_by_member = {
         member: base_ot.Sender(fresh_key(), session=_name_session(inputs, purpose, member))
         for member in members
     }
-    points = {member: sender.message for member, sender in senders.items()}
-    received = yield endpoint.make_round(Kind.BASE, points, awaited=members)
-    length = 2 * base_ot.POINT_BYTES * count
-    keys = {}
-    for member, sender in senders.items():
-        choices = endpoint.parse_message(received, member, Kind.CHOICES, length)
-        keys[member] = sender.compute_keys(choices, receiver=member)
-    return keys
+    sender_points = {member: sender.message for member, sender in sender_by_member.items()}
+    received = yield endpoint.make_round(Kind.BASE, sender_points, awaited=members)
+    choices_bytes = 2 * base_ot.POINT_BYTES * transfer_count
+    keys_by_member = {}
+    for member, sender in sender_by_member.items():
+        receiver_points = endpoint.parse_message(received, member, Kind.CHOICES, choices_bytes)
+        keys_by_member[member] = sender.compute_keys(receiver_points, receiver=member)
+    return keys_by_member
 
 
 def _transfer_as_member(
-    endpoint: Endpoint, hub: str, inputs: CircuitInputs, purpose: bytes, count: int
+    endpoint: Endpoint, hub: str, inputs: CircuitInputs, purpose: bytes, transfer_count: int
 ) -> Generator[Round, Messages, tuple[list[bytes], bytes]]:
-    """Run `count` base oblivious transfers with the hub at a member, with random choices; return
-    the chosen key of each transfer, and the choice bits, packed in bytes.
+    """Run `transfer_count` base oblivious transfers with the hub at a member, with random choices;
+    return the chosen key of each transfer, and the choice bits, packed in bytes.
 
     `inputs`: the member's inputs to the circuit, from whose key the session's name is derived.
     `purpose`: a label that separates these transfers from others.
     """
-    choices = keystream(fresh_key(), length=count // 8)
-    bits = np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little").tolist()
+    packed_choices = keystream(fresh_key(), length=transfer_count // 8)
+    choice_bits = np.unpackbits(np.frombuffer(packed_choices, np.uint8), bitorder="little").tolist()
     session = _name_session(inputs, purpose, endpoint.me)
-    receiver = base_ot.Receiver(bits, fresh_key(), session=session)
+    receiver = base_ot.Receiver(choice_bits, fresh_key(), session=session)
     received = yield endpoint.make_round(Kind.CHOICES, {hub: receiver.message}, awaited=[hub])
-    point = endpoint.parse_message(received, hub, Kind.BASE, base_ot.POINT_BYTES)
-    return receiver.compute_keys(point, sender=hub), choices
+    sender_point = endpoint.parse_message(received, hub, Kind.BASE, base_ot.POINT_BYTES)
+    return receiver.compute_keys(sender_point, sender=hub), packed_choices
 
 
 def _derive_hash_key(inputs: CircuitInputs, member: str) -> bytes:
@@ -378,17 +388,19 @@ def _start_hub_transfers(
 
     `inputs`: the hub's IDs, hashed into bins under a key that all parties share.
     """
-    keys = yield from _transfer_as_hub(endpoint, members, inputs, b"bits", transfers.COLUMNS)
-    receivers = {
-        member: ExtensionReceiver(keys[member], _derive_hash_key(inputs, member))
+    keys_by_member = yield from _transfer_as_hub(
+        endpoint, members, inputs, b"bits", transfers.COLUMN_COUNT
+    )
+    receiver_by_member = {
+        member: ExtensionReceiver(keys_by_member[member], _derive_hash_key(inputs, member))
         for member in members
     }
-    first, *others = members
-    if others:
-        received = yield wait_for([first])
-        public = endpoint.parse_message(received, first, Kind.KEY, KEY_BYTES)
-        yield endpoint.make_round(Kind.KEY, dict.fromkeys(others, public), awaited=())
-    return TransferHub(endpoint, members, inputs, receivers)
+    first_member, *other_members = members
+    if other_members:
+        received = yield wait_for([first_member])
+        public_key = endpoint.parse_message(received, first_member, Kind.KEY, KEY_BYTES)
+        yield endpoint.make_round(Kind.KEY, dict.fromkeys(other_members, public_key), awaited=())
+    return TransferHub(endpoint, members, inputs, receiver_by_member)
 
 
 class TransferHub:
@@ -401,7 +413,7 @@ class TransferHub:
         endpoint: Endpoint,
         members: Sequence[str],
         inputs: CircuitInputs,
-        receivers: Mapping[str, ExtensionReceiver],
+        receiver_by_member: Mapping[str, ExtensionReceiver],
     ) -> None:
         """Store what the hub needs to make triples and to count.
 
@@ -409,33 +421,37 @@ class TransferHub:
             endpoint: frames and parses the hub's messages.
             members: the members' names; the first one computes with the hub.
             inputs: the hub's inputs to the circuit.
-            receivers: the hub's role in the oblivious transfers with each member.
+            receiver_by_member: the hub's role in the oblivious transfers with each member.
         """
         self._endpoint = endpoint
         self._members = members
         self._inputs = inputs
-        self._receivers = receivers
-        self.sharers = members[:1]  # only the first member has a share of the result
+        self._receiver_by_member = receiver_by_member
+        self.share_holders = members[:1]  # only the first member has a share of the result
 
     def take_triples(
-        self, words: int
+        self, word_count: int
     ) -> Generator[Round, Messages, tuple[Mapping[str, TripleShares], TripleShares]]:
-        """Make the multiplication triples for a chunk of 64 * `words` bins. Return the hub's
+        """Make the multiplication triples for a chunk of 64 * `word_count` bins. Return the hub's
         shares: by member, the triples for the comparison with that member; and the triples for the
         AND over all members, which are shared with the first member alone.
         """
-        pair_words, all_words = count_triple_words(words, self._inputs.slots)
-        plan_by_member = {
-            member: transfers.split_triples(count)
-            for member, count in zip(self._members, pair_words, strict=True)
+        comparison_words, combination_words = count_triple_words(
+            word_count, self._inputs.slot_counts
+        )
+        batch_sizes_by_member = {
+            member: transfers.split_triples(triple_count)
+            for member, triple_count in zip(self._members, comparison_words, strict=True)
         }
-        first = self._members[0]
-        plan_by_member[first] = transfers.split_triples(pair_words[0], more=all_words)
-        triples = yield from self._make_triples(plan_by_member)
-        return triples, triples[first].split_off(all_words)
+        first_member = self._members[0]
+        batch_sizes_by_member[first_member] = transfers.split_triples(
+            comparison_words[0], extra_word_count=combination_words
+        )
+        triples_by_member = yield from self._make_triples(batch_sizes_by_member)
+        return triples_by_member, triples_by_member[first_member].split_off(combination_words)
 
     def combine_members(
-        self, bits_MW: Words, triples: TripleShares, gate: type[And]
+        self, bits_MW: Words, triples: TripleShares, gate_type: type[AndGate]
     ) -> Generator[Round, Messages, Words]:
         """Forward the other members' encrypted shares to the first member, and compute the AND over
         all members' bits with the first member; return the hub's XOR share, (words,).
@@ -444,27 +460,35 @@ class TransferHub:
             bits_MW: the hub's share of the bit that it shares with each of M members, for each of
                 64 W bins, in W words, (members, words).
             triples: the hub's shares of the triples that this AND consumes.
-            gate: class that computes AND of XOR-shared words.
+            gate_type: class that computes AND of XOR-shared words.
         """
         endpoint = self._endpoint
-        first, *others = self._members
-        if others:
-            length = _count_sealed_bytes(bits_MW.shape[1])
-            received = yield wait_for(others)
+        first_member, *other_members = self._members
+        if other_members:
+            sealed_bytes = _count_sealed_bytes(bits_MW.shape[1])
+            received = yield wait_for(other_members)
             sealed_shares = [
-                endpoint.parse_message(received, member, Kind.SEALED, length) for member in others
+                endpoint.parse_message(received, member, Kind.SEALED, sealed_bytes)
+                for member in other_members
             ]
-            yield endpoint.make_round(Kind.RELAYED, {first: b"".join(sealed_shares)}, awaited=())
+            yield endpoint.make_round(
+                Kind.RELAYED, {first_member: b"".join(sealed_shares)}, awaited=()
+            )
         return (
             yield from combine_member_bits(
-                endpoint, bits_MW, triples, hub=endpoint.me, members=[first], gate=gate
+                endpoint,
+                bits_MW,
+                triples,
+                hub=endpoint.me,
+                members=[first_member],
+                gate_type=gate_type,
             )
         )
 
     def count_common(
-        self, share: Words, own_size: int, row_of_bin: Rows
-    ) -> Generator[Round, Messages, Counted]:
-        """Count the common IDs with the first member, and send the verdict to the others (step 3 of
+        self, share: Words, own_size: int, row_of_bin: RowIndices
+    ) -> Generator[Round, Messages, CountOutcome]:
+        """Count the common IDs with the first member, and send the result to the others (step 3 of
         the module's docstring); return the hub's result, None if rows are still to be revealed.
 
         Hub and first member have XOR shares x and y of the bit of each bin. The bit is the integer
@@ -477,80 +501,86 @@ class TransferHub:
             row_of_bin: row of the hub's table in each bin, -1 for none, (bins,).
         """
         endpoint = self._endpoint
-        first, *others = self._members
-        products = []
+        first_member, *other_members = self._members
+        product_shares = []
         for chunk in _split_words(share):
-            numbers = yield from self._extend({first: chunk})
-            corrections = yield from self._receive_corrections(first, BITS * len(chunk))
+            numbers_by_member = yield from self._extend({first_member: chunk})
+            corrections = yield from self._receive_corrections(first_member, WORD_BITS * len(chunk))
             # The hub's additive share of the product x y for each bin of the chunk.
-            products.append(numbers[first] + corrections * unpack_bits(chunk))
+            product_shares.append(
+                numbers_by_member[first_member] + corrections * unpack_bits(chunk)
+            )
         bits = unpack_bits(share)
-        own_sum = int(bits.sum()) - 2 * _add_numbers(products)
-        triples = yield from self._make_triples({first: [_SIGN_TRIPLES]})
-        verdict = yield from _reveal_count(endpoint, first, own_sum, triples[first], is_leader=True)
-        if others:
-            verdicts = dict.fromkeys(others, VERDICT.pack(verdict))
-            yield endpoint.make_round(Kind.VERDICT, verdicts, awaited=())
-        return conclude_count(endpoint, first, verdict, own_size, bits, row_of_bin)
+        own_sum = int(bits.sum()) - 2 * _add_numbers(product_shares)
+        triples_by_member = yield from self._make_triples({first_member: [_SIGN_TRIPLES]})
+        count_result = yield from _reveal_count(
+            endpoint, first_member, own_sum, triples_by_member[first_member], is_leader=True
+        )
+        if other_members:
+            count_results = dict.fromkeys(other_members, COUNT_RESULT.pack(count_result))
+            yield endpoint.make_round(Kind.VERDICT, count_results, awaited=())
+        return conclude_count(endpoint, first_member, count_result, own_size, bits, row_of_bin)
 
     def _receive_corrections(self, member: str, count: int) -> Generator[Round, Messages, Numbers]:
         """Receive the member's message with one number for each of `count` products of bits."""
         received = yield wait_for([member])
-        body = self._endpoint.parse_message(received, member, Kind.PRODUCTS, _SUM.size * count)
+        body = self._endpoint.parse_message(received, member, Kind.PRODUCTS, _SUM_BODY.size * count)
         return np.frombuffer(body, "<u4")
 
     def _make_triples(
-        self, plan_by_member: Mapping[str, Sequence[int]]
+        self, batch_sizes_by_member: Mapping[str, Sequence[int]]
     ) -> Generator[Round, Messages, dict[str, TripleShares]]:
         """Make multiplication triples with members by oblivious transfers, batch by batch; return
         the hub's shares by member.
 
-        `plan_by_member`: the number of words of 64 triples in each batch, by member. A member with
-        fewer batches than another takes no part in the last ones.
+        `batch_sizes_by_member`: the number of words of 64 triples in each batch, by member. A
+        member with fewer batches than another takes no part in the last ones.
         """
         batches_by_member: dict[str, list[tuple[Words, Words, Words]]] = {
-            member: [] for member in plan_by_member
+            member: [] for member in batch_sizes_by_member
         }
-        for batch in range(max(map(len, plan_by_member.values()))):
-            choices = {
+        for batch_index in range(max(map(len, batch_sizes_by_member.values()))):
+            choices_by_member = {
                 # Two transfers for each triple, with random choice bits.
-                member: expand_words(fresh_key(), b"choices", 2 * plan[batch])
-                for member, plan in plan_by_member.items()
-                if batch < len(plan)
+                member: expand_words(fresh_key(), b"choices", 2 * batch_sizes[batch_index])
+                for member, batch_sizes in batch_sizes_by_member.items()
+                if batch_index < len(batch_sizes)
             }
-            numbers = yield from self._extend(choices)
-            for member, choice_words in choices.items():
-                triples = transfers.choose_triples(choice_words, numbers[member])
+            numbers_by_member = yield from self._extend(choices_by_member)
+            for member, choice_words in choices_by_member.items():
+                triples = transfers.choose_triples(choice_words, numbers_by_member[member])
                 batches_by_member[member].append(triples)
         return {
             member: transfers.join_triples(batches) for member, batches in batches_by_member.items()
         }
 
     def _extend(
-        self, choices: Mapping[str, Words]
+        self, choices_by_member: Mapping[str, Words]
     ) -> Generator[Round, Messages, dict[str, Numbers]]:
         """Run one batch of random oblivious transfers with each of these members: send the vectors,
         receive the members' challenges, and send the proofs. Return, by member, the hub's 32-bit
         number of each transfer: of the member's two numbers, the one that the hub's choice bit
         selects.
 
-        `choices`: choice bits of the hub, by member, 64 transfers a word.
+        `choices_by_member`: choice bits of the hub, by member, 64 transfers a word.
         """
         endpoint = self._endpoint
         vectors = {}
-        numbers = {}
-        for member, choice_words in choices.items():
-            vectors[member], numbers[member] = self._receivers[member].extend(choice_words)
-        sending = endpoint.make_round(Kind.EXTENSION, vectors, awaited=list(choices))
-        del vectors  # large; this and `sending` are not needed after they were sent
-        received = yield sending
-        del sending
+        numbers_by_member = {}
+        for member, choice_words in choices_by_member.items():
+            vectors[member], numbers_by_member[member] = self._receiver_by_member[member].extend(
+                choice_words
+            )
+        vector_round = endpoint.make_round(Kind.EXTENSION, vectors, awaited=list(choices_by_member))
+        del vectors  # large; this and `vector_round` are not needed after they were sent
+        received = yield vector_round
+        del vector_round
         proofs = {}
-        for member in choices:
+        for member in choices_by_member:
             challenge = endpoint.parse_message(received, member, Kind.CHALLENGE, KEY_BYTES)
-            proofs[member] = self._receivers[member].prove(challenge)
+            proofs[member] = self._receiver_by_member[member].prove(challenge)
         yield endpoint.make_round(Kind.PROOF, proofs, awaited=())
-        return numbers
+        return numbers_by_member
 
 
 # A member's triples and counts.
@@ -568,21 +598,21 @@ def _start_member_transfers(
     `inputs`: the member's IDs, hashed into bins under a key that all parties share.
     """
     keys, choices = yield from _transfer_as_member(
-        endpoint, hub, inputs, b"bits", transfers.COLUMNS
+        endpoint, hub, inputs, b"bits", transfers.COLUMN_COUNT
     )
     sender = ExtensionSender(keys, choices, _derive_hash_key(inputs, endpoint.me))
-    secret = fresh_key()
+    private_key = fresh_key()
     sealer = None
-    has_other_members = len(inputs.slots) > 1
+    has_other_members = len(inputs.slot_counts) > 1
     is_first = inputs.member_index == 0
     if not is_first:
         received = yield wait_for([hub])
-        public = endpoint.parse_message(received, hub, Kind.KEY, KEY_BYTES)
-        sealer = Sealer(secret, public)
+        public_key = endpoint.parse_message(received, hub, Kind.KEY, KEY_BYTES)
+        sealer = Sealer(private_key, public_key)
     elif has_other_members:
-        public = crypto_scalarmult_base(secret)
-        yield endpoint.make_round(Kind.KEY, {hub: public}, awaited=())
-    return TransferMember(endpoint, hub, inputs, sender, secret, sealer)
+        public_key = crypto_scalarmult_base(private_key)
+        yield endpoint.make_round(Kind.KEY, {hub: public_key}, awaited=())
+    return TransferMember(endpoint, hub, inputs, sender, private_key, sealer)
 
 
 class TransferMember:
@@ -593,8 +623,8 @@ class TransferMember:
         endpoint: frames and parses the member's messages.
         hub: the hub's name.
         inputs: the member's inputs to the circuit.
-        sender: the member's role in the transfers with the hub.
-        secret: private X25519 key of this member, by which the first member decrypts the others'
+        transfer_sender: the member's role in the transfers with the hub.
+        private_key: X25519 key of this member, by which the first member decrypts the others'
             shares.
         sealer: encrypts shares for the first member; None at the first member itself.
     """
@@ -604,39 +634,43 @@ class TransferMember:
         endpoint: Endpoint,
         hub: str,
         inputs: CircuitInputs,
-        sender: ExtensionSender,
-        secret: bytes,
+        transfer_sender: ExtensionSender,
+        private_key: bytes,
         sealer: "Sealer | None",
     ) -> None:
         """Store what a member needs to make triples and to count."""
         self._endpoint = endpoint
         self._hub = hub
         self._inputs = inputs
-        self._sender = sender
-        self._secret = secret
+        self._sender = transfer_sender
+        self._private_key = private_key
         self._sealer = sealer
-        self._chunk = 0  # how many chunks of bins were combined
+        self._chunk_index = 0  # how many chunks of bins were combined
         # At the first member, by chunk: the sum of the other members' random shares of the result.
-        self._masks: list[Words] = []
-        self.holds_share = sealer is None  # only the first member has a share to send
+        self._mask_sums: list[Words] = []
+        self.has_result_share = sealer is None  # only the first member has a share to send
 
     def take_triples(
-        self, words: int
+        self, word_count: int
     ) -> Generator[Round, Messages, tuple[TripleShares, TripleShares]]:
-        """Make the multiplication triples for a chunk of 64 * `words` bins with the hub. Return
-        this member's shares: the triples for the comparison; and, at the first member, the triples
-        for the AND over all members (no triples at another member).
+        """Make the multiplication triples for a chunk of 64 * `word_count` bins with the hub.
+        Return this member's shares: the triples for the comparison; and, at the first member, the
+        triples for the AND over all members (no triples at another member).
         """
-        pair_words, all_words = count_triple_words(words, self._inputs.slots)
-        is_first = self.holds_share
-        own_all_words = all_words if is_first else 0
-        own_pair_words = pair_words[self._inputs.member_index]
-        plan = transfers.split_triples(own_pair_words, more=own_all_words)
-        triples = yield from self._make_triples(plan)
-        return triples, triples.split_off(own_all_words)
+        comparison_words, combination_words = count_triple_words(
+            word_count, self._inputs.slot_counts
+        )
+        is_first = self.has_result_share
+        own_combination_words = combination_words if is_first else 0
+        own_comparison_words = comparison_words[self._inputs.member_index]
+        batch_sizes = transfers.split_triples(
+            own_comparison_words, extra_word_count=own_combination_words
+        )
+        triples = yield from self._make_triples(batch_sizes)
+        return triples, triples.split_off(own_combination_words)
 
     def combine_members(
-        self, bits_W: Words, triples: TripleShares, gate: type[And]
+        self, bits_W: Words, triples: TripleShares, gate_type: type[AndGate]
     ) -> Generator[Round, Messages, Words]:
         """Return this member's XOR share, (words,), of the AND over all members' bits.
 
@@ -647,31 +681,31 @@ class TransferMember:
             bits_W: this member's share of the bit that it shares with the hub, for each of 64 W
                 bins, in W words, (words,).
             triples: this member's shares of the triples that this AND consumes.
-            gate: class that computes AND of XOR-shared words.
+            gate_type: class that computes AND of XOR-shared words.
         """
         # Keys serve one intersection, so the number of the chunk is a nonce that is used once.
-        nonce = self._chunk.to_bytes(_NONCE_BYTES, "big")
-        self._chunk += 1
+        nonce = self._chunk_index.to_bytes(_NONCE_BYTES, "big")
+        self._chunk_index += 1
         if self._sealer is not None:
             share = expand_words(fresh_key(), b"share", len(bits_W))
             content = bits_W.tobytes() + share.tobytes()
             sealed = self._sealer.seal(content, nonce, hub=self._hub)
             yield self._endpoint.make_round(Kind.SEALED, {self._hub: sealed}, awaited=())
             return share
-        others_bits, others_masks = yield from self._receive_others_shares(len(bits_W), nonce)
+        other_bits, other_masks = yield from self._receive_others_shares(len(bits_W), nonce)
         share = yield from combine_member_bits(
             self._endpoint,
-            np.concatenate([bits_W[None], others_bits]),
+            np.concatenate([bits_W[None], other_bits]),
             triples,
             hub=self._hub,
             members=(),
-            gate=gate,
+            gate_type=gate_type,
         )
-        self._masks.append(np.bitwise_xor.reduce(others_masks, axis=0))
+        self._mask_sums.append(np.bitwise_xor.reduce(other_masks, axis=0))
         return share
 
     def _receive_others_shares(
-        self, words: int, nonce: bytes
+        self, word_count: int, nonce: bytes
     ) -> Generator[Round, Messages, tuple[Words, Words]]:
         """Receive, at the first member, the other members' shares of one chunk of bins through the
         hub, and decrypt them.
@@ -680,21 +714,23 @@ class TransferMember:
             Each other member's share of its bits with the hub; and its random share of the result.
             Both have the shape (members - 1, words); with a single member nothing is received.
         """
-        others = len(self._inputs.slots) - 1
-        shares = np.empty((others, 2, words), np.uint64)
-        if others:
-            length = _count_sealed_bytes(words)
+        other_count = len(self._inputs.slot_counts) - 1
+        shares = np.empty((other_count, 2, word_count), np.uint64)
+        if other_count:
+            sealed_bytes = _count_sealed_bytes(word_count)
             received = yield wait_for([self._hub])
-            body = self._endpoint.parse_message(received, self._hub, Kind.RELAYED, others * length)
-            for index in range(others):
-                sealed = body[index * length : (index + 1) * length]
-                content = _decrypt_shares(sealed, nonce, self._secret, self._hub)
-                shares[index] = np.frombuffer(content, WORD).reshape(2, words)
+            body = self._endpoint.parse_message(
+                received, self._hub, Kind.RELAYED, other_count * sealed_bytes
+            )
+            for index in range(other_count):
+                sealed = body[index * sealed_bytes : (index + 1) * sealed_bytes]
+                content = _decrypt_shares(sealed, nonce, self._private_key, self._hub)
+                shares[index] = np.frombuffer(content, WORD_TYPE).reshape(2, word_count)
         return shares[:, 0], shares[:, 1]
 
-    def count_common(self, share: Words, own_size: int) -> Generator[Round, Messages, Counted]:
+    def count_common(self, share: Words, own_size: int) -> Generator[Round, Messages, CountOutcome]:
         """Count the common IDs with the hub, or, if this is not the first member, receive the hub's
-        verdict; return the member's result, None if rows are still to be revealed.
+        result; return the member's result, None if rows are still to be revealed.
 
         Hub and first member have XOR shares x and y of the bit of each bin. The bit is the integer
         x + y - 2 x y. Each party adds up its own bits, and its additive shares of -2 x y, which it
@@ -706,41 +742,42 @@ class TransferMember:
         endpoint = self._endpoint
         hub = self._hub
         bits = unpack_bits(share)
-        is_first = self.holds_share
+        is_first = self.has_result_share
         if not is_first:
             received = yield wait_for([hub])
-            body = endpoint.parse_message(received, hub, Kind.VERDICT, VERDICT.size)
-            (verdict,) = VERDICT.unpack(body)
-            return conclude_count(endpoint, hub, verdict, own_size, bits, row_of_bin=None)
-        numbers_of_zero = []
+            body = endpoint.parse_message(received, hub, Kind.VERDICT, COUNT_RESULT.size)
+            (count_result,) = COUNT_RESULT.unpack(body)
+            return conclude_count(endpoint, hub, count_result, own_size, bits, row_of_bin=None)
+        negated_product_shares = []
         for chunk in _split_words(share):
-            of_zero, of_one = yield from self._extend(len(chunk))
-            # With it the hub gets m0 + x y, where m0 is `of_zero`; this member's share is -m0.
-            corrections = (of_zero - of_one + unpack_bits(chunk)).astype("<u4")
+            numbers_for_zero, numbers_for_one = yield from self._extend(len(chunk))
+            # With it the hub gets m0 + x y, where m0 is `numbers_for_zero`; this member's share is
+            # -m0.
+            corrections = (numbers_for_zero - numbers_for_one + unpack_bits(chunk)).astype("<u4")
             yield endpoint.make_round(Kind.PRODUCTS, {hub: corrections.tobytes()}, awaited=())
-            numbers_of_zero.append(of_zero)
-        own_sum = int(bits.sum()) + 2 * _add_numbers(numbers_of_zero)
+            negated_product_shares.append(numbers_for_zero)
+        own_sum = int(bits.sum()) + 2 * _add_numbers(negated_product_shares)
         triples = yield from self._make_triples([_SIGN_TRIPLES])
-        verdict = yield from _reveal_count(endpoint, hub, own_sum, triples, is_leader=False)
+        count_result = yield from _reveal_count(endpoint, hub, own_sum, triples, is_leader=False)
         # The other members return random shares of the result, which this member cancels.
-        masked_bits = unpack_bits(share ^ np.concatenate(self._masks))
-        return conclude_count(endpoint, hub, verdict, own_size, masked_bits, row_of_bin=None)
+        masked_bits = unpack_bits(share ^ np.concatenate(self._mask_sums))
+        return conclude_count(endpoint, hub, count_result, own_size, masked_bits, row_of_bin=None)
 
-    def _make_triples(self, plan: Sequence[int]) -> Generator[Round, Messages, TripleShares]:
+    def _make_triples(self, batch_sizes: Sequence[int]) -> Generator[Round, Messages, TripleShares]:
         """Make multiplication triples with the hub by oblivious transfers, batch by batch; return
         this member's shares.
 
-        `plan`: number of words of 64 triples in each batch.
+        `batch_sizes`: number of words of 64 triples in each batch.
         """
         batches = []
-        for words in plan:
+        for word_count in batch_sizes:
             # Two transfers for each triple.
-            numbers_of_zero, numbers_of_one = yield from self._extend(2 * words)
-            batches.append(transfers.derive_triples(numbers_of_zero, numbers_of_one))
+            numbers_for_zero, numbers_for_one = yield from self._extend(2 * word_count)
+            batches.append(transfers.derive_triples(numbers_for_zero, numbers_for_one))
         return transfers.join_triples(batches)
 
-    def _extend(self, words: int) -> Generator[Round, Messages, tuple[Numbers, Numbers]]:
-        """Run one batch of 64 * `words` random oblivious transfers with the hub: receive its
+    def _extend(self, word_count: int) -> Generator[Round, Messages, tuple[Numbers, Numbers]]:
+        """Run one batch of 64 * `word_count` random oblivious transfers with the hub: receive its
         vector, send a challenge, and check its proof. Return this member's 32-bit numbers for
         choice 0 and for choice 1, each (64 * words,).
 
@@ -750,11 +787,11 @@ class TransferMember:
         hub = self._hub
         received = yield wait_for([hub])
         vector = endpoint.parse_message(
-            received, hub, Kind.EXTENSION, transfers.count_vector_bytes(words)
+            received, hub, Kind.EXTENSION, transfers.count_vector_bytes(word_count)
         )
         challenge = fresh_key()
         yield endpoint.make_round(Kind.CHALLENGE, {hub: challenge}, awaited=())
-        numbers = self._sender.extend(vector, words, challenge)
+        numbers = self._sender.extend(vector, word_count, challenge)
         del received, vector  # to save memory
         received = yield wait_for([hub])
         proof = endpoint.parse_message(received, hub, Kind.PROOF, transfers.PROOF_BYTES)
@@ -769,15 +806,17 @@ class Sealer:
     """The encryption of a member's shares for the first member, by X25519, XSalsa20 and Poly1305.
 
     Args:
-        secret: this member's private key, 32 bytes, used for this intersection only.
+        private_key: this member's private key, 32 bytes, used for this intersection only.
         public: the first member's public key.
     """
 
-    def __init__(self, secret: bytes, public: bytes) -> None:
-        """Store this member's private key `secret` and the first member's public key `public`."""
-        self._secret = secret
-        self._public = public
-        self._own_public = crypto_scalarmult_base(secret)
+    def __init__(self, private_key: bytes, receiver_public_key: bytes) -> None:
+        """Store this member's private key `private_key` and the first member's public key
+        `receiver_public_key`.
+        """
+        self._private_key = private_key
+        self._receiver_public_key = receiver_public_key
+        self._own_public_key = crypto_scalarmult_base(private_key)
 
     def seal(self, content: bytes, nonce: bytes, *, hub: str) -> bytes:
         """Return this member's public key, followed by the content, encrypted for the first member.
@@ -788,40 +827,40 @@ class Sealer:
         Raises RemoteProtocolError: the first member's key is of low order.
         """
         try:
-            box = crypto_box(content, nonce, self._public, self._secret)
+            ciphertext = crypto_box(content, nonce, self._receiver_public_key, self._private_key)
         except RuntimeError:
             raise RemoteProtocolError(
                 f"{hub} handed on a key of low order, under which nothing is secret; it does not "
                 "follow the protocol"
             ) from None
-        return self._own_public + box
+        return self._own_public_key + ciphertext
 
 
-def _decrypt_shares(sealed: bytes, nonce: bytes, secret: bytes, hub: str) -> bytes:
+def _decrypt_shares(sealed: bytes, nonce: bytes, private_key: bytes, hub: str) -> bytes:
     """Return the content, two shares, that another member encrypted for this (the first) member by
     `Sealer.seal`.
 
     Args:
         sealed: the other member's public key and the encrypted content.
         nonce: 24 bytes under which the content was encrypted.
-        secret: this member's private X25519 key.
+        private_key: this member's private X25519 key.
         hub: the party that forwarded the content, for errors.
 
     Raises RemoteProtocolError: the content does not authenticate.
     """
     try:
-        return crypto_box_open(sealed[KEY_BYTES:], nonce, sealed[:KEY_BYTES], secret)
+        return crypto_box_open(sealed[KEY_BYTES:], nonce, sealed[:KEY_BYTES], private_key)
     except CryptoError:
         raise RemoteProtocolError(
             f"{hub} handed on a share that no member sealed so; it does not follow the protocol"
         ) from None
 
 
-def _count_sealed_bytes(words: int) -> int:
+def _count_sealed_bytes(word_count: int) -> int:
     """Return the bytes of a member's encrypted shares for a chunk of this number of words of 64
     bins: a public key, an authenticator, and two shares.
     """
-    return KEY_BYTES + _BOX_BYTES + 2 * WORD.itemsize * words
+    return KEY_BYTES + _AUTHENTICATOR_BYTES + 2 * WORD_TYPE.itemsize * word_count
 
 
 def _split_words(words: Words) -> Iterator[Words]:
@@ -838,7 +877,7 @@ def _add_numbers(chunks: Sequence[Numbers]) -> int:
 def _reveal_count(
     endpoint: Endpoint, peer: str, own_sum: int, triples: TripleShares, *, is_leader: bool
 ) -> Generator[Round, Messages, int]:
-    """Compare the number of common IDs with the agreed minimum, and return the verdict: `TOO_FEW`,
+    """Compare the number of common IDs with the agreed minimum, and return the result: `TOO_FEW`,
     `ENOUGH`, or the number if it is the agreed output.
 
     Hub and first member run this together; they have additive shares of the number modulo 2^32.
@@ -853,8 +892,8 @@ def _reveal_count(
 
     Raises RemoteProtocolError: the peer's share of the sign is no bit.
     """
-    subtrahend = endpoint.agreement.minimum_rows if is_leader else 0
-    own_difference = own_sum - subtrahend
+    public_minimum = endpoint.agreement.minimum_rows if is_leader else 0
+    own_difference = own_sum - public_minimum
     own_sign = yield from _share_sign(endpoint, peer, own_difference, triples, is_leader=is_leader)
     received = yield endpoint.make_round(Kind.COUNT, {peer: bytes([own_sign])}, awaited=[peer])
     (peer_sign,) = endpoint.parse_message(received, peer, Kind.COUNT, 1)
@@ -867,8 +906,12 @@ def _reveal_count(
         return ENOUGH
     # The number itself is the output: both parties reveal their shares of it.
     own_share = own_sum % _MODULUS
-    received = yield endpoint.make_round(Kind.SUM, {peer: _SUM.pack(own_share)}, awaited=[peer])
-    (peer_share,) = _SUM.unpack(endpoint.parse_message(received, peer, Kind.SUM, _SUM.size))
+    received = yield endpoint.make_round(
+        Kind.SUM, {peer: _SUM_BODY.pack(own_share)}, awaited=[peer]
+    )
+    (peer_share,) = _SUM_BODY.unpack(
+        endpoint.parse_message(received, peer, Kind.SUM, _SUM_BODY.size)
+    )
     return int((own_share + peer_share) % _MODULUS)
 
 
@@ -888,24 +931,26 @@ def _share_sign(
         triples: this party's shares of `_SIGN_TRIPLES` words of triples.
         is_leader: whether this party adds public terms; exactly one does.
     """
-    bits = np.array([own_number % _MODULUS], np.uint64)
-    zeros = np.zeros_like(bits)
+    own_bits = np.array([own_number % _MODULUS], np.uint64)
+    zeros = np.zeros_like(own_bits)
     # Shares of the two numbers' bits: each party knows its own number and has 0 for the other.
-    left, right = (bits, zeros) if is_leader else (zeros, bits)
-    generates = yield from _compute_and(endpoint, peer, left, right, triples, is_leader=is_leader)
-    propagates = bits
-    for shift in _SHIFTS:
+    hub_bits, member_bits = (own_bits, zeros) if is_leader else (zeros, own_bits)
+    generate_bits = yield from _compute_and(
+        endpoint, peer, hub_bits, member_bits, triples, is_leader=is_leader
+    )
+    propagate_bits = own_bits
+    for shift in _PREFIX_SHIFTS:
         # A span of positions propagates a carry if both its halves do; it generates a carry if the
         # upper half does, or if the lower half does and the upper half propagates it.
-        lower = np.stack([generates, propagates]) << np.uint64(shift)
-        upper = np.stack([propagates, propagates])
+        lower = np.stack([generate_bits, propagate_bits]) << np.uint64(shift)
+        upper = np.stack([propagate_bits, propagate_bits])
         products = yield from _compute_and(
             endpoint, peer, upper, lower, triples, is_leader=is_leader
         )
-        generates = generates ^ products[0]
-        propagates = products[1]
-    carries = generates[0] << np.uint64(1)
-    return int((bits[0] ^ carries) >> np.uint64(_SIGN_BIT)) & 1
+        generate_bits = generate_bits ^ products[0]
+        propagate_bits = products[1]
+    carries = generate_bits[0] << np.uint64(1)
+    return int((own_bits[0] ^ carries) >> np.uint64(_SIGN_BIT)) & 1
 
 
 def _compute_and(
@@ -920,8 +965,8 @@ def _compute_and(
         triples: this party's shares of triples, of which as many words are consumed.
         is_leader: whether this party adds the public term; exactly one of the two does.
     """
-    gate = BeaverAnd(x, y, triples.take_triple(x.shape), is_leader=is_leader)
-    own_masked = gate.mask_inputs()
+    and_gate = BeaverAnd(x, y, triples.take_triple(x.shape), is_leader=is_leader)
+    own_masked = and_gate.mask_inputs()
     received = yield endpoint.make_round(Kind.MASKED, {peer: own_masked.tobytes()}, awaited=[peer])
     peer_masked = endpoint.parse_words(received, peer, Kind.MASKED, own_masked.shape)
-    return gate.compute_share(own_masked ^ peer_masked)
+    return and_gate.compute_share(own_masked ^ peer_masked)

@@ -87,7 +87,7 @@ from apfed_protocols.psi.interface import (
 from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.randomness import derive_key, fresh_key, random_permutation
 
-Rows = NDArray[np.int64]
+RowIndices = NDArray[np.int64]
 
 _VERSION = 3
 TAG_BYTES = 16
@@ -106,10 +106,10 @@ _LOW_ORDER = frozenset(
 
 _PRIME = mpz(2**255 - 19)
 _CURVE_A = mpz(486662)
-_BELOW_2_255 = mpz(2**255 - 1)
+_LOW_255_BITS = mpz(2**255 - 1)
 
 # A chunk takes some 30 ms, after which a thread whose work was cancelled ends.
-_POINTS_OF_A_CHUNK = 1_000
+_POINTS_PER_CHUNK = 1_000
 
 
 class Kind(IntEnum):
@@ -147,11 +147,11 @@ class _Blinding:
 
     Attributes:
         scalar: secret factor of the points that stand for IDs, 32 bytes.
-        order: this party's own row at each position of the list that it sends.
+        sent_rows: this party's own row at each position of the list that it sends.
     """
 
     scalar: bytes = field(repr=False)
-    order: Rows
+    sent_rows: RowIndices
 
 
 class _EcdhRole(Aligner, ABC):
@@ -191,10 +191,10 @@ class _EcdhRole(Aligner, ABC):
         """
         secret = self._backend.secret
         if secret is None:
-            return _Blinding(scalar=fresh_key(), order=random_permutation(self._size))
+            return _Blinding(scalar=fresh_key(), sent_rows=random_permutation(self._size))
         key = derive_key(secret, b"ecdh", self._endpoint.agreement.digest, peer.encode())
-        order = random_permutation(self._size, key=derive_key(key, b"order"))
-        return _Blinding(scalar=derive_key(key, b"scalar"), order=order)
+        sent_rows = random_permutation(self._size, key=derive_key(key, b"order"))
+        return _Blinding(scalar=derive_key(key, b"scalar"), sent_rows=sent_rows)
 
     def _blind_ids(self, awaited: Collection[str] = ()) -> Round:
         """Blind this party's IDs for each peer: map each ID to a curve point and multiply it by the
@@ -204,7 +204,7 @@ class _EcdhRole(Aligner, ABC):
         digests = self._digests.reshape(-1, POINT_BYTES)
         bodies = {}
         for peer, blinding in self._blindings.items():
-            shuffled_digests = digests[blinding.order].tobytes()
+            shuffled_digests = digests[blinding.sent_rows].tobytes()
             blind = partial(blind_digests, blinding.scalar)
             bodies[peer] = self._map_blocks("blinding its own IDs", blind, shuffled_digests)
         return self._endpoint.make_round(Kind.BLINDED, bodies, awaited=awaited)
@@ -230,19 +230,23 @@ class _EcdhRole(Aligner, ABC):
             )
         return np.frombuffer(products, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
-    def _map_blocks(self, subject: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
-        """Apply `work` to these 32-byte blocks (digests or points), chunk by chunk, in several
-        threads; return the results, joined in order. Progress is reported as work on `subject`.
+    def _map_blocks(
+        self, activity: str, transform: Callable[[bytes], bytes], blocks: bytes
+    ) -> bytes:
+        """Apply `transform` to these 32-byte blocks (digests or points), chunk by chunk, in several
+        threads; return the results, joined in order. Progress is reported as work on `activity`.
         """
         backend = self._backend
-        total = len(blocks) // POINT_BYTES
+        block_count = len(blocks) // POINT_BYTES
 
         def report_progress(done: int) -> None:
             """Report that `done` blocks are done, if the caller wants reports."""
             if backend.progress is not None:
-                backend.progress(Progress(self._me, subject, done, total))
+                backend.progress(Progress(self._me, activity, done, block_count))
 
-        return map_in_threads(work, blocks, threads=backend.threads, report=report_progress)
+        return map_in_threads(
+            transform, blocks, threads=backend.threads, report_done=report_progress
+        )
 
 
 class EcdhIntersection(ResumableIntersection):
@@ -315,10 +319,10 @@ class EcdhHub(_EcdhRole):
         """
         super().__init__(me, members, ids, backend)
         # By member: position of each of the hub's rows in the member's list, -1 if it lacks the ID.
-        self._positions: dict[str, Rows] = {}
+        self._positions: dict[str, RowIndices] = {}
 
     @property
-    def overlaps(self) -> dict[str, Rows]:
+    def overlaps(self) -> dict[str, RowIndices]:
         """Return, by member, the hub's rows that the member has, ascending; the hub learns them
         whatever is revealed.
         """
@@ -349,7 +353,7 @@ class EcdhHub(_EcdhRole):
 
     def _match_rows(
         self, member: str, returned_tags: list[bytes], member_tags: list[bytes]
-    ) -> Rows:
+    ) -> RowIndices:
         """Return, for each of the hub's rows, its position in the list that the member sent; -1 if
         the member lacks the ID. Both parties blinded every ID, so equal IDs have equal tags.
 
@@ -361,17 +365,17 @@ class EcdhHub(_EcdhRole):
 
         Raises RemoteProtocolError: the member did not return one different tag for each ID.
         """
-        sent_order = self._blindings[member].order.tolist()
+        sent_order = self._blindings[member].sent_rows.tolist()
         row_by_tag = dict(zip(returned_tags, sent_order, strict=False))  # lengths: see below
         if not len(row_by_tag) == len(returned_tags) == self._size:
             raise RemoteProtocolError(
                 f"{member} returned {len(row_by_tag)} different tags for the {self._size} "
                 f"blinded IDs of {self._me}"
             )
-        rows = np.array([row_by_tag.get(tag, -1) for tag in member_tags], np.int64)
+        hub_rows = np.array([row_by_tag.get(tag, -1) for tag in member_tags], np.int64)
         positions = np.full(self._size, -1, np.int64)
-        shared = np.flatnonzero(rows >= 0)
-        positions[rows[shared]] = shared
+        common_positions = np.flatnonzero(hub_rows >= 0)
+        positions[hub_rows[common_positions]] = common_positions
         return positions
 
 
@@ -398,8 +402,8 @@ class EcdhMember(_EcdhRole):
         received = yield self._endpoint.make_round(
             Kind.TAGS, {self._hub: tags.tobytes()}, awaited=[self._hub]
         )
-        order = self._blindings[self._hub].order
-        return parse_revealed_rows(self._endpoint, received, self._hub, order, len(tags))
+        sent_rows = self._blindings[self._hub].sent_rows
+        return parse_revealed_rows(self._endpoint, received, self._hub, sent_rows, len(tags))
 
 
 def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
@@ -420,27 +424,27 @@ def check_points(sender: str, points: bytes) -> None:
         raise RemoteProtocolError(
             f"{sender} sent {len(points)} bytes of points, not a multiple of {POINT_BYTES}"
         )
-    rows = np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)
-    highest_byte = rows[:, -1]
-    lowest_byte = rows[:, 0]
+    point_rows = np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)
+    highest_byte = point_rows[:, -1]
+    lowest_byte = point_rows[:, 0]
     # From 2^255 - 19 on a number below 2^255 has the bytes ED to FF, FF, ..., FF, 7F.
-    is_between = (rows[:, 1:-1] == 0xFF).all(axis=1) & (lowest_byte >= 0xED)
-    is_not_reduced = (highest_byte > 0x7F) | ((highest_byte == 0x7F) & is_between)
+    is_above_prime = (point_rows[:, 1:-1] == 0xFF).all(axis=1) & (lowest_byte >= 0xED)
+    is_not_reduced = (highest_byte > 0x7F) | ((highest_byte == 0x7F) & is_above_prime)
     if bool(is_not_reduced.any()):
         raise RemoteProtocolError(f"{sender} sent a point that is not a number below 2^255 - 19")
-    distinct = set(split_points(points))
-    if len(distinct) != len(rows):
+    distinct_points = set(split_points(points))
+    if len(distinct_points) != len(point_rows):
         raise RemoteProtocolError(
-            f"{sender} sent {len(rows) - len(distinct)} blinded ID(s) twice; "
+            f"{sender} sent {len(point_rows) - len(distinct_points)} blinded ID(s) twice; "
             "its set has duplicates, or it does not follow the protocol"
         )
-    if not _LOW_ORDER.isdisjoint(distinct):
+    if not _LOW_ORDER.isdisjoint(distinct_points):
         raise RemoteProtocolError(f"{sender} sent a point of low order, which would open a secret")
 
 
-def split_points(points: bytes, size: int = POINT_BYTES) -> list[bytes]:
-    """Return the points, or items of another `size`, that these bytes consist of."""
-    return cast(list[bytes], np.frombuffer(points, f"V{size}").tolist())
+def split_points(points: bytes, item_bytes: int = POINT_BYTES) -> list[bytes]:
+    """Return the points, or items of another `item_bytes`, that these bytes consist of."""
+    return cast(list[bytes], np.frombuffer(points, f"V{item_bytes}").tolist())
 
 
 def map_to_curve(digests: bytes) -> list[bytes]:
@@ -458,7 +462,7 @@ def map_to_curve(digests: bytes) -> list[bytes]:
     products_and_denominators = []
     product = mpz(1)
     for digest in split_points(digests):
-        r = mpz(int.from_bytes(digest, "little")) & _BELOW_2_255
+        r = mpz(int.from_bytes(digest, "little")) & _LOW_255_BITS
         denominator = (2 * r * r + 1) % _PRIME  # never 0, since -1/2 is no square
         products_and_denominators.append((product, denominator))
         product = product * denominator % _PRIME
@@ -486,44 +490,45 @@ def multiply_points(scalar: bytes, points: bytes) -> bytes:
 
 
 def map_in_threads(
-    work: Callable[[bytes], bytes],
+    transform: Callable[[bytes], bytes],
     blocks: bytes,
     *,
     threads: int | None = None,
-    report: Callable[[int], None] | None = None,
+    report_done: Callable[[int], None] | None = None,
 ) -> bytes:
-    """Apply `work` to chunks of `blocks` in several threads; return the results joined in order.
+    """Apply `transform` to chunks of `blocks` in several threads; return the results joined in
+    order.
 
     Args:
-        work: maps 32-byte blocks to as many 32-byte blocks.
+        transform: maps 32-byte blocks to as many 32-byte blocks.
         blocks: the input, blocks of 32 bytes each, joined.
         threads: number of threads at most; None: one for each processor.
-        report: called with the number of blocks done; None: not reported.
+        report_done: called with the number of blocks done; None: not reported.
     """
     block_count = len(blocks) // POINT_BYTES
-    chunk_count = max(1, math.ceil(block_count / _POINTS_OF_A_CHUNK))
-    bounds = [POINT_BYTES * (block_count * k // chunk_count) for k in range(chunk_count + 1)]
-    chunks = (blocks[bounds[k] : bounds[k + 1]] for k in range(chunk_count))
+    chunk_count = max(1, math.ceil(block_count / _POINTS_PER_CHUNK))
+    chunk_bounds = [POINT_BYTES * (block_count * k // chunk_count) for k in range(chunk_count + 1)]
+    chunks = (blocks[chunk_bounds[k] : chunk_bounds[k + 1]] for k in range(chunk_count))
     needed_threads = min(chunk_count, threads or os.cpu_count() or 1)
     if needed_threads == 1:
-        return b"".join(_report_results(map(work, chunks), report))
+        return b"".join(_report_results(map(transform, chunks), report_done))
     with ThreadPoolExecutor(needed_threads) as pool:
         try:
-            return b"".join(_report_results(pool.map(work, chunks), report))
+            return b"".join(_report_results(pool.map(transform, chunks), report_done))
         finally:
             # After an exception, cancel the chunks that no thread has begun.
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _report_results(
-    results: Iterable[bytes], report: Callable[[int], None] | None
+    results: Iterable[bytes], report_done: Callable[[int], None] | None
 ) -> Iterator[bytes]:
-    """Yield the results, each some joined 32-byte blocks; after each result call `report`, if it is
-    given, with the number of blocks so far.
+    """Yield the results, each some joined 32-byte blocks; after each result call `report_done`, if
+    it is given, with the number of blocks so far.
     """
     blocks_done = 0
     for result in results:
         yield result
         blocks_done += len(result) // POINT_BYTES
-        if report is not None:
-            report(blocks_done)
+        if report_done is not None:
+            report_done(blocks_done)

@@ -35,20 +35,20 @@ from apfed_protocols.psi.interface import BINS_PER_ID, digest_each, draw_differe
 from apfed_protocols.randomness import fresh_key, keystream
 
 Words = NDArray[np.uint64]
-Rows = NDArray[np.int64]
-BITS = 64
+RowIndices = NDArray[np.int64]
+WORD_BITS = 64
 TOKEN_BYTES = 16
 WORD_BYTES = 8
 _FAILURE_BITS = 40
 _MAX_CUCKOO_ROUNDS = 1000
-_COLUMNS_TRANSPOSED_AT_ONCE = 2**12
+_COLUMNS_PER_CHUNK = 2**12
 # Tags of IDs have a top bit of 0; these never equal one of them, nor each other.
-_HUB_DUMMY = np.uint64(1 << 63)
-_MEMBER_DUMMY = np.uint64((1 << 63) + 1)
+_EMPTY_BIN_TAG = np.uint64(1 << 63)
+_EMPTY_SLOT_TAG = np.uint64((1 << 63) + 1)
 _TAG_MASK = np.uint64((1 << 63) - 1)
 
 Triple = tuple[Words, Words, Words]
-WORD = np.dtype("<u8")
+WORD_TYPE = np.dtype("<u8")
 
 
 def count_bins(hub_size: int) -> int:
@@ -62,10 +62,10 @@ def count_bins(hub_size: int) -> int:
     .917.
     Source: Dietzfelbinger, Goerdt, Mitzenmacher, Montanari, Pagh and Rink, ICALP 2010 (threshold).
     """
-    return BITS * math.ceil((1.27 * hub_size + 128) / BITS)
+    return WORD_BITS * math.ceil((1.27 * hub_size + 128) / WORD_BITS)
 
 
-def count_bin_slots(member_size: int, bins: int) -> int:
+def count_bin_slots(member_size: int, bin_count: int) -> int:
     """Return K, the number of slots of a member's bin: no bin gets more than K IDs, except with
     probability 2^-40. A member puts each ID into all three of its bins.
 
@@ -75,20 +75,26 @@ def count_bin_slots(member_size: int, bins: int) -> int:
 
     Args:
         member_size: n, the number of the member's IDs.
-        bins: B, the number of bins of the hub's hash table.
+        bin_count: B, the number of bins of the hub's hash table.
     """
-    share = BINS_PER_ID / bins
-    mean = member_size * share
+    bin_probability = BINS_PER_ID / bin_count
+    mean = member_size * bin_probability
 
-    def is_large_enough(slots: int) -> bool:
-        """Return whether the union bound for more than `slots` IDs in a bin is below 2^-40."""
-        k = slots + 1
+    def is_large_enough(slot_count: int) -> bool:
+        """Return whether the union bound for more than `slot_count` IDs in a bin is below 2^-40."""
+        excess = slot_count + 1
         log_binomial = (
-            math.lgamma(member_size + 1) - math.lgamma(k + 1) - math.lgamma(member_size - k + 1)
+            math.lgamma(member_size + 1)
+            - math.lgamma(excess + 1)
+            - math.lgamma(member_size - excess + 1)
         )
-        log_term = log_binomial + k * math.log(share) + (member_size - k) * math.log1p(-share)
-        log_tail = log_term + math.log((k + 1) / (k + 1 - mean))
-        return log_tail + math.log(bins) <= -_FAILURE_BITS * math.log(2)
+        log_term = (
+            log_binomial
+            + excess * math.log(bin_probability)
+            + (member_size - excess) * math.log1p(-bin_probability)
+        )
+        log_tail = log_term + math.log((excess + 1) / (excess + 1 - mean))
+        return log_tail + math.log(bin_count) <= -_FAILURE_BITS * math.log(2)
 
     # Above the mean the tail falls with k, so that bisection finds the least number that fits.
     candidates = range(math.floor(mean) + 1, member_size)
@@ -97,27 +103,27 @@ def count_bin_slots(member_size: int, bins: int) -> int:
 
 
 def fingerprint_ids(
-    ids: Sequence[bytes], key: bytes, bins: int
-) -> tuple[Words, Rows, NDArray[np.uint8]]:
+    ids: Sequence[bytes], key: bytes, bin_count: int
+) -> tuple[Words, RowIndices, NDArray[np.uint8]]:
     """Hash each of n IDs by BLAKE2b under `key`, for the hash tables of hub and members.
 
-    `bins`: B, the number of bins of a table.
+    `bin_count`: B, the number of bins of a table.
 
     Returns:
         The tag of each ID, a number below 2^63 that is compared in place of the ID, (n,); its three
         different bins in 0..B-1, (n, 3); and its token of 16 bytes, by which a member finds a
         revealed ID among its own IDs, (n, 16).
     """
-    length = WORD_BYTES * (1 + BINS_PER_ID) + TOKEN_BYTES
-    keyed = hashlib.blake2b(key=key, digest_size=length, person=b"apfed psi tag")
+    digest_bytes = WORD_BYTES * (1 + BINS_PER_ID) + TOKEN_BYTES
+    keyed_hasher = hashlib.blake2b(key=key, digest_size=digest_bytes, person=b"apfed psi tag")
     # Of the words of a digest the first is the tag, the next three give bins, the rest the token.
-    words = digest_each(ids, keyed).view("<u8")
-    bins_n3 = draw_different_positions(words[:, 1 : 1 + BINS_PER_ID], bins)
+    words = digest_each(ids, keyed_hasher).view("<u8")
+    bins_n3 = draw_different_positions(words[:, 1 : 1 + BINS_PER_ID], bin_count)
     tokens = np.ascontiguousarray(words[:, 1 + BINS_PER_ID :]).view(np.uint8)
     return words[:, 0] & _TAG_MASK, bins_n3, tokens
 
 
-def fill_cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
+def fill_cuckoo_table(bins_n3: RowIndices, bin_count: int) -> RowIndices | None:
     """Put each row of the hub's IDs into one of its three bins, at most one row a bin, by cuckoo
     hashing. Return the row in each bin (-1: none), (bins,); None if some rows find no bin.
 
@@ -127,29 +133,31 @@ def fill_cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
 
     Args:
         bins_n3: the three bins into which each of the n rows may be put, (n, 3).
-        bins: B, the number of bins.
+        bin_count: B, the number of bins.
     """
-    row_of_bin = np.full(bins, -1, np.int64)
-    choice = np.zeros(len(bins_n3), np.int64)  # which of its three bins each row tries
-    unplaced = np.arange(len(bins_n3))
+    row_of_bin = np.full(bin_count, -1, np.int64)
+    choice_n = np.zeros(len(bins_n3), np.int64)  # which of its three bins each row tries
+    unplaced_rows = np.arange(len(bins_n3))
     for _ in range(_MAX_CUCKOO_ROUNDS):
-        if not len(unplaced):
+        if not len(unplaced_rows):
             return row_of_bin
-        target = bins_n3[unplaced, choice[unplaced]]
-        before = row_of_bin[target]
+        target_bins = bins_n3[unplaced_rows, choice_n[unplaced_rows]]
+        previous_rows = row_of_bin[target_bins]
         # Of several rows with one target the last is stored, so only that row has entered.
-        row_of_bin[target] = unplaced
-        entered = row_of_bin[target] == unplaced
-        evicted = before[entered]
-        unplaced = np.concatenate([unplaced[~entered], evicted[evicted >= 0]])
+        row_of_bin[target_bins] = unplaced_rows
+        has_entered = row_of_bin[target_bins] == unplaced_rows
+        evicted_rows = previous_rows[has_entered]
+        unplaced_rows = np.concatenate(
+            [unplaced_rows[~has_entered], evicted_rows[evicted_rows >= 0]]
+        )
         # A row without a bin tries one of its other two bins next, at random.
-        steps = np.frombuffer(keystream(fresh_key(), length=len(unplaced)), np.uint8)
-        choice[unplaced] += 1 + steps % (BINS_PER_ID - 1)
-        choice[unplaced] %= BINS_PER_ID
+        random_bytes = np.frombuffer(keystream(fresh_key(), length=len(unplaced_rows)), np.uint8)
+        choice_n[unplaced_rows] += 1 + random_bytes % (BINS_PER_ID - 1)
+        choice_n[unplaced_rows] %= BINS_PER_ID
     return None
 
 
-def place_hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
+def place_hub_tags(tags_n: Words, row_of_bin: RowIndices) -> Words:
     """Return the tag (hash of an ID) in each of the hub's B bins, (B,); empty bins get a dummy tag
     that no member has.
 
@@ -157,13 +165,15 @@ def place_hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
         tags_n: 63-bit hash of each of the hub's n IDs, (n,).
         row_of_bin: the row in each bin, -1 for none, (B,).
     """
-    tags_B = np.full(len(row_of_bin), _HUB_DUMMY)
-    used = row_of_bin >= 0
-    tags_B[used] = tags_n[row_of_bin[used]]
+    tags_B = np.full(len(row_of_bin), _EMPTY_BIN_TAG)
+    is_filled = row_of_bin >= 0
+    tags_B[is_filled] = tags_n[row_of_bin[is_filled]]
     return tags_B
 
 
-def fill_member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words | None:
+def fill_member_table(
+    tags_n: Words, bins_n3: RowIndices, bin_count: int, slot_count: int
+) -> Words | None:
     """Put the tag (hash) of each of a member's IDs into all three bins of the ID; return the tags
     in all slots, (K, B). Empty slots get a dummy tag that the hub does not have.
 
@@ -173,8 +183,8 @@ def fill_member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Wo
     Args:
         tags_n: 63-bit hash of each of the member's n IDs, (n,).
         bins_n3: the three bins of each ID, (n, 3).
-        bins: B, the number of bins.
-        slots: K, the slots of a bin.
+        bin_count: B, the number of bins.
+        slot_count: K, the slots of a bin.
     """
     if _has_repeated_tag(tags_n, bins_n3):
         return None
@@ -185,14 +195,14 @@ def fill_member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Wo
     tags = tags[order]
     # In sorted order, a tag's slot is its distance from the first tag of its bin.
     slot_of_tag = np.arange(len(bin_of_tag)) - np.searchsorted(bin_of_tag, bin_of_tag)
-    if len(slot_of_tag) and int(slot_of_tag.max()) >= slots:
+    if len(slot_of_tag) and int(slot_of_tag.max()) >= slot_count:
         return None
-    tags_KB = np.full((slots, bins), _MEMBER_DUMMY)
+    tags_KB = np.full((slot_count, bin_count), _EMPTY_SLOT_TAG)
     tags_KB[slot_of_tag, bin_of_tag] = tags
     return tags_KB
 
 
-def _has_repeated_tag(tags_n: Words, bins_n3: Rows) -> bool:
+def _has_repeated_tag(tags_n: Words, bins_n3: RowIndices) -> bool:
     """Return whether two IDs with the same tag have a bin in common. The matches of a bin's slots
     are added by XOR, so the two would cancel.
 
@@ -209,7 +219,7 @@ def expand_words(seed: bytes, purpose: bytes, count: int) -> Words:
     """Return `count` pseudorandom words expanded from a secret seed; the same seed and purpose give
     the same words, so each pair is used once.
     """
-    return np.frombuffer(keystream(seed, purpose, length=WORD.itemsize * count), WORD)
+    return np.frombuffer(keystream(seed, purpose, length=WORD_TYPE.itemsize * count), WORD_TYPE)
 
 
 def split_bit_planes(tags: Words) -> Words:
@@ -218,9 +228,9 @@ def split_bit_planes(tags: Words) -> Words:
 
     Bit q of word w of plane p is bit p of tag 64 w + q.
     """
-    planes = np.array(np.asarray(tags, np.uint64).reshape(-1, BITS).T, order="C")
+    planes = np.array(np.asarray(tags, np.uint64).reshape(-1, WORD_BITS).T, order="C")
     transpose_bits(planes)
-    return planes.reshape(BITS, *tags.shape[:-1], tags.shape[-1] // BITS)
+    return planes.reshape(WORD_BITS, *tags.shape[:-1], tags.shape[-1] // WORD_BITS)
 
 
 def transpose_bits(words_64n: Words) -> None:
@@ -229,19 +239,19 @@ def transpose_bits(words_64n: Words) -> None:
 
     Blocks of half the size are swapped, six times (Warren, Hacker's Delight, section 7-3).
     """
-    for start in range(0, words_64n.shape[1], _COLUMNS_TRANSPOSED_AT_ONCE):  # to stay in the cache
-        chunk = words_64n[:, start : start + _COLUMNS_TRANSPOSED_AT_ONCE]
-        width = BITS // 2  # of the blocks that are swapped: 32, 16, ..., 1
-        low_mask = (1 << (BITS // 2)) - 1  # selects the lower half of each 2 * width bits
+    for start in range(0, words_64n.shape[1], _COLUMNS_PER_CHUNK):  # to stay in the cache
+        chunk = words_64n[:, start : start + _COLUMNS_PER_CHUNK]
+        width = WORD_BITS // 2  # of the blocks that are swapped: 32, 16, ..., 1
+        low_mask = (1 << (WORD_BITS // 2)) - 1  # selects the lower half of each 2 * width bits
         while width:
-            blocks = chunk.reshape(BITS // (2 * width), 2, width, chunk.shape[1])
+            blocks = chunk.reshape(WORD_BITS // (2 * width), 2, width, chunk.shape[1])
             upper = blocks[:, 0]
             lower = blocks[:, 1]
             swap = ((upper >> np.uint64(width)) ^ lower) & np.uint64(low_mask)
             lower ^= swap
             upper ^= swap << np.uint64(width)
             width //= 2
-            low_mask ^= (low_mask << width) & (2**BITS - 1)
+            low_mask ^= (low_mask << width) & (2**WORD_BITS - 1)
 
 
 @dataclass
@@ -250,61 +260,64 @@ class TripleShares:
 
     Attributes:
         words: the shares of a, of b and of c, arrays of one length.
-        used: how many words of them were used.
+        used_count: how many words of them were used.
     """
 
     words: Triple = field(repr=False)
-    used: int = 0
+    used_count: int = 0
 
     @classmethod
-    def from_seed(cls, seed: bytes, count: int, correction: bytes | None = None) -> "TripleShares":
-        """Expand one party's shares of `count` words of triples (a, b, c = a AND b) from its seed.
+    def from_seed(
+        cls, seed: bytes, word_count: int, correction: bytes | None = None
+    ) -> "TripleShares":
+        """Expand one party's shares of `word_count` words of triples (a, b, c = a AND b) from its
+        seed.
 
         `correction`: the last party's share of c, which the dealer sends, since it makes c equal to
         a AND b; None at all other parties, which expand c, too.
         """
-        a = expand_words(seed, b"a", count)
-        b = expand_words(seed, b"b", count)
+        a = expand_words(seed, b"a", word_count)
+        b = expand_words(seed, b"b", word_count)
         if correction is None:
-            c = expand_words(seed, b"c", count)
+            c = expand_words(seed, b"c", word_count)
         else:
-            c = np.frombuffer(correction, WORD)
+            c = np.frombuffer(correction, WORD_TYPE)
         return cls((a, b, c))
 
     def take_triple(self, shape: tuple[int, ...]) -> Triple:
         """Return shares of a, b and c from the next unused words, each in this shape."""
-        start = self.used
-        self.used += int(np.prod(shape))
-        a, b, c = (words[start : self.used].reshape(shape) for words in self.words)
+        start = self.used_count
+        self.used_count += int(np.prod(shape))
+        a, b, c = (words[start : self.used_count].reshape(shape) for words in self.words)
         return a, b, c
 
-    def split_off(self, count: int) -> "TripleShares":
-        """Remove the last `count` words and return them as separate shares."""
+    def split_off(self, word_count: int) -> "TripleShares":
+        """Remove the last `word_count` words and return them as separate shares."""
         a, b, c = self.words
-        end = len(a) - count
-        self.words = a[:end], b[:end], c[:end]
-        return TripleShares((a[end:], b[end:], c[end:]))
+        kept_count = len(a) - word_count
+        self.words = a[:kept_count], b[:kept_count], c[:kept_count]
+        return TripleShares((a[kept_count:], b[kept_count:], c[kept_count:]))
 
 
-def deal_triples(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
-    """Make `count` words of XOR-shared triples (a, b, c = a AND b) at a dealer, for this number of
-    parties.
+def deal_triples(party_count: int, word_count: int) -> tuple[Sequence[bytes], bytes]:
+    """Make `word_count` words of XOR-shared triples (a, b, c = a AND b) at a dealer, for this
+    number of parties.
 
     Returns:
         A seed for each party, from which it expands its shares; and the correction, the last
         party's share of c, encoded: it makes the sum of all shares of c equal to a AND b.
     """
-    seeds = [fresh_key() for _ in range(parties)]
-    a, b, c = (np.zeros(count, np.uint64) for _ in range(3))
+    seeds = [fresh_key() for _ in range(party_count)]
+    a, b, c = (np.zeros(word_count, np.uint64) for _ in range(3))
     for seed in seeds:
-        a ^= expand_words(seed, b"a", count)
-        b ^= expand_words(seed, b"b", count)
+        a ^= expand_words(seed, b"a", word_count)
+        b ^= expand_words(seed, b"b", word_count)
     for seed in seeds[:-1]:
-        c ^= expand_words(seed, b"c", count)
-    return seeds, (c ^ (a & b)).astype(WORD).tobytes()
+        c ^= expand_words(seed, b"c", word_count)
+    return seeds, (c ^ (a & b)).astype(WORD_TYPE).tobytes()
 
 
-class And(Protocol):
+class AndGate(Protocol):
     """One party's part in an AND of XOR-shared words by a Beaver triple, before and after the
     parties reveal d = x ^ a and e = y ^ b.
 
@@ -334,7 +347,7 @@ class And(Protocol):
 
 
 class BeaverAnd:
-    """An AND by NumPy; satisfies `And`."""
+    """An AND by NumPy; satisfies `AndGate`."""
 
     def __init__(self, x: Words, y: Words, triple: Triple, *, is_leader: bool) -> None:
         """Store this party's XOR shares of the inputs x and y, and of one Beaver triple (a, b,

@@ -76,7 +76,7 @@ _Kind = TypeVar("_Kind", bound=IntEnum)
 BINS_PER_ID = 3
 _IDS_PER_CHUNK = 2**12
 
-Rows = NDArray[np.int64]
+RowIndices = NDArray[np.int64]
 POSITION_BYTES = 4
 
 
@@ -727,8 +727,8 @@ def draw_different_positions(words_n3: NDArray[np.uint64], size: int) -> NDArray
 
 
 def _find_common_rows(
-    me: str, positions_by_member: Mapping[str, Rows], minimum_rows: int
-) -> Rows | IntersectionTooSmallError:
+    me: str, positions_by_member: Mapping[str, RowIndices], minimum_rows: int
+) -> RowIndices | IntersectionTooSmallError:
     """Return the hub's rows that all parties have, in a random order. If they are fewer than
     `minimum`, return the error that says so; it is not raised, since the members must be told too.
 
@@ -754,7 +754,7 @@ def _find_common_rows(
 
 def _parse_positions(
     sender: str, items: bytes, *, minimum_rows: int, own_size: int, hub_size: int
-) -> Rows:
+) -> RowIndices:
     """Return the positions (places) in this member's list that the hub opened: revealed as common.
 
     Args:
@@ -790,7 +790,7 @@ def _parse_positions(
 
 
 def reveal_common_rows(
-    endpoint: Endpoint[_Kind], positions_by_member: Mapping[str, Rows]
+    endpoint: Endpoint[_Kind], positions_by_member: Mapping[str, RowIndices]
 ) -> RoleCoroutine:
     """Run the last step of the hub's role, after the hub (the active) compared its list with that
     of every member: find the common rows, send each member the last message, and return the hub's
@@ -830,7 +830,7 @@ def reveal_common_rows(
 
 
 def parse_revealed_rows(
-    endpoint: Endpoint[_Kind], received: Messages, hub: str, sent_rows: Rows, hub_size: int
+    endpoint: Endpoint[_Kind], received: Messages, hub: str, sent_rows: RowIndices, hub_size: int
 ) -> IntersectionResult | IntersectionTooSmallError:
     """Parse the hub's last message at a member, and return the member's result, or the error if too
     few rows are common.

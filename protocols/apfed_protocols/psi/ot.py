@@ -1,9 +1,9 @@
 """Private set intersection without a dealer: an OPRF from OT extension, checked by a linear code.
 
 Run by: the active as the hub, each passive as a member, over authenticated and encrypted links.
-Protects from: parties that send what they like, but for what `leaks` and Security below say.
-With each member apart, where C is the code of `apfed_protocols.psi.code` (85 bits to 512, distance
-128), and * between words is bit by bit:
+Protects from: parties that send what they like, but for what `leaks` and Security below say. With
+each member apart, where C is the code of `apfed_protocols.psi.linear_code` (85 bits to 512,
+distance 128), and * between words is bit by bit:
 
 1. HELLO, CHOICES. By 512 base OTs (`apfed_protocols.psi.base_ot`) the hub gets two keys a column,
    the member the one that its bit of s chooses. The hub names a key, under which H(x) has 128 bits,
@@ -64,8 +64,8 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import base_ot, code
-from apfed_protocols.psi.hashing import BITS, transpose_bits
+from apfed_protocols.psi import base_ot, linear_code
+from apfed_protocols.psi.hashing import WORD_BITS, transpose_bits
 from apfed_protocols.psi.interface import (
     CoroutineIntersection,
     Guesses,
@@ -86,11 +86,11 @@ from apfed_protocols.psi.store import (
     Digests,
     Elements,
     Encoder,
-    Rows,
+    Equations,
     count_cells,
-    decode_rows,
+    decode_values,
     digest_ids,
-    extract_targets,
+    extract_id_hashes,
 )
 from apfed_protocols.psi.vole import (
     Tags,
@@ -114,17 +114,17 @@ Columns = NDArray[np.uint64]
 
 HELLO = struct.Struct(f">{KEY_BYTES}sI{base_ot.POINT_BYTES}s")
 SIZE = struct.Struct(">I")
-CHOICES_BYTES = SIZE.size + 2 * base_ot.POINT_BYTES * code.LENGTH
-HASH_BYTES = 16
-PROOF_BYTES = HASH_BYTES * (code.LENGTH + code.DIMENSION)
-_MASK_ROWS = 8 * HASH_BYTES
+CHOICES_BYTES = SIZE.size + 2 * base_ot.POINT_BYTES * linear_code.LENGTH
+COLUMN_HASH_BYTES = 16
+PROOF_BYTES = COLUMN_HASH_BYTES * (linear_code.LENGTH + linear_code.DIMENSION)
+_MASK_ROWS = 8 * COLUMN_HASH_BYTES
 """Random rows after the store: the last block of each column, which hide its hash."""
 
 _VERSION = 151
-_BLOCK = 2**15  # rows that are computed and sent at once
-_IDS_AT_ONCE = 2**16
+_ROWS_PER_BLOCK = 2**15  # rows that are computed and sent at once
+_IDS_PER_CHUNK = 2**16
 _WORKING_BYTES = 2**25  # memory of one block of rows, in all its forms
-_PERSON = b"apfed psi ot"
+_HASH_PERSONALISATION = b"apfed psi ot"
 
 
 class Kind(IntEnum):
@@ -209,44 +209,48 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = self.agreement
         size = agreement.compute_announced_size(me, len(ids))
-        secrets = {member: self._derive_secret(member) for member in members}
+        secret_by_member = {member: self._derive_secret(member) for member in members}
         own_secret = self._derive_secret("")
         hash_key = derive_key(own_secret, b"ot key of the hash")
         senders = {
             member: base_ot.Sender(
                 derive_key(secret, b"ot base"), session=_derive_base_session(agreement, me, member)
             )
-            for member, secret in secrets.items()
+            for member, secret in secret_by_member.items()
         }
-        hello = {member: HELLO.pack(hash_key, size, senders[member].message) for member in members}
-        yield endpoint.make_round(Kind.HELLO, hello, awaited=())
+        hello_bodies = {
+            member: HELLO.pack(hash_key, size, senders[member].message) for member in members
+        }
+        yield endpoint.make_round(Kind.HELLO, hello_bodies, awaited=())
         # Meanwhile the members compute their points.
         store_seed = derive_key(own_secret, b"ot store")
-        rows, targets, store = _encode_hub_ids(me, ids, size, hash_key, store_seed)
+        equations, id_hashes, store = _encode_hub_ids(me, ids, size, hash_key, store_seed)
         received = yield wait_for(members)
         member_sizes = {member: self._parse_size(endpoint, received, member) for member in members}
-        tag_lengths = {
+        tag_bytes_by_member = {
             member: count_tag_bytes(size, member_size)
             for member, member_size in member_sizes.items()
         }
         extensions = {}
         own_tags = {}
         for member in members:
-            points = received[member][-2 * base_ot.POINT_BYTES * code.LENGTH :]
-            masked = add_random_rows(store, derive_key(secrets[member], b"ot masks"))
-            extension = HubExtension(senders[member].compute_keys(points, receiver=member), masked)
+            points = received[member][-2 * base_ot.POINT_BYTES * linear_code.LENGTH :]
+            messages = add_random_rows(store, derive_key(secret_by_member[member], b"ot masks"))
+            extension = HubExtension(
+                senders[member].compute_keys(points, receiver=member), messages
+            )
             vector, t0 = extension.make_vector()
-            sending = endpoint.make_round(Kind.VECTOR, {member: vector}, awaited=())
+            vector_round = endpoint.make_round(Kind.VECTOR, {member: vector}, awaited=())
             del vector
-            yield sending
-            del sending
+            yield vector_round
+            del vector_round
             output_key = _derive_output_key(agreement, hash_key, member)
-            tagger = Tagger(output_key, tag_lengths[member])
+            tagger = Tagger(output_key, tag_bytes_by_member[member])
             t0_of_store = t0[: count_vector_elements(size)]  # without the random rows
-            own_tags[member] = tagger.tag_hub_ids(t0_of_store, rows, targets)
+            own_tags[member] = tagger.tag_hub_ids(t0_of_store, equations, id_hashes)
             extensions[member] = extension
             del t0, t0_of_store
-        del rows, targets, store
+        del equations, id_hashes, store
         received = yield wait_for(members)
         proofs = {}
         for member in members:
@@ -255,11 +259,11 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
         received = yield endpoint.make_round(Kind.PROOF, proofs, awaited=members)
         positions = {}
         for member in members:
-            length = tag_lengths[member]
+            tag_bytes = tag_bytes_by_member[member]
             body = endpoint.parse_message(
-                received, member, Kind.TAGS, length * member_sizes[member]
+                received, member, Kind.TAGS, tag_bytes * member_sizes[member]
             )
-            member_tags = np.frombuffer(body, np.uint8).reshape(-1, length)
+            member_tags = np.frombuffer(body, np.uint8).reshape(-1, tag_bytes)
             positions[member] = match_tags(own_tags.pop(member), member_tags, sender=member)
             endpoint.report_progress(len(positions), len(members))
         return (yield from reveal_common_rows(endpoint, positions))
@@ -276,7 +280,7 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
         agreement = self.agreement
         size = agreement.compute_announced_size(me, len(ids))
         secret = self._derive_secret(hub)
-        choices = keystream(secret, b"ot choices", length=code.LENGTH // 8)
+        choices = keystream(secret, b"ot choices", length=linear_code.LENGTH // 8)
         receiver = base_ot.Receiver(
             np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little").tolist(),
             derive_key(secret, b"ot base"),
@@ -284,8 +288,8 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
         )
         size_and_points = SIZE.pack(size) + receiver.message
         received = yield endpoint.make_round(Kind.CHOICES, {hub: size_and_points}, awaited=[hub])
-        hello = endpoint.parse_message(received, hub, Kind.HELLO, HELLO.size)
-        hash_key, hub_size, point = HELLO.unpack(hello)
+        hello_body = endpoint.parse_message(received, hub, Kind.HELLO, HELLO.size)
+        hash_key, hub_size, point = HELLO.unpack(hello_body)
         self._check_size(hub, hub_size)
         extension = MemberExtension(receiver.compute_keys(point, sender=hub), choices)
         digests = digest_ids(ids, hash_key)
@@ -304,11 +308,11 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
             digests, q_of_store, extension.choices, endpoint.report_progress
         )
         del digests, q_of_store
-        order = random_permutation(size, key=derive_key(secret, b"ot order"))
+        sent_rows = random_permutation(size, key=derive_key(secret, b"ot order"))
         tags = add_random_tags(tags, size, seed=derive_key(secret, b"ot filling"))
-        shuffled_tags = tags.take(order, axis=0).tobytes()
+        shuffled_tags = tags.take(sent_rows, axis=0).tobytes()
         received = yield endpoint.make_round(Kind.TAGS, {hub: shuffled_tags}, awaited=[hub])
-        result = parse_revealed_rows(endpoint, received, hub, order, hub_size)
+        result = parse_revealed_rows(endpoint, received, hub, sent_rows, hub_size)
         require_own_rows(result, len(ids), me=me, hub=hub)
         return result
 
@@ -328,8 +332,8 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
 
         `received`: messages by sender.
         """
-        choices = endpoint.parse_message(received, member, Kind.CHOICES, CHOICES_BYTES)
-        (size,) = SIZE.unpack_from(choices)
+        choices_body = endpoint.parse_message(received, member, Kind.CHOICES, CHOICES_BYTES)
+        (size,) = SIZE.unpack_from(choices_body)
         self._check_size(member, size)
         return int(size)
 
@@ -350,7 +354,7 @@ def count_vector_bytes(hub_size: int) -> int:
 
 def _encode_hub_ids(
     me: str, ids: Sequence[bytes], size: int, hash_key: bytes, seed: bytes
-) -> tuple[Rows, Elements, Elements]:
+) -> tuple[Equations, Elements, Elements]:
     """Encode the IDs of the hub `me` as a store D in which each ID x decodes to 85 bits of H(x).
 
     Args:
@@ -361,31 +365,36 @@ def _encode_hub_ids(
         seed: 32 secret bytes for the cells that no ID needs.
 
     Returns:
-        The rows, which say which cells each ID selects; H(x) of each ID, 128 bits, (n, 2) words;
-        and the store, (cells, 2) words.
+        The equations, which say which cells each ID selects; H(x) of each ID, 128 bits, (n, 2)
+        words; and the store, (cells, 2) words.
     """
-    cells = count_cells(size)
+    cell_count = count_cells(size)
     digests = digest_ids(ids, hash_key)
-    rows = Rows.from_digests(digests, cells)
-    targets = extract_targets(digests)
+    equations = Equations.from_digests(digests, cell_count)
+    id_hashes = extract_id_hashes(digests)
     del digests  # to save memory while the store is computed
-    values = code.mask_message_bits(targets)
-    return rows, targets, encode_values(me, Encoder(rows, cells), values, seed=seed)
+    values = linear_code.mask_message_bits(id_hashes)
+    return (
+        equations,
+        id_hashes,
+        encode_values(me, Encoder(equations, cell_count), values, seed=seed),
+    )
 
 
-def count_extension_bytes(cells: int) -> int:
-    """Return the bytes of the vector U that the hub sends for a list of `cells` messages of the
-    linear code, such as the cells of a store: 64 for each message and each random row after them.
+def count_extension_bytes(cell_count: int) -> int:
+    """Return the bytes of the vector U that the hub sends for a list of `cell_count` messages of
+    the linear code, such as the cells of a store: 64 for each message and each random row after
+    them.
     """
-    return _count_rows(cells) * code.LENGTH // 8
+    return _count_rows(cell_count) * linear_code.LENGTH // 8
 
 
-def _count_rows(cells: int) -> int:
+def _count_rows(cell_count: int) -> int:
     """Return the number of rows of D for a store of this number of cells: the store, filled up to
     whole blocks of the column hash, and one more block of random rows, which hides what the hash
     would reveal about the store.
     """
-    store_blocks = -(-cells // _MASK_ROWS)  # rounded up
+    store_blocks = -(-cell_count // _MASK_ROWS)  # rounded up
     return _MASK_ROWS * (store_blocks + 1)
 
 
@@ -395,7 +404,7 @@ def add_random_rows(store: Elements, seed: bytes) -> Elements:
     """
     count = _count_rows(len(store)) - len(store)
     random_rows = np.frombuffer(keystream(seed, length=16 * count), "<u8").reshape(-1, 2)
-    return code.mask_message_bits(np.concatenate([store, random_rows]))
+    return linear_code.mask_message_bits(np.concatenate([store, random_rows]))
 
 
 def _derive_base_session(agreement: IntersectionAgreement, hub: str, member: str) -> bytes:
@@ -433,15 +442,15 @@ class HubExtension:
             linear code, and T0 and T1 are pseudorandom bit matrices; it is sent in blocks of rows,
             and column by column within a block. And T0, eight words a row, (rows, 8).
         """
-        count = len(self._messages)
-        vector = np.empty(count * code.WORDS, "<u8")
-        t0 = np.empty((count, code.WORDS), np.uint64)
-        t0_blocks = expand_columns(self._keys_of_t0, count)
-        t1_blocks = expand_columns(self._keys_of_t1, count)
+        row_count = len(self._messages)
+        vector = np.empty(row_count * linear_code.WORDS, "<u8")
+        t0 = np.empty((row_count, linear_code.WORDS), np.uint64)
+        t0_blocks = expand_columns(self._keys_of_t0, row_count)
+        t1_blocks = expand_columns(self._keys_of_t1, row_count)
         for block, t0_columns, t1_columns in zip(
-            split_blocks(count), t0_blocks, t1_blocks, strict=True
+            split_blocks(row_count), t0_blocks, t1_blocks, strict=True
         ):
-            u_columns = transpose_to_columns(code.encode_words(self._messages[block]))
+            u_columns = transpose_to_columns(linear_code.encode_words(self._messages[block]))
             u_columns ^= t0_columns
             u_columns ^= t1_columns
             vector[slice_words(block)] = u_columns.ravel()
@@ -455,13 +464,15 @@ class HubExtension:
 
         `challenge`: the key of the hash, which the member named after it had received U.
         """
-        count = len(self._messages)
-        t0_hash = ColumnHash(challenge, code.LENGTH)
-        message_hash = ColumnHash(challenge, code.DIMENSION)
-        t0_blocks = expand_columns(self._keys_of_t0, count)
-        for block, t0_columns in zip(split_blocks(count), t0_blocks, strict=True):
+        row_count = len(self._messages)
+        t0_hash = ColumnHash(challenge, linear_code.LENGTH)
+        message_hash = ColumnHash(challenge, linear_code.DIMENSION)
+        t0_blocks = expand_columns(self._keys_of_t0, row_count)
+        for block, t0_columns in zip(split_blocks(row_count), t0_blocks, strict=True):
             t0_hash.update(t0_columns)
-            message_hash.update(transpose_to_columns(self._messages[block])[: code.DIMENSION])
+            message_hash.update(
+                transpose_to_columns(self._messages[block])[: linear_code.DIMENSION]
+            )
         return t0_hash.finish().tobytes() + message_hash.finish().tobytes()
 
 
@@ -498,15 +509,15 @@ class MemberExtension:
         `vector`: U, as the hub sent it. `challenge`: the key of the hash, named to the hub only
         after U had arrived.
         """
-        words = np.frombuffer(vector, "<u8")
-        count = len(words) // code.WORDS
-        q = np.empty((count, code.WORDS), np.uint64)
-        q_hash = ColumnHash(challenge, code.LENGTH)
-        own_blocks = expand_columns(self._keys, count)
-        for block, columns in zip(split_blocks(count), own_blocks, strict=True):
-            columns ^= words[slice_words(block)].reshape(columns.shape) & self._choice_masks
-            q_hash.update(columns)
-            q[block] = transpose_to_rows(columns)
+        u_words = np.frombuffer(vector, "<u8")
+        row_count = len(u_words) // linear_code.WORDS
+        q = np.empty((row_count, linear_code.WORDS), np.uint64)
+        q_hash = ColumnHash(challenge, linear_code.LENGTH)
+        own_blocks = expand_columns(self._keys, row_count)
+        for block, q_columns in zip(split_blocks(row_count), own_blocks, strict=True):
+            q_columns ^= u_words[slice_words(block)].reshape(q_columns.shape) & self._choice_masks
+            q_hash.update(q_columns)
+            q[block] = transpose_to_rows(q_columns)
         self._q_hashes = q_hash.finish()
         return q
 
@@ -520,14 +531,16 @@ class MemberExtension:
         Raises RemoteProtocolError, which names `hub`: the check fails.
         """
         assert self._q_hashes is not None
-        hashes = np.frombuffer(proof, "<u8").reshape(-1, HASH_BYTES // 8)
-        t0_hashes = hashes[: code.LENGTH]
+        proof_hashes = np.frombuffer(proof, "<u8").reshape(-1, COLUMN_HASH_BYTES // 8)
+        t0_hashes = proof_hashes[: linear_code.LENGTH]
         # The hashes of D's 85 columns, as columns of 128 bits, are encoded row by row.
-        message_hashes = np.zeros((2 * BITS, hashes.shape[1]), np.uint64)
-        message_hashes[: code.DIMENSION] = hashes[code.LENGTH :]
-        encoded = transpose_to_columns(code.encode_words(transpose_to_rows(message_hashes)))
-        expected = t0_hashes ^ (encoded & self._choice_masks)
-        if not hmac.compare_digest(expected.tobytes(), self._q_hashes.tobytes()):
+        message_hashes = np.zeros((2 * WORD_BITS, proof_hashes.shape[1]), np.uint64)
+        message_hashes[: linear_code.DIMENSION] = proof_hashes[linear_code.LENGTH :]
+        encoded_hashes = transpose_to_columns(
+            linear_code.encode_words(transpose_to_rows(message_hashes))
+        )
+        expected_hashes = t0_hashes ^ (encoded_hashes & self._choice_masks)
+        if not hmac.compare_digest(expected_hashes.tobytes(), self._q_hashes.tobytes()):
             raise RemoteProtocolError(
                 f"{hub} sent a vector that is of no store, or does not prove it; it does not "
                 "follow the protocol, and was sent no tag"
@@ -542,11 +555,13 @@ class ColumnHash:
     constant, which is the tag of zeros.
     """
 
-    def __init__(self, key: bytes, count: int) -> None:
-        """Start the hash of `count` columns under a key of 32 bytes."""
+    def __init__(self, key: bytes, column_count: int) -> None:
+        """Start the hash of `column_count` columns under a key of 32 bytes."""
         mode = modes.GCM(bytes(12))  # no secret is encrypted: key and nonce are public
         # One for each column, and one for zeros, whose tag is subtracted from the others.
-        self._hashers = [Cipher(algorithms.AES(key), mode).encryptor() for _ in range(count + 1)]
+        self._hashers = [
+            Cipher(algorithms.AES(key), mode).encryptor() for _ in range(column_count + 1)
+        ]
 
     def update(self, columns: Columns) -> None:
         """Append further rows to each column that is hashed.
@@ -564,7 +579,7 @@ class ColumnHash:
         for hasher in self._hashers:
             hasher.finalize()
         tags = np.frombuffer(b"".join(hasher.tag for hasher in self._hashers), "<u8")
-        tags = tags.reshape(-1, HASH_BYTES // 8)
+        tags = tags.reshape(-1, COLUMN_HASH_BYTES // 8)
         # The tag of zeros is the constant by which an AES-GCM tag differs from GHASH.
         hashes: Columns = tags[:-1] ^ tags[-1]
         return hashes
@@ -575,23 +590,25 @@ class Tagger:
     intersection and member.
     """
 
-    def __init__(self, key: bytes, length: int) -> None:
-        """Make the hash under a key of 32 bytes, with tags of `length` bytes."""
-        self._keyed = hashlib.blake2b(key=key, digest_size=length, person=_PERSON)
+    def __init__(self, key: bytes, tag_bytes: int) -> None:
+        """Make the hash under a key of 32 bytes, with tags of `tag_bytes` bytes."""
+        self._keyed_hasher = hashlib.blake2b(
+            key=key, digest_size=tag_bytes, person=_HASH_PERSONALISATION
+        )
 
-    def tag_hub_ids(self, t0: Elements, rows: Rows, targets: Elements) -> Tags:
+    def tag_hub_ids(self, t0: Elements, equations: Equations, id_hashes: Elements) -> Tags:
         """Return the tags of the hub's own n IDs, (n, bytes of a tag), which it compares with a
         member's tags. The tag of an ID x is hash(Decode(T0, x), H(x)), where Decode adds the cells
         of T0 that x selects.
 
         Args:
             t0: row of T0 for each cell of the store, eight words, (cells, 8).
-            rows: which cells of the store each ID selects.
-            targets: H(x) of the IDs, (n, 2).
+            equations: which cells of the store each ID selects.
+            id_hashes: H(x) of the IDs, (n, 2).
         """
         tags = [
-            self.hash_rows(decode_rows(t0, rows[chunk]), targets[chunk])
-            for chunk in _split_ids(len(rows))
+            self.hash_rows(decode_values(t0, equations[chunk]), id_hashes[chunk])
+            for chunk in _split_ids(len(equations))
         ]
         return np.concatenate(tags)
 
@@ -600,7 +617,7 @@ class Tagger:
         digests: Digests,
         q: Elements,
         choices: NDArray[np.uint64],
-        report: Callable[[int, int], None],
+        report_progress: Callable[[int, int], None],
     ) -> Tags:
         """Return the tags of a member's n IDs, (n, bytes of a tag), which it sends to the hub. The
         tag of an ID y is hash(Decode(Q, y) + C(H(y)) * s, H(y)), where Decode adds the cells of Q
@@ -611,53 +628,61 @@ class Tagger:
             digests: digest of each ID, (n, 6) words (`digest_ids`).
             q: row of Q for each cell of the store, eight words, (cells, 8).
             choices: s, the member's secret bits, as eight words, (8,).
-            report: called with the number of IDs done and of all IDs.
+            report_progress: called with the number of IDs done and of all IDs.
         """
         # The sparse cells of the store: all but the dense ones.
-        cells = count_cells(0) + len(q) - count_vector_elements(0)
+        cell_count = count_cells(0) + len(q) - count_vector_elements(0)
         tags = []
         for chunk in _split_ids(len(digests)):
             chunk_digests = digests[chunk]
-            targets = extract_targets(chunk_digests)
-            values = decode_rows(q, Rows.from_digests(chunk_digests, cells))
-            values ^= code.encode_words(code.mask_message_bits(targets)) & choices
-            tags.append(self.hash_rows(values, targets))
-            report(min(chunk.stop, len(digests)), len(digests))
+            id_hashes = extract_id_hashes(chunk_digests)
+            values = decode_values(q, Equations.from_digests(chunk_digests, cell_count))
+            values ^= linear_code.encode_words(linear_code.mask_message_bits(id_hashes)) & choices
+            tags.append(self.hash_rows(values, id_hashes))
+            report_progress(min(chunk.stop, len(digests)), len(digests))
         return np.concatenate(tags)
 
-    def hash_rows(self, values: Elements, targets: Elements) -> Tags:
+    def hash_rows(self, values: Elements, id_hashes: Elements) -> Tags:
         """Return the keyed hash (BLAKE2b) of each of n pairs, (n, bytes of a tag): a value of eight
         words, (n, 8), and the hash H(x) of its ID, two words, (n, 2).
         """
-        words = np.concatenate([values, targets], axis=1).astype("<u8", copy=False)
+        words = np.concatenate([values, id_hashes], axis=1).astype("<u8", copy=False)
         row_bytes = words.itemsize * words.shape[1]
         inputs: list[bytes] = words.view(f"V{row_bytes}")[:, 0].tolist()
-        return digest_each(inputs, self._keyed)
+        return digest_each(inputs, self._keyed_hasher)
 
 
-def _split_ids(count: int) -> Iterator[slice]:
-    """Return slices of at most `_IDS_AT_ONCE` that cover this number of IDs, at least one slice."""
-    return (slice(start, start + _IDS_AT_ONCE) for start in range(0, max(count, 1), _IDS_AT_ONCE))
-
-
-def split_blocks(rows: int) -> Iterator[slice]:
-    """Return slices of at most `_BLOCK` rows (32,768) that cover this number of rows; the rows of a
-    slice are computed and sent together.
+def _split_ids(id_count: int) -> Iterator[slice]:
+    """Return slices of at most `_IDS_PER_CHUNK` that cover this number of IDs, at least one
+    slice.
     """
-    return (slice(start, min(start + _BLOCK, rows)) for start in range(0, rows, _BLOCK))
+    return (
+        slice(start, start + _IDS_PER_CHUNK) for start in range(0, max(id_count, 1), _IDS_PER_CHUNK)
+    )
+
+
+def split_blocks(row_count: int) -> Iterator[slice]:
+    """Return slices of at most `_ROWS_PER_BLOCK` rows (32,768) that cover this number of rows; the
+    rows of a slice are computed and sent together.
+    """
+    return (
+        slice(start, min(start + _ROWS_PER_BLOCK, row_count))
+        for start in range(0, row_count, _ROWS_PER_BLOCK)
+    )
 
 
 def slice_words(block: slice) -> slice:
     """Return the slice of U's words that belongs to a block of rows."""
-    return slice(block.start * code.WORDS, block.stop * code.WORDS)
+    return slice(block.start * linear_code.WORDS, block.stop * linear_code.WORDS)
 
 
-def expand_columns(keys: Sequence[bytes], rows: int) -> Iterator[Columns]:
-    """Expand each key to a pseudorandom bit column of `rows` bits; yield all columns block by block
-    of at most `_BLOCK` rows, as 64-bit words, (keys, rows of the block / 64).
+def expand_columns(keys: Sequence[bytes], row_count: int) -> Iterator[Columns]:
+    """Expand each key to a pseudorandom bit column of `row_count` bits; yield all columns block by
+    block of at most `_ROWS_PER_BLOCK` rows, as 64-bit words, (keys, rows of the block / 64).
     """
     streams = [
-        keystream_chunks(key, b"ot column", length=rows // 8, piece=_BLOCK // 8) for key in keys
+        keystream_chunks(key, b"ot column", length=row_count // 8, piece=_ROWS_PER_BLOCK // 8)
+        for key in keys
     ]
     for column_chunks in zip(*streams, strict=True):
         yield np.stack([np.frombuffer(chunk, "<u8") for chunk in column_chunks])
@@ -668,16 +693,20 @@ def transpose_to_columns(rows_Rw: Elements) -> Columns:
     words each, (64 w, R / 64). Bit q of word k of a column belongs to row 64 k + q.
     """
     count, words = rows_Rw.shape
-    groups = np.ascontiguousarray(rows_Rw.reshape(count // BITS, BITS, words).transpose(1, 2, 0))
-    transpose_bits(groups.reshape(BITS, -1))
-    return np.ascontiguousarray(groups.swapaxes(0, 1)).reshape(BITS * words, count // BITS)
+    groups = np.ascontiguousarray(
+        rows_Rw.reshape(count // WORD_BITS, WORD_BITS, words).transpose(1, 2, 0)
+    )
+    transpose_bits(groups.reshape(WORD_BITS, -1))
+    return np.ascontiguousarray(groups.swapaxes(0, 1)).reshape(
+        WORD_BITS * words, count // WORD_BITS
+    )
 
 
 def transpose_to_rows(columns: Columns) -> Elements:
     """Transpose a bit matrix back: return 64 w bit columns of R / 64 words each, (64 w, R / 64), as
     R rows of w words each, (R, w).
     """
-    words = len(columns) // BITS
-    groups = np.ascontiguousarray(columns.reshape(words, BITS, -1).swapaxes(0, 1))
-    transpose_bits(groups.reshape(BITS, -1))
+    words = len(columns) // WORD_BITS
+    groups = np.ascontiguousarray(columns.reshape(words, WORD_BITS, -1).swapaxes(0, 1))
+    transpose_bits(groups.reshape(WORD_BITS, -1))
     return np.ascontiguousarray(groups.transpose(2, 0, 1)).reshape(-1, words)

@@ -43,9 +43,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.psi.hashing import BITS, WORD, TripleShares, Words
+from apfed_protocols.psi.hashing import WORD_BITS, WORD_TYPE, TripleShares, Words
 from apfed_protocols.psi.ot import (
-    HASH_BYTES,
+    COLUMN_HASH_BYTES,
     ColumnHash,
     Columns,
     expand_columns,
@@ -55,16 +55,18 @@ from apfed_protocols.psi.ot import (
 from apfed_protocols.psi.store import ELEMENT_BYTES, Elements, from_bytes
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
 
-COLUMNS = 128
-PROOF_BYTES = HASH_BYTES * (COLUMNS + 1)
+COLUMN_COUNT = 128
+PROOF_BYTES = COLUMN_HASH_BYTES * (COLUMN_COUNT + 1)
 BATCH_WORDS = 2**15
 """Words of choices in one batch at most, whose vector takes 1 KiB a word."""
 
 Numbers = NDArray[np.uint32]
 """Array of one 32-bit number per transfer, (R,)."""
 
-_MASK_WORDS = COLUMNS // BITS  # words of random choices at the end, the last block of a column
-_ROWS_HASHED_AT_ONCE = 2**12
+_MASK_WORD_COUNT = (
+    COLUMN_COUNT // WORD_BITS
+)  # words of random choices at the end, the last block of a column
+_ROWS_PER_CHUNK = 2**12
 
 
 class ExtensionReceiver:
@@ -81,46 +83,48 @@ class ExtensionReceiver:
         """Store both keys of each base transfer; no batch of transfers was made yet."""
         self._keys = keys
         self._hash_key = hash_key
-        self._batches = 0
+        self._batch_count = 0
         # Of the last batch, for its proof: the keys of T0's columns, and the choice bits r.
         self._keys_of_t0: list[bytes] = []
-        self._choices: Words = np.empty(0, np.uint64)
+        self._choice_words: Words = np.empty(0, np.uint64)
 
-    def extend(self, choices: Words) -> tuple[bytes, Numbers]:
+    def extend(self, choice_words: Words) -> tuple[bytes, Numbers]:
         """Run the hub's side of the next batch of oblivious transfers (OT extension).
 
         T0 and T1 are pseudorandom bit matrices, one row for each transfer and 128 columns, expanded
         from the two keys of each base transfer.
 
-        `choices`: r, the hub's choice bits, 64 transfers a word, at most `BATCH_WORDS` words.
+        `choice_words`: r, the hub's choice bits, 64 transfers a word, at most `BATCH_WORDS` words.
 
         Returns:
             The message to the member, U = T0 + T1 + r (r is added to each column); and the hub's
             32-bit number of each transfer, H(T0_k) for transfer k.
         """
-        batch = self._batches
-        self._batches += 1
+        batch_index = self._batch_count
+        self._batch_count += 1
         # Random bits at the end, which hide what the hash of r in the proof would reveal.
-        masks = np.frombuffer(keystream(fresh_key(), length=WORD.itemsize * _MASK_WORDS), WORD)
-        padding = np.zeros(-len(choices) % _MASK_WORDS, np.uint64)
-        self._choices = np.concatenate([choices, padding, masks])
-        self._keys_of_t0 = _derive_batch_keys([first for first, _ in self._keys], batch)
-        keys_of_t1 = _derive_batch_keys([second for _, second in self._keys], batch)
-        rows = BITS * len(self._choices)
-        vector = np.empty((rows // BITS) * COLUMNS, "<u8")
-        numbers = np.empty(rows, np.uint32)
-        transfer_hash = TransferHash(self._hash_key, batch)
-        t0_blocks = expand_columns(self._keys_of_t0, rows)
-        t1_blocks = expand_columns(keys_of_t1, rows)
+        masks = np.frombuffer(
+            keystream(fresh_key(), length=WORD_TYPE.itemsize * _MASK_WORD_COUNT), WORD_TYPE
+        )
+        padding = np.zeros(-len(choice_words) % _MASK_WORD_COUNT, np.uint64)
+        self._choice_words = np.concatenate([choice_words, padding, masks])
+        self._keys_of_t0 = _derive_batch_keys([first for first, _ in self._keys], batch_index)
+        keys_of_t1 = _derive_batch_keys([second for _, second in self._keys], batch_index)
+        row_count = WORD_BITS * len(self._choice_words)
+        vector = np.empty((row_count // WORD_BITS) * COLUMN_COUNT, "<u8")
+        numbers = np.empty(row_count, np.uint32)
+        transfer_hash = TransferHash(self._hash_key, batch_index)
+        t0_blocks = expand_columns(self._keys_of_t0, row_count)
+        t1_blocks = expand_columns(keys_of_t1, row_count)
         for block, t0_columns, t1_columns in zip(
-            split_blocks(rows), t0_blocks, t1_blocks, strict=True
+            split_blocks(row_count), t0_blocks, t1_blocks, strict=True
         ):
             u_columns = t1_columns  # computed in place
             u_columns ^= t0_columns
-            u_columns ^= self._choices[_slice_choices(block)]
+            u_columns ^= self._choice_words[_slice_choices(block)]
             vector[_slice_vector(block)] = u_columns.ravel()
             numbers[block] = transfer_hash.hash_rows(transpose_to_rows(t0_columns), block.start)
-        return vector.tobytes(), numbers[: BITS * len(choices)]
+        return vector.tobytes(), numbers[: WORD_BITS * len(choice_words)]
 
     def prove(self, challenge: bytes) -> bytes:
         """Return the proof that the last batch used the same choice bits r in all columns of U: the
@@ -128,13 +132,13 @@ class ExtensionReceiver:
 
         `challenge`: the key of the hash, which the member named after it had received U.
         """
-        rows = BITS * len(self._choices)
-        t0_hash = ColumnHash(challenge, COLUMNS)
+        row_count = WORD_BITS * len(self._choice_words)
+        t0_hash = ColumnHash(challenge, COLUMN_COUNT)
         choices_hash = ColumnHash(challenge, 1)
-        t0_blocks = expand_columns(self._keys_of_t0, rows)
-        for block, t0_columns in zip(split_blocks(rows), t0_blocks, strict=True):
+        t0_blocks = expand_columns(self._keys_of_t0, row_count)
+        for block, t0_columns in zip(split_blocks(row_count), t0_blocks, strict=True):
             t0_hash.update(t0_columns)
-            choices_hash.update(self._choices[None, _slice_choices(block)])
+            choices_hash.update(self._choice_words[None, _slice_choices(block)])
         return t0_hash.finish().tobytes() + choices_hash.finish().tobytes()
 
 
@@ -152,16 +156,16 @@ class ExtensionSender:
         of s is 1, else zeros.
         """
         self._keys = keys
-        self._secret = from_bytes(choices)
+        self._secret_row = from_bytes(choices)
         self._hash_key = hash_key
-        self._batches = 0
+        self._batch_count = 0
         bits = np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little")
         # Modulo 2^64, 0 - 1 is a word of ones.
         self._choice_masks = (np.uint64(0) - bits.astype(np.uint64))[:, None]
         # The hash of each column of Q in the last batch, for `check_proof`.
         self._q_hashes: Columns = np.empty((0, 2), np.uint64)
 
-    def extend(self, vector: bytes, words: int, challenge: bytes) -> tuple[Numbers, Numbers]:
+    def extend(self, vector: bytes, word_count: int, challenge: bytes) -> tuple[Numbers, Numbers]:
         """Run the member's side of the next batch of oblivious transfers (OT extension), and store
         the hash of Q's columns for `check_proof`.
 
@@ -170,30 +174,30 @@ class ExtensionSender:
 
         Args:
             vector: U, as the hub sent it.
-            words: W, the number of words of the hub's choices, 64 transfers each.
+            word_count: W, the number of words of the hub's choices, 64 transfers each.
             challenge: the key of the hash of columns, named to the hub only after U had arrived.
 
         Returns:
             The member's two numbers of each transfer, for choice 0 and for choice 1: H(Q_k) and
             H(Q_k + s), each (64 W,). They must not be used before `check_proof` has passed.
         """
-        batch = self._batches
-        self._batches += 1
+        batch_index = self._batch_count
+        self._batch_count += 1
         u_words = np.frombuffer(vector, "<u8")
-        rows = BITS * len(u_words) // COLUMNS
-        numbers = np.empty((2, rows), np.uint32)
-        q_hash = ColumnHash(challenge, COLUMNS)
-        transfer_hash = TransferHash(self._hash_key, batch)
-        own_blocks = expand_columns(_derive_batch_keys(self._keys, batch), rows)
-        for block, own_columns in zip(split_blocks(rows), own_blocks, strict=True):
+        row_count = WORD_BITS * len(u_words) // COLUMN_COUNT
+        numbers = np.empty((2, row_count), np.uint32)
+        q_hash = ColumnHash(challenge, COLUMN_COUNT)
+        transfer_hash = TransferHash(self._hash_key, batch_index)
+        own_blocks = expand_columns(_derive_batch_keys(self._keys, batch_index), row_count)
+        for block, own_columns in zip(split_blocks(row_count), own_blocks, strict=True):
             u_columns = u_words[_slice_vector(block)].reshape(own_columns.shape)
             q_columns = own_columns ^ (u_columns & self._choice_masks)
             q_hash.update(q_columns)
             q_rows = transpose_to_rows(q_columns)
             numbers[0, block] = transfer_hash.hash_rows(q_rows, block.start)
-            numbers[1, block] = transfer_hash.hash_rows(q_rows ^ self._secret, block.start)
+            numbers[1, block] = transfer_hash.hash_rows(q_rows ^ self._secret_row, block.start)
         self._q_hashes = q_hash.finish()
-        return numbers[0, : BITS * words], numbers[1, : BITS * words]
+        return numbers[0, : WORD_BITS * word_count], numbers[1, : WORD_BITS * word_count]
 
     def check_proof(self, proof: bytes, hub: str) -> None:
         """Check that the hub used the same choice bits r in all columns of U. The check is, column
@@ -204,11 +208,11 @@ class ExtensionSender:
 
         Raises RemoteProtocolError, which names `hub`: the check fails.
         """
-        hashes = np.frombuffer(proof, "<u8").reshape(-1, HASH_BYTES // 8)
-        t0_hashes = hashes[:COLUMNS]
-        choices_hash = hashes[COLUMNS:]
-        expected = t0_hashes ^ (choices_hash & self._choice_masks)
-        if not hmac.compare_digest(expected.tobytes(), self._q_hashes.tobytes()):
+        proof_hashes = np.frombuffer(proof, "<u8").reshape(-1, COLUMN_HASH_BYTES // 8)
+        t0_hashes = proof_hashes[:COLUMN_COUNT]
+        choices_hash = proof_hashes[COLUMN_COUNT:]
+        expected_hashes = t0_hashes ^ (choices_hash & self._choice_masks)
+        if not hmac.compare_digest(expected_hashes.tobytes(), self._q_hashes.tobytes()):
             raise RemoteProtocolError(
                 f"{hub} sent a vector that is of no bits, or does not prove it; it does not follow "
                 "the protocol, and was sent nothing that depends on it"
@@ -220,29 +224,31 @@ class TransferHash:
     number: 32 bits of E(E(v) + k) + E(v), where E is AES-256 under a key of this session and batch.
     """
 
-    def __init__(self, key: bytes, batch: int) -> None:
+    def __init__(self, key: bytes, batch_index: int) -> None:
         """Derive the AES key from the session's hash key and the number of the batch."""
         # ECB, since each block is hashed independently of the others.
         mode = modes.ECB()  # noqa: S305
-        batch_key = derive_key(key, b"transfers", batch.to_bytes(4, "big"))
+        batch_key = derive_key(key, b"transfers", batch_index.to_bytes(4, "big"))
         self._cipher = Cipher(algorithms.AES(batch_key), mode).encryptor()
-        self._buffer = np.empty(ELEMENT_BYTES * (_ROWS_HASHED_AT_ONCE + 1), np.uint8).data
+        self._buffer = np.empty(ELEMENT_BYTES * (_ROWS_PER_CHUNK + 1), np.uint8).data
 
-    def hash_rows(self, rows_R2: Elements, first: int) -> Numbers:
+    def hash_rows(self, rows_R2: Elements, first_transfer: int) -> Numbers:
         """Return the 32-bit hash E(E(v) + k) + E(v) of each row v, (R,), where E is AES and k the
         index of the row's transfer.
 
-        `rows_R2`: one row of 128 bits, two words, for each of R consecutive transfers. `first`: the
-        index of the first transfer.
+        `rows_R2`: one row of 128 bits, two words, for each of R consecutive transfers.
+        `first_transfer`: the index of the first transfer.
         """
         hashes = np.empty(len(rows_R2), np.uint32)
-        for start in range(0, len(rows_R2), _ROWS_HASHED_AT_ONCE):  # in chunks that stay in cache
-            once = self._encrypt(rows_R2[start : start + _ROWS_HASHED_AT_ONCE])
-            first_index = first + start
-            tweaked = once.copy()
-            tweaked[:, 0] ^= np.arange(first_index, first_index + len(once), dtype=np.uint64)
-            twice = self._encrypt(tweaked)
-            hashes[start : start + len(once)] = (twice[:, 0] ^ once[:, 0]).astype(np.uint32)
+        for start in range(0, len(rows_R2), _ROWS_PER_CHUNK):  # in chunks that stay in cache
+            encrypted = self._encrypt(rows_R2[start : start + _ROWS_PER_CHUNK])
+            first_index = first_transfer + start
+            tweaked = encrypted.copy()
+            tweaked[:, 0] ^= np.arange(first_index, first_index + len(encrypted), dtype=np.uint64)
+            encrypted_twice = self._encrypt(tweaked)
+            hashes[start : start + len(encrypted)] = (
+                encrypted_twice[:, 0] ^ encrypted[:, 0]
+            ).astype(np.uint32)
         return hashes
 
     def _encrypt(self, rows: Elements) -> Elements:
@@ -251,43 +257,48 @@ class TransferHash:
         return from_bytes(bytes(self._buffer[:size]))
 
 
-def count_vector_bytes(words: int) -> int:
+def count_vector_bytes(word_count: int) -> int:
     """Return the bytes of U for this number of words of choices: 16 for each transfer, filled up to
     whole blocks of the hash, and one block of random choices.
     """
-    padded_words = _MASK_WORDS * -(-words // _MASK_WORDS)
-    return WORD.itemsize * COLUMNS * (padded_words + _MASK_WORDS)
+    padded_words = _MASK_WORD_COUNT * -(-word_count // _MASK_WORD_COUNT)
+    return WORD_TYPE.itemsize * COLUMN_COUNT * (padded_words + _MASK_WORD_COUNT)
 
 
-def split_triples(count: int, *, more: int = 0) -> list[int]:
-    """Split `count` words of 64 AND triples into batches of oblivious transfers; return the number
-    of words in each batch. Batches for `more` further words follow.
+def split_triples(word_count: int, *, extra_word_count: int = 0) -> list[int]:
+    """Split `word_count` words of 64 AND triples into batches of oblivious transfers; return the
+    number of words in each batch. Batches for `extra_word_count` further words follow.
 
     A triple takes two transfers. The further batches are at most as large as the first batches, so
     that no message is longer.
     """
     max_words = BATCH_WORDS // 2
-    batches = [min(max_words, count - start) for start in range(0, count, max_words)]
-    largest = min(max_words, count)
-    return batches + [min(largest, more - start) for start in range(0, more, largest)]
+    batches = [min(max_words, word_count - start) for start in range(0, word_count, max_words)]
+    max_extra_words = min(max_words, word_count)
+    return batches + [
+        min(max_extra_words, extra_word_count - start)
+        for start in range(0, extra_word_count, max_extra_words)
+    ]
 
 
-def choose_triples(choices: Words, numbers: Numbers) -> tuple[Words, Words, Words]:
+def choose_triples(choice_words: Words, numbers: Numbers) -> tuple[Words, Words, Words]:
     """Return the hub's XOR shares of bit triples (a, b, c = a AND b), made from two random
     oblivious transfers for each triple.
 
     Its share of c is (a AND b) plus its numbers of both transfers.
 
-    `choices`: the hub's choice bits in words of 64; the first half are its shares of a, the second
-    half its shares of b. `numbers`: the 32-bit numbers that it got in these transfers; the
+    `choice_words`: the hub's choice bits in words of 64; the first half are its shares of a, the
+    second half its shares of b. `numbers`: the 32-bit numbers that it got in these transfers; the
     lowest bit of each is used.
     """
-    a, b = choices.reshape(2, -1)
-    first, second = _pack_bits(numbers).reshape(2, -1)
-    return a, b, (a & b) ^ first ^ second
+    a, b = choice_words.reshape(2, -1)
+    first_bits, second_bits = _pack_bits(numbers).reshape(2, -1)
+    return a, b, (a & b) ^ first_bits ^ second_bits
 
 
-def derive_triples(of_zero: Numbers, of_one: Numbers) -> tuple[Words, Words, Words]:
+def derive_triples(
+    numbers_for_zero: Numbers, numbers_for_one: Numbers
+) -> tuple[Words, Words, Words]:
     """Return a member's XOR shares of bit triples (a, b, c = a AND b), made from two random
     oblivious transfers for each triple.
 
@@ -295,18 +306,19 @@ def derive_triples(of_zero: Numbers, of_one: Numbers) -> tuple[Words, Words, Wor
     of its two numbers there: the numbers then add up to a product of the two shares. The second
     transfer serves the other product in the same way.
 
-    `of_zero`, `of_one`: the member's 32-bit numbers for choice 0 and for choice 1; the lowest bit
-    of each is used, the first half for the first transfers.
+    `numbers_for_zero`, `numbers_for_one`: the member's 32-bit numbers for choice 0 and for choice
+    1; the lowest bit of each is used, the first half for the first transfers.
     """
-    first, second = _pack_bits(of_zero).reshape(2, -1)
-    b, a = _pack_bits(of_zero ^ of_one).reshape(2, -1)
-    return a, b, (a & b) ^ first ^ second
+    first_bits, second_bits = _pack_bits(numbers_for_zero).reshape(2, -1)
+    b, a = _pack_bits(numbers_for_zero ^ numbers_for_one).reshape(2, -1)
+    return a, b, (a & b) ^ first_bits ^ second_bits
 
 
-def join_triples(parts: Sequence[tuple[Words, Words, Words]]) -> TripleShares:
+def join_triples(batches: Sequence[tuple[Words, Words, Words]]) -> TripleShares:
     """Return the shares (a, b, c) of one or more batches of triples, joined."""
     a, b, c = (
-        np.concatenate([np.empty(0, np.uint64), *words]) for words in zip(*parts, strict=True)
+        np.concatenate([np.empty(0, np.uint64), *batch_words])
+        for batch_words in zip(*batches, strict=True)
     )
     return TripleShares((a, b, c))
 
@@ -314,23 +326,23 @@ def join_triples(parts: Sequence[tuple[Words, Words, Words]]) -> TripleShares:
 def _pack_bits(numbers: Numbers) -> Words:
     """Return the lowest bit of each number, packed in words of 64 bits."""
     bits = (numbers & np.uint32(1)).astype(np.uint8)
-    return np.packbits(bits, bitorder="little").view(WORD)
+    return np.packbits(bits, bitorder="little").view(WORD_TYPE)
 
 
-def _derive_batch_keys(keys: Sequence[bytes], batch: int) -> list[bytes]:
+def _derive_batch_keys(keys: Sequence[bytes], batch_index: int) -> list[bytes]:
     """Return the key of each column for one batch, derived from its base key and the batch's
     number.
     """
-    batch_bytes = batch.to_bytes(4, "big")
+    batch_bytes = batch_index.to_bytes(4, "big")
     return [derive_key(key, b"transfers", batch_bytes) for key in keys]
 
 
 def _slice_choices(block: slice) -> slice:
     """Return the slice of the words of choices that belongs to a block of transfers."""
-    return slice(block.start // BITS, block.stop // BITS)
+    return slice(block.start // WORD_BITS, block.stop // WORD_BITS)
 
 
 def _slice_vector(block: slice) -> slice:
     """Return the slice of U's words that belongs to a block of transfers."""
     words = _slice_choices(block)
-    return slice(words.start * COLUMNS, words.stop * COLUMNS)
+    return slice(words.start * COLUMN_COUNT, words.stop * COLUMN_COUNT)

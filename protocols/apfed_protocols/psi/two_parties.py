@@ -120,7 +120,7 @@ def align_with(
         "minimum_rows": agreement.minimum_rows,
         "maximum_ids": agreement.maximum_ids,
     }
-    terms = {"me": me, "peer": peer, "fit": True, "fresh": fresh_key().hex()} | shared_terms
+    own_terms = {"me": me, "peer": peer, "fit": True, "fresh": fresh_key().hex()} | shared_terms
     transport: dict[str, Any] = {
         "send": lambda _, body: send(body),
         "receive": lambda timeout_s: (peer, _require_bytes(receive(timeout_s))),
@@ -131,9 +131,9 @@ def align_with(
     except DataError:
         # Tell the peer that this party stops; the peer may be gone already.
         with contextlib.suppress(RemoteProtocolError):
-            take_part(_TermsRole(terms | {"fit": False}, shared_terms), **transport)
+            take_part(_TermsRole(own_terms | {"fit": False}, shared_terms), **transport)
         raise
-    terms_role = _TermsRole(terms, shared_terms)
+    terms_role = _TermsRole(own_terms, shared_terms)
     take_part(terms_role, **transport)
     protocol = EcdhIntersection(replace(agreement, session=terms_role.session), threads=threads)
     if hub == me:
@@ -144,8 +144,8 @@ def align_with(
     try:
         return role.rows
     except IntersectionTooSmallError as error:
-        details = f"Rows of {me}: {len(own_ids)}; normalisation: {normalisation}"
-        raise DataError(f"{error}. {details}") from error
+        sizes_and_rules = f"Rows of {me}: {len(own_ids)}; normalisation: {normalisation}"
+        raise DataError(f"{error}. {sizes_and_rules}") from error
 
 
 def _choose_names(link: Any, me: str | None, peer: str, hub: str | None) -> tuple[str, str]:
@@ -203,25 +203,25 @@ class _TermsRole:
         session: a fresh name that both parties derive from the two messages; "" before.
     """
 
-    def __init__(self, terms: Mapping[str, Any], shared_terms: Mapping[str, Any]) -> None:
+    def __init__(self, own_terms: Mapping[str, Any], shared_terms: Mapping[str, Any]) -> None:
         """Make the role.
 
         Args:
-            terms: all terms that this party sends: "me", "peer", "fit" (whether its IDs are
+            own_terms: all terms that this party sends: "me", "peer", "fit" (whether its IDs are
                 usable), "fresh" (random text), and the shared terms.
             shared_terms: the terms that must be equal at both parties.
         """
-        self._terms = terms
+        self._own_terms = own_terms
         self._shared_terms = shared_terms
         self.session = ""
-        self._own_message = json.dumps(terms).encode()
+        self._own_message = json.dumps(own_terms).encode()
 
     def start(self) -> Iterable[Outgoing]:
-        return [Outgoing(self._terms["peer"], self._own_message)]
+        return [Outgoing(self._own_terms["peer"], self._own_message)]
 
     @property
     def is_finished(self) -> bool:
-        return bool(self.session) or not self._terms["fit"]
+        return bool(self.session) or not self._own_terms["fit"]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         """Compare the peer's terms, `body`, with this party's, and set `session`, a name derived
@@ -231,7 +231,7 @@ class _TermsRole:
         says that its own IDs are unfit.
         """
         peer_terms = self._parse_terms(sender, body)
-        me = self._terms["me"]
+        me = self._own_terms["me"]
         if (peer_terms["me"], peer_terms["peer"]) != (sender, me):
             raise RemoteProtocolError(
                 f"{me} expects {sender} at the other end of the link, and there is "
@@ -263,12 +263,12 @@ class _TermsRole:
         """Decode the peer's terms. Raises RemoteProtocolError: the bytes are no JSON object with
         the same fields, of the same types, as this party's terms.
         """
-        own_types = {name: type(value) for name, value in self._terms.items()}
-        terms = dict[str, Any]()
+        own_types = {name: type(value) for name, value in self._own_terms.items()}
+        peer_terms = dict[str, Any]()
         is_valid = False
         try:
-            terms = json.loads(body) if len(body) <= _MAX_TERMS_BYTES else {}
-            is_valid = {name: type(terms[name]) for name in terms} == own_types
+            peer_terms = json.loads(body) if len(body) <= _MAX_TERMS_BYTES else {}
+            is_valid = {name: type(peer_terms[name]) for name in peer_terms} == own_types
         except (ValueError, TypeError, LookupError, RecursionError):
             pass  # not JSON, no object, or nested too deeply: invalid
         if not is_valid:
@@ -276,4 +276,4 @@ class _TermsRole:
                 f"{sender} sent {len(body)} bytes that are no terms of align_with; call it at both "
                 "ends of the link, with nothing else on it, in the same release"
             )
-        return terms
+        return peer_terms

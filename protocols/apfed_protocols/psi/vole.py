@@ -64,20 +64,20 @@ from apfed_protocols.psi.interface import (
 )
 from apfed_protocols.psi.interface import Endpoint as AnyEndpoint
 from apfed_protocols.psi.store import (
-    DENSE,
+    DENSE_CELLS,
     ELEMENT_BYTES,
-    DependentRowsError,
+    DependentEquationsError,
     Digests,
     Elements,
     Encoder,
+    Equations,
     Multiplier,
-    Rows,
     add_random_words,
     count_cells,
-    decode_rows,
+    decode_values,
     digest_ids,
     expand_elements,
-    extract_targets,
+    extract_id_hashes,
     from_bytes,
     to_bytes,
 )
@@ -89,20 +89,20 @@ from apfed_protocols.randomness import (
     random_permutation,
 )
 
-_CHUNK = 2**12
-_IDS_AT_ONCE = 2**16
-_TAGS_MATCHED_AT_ONCE = 2**21
+_ELEMENTS_PER_CHUNK = 2**12
+_IDS_PER_CHUNK = 2**16
+_TAGS_PER_GROUP = 2**21
 Tags = NDArray[np.uint8]
 """Shape (n, bytes of a tag), 8 to 16."""
 
 HELLO = struct.Struct(f">{KEY_BYTES}sI")
 COMMIT = struct.Struct(f">{KEY_BYTES}sI")
-DEAL = struct.Struct(">I")
-DEALING_BYTES = 16
+ORDER = struct.Struct(">I")
+OLE_NAME_BYTES = 16
 _VERSION = 141
 _FALSE_MATCH_BITS = 40
 _MIN_TAG_BYTES = 8
-DEALING_ELEMENT_BYTES = 49
+DEALER_ELEMENT_BYTES = 49
 """Memory of one element while a dealer makes and packs it; 48 were measured."""
 _MATCHED_TAG_BYTES = 80  # of one tag, beside the message, while it is matched; 69 were measured
 
@@ -167,7 +167,7 @@ class VoleIntersection(DealtIntersection):
         arguments do not matter.
         """
         del own_size, member_count
-        return max(DEALING_ELEMENT_BYTES * count_vector_elements(size), _MATCHED_TAG_BYTES * size)
+        return max(DEALER_ELEMENT_BYTES * count_vector_elements(size), _MATCHED_TAG_BYTES * size)
 
     @property
     def max_message_bytes(self) -> int:
@@ -185,41 +185,47 @@ class VoleIntersection(DealtIntersection):
         agreement = endpoint.agreement
         hash_key = fresh_key()
         size = agreement.compute_announced_size(endpoint.me, len(ids))
-        hellos = dict.fromkeys(members, HELLO.pack(hash_key, size))
-        hello = endpoint.make_round(Kind.HELLO, hellos, awaited=members)
-        order = _DEALING.make_order(endpoint, size)
-        yield Round(outgoing=[*hello.outgoing, *order.outgoing], awaited=())
+        hello_bodies = dict.fromkeys(members, HELLO.pack(hash_key, size))
+        hello_round = endpoint.make_round(Kind.HELLO, hello_bodies, awaited=members)
+        order_round = _OLE_EXCHANGE.make_order(endpoint, size)
+        yield Round(outgoing=[*hello_round.outgoing, *order_round.outgoing], awaited=())
         # Meanwhile the dealer works.
-        rows, store = _encode_ids(endpoint.me, ids, hash_key, count_cells(size))
-        received = yield wait_for([*members, *order.awaited])
+        equations, store = _encode_ids(endpoint.me, ids, hash_key, count_cells(size))
+        received = yield wait_for([*members, *order_round.awaited])
         commitments = {}
         member_sizes = {}
         for member in members:
-            commit = endpoint.parse_message(received, member, Kind.COMMIT, COMMIT.size)
-            commitments[member], member_sizes[member] = COMMIT.unpack(commit)
+            commit_body = endpoint.parse_message(received, member, Kind.COMMIT, COMMIT.size)
+            commitments[member], member_sizes[member] = COMMIT.unpack(commit_body)
             agreement.check_announced_sizes(member, [member_sizes[member]], [member])
-        shares = yield from _DEALING.receive_hub_shares(endpoint, size, members, received)
+        shares_by_member = yield from _OLE_EXCHANGE.receive_hub_shares(
+            endpoint, size, members, received
+        )
         key_parts = {member: fresh_key() for member in members}
         vectors = {
-            member: shares[member].mask_vector(store, head=key_parts[member]) for member in members
+            member: shares_by_member[member].mask_vector(store, prefix=key_parts[member])
+            for member in members
         }
-        sending = endpoint.make_round(Kind.VECTOR, vectors, awaited=members)
+        vector_round = endpoint.make_round(Kind.VECTOR, vectors, awaited=members)
         del store, vectors
-        yield Round(outgoing=sending.outgoing, awaited=())
-        del sending
+        yield Round(outgoing=vector_round.outgoing, awaited=())
+        del vector_round
         # Meanwhile the members work; C is needed for nothing else afterwards.
-        values = {member: evaluate_rows(shares.pop(member).c, rows) for member in members}
-        del shares, rows
+        values_by_member = {
+            member: decode_in_chunks(shares_by_member.pop(member).c, equations)
+            for member in members
+        }
+        del shares_by_member, equations
         received = yield wait_for(members)
         positions = {}
         for member, member_size in member_sizes.items():
-            length = count_tag_bytes(size, member_size)
-            body_bytes = KEY_BYTES + length * member_size
+            tag_bytes = count_tag_bytes(size, member_size)
+            body_bytes = KEY_BYTES + tag_bytes * member_size
             body = endpoint.parse_message(received, member, Kind.TAGS, body_bytes)
-            member_part = _parse_key_part(member, body, commitments[member])
-            output_key = _derive_output_key(agreement, member, key_parts[member], member_part)
-            own_tags = hash_values(values.pop(member), output_key, length)
-            member_tags = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
+            member_key_part = _parse_key_part(member, body, commitments[member])
+            output_key = _derive_output_key(agreement, member, key_parts[member], member_key_part)
+            own_tags = hash_values(values_by_member.pop(member), output_key, tag_bytes)
+            member_tags = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, tag_bytes)
             positions[member] = match_tags(own_tags, member_tags, sender=member)
             endpoint.report_progress(len(positions), len(members))
             del body, member_tags, own_tags
@@ -238,14 +244,14 @@ class VoleIntersection(DealtIntersection):
         agreement = endpoint.agreement
         key_part = fresh_key()
         size = agreement.compute_announced_size(endpoint.me, len(ids))
-        commit = COMMIT.pack(hashlib.sha256(key_part).digest(), size)
-        received = yield endpoint.make_round(Kind.COMMIT, {hub: commit}, awaited=[hub])
-        hello = endpoint.parse_message(received, hub, Kind.HELLO, HELLO.size)
-        hash_key, hub_size = HELLO.unpack(hello)
+        commit_body = COMMIT.pack(hashlib.sha256(key_part).digest(), size)
+        received = yield endpoint.make_round(Kind.COMMIT, {hub: commit_body}, awaited=[hub])
+        hello_body = endpoint.parse_message(received, hub, Kind.HELLO, HELLO.size)
+        hash_key, hub_size = HELLO.unpack(hello_body)
         agreement.check_announced_sizes(hub, [hub_size], [hub])
         digests = digest_ids(ids, hash_key)
         received = yield wait_for([hub, agreement.dealer])
-        share = _DEALING.parse_member_share(endpoint, received)
+        share = _OLE_EXCHANGE.parse_member_share(endpoint, received)
         body = endpoint.parse_message(
             received,
             hub,
@@ -255,17 +261,22 @@ class VoleIntersection(DealtIntersection):
         store = share.unmask_vector(hub, memoryview(body)[KEY_BYTES:])
         output_key = _derive_output_key(agreement, endpoint.me, body[:KEY_BYTES], key_part)
         del received, body
-        length = count_tag_bytes(hub_size, size)
+        tag_bytes = count_tag_bytes(hub_size, size)
         tags = _compute_member_tags(
-            digests, store, share.delta, output_key, length, report=endpoint.report_progress
+            digests,
+            store,
+            share.delta,
+            output_key,
+            tag_bytes,
+            report_progress=endpoint.report_progress,
         )
         del digests, store
-        order = random_permutation(size)
-        tags = add_random_tags(tags, size).take(order, axis=0)
+        sent_rows = random_permutation(size)
+        tags = add_random_tags(tags, size).take(sent_rows, axis=0)
         received = yield endpoint.make_round(
             Kind.TAGS, {hub: key_part + tags.tobytes()}, awaited=[hub]
         )
-        result = parse_revealed_rows(endpoint, received, hub, order, hub_size)
+        result = parse_revealed_rows(endpoint, received, hub, sent_rows, hub_size)
         require_own_rows(result, len(ids), me=endpoint.me, hub=hub)
         return result
 
@@ -284,7 +295,7 @@ class VoleIntersection(DealtIntersection):
         """Run the dealer's role: deal correlated random vectors (one vector OLE) to the hub and
         each member (step 1).
         """
-        yield from _DEALING.deal_shares(endpoint, hub, members)
+        yield from _OLE_EXCHANGE.deal_shares(endpoint, hub, members)
         return IntersectionResult()
 
 
@@ -294,28 +305,28 @@ class HubShare:
     Delta + B and the member has B and Delta.
 
     Attributes:
-        dealing: a random name of this vector OLE, the same in both shares.
+        ole_name: a random name of this vector OLE, the same in both shares.
         seed: 32 secret bytes; A is expanded from them when it is needed.
         c: C, elements of GF(2^128) as two words each, (elements, 2).
     """
 
-    dealing: bytes
+    ole_name: bytes
     seed: bytes = field(repr=False)
     c: Elements = field(repr=False)
 
     @classmethod
     def from_message(cls, dealt: bytes | memoryview) -> "HubShare":
         """Decode the dealer's message to the hub for one member."""
-        dealing, seed, c = _split_message(dealt)
-        return cls(dealing, seed, from_bytes(c))
+        ole_name, seed, c = _split_dealt_message(dealt)
+        return cls(ole_name, seed, from_bytes(c))
 
-    def mask_vector(self, store: Elements, *, head: bytes = b"") -> bytes:
-        """Return the hub's message to the member: `head`, the name of the vector OLE, and the store
-        P, hidden by the random vector A as the sum A + P.
+    def mask_vector(self, store: Elements, *, prefix: bytes = b"") -> bytes:
+        """Return the hub's message to the member: `prefix`, the name of the vector OLE, and the
+        store P, hidden by the random vector A as the sum A + P.
         """
         vector = store.copy()
         add_random_words(vector, self.seed, b"a")
-        return b"".join((head, self.dealing, vector.data.cast("B")))
+        return b"".join((prefix, self.ole_name, vector.data.cast("B")))
 
 
 def _parse_key_part(member: str, body: bytes, commitment: bytes) -> bytes:
@@ -330,19 +341,19 @@ def _parse_key_part(member: str, body: bytes, commitment: bytes) -> bytes:
 
 
 def _encode_ids(
-    me: str, ids: Sequence[bytes], hash_key: bytes, cells: int
-) -> tuple[Rows, Elements]:
+    me: str, ids: Sequence[bytes], hash_key: bytes, cell_count: int
+) -> tuple[Equations, Elements]:
     """Encode the IDs of the hub `me` as a store P (an oblivious key-value store) with this number
     of sparse cells, in which each ID x decodes to H(x), a hash of x under `hash_key`.
 
     Returns:
-        The rows, which say which cells each ID selects; and the store, (cells, 2) words.
+        The equations, which say which cells each ID selects; and the store, (cells, 2) words.
     """
     digests = digest_ids(ids, hash_key)
-    rows = Rows.from_digests(digests, cells)
-    targets = extract_targets(digests)
+    equations = Equations.from_digests(digests, cell_count)
+    id_hashes = extract_id_hashes(digests)
     del digests
-    return rows, encode_values(me, Encoder(rows, cells), targets)
+    return equations, encode_values(me, Encoder(equations, cell_count), id_hashes)
 
 
 def encode_values(
@@ -352,17 +363,17 @@ def encode_values(
 
     Args:
         me: the party's name, for the error.
-        encoder: the encoder for the rows of the n IDs (which cells each ID selects).
+        encoder: the encoder for the equations of the n IDs (which cells each ID selects).
         values: the value of each ID, (n, words).
-        seed: 32 secret bytes, used once, from which cells that no row needs are expanded; None: a
-            fresh seed.
+        seed: 32 secret bytes, used once, from which cells that no equation needs are expanded;
+            None: a fresh seed.
 
-    Raises LocalProtocolError: the rows are linearly dependent under this hash key, which happens
-    once in 2^47 intersections.
+    Raises LocalProtocolError: the equations are linearly dependent under this hash key, which
+    happens once in 2^47 intersections.
     """
     try:
         return encoder.encode(values, seed=seed)
-    except DependentRowsError as error:
+    except DependentEquationsError as error:
         raise LocalProtocolError(
             f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "
             "intersections; begin another one under a new session"
@@ -375,18 +386,20 @@ def add_random_tags(tags: Tags, size: int, *, seed: bytes | None = None) -> Tags
 
     `seed`: 32 secret bytes, used once, from which the random tags are expanded; None: a fresh seed.
     """
-    count, length = tags.shape
-    padding = keystream(seed or fresh_key(), length=length * (size - count))
-    return np.concatenate([tags, np.frombuffer(padding, np.uint8).reshape(-1, length)])
+    tag_count, tag_bytes = tags.shape
+    padding = keystream(seed or fresh_key(), length=tag_bytes * (size - tag_count))
+    return np.concatenate([tags, np.frombuffer(padding, np.uint8).reshape(-1, tag_bytes)])
 
 
 def _derive_output_key(
-    agreement: IntersectionAgreement, member: str, hub_part: bytes, member_part: bytes
+    agreement: IntersectionAgreement, member: str, hub_key_part: bytes, member_key_part: bytes
 ) -> bytes:
     """Return the key of the tag hash for one member, derived from the random parts of hub and
     member, so that neither chose it.
     """
-    return derive_key(hub_part, b"vole output", member_part, agreement.digest, member.encode())
+    return derive_key(
+        hub_key_part, b"vole output", member_key_part, agreement.digest, member.encode()
+    )
 
 
 @dataclass(frozen=True)
@@ -395,12 +408,12 @@ class MemberShare:
     A Delta + B and the hub has A and C.
 
     Attributes:
-        dealing: a random name of this vector OLE, the same in both shares.
+        ole_name: a random name of this vector OLE, the same in both shares.
         seed: 32 secret bytes; B is expanded from them when it is needed.
         delta: multiplies elements of GF(2^128) by Delta.
     """
 
-    dealing: bytes
+    ole_name: bytes
     seed: bytes = field(repr=False)
     delta: Multiplier = field(repr=False)
 
@@ -409,13 +422,13 @@ class MemberShare:
         """Decode the dealer's message to a member. Raises RemoteProtocolError, which names
         `dealer`: Delta is zero, so that the hub could compute the tag of any guessed ID.
         """
-        dealing, seed, delta = _split_message(dealt)
+        ole_name, seed, delta = _split_dealt_message(dealt)
         if not any(delta):
             raise RemoteProtocolError(
                 f"{dealer} dealt a Delta of zero, which hides no ID; it does not follow the "
                 "protocol: have another party deal"
             )
-        return cls(dealing, seed, Multiplier(bytes(delta)))
+        return cls(ole_name, seed, Multiplier(bytes(delta)))
 
     def unmask_vector(self, hub: str, message: bytes | memoryview) -> Elements:
         """Return K = B + (A + P) Delta = C + P Delta, the member's version of the hub's store P, in
@@ -427,28 +440,28 @@ class MemberShare:
         Raises RemoteProtocolError: the name is not the name of this share's vector OLE.
         """
         content = memoryview(message)
-        if content[:DEALING_BYTES] != self.dealing:
+        if content[:OLE_NAME_BYTES] != self.ole_name:
             raise RemoteProtocolError(
                 f"{hub} uses what was dealt another time, so that no ID would be found; "
                 "deal again to all parties, under a new session"
             )
-        store = self.delta.multiply_elements(from_bytes(content[DEALING_BYTES:]))
+        store = self.delta.multiply_elements(from_bytes(content[OLE_NAME_BYTES:]))
         add_random_words(store, self.seed, b"b")
         return store
 
 
-def _split_message(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
+def _split_dealt_message(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
     """Return the three parts of a dealer's message: the name of the vector OLE, the seed, and the
     rest, which is C at the hub and Delta at a member.
     """
     content = memoryview(dealt)
-    end_of_seed = DEALING_BYTES + KEY_BYTES
-    name = bytes(content[:DEALING_BYTES])
-    seed = bytes(content[DEALING_BYTES:end_of_seed])
+    end_of_seed = OLE_NAME_BYTES + KEY_BYTES
+    name = bytes(content[:OLE_NAME_BYTES])
+    seed = bytes(content[OLE_NAME_BYTES:end_of_seed])
     return name, seed, content[end_of_seed:]
 
 
-def deal_vector_ole(elements: int) -> tuple[bytes, bytes]:
+def deal_vector_ole(element_count: int) -> tuple[bytes, bytes]:
     """Make one vector OLE with this number of elements of GF(2^128): random vectors A and B and a
     factor Delta that is not zero, with C = A Delta + B.
 
@@ -456,13 +469,13 @@ def deal_vector_ole(elements: int) -> tuple[bytes, bytes]:
         The dealer's message to the hub, from which it gets A and C; and the message to the member,
         from which it gets B and Delta. A and B are sent as seeds.
     """
-    name = fresh_key()[:DEALING_BYTES]
+    name = fresh_key()[:OLE_NAME_BYTES]
     seed_a = fresh_key()
     seed_b = fresh_key()
     delta = bytes(ELEMENT_BYTES)
     while not any(delta):
         delta = fresh_key()[:ELEMENT_BYTES]
-    c = Multiplier(delta).multiply_elements(expand_elements(seed_a, b"a", elements))
+    c = Multiplier(delta).multiply_elements(expand_elements(seed_a, b"a", element_count))
     add_random_words(c, seed_b, b"b")
     message_to_hub = name + seed_a + to_bytes(c)
     message_to_member = name + seed_b + delta
@@ -474,20 +487,20 @@ def _parse_order(agreement: IntersectionAgreement, hub: str, order: bytes) -> in
     OLE. Raises RemoteProtocolError: the number is not the agreed size or, if no sizes are agreed,
     exceeds the agreed limit.
     """
-    (size,) = DEAL.unpack(order)
+    (size,) = ORDER.unpack(order)
     has_agreed_sizes = bool(agreement.sizes)
-    largest = agreement.get_size(hub) if has_agreed_sizes else agreement.maximum_ids
-    if size > largest or (has_agreed_sizes and size != largest):
+    largest_size = agreement.get_size(hub) if has_agreed_sizes else agreement.maximum_ids
+    if size > largest_size or (has_agreed_sizes and size != largest_size):
         raise RemoteProtocolError(
             f"{hub} orders a vector for {size} IDs, the parties agreed on "
-            f"{'' if has_agreed_sizes else 'at most '}{largest}"
+            f"{'' if has_agreed_sizes else 'at most '}{largest_size}"
         )
     return int(size)
 
 
-def hash_values(values: Elements, key: bytes, length: int) -> Tags:
-    """Return tags: the first `length` bytes of `hash_elements` of each value, (n, length)."""
-    return np.ascontiguousarray(hash_elements(values, key).view(np.uint8)[:, :length])
+def hash_values(values: Elements, key: bytes, tag_bytes: int) -> Tags:
+    """Return tags: the first `tag_bytes` bytes of `hash_elements` of each value, (n, length)."""
+    return np.ascontiguousarray(hash_elements(values, key).view(np.uint8)[:, :tag_bytes])
 
 
 def hash_elements(values: Elements, key: bytes) -> Elements:
@@ -501,10 +514,12 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
     # ECB, since each block is hashed independently of the others.
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
     hashed = np.empty(values.shape, "<u8")
-    buffer = np.empty(ELEMENT_BYTES * (_CHUNK + 1), np.uint8).data
-    for start in range(0, len(values), _CHUNK):  # in chunks that stay in the cache
-        chunk = values[start : start + _CHUNK]
-        chunk_hashes = hashed[start : start + _CHUNK]  # a view, filled with s(v), then the hash
+    buffer = np.empty(ELEMENT_BYTES * (_ELEMENTS_PER_CHUNK + 1), np.uint8).data
+    for start in range(0, len(values), _ELEMENTS_PER_CHUNK):  # in chunks that stay in the cache
+        chunk = values[start : start + _ELEMENTS_PER_CHUNK]
+        chunk_hashes = hashed[
+            start : start + _ELEMENTS_PER_CHUNK
+        ]  # a view, filled with s(v), then the hash
         chunk_hashes[:, 0] = chunk[:, 1]
         chunk_hashes[:, 1] = chunk[:, 0] ^ chunk[:, 1]
         size = cipher.update_into(chunk_hashes.tobytes(), buffer)
@@ -512,25 +527,25 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
     return hashed
 
 
-def evaluate_rows(store: Elements, rows: Rows) -> Elements:
+def decode_in_chunks(store: Elements, equations: Equations) -> Elements:
     """Decode the value of each of n IDs from a store, two words each, (n, 2), in chunks that save
-    memory. `rows`: which cells of the store each ID selects.
+    memory. `equations`: which cells of the store each ID selects.
     """
-    values = np.empty((len(rows), 2), "<u8")
-    for start in range(0, len(rows), _IDS_AT_ONCE):
-        chunk = slice(start, start + _IDS_AT_ONCE)
-        values[chunk] = decode_rows(store, rows[chunk])
+    values = np.empty((len(equations), 2), "<u8")
+    for start in range(0, len(equations), _IDS_PER_CHUNK):
+        chunk = slice(start, start + _IDS_PER_CHUNK)
+        values[chunk] = decode_values(store, equations[chunk])
     return values
 
 
 def _compute_member_tags(
     digests: Digests,
     store: Elements,
-    delta: Multiplier,
+    delta_multiplier: Multiplier,
     key: bytes,
-    length: int,
+    tag_bytes: int,
     *,
-    report: Callable[[int, int], None],
+    report_progress: Callable[[int, int], None],
 ) -> Tags:
     """Return the tag of each of a member's n IDs, (n, length), by which the hub compares IDs.
 
@@ -540,80 +555,81 @@ def _compute_member_tags(
     Args:
         digests: digest of each ID, (n, 6) words (`digest_ids`).
         store: K = C + P Delta, the member's version of the hub's store P, (cells, 2) words.
-        delta: multiplies elements of GF(2^128) by Delta.
+        delta_multiplier: multiplies elements of GF(2^128) by Delta.
         key: 32-byte AES key of the tag hash.
-        length: bytes of a tag.
-        report: called with the number of IDs done and of all IDs.
+        tag_bytes: bytes of a tag.
+        report_progress: called with the number of IDs done and of all IDs.
     """
     count = len(digests)
-    cells = len(store) - DENSE
-    tags = np.empty((count, length), np.uint8)
-    for start in range(0, count, _IDS_AT_ONCE):
-        chunk = digests[start : start + _IDS_AT_ONCE]
-        values = decode_rows(store, Rows.from_digests(chunk, cells))
-        values ^= delta.multiply_elements(extract_targets(chunk))
-        tags[start : start + len(chunk)] = hash_values(values, key, length)
-        report(start + len(chunk), count)
+    cell_count = len(store) - DENSE_CELLS
+    tags = np.empty((count, tag_bytes), np.uint8)
+    for start in range(0, count, _IDS_PER_CHUNK):
+        chunk = digests[start : start + _IDS_PER_CHUNK]
+        values = decode_values(store, Equations.from_digests(chunk, cell_count))
+        values ^= delta_multiplier.multiply_elements(extract_id_hashes(chunk))
+        tags[start : start + len(chunk)] = hash_values(values, key, tag_bytes)
+        report_progress(start + len(chunk), count)
     return tags
 
 
-def match_tags(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
-    """Return the position of each of this party's n tags, `own`, among `theirs`, the tags of the
-    party `sender`, (n,); -1 for a tag that is not there.
+def match_tags(own_tags: Tags, their_tags: Tags, *, sender: str) -> NDArray[np.int64]:
+    """Return the position of each of this party's n tags, `own_tags`, among `their_tags`, the tags
+    of the party `sender`, (n,); -1 for a tag that is not there.
 
     Both sides are split into groups by the same rule, so that equal tags are in the same group and
     sorting one group takes little memory.
 
     Raises RemoteProtocolError: `sender` sent a tag twice.
     """
-    positions = np.full(len(own), -1, np.int64)
-    groups = 1 + (len(own) + len(theirs)) // _TAGS_MATCHED_AT_ONCE
-    for group in range(groups):
-        own_positions = _select_group(own, group, groups)
-        their_positions = _select_group(theirs, group, groups)
+    positions = np.full(len(own_tags), -1, np.int64)
+    group_count = 1 + (len(own_tags) + len(their_tags)) // _TAGS_PER_GROUP
+    for group_index in range(group_count):
+        own_positions = _select_group(own_tags, group_index, group_count)
+        their_positions = _select_group(their_tags, group_index, group_count)
         matches = _match_group(
-            own.take(own_positions, axis=0), theirs.take(their_positions, axis=0), sender
+            own_tags.take(own_positions, axis=0), their_tags.take(their_positions, axis=0), sender
         )
         # A match of -1 (none) selects the last element, which is -1, too.
         positions[own_positions] = np.append(their_positions, -1)[matches]
     return positions
 
 
-def _select_group(tags: Tags, group: int, groups: int) -> NDArray[np.int64]:
-    """Return the positions of the tags that belong to the group with index `group` of `groups`. The
-    first two bytes of a tag decide its group, so that equal tags are in the same group.
+def _select_group(tags: Tags, group_index: int, group_count: int) -> NDArray[np.int64]:
+    """Return the positions of the tags that belong to the group with index `group_index` of
+    `group_count`. The first two bytes of a tag decide its group, so that equal tags are in the same
+    group.
     """
-    if groups == 1:
+    if group_count == 1:
         return np.arange(len(tags))
     first_bytes = (tags[:, 0].astype(np.uint16) << np.uint16(8)) | tags[:, 1]
-    return np.flatnonzero(first_bytes % np.uint16(groups) == group)
+    return np.flatnonzero(first_bytes % np.uint16(group_count) == group_index)
 
 
-def _match_group(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
-    """Return the position of each own tag among `theirs`, -1 if it is not there, by sorting all
+def _match_group(own_tags: Tags, their_tags: Tags, sender: str) -> NDArray[np.int64]:
+    """Return the position of each own tag among `their_tags`, -1 if it is not there, by sorting all
     tags. Raises RemoteProtocolError: `sender` sent a tag twice.
     """
-    words = from_bytes(_widen_tags(own) + _widen_tags(theirs))
+    words = from_bytes(_widen_tags(own_tags) + _widen_tags(their_tags))
     # Sorting by the first word of a tag alone is faster, and is enough unless three tags share it.
     order = np.argsort(words[:, 0], kind="stable")
-    begins_like_next = words[order[:-1], 0] == words[order[1:], 0]
-    three_begin_alike = (begins_like_next[1:] & begins_like_next[:-1]).any()
-    if three_begin_alike:  # then equal tags are adjacent only after sorting by both words
+    has_same_first_word = words[order[:-1], 0] == words[order[1:], 0]
+    has_three_alike = (has_same_first_word[1:] & has_same_first_word[:-1]).any()
+    if has_three_alike:  # then equal tags are adjacent only after sorting by both words
         order = np.lexsort((words[:, 1], words[:, 0]))
-        begins_like_next = words[order[:-1], 0] == words[order[1:], 0]
-    first = order[:-1][begins_like_next]
-    second = order[1:][begins_like_next]
-    is_equal = words[first, 1] == words[second, 1]
+        has_same_first_word = words[order[:-1], 0] == words[order[1:], 0]
+    first_index = order[:-1][has_same_first_word]
+    second_index = order[1:][has_same_first_word]
+    is_equal = words[first_index, 1] == words[second_index, 1]
     # The indices of two equal tags; own tags have lower indices than the sender's.
-    lower = np.minimum(first, second)[is_equal]
-    higher = np.maximum(first, second)[is_equal]
-    if (lower >= len(own)).any():
+    lower = np.minimum(first_index, second_index)[is_equal]
+    higher = np.maximum(first_index, second_index)[is_equal]
+    if (lower >= len(own_tags)).any():
         raise RemoteProtocolError(
             f"{sender} sent a tag twice; its set has duplicates, or it does not follow the protocol"
         )
-    positions = np.full(len(own), -1, np.int64)
-    is_match = higher >= len(own)  # otherwise both are own tags
-    positions[lower[is_match]] = higher[is_match] - len(own)
+    positions = np.full(len(own_tags), -1, np.int64)
+    is_match = higher >= len(own_tags)  # otherwise both are own tags
+    positions[lower[is_match]] = higher[is_match] - len(own_tags)
     return positions
 
 
@@ -628,11 +644,11 @@ def count_vector_elements(hub_size: int) -> int:
     """Return the elements of a vector for this number of the hub's IDs: the sparse and dense cells
     of a store.
     """
-    return count_cells(hub_size) + DENSE
+    return count_cells(hub_size) + DENSE_CELLS
 
 
 @dataclass(frozen=True)
-class Dealing(Generic[AnyKind]):
+class VectorOleExchange(Generic[AnyKind]):
     """The exchange of a backend by which the hub orders vector OLEs and the dealer deals them.
 
     Attributes:
@@ -650,7 +666,7 @@ class Dealing(Generic[AnyKind]):
         for `size` IDs and one member from the dealer, and waits for the dealer's message.
         """
         dealer = endpoint.agreement.dealer
-        return endpoint.make_round(self.order, {dealer: DEAL.pack(size)}, awaited=[dealer])
+        return endpoint.make_round(self.order, {dealer: ORDER.pack(size)}, awaited=[dealer])
 
     def receive_hub_shares(
         self, endpoint: AnyEndpoint[AnyKind], size: int, members: Sequence[str], received: Messages
@@ -695,39 +711,43 @@ class Dealing(Generic[AnyKind]):
         sizes = set[int]()
         for member in members:
             received = yield wait_for([hub])
-            order = endpoint.parse_message(received, hub, self.order, DEAL.size)
+            order = endpoint.parse_message(received, hub, self.order, ORDER.size)
             size = _parse_order(endpoint.agreement, hub, order)
             sizes.add(size)
             if len(sizes) > 1:
-                several = ", ".join(map(str, sorted(sizes)))
-                raise RemoteProtocolError(f"{hub} orders for sets of {several} IDs, it has one")
-            to_hub, to_member = deal_vector_ole(self.count_elements(size))
-            yield endpoint.make_round(self.dealt, {hub: to_hub, member: to_member}, awaited=())
+                ordered_sizes = ", ".join(map(str, sorted(sizes)))
+                raise RemoteProtocolError(
+                    f"{hub} orders for sets of {ordered_sizes} IDs, it has one"
+                )
+            message_to_hub, message_to_member = deal_vector_ole(self.count_elements(size))
+            yield endpoint.make_round(
+                self.dealt, {hub: message_to_hub, member: message_to_member}, awaited=()
+            )
         return size
 
 
-_DEALING = Dealing(Kind.DEAL, Kind.DEALT, count_vector_elements)
+_OLE_EXCHANGE = VectorOleExchange(Kind.DEAL, Kind.DEALT, count_vector_elements)
 
 
-def count_vector_bytes(elements: int) -> int:
+def count_vector_bytes(element_count: int) -> int:
     """Return the bytes that the hub sends a member: the name of the vector OLE, and a masked vector
     of this number of elements.
     """
-    return DEALING_BYTES + ELEMENT_BYTES * elements
+    return OLE_NAME_BYTES + ELEMENT_BYTES * element_count
 
 
-def count_hub_dealt_bytes(elements: int) -> int:
+def count_hub_dealt_bytes(element_count: int) -> int:
     """Return the bytes of the dealer's message to the hub for one member: the name of the vector
     OLE, a seed, and C of this number of elements.
     """
-    return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES * elements
+    return OLE_NAME_BYTES + KEY_BYTES + ELEMENT_BYTES * element_count
 
 
 def count_member_dealt_bytes() -> int:
     """Return the bytes of the dealer's message to a member: the name of the vector OLE, a seed, and
     Delta.
     """
-    return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES
+    return OLE_NAME_BYTES + KEY_BYTES + ELEMENT_BYTES
 
 
 def count_tag_bytes(hub_size: int, member_size: int) -> int:
@@ -744,8 +764,8 @@ def compute_max_message_bytes(agreement: IntersectionAgreement) -> int:
     """Return the bytes of the longest message under an agreement: a member's tags, the dealer's
     message to the hub, or the hub's masked vector for a member.
     """
-    largest = agreement.largest_size
-    elements = count_vector_elements(largest)
-    tags_bytes = KEY_BYTES + count_tag_bytes(largest, largest) * largest
-    vector_bytes = KEY_BYTES + count_vector_bytes(elements)
-    return count_message_bytes(max(tags_bytes, count_hub_dealt_bytes(elements), vector_bytes))
+    largest_size = agreement.largest_size
+    element_count = count_vector_elements(largest_size)
+    tags_bytes = KEY_BYTES + count_tag_bytes(largest_size, largest_size) * largest_size
+    vector_bytes = KEY_BYTES + count_vector_bytes(element_count)
+    return count_message_bytes(max(tags_bytes, count_hub_dealt_bytes(element_count), vector_bytes))

@@ -32,10 +32,12 @@ LENGTH = 512
 DIMENSION = 85
 DISTANCE = 128
 WORDS = LENGTH // 64
-_DEGREE = 9
+_FIELD_DEGREE = 9
 _FIELD_POLYNOMIAL = 0b1000010001  # x^9 + x^4 + 1, of which x is a primitive root
-_CYCLE = 2**_DEGREE - 1  # the order of x in GF(2^9), and the length of the code before extension
-_ROOTS = DISTANCE - 2
+_FIELD_ORDER = (
+    2**_FIELD_DEGREE - 1
+)  # the order of x in GF(2^9), and the length of the code before extension
+_ROOT_COUNT = DISTANCE - 2
 _MESSAGE_MASK = np.array([2**64 - 1, (1 << (DIMENSION - 64)) - 1], np.uint64)
 
 
@@ -59,8 +61,8 @@ def _make_tables() -> Elements:
     by them eight bits of a message are encoded by one look-up.
     """
     missing_rows = -DIMENSION % 8  # rows of zeros that fill the last table
-    content = b"".join(row.to_bytes(LENGTH // 8, "little") for row in make_generator())
-    rows = from_bytes(content + bytes(missing_rows * LENGTH // 8)).reshape(-1, WORDS)
+    encoded_rows = b"".join(row.to_bytes(LENGTH // 8, "little") for row in make_generator())
+    rows = from_bytes(encoded_rows + bytes(missing_rows * LENGTH // 8)).reshape(-1, WORDS)
     return compute_subset_sums(rows)
 
 
@@ -72,13 +74,13 @@ def make_generator() -> tuple[int, ...]:
     """
     polynomial = _multiply_minimal_polynomials()
     degree = polynomial.bit_length() - 1
-    assert _CYCLE - degree == DIMENSION
+    assert _FIELD_ORDER - degree == DIMENSION
     rows = []
     for position in range(DIMENSION):
-        check_bits = _reduce(1 << (degree + position), polynomial)
+        check_bits = _reduce_polynomial(1 << (degree + position), polynomial)
         word = (1 << position) | (check_bits << DIMENSION)
         parity = word.bit_count() & 1
-        rows.append(word | (parity << _CYCLE))
+        rows.append(word | (parity << _FIELD_ORDER))
     return tuple(rows)
 
 
@@ -90,43 +92,47 @@ def _multiply_minimal_polynomials() -> int:
     powers = _list_powers()
     product = 1
     covered_exponents = set[int]()
-    for exponent in range(1, _ROOTS + 1):
+    for exponent in range(1, _ROOT_COUNT + 1):
         if exponent in covered_exponents:
             continue
         # A minimal polynomial has x^e and its repeated squares, x^2e, x^4e, ..., as its roots.
-        conjugates = {(exponent << squarings) % _CYCLE for squarings in range(_DEGREE)}
+        conjugates = {(exponent << squarings) % _FIELD_ORDER for squarings in range(_FIELD_DEGREE)}
         covered_exponents |= conjugates
         coefficients = [1]  # of a polynomial over GF(2^9), the lowest first
         for conjugate in conjugates:
             coefficients = _multiply_by_root(coefficients, conjugate, powers)
         # All coefficients of a minimal polynomial are 0 or 1.
-        minimal = sum(coefficient << degree for degree, coefficient in enumerate(coefficients))
-        product = _multiply(product, minimal)
+        minimal_polynomial = sum(
+            coefficient << degree for degree, coefficient in enumerate(coefficients)
+        )
+        product = _multiply_polynomials(product, minimal_polynomial)
     return product
 
 
 def _list_powers() -> list[int]:
     """Return x^0 to x^510 in GF(2^9), as integers of 9 bits (x is a primitive element)."""
     powers = [1]
-    for _ in range(_CYCLE - 1):
+    for _ in range(_FIELD_ORDER - 1):
         next_power = powers[-1] << 1
-        has_overflow = next_power >> _DEGREE
+        has_overflow = next_power >> _FIELD_DEGREE
         powers.append(next_power ^ _FIELD_POLYNOMIAL if has_overflow else next_power)
     return powers
 
 
-def _multiply_by_root(coefficients: list[int], exponent: int, powers: list[int]) -> list[int]:
+def _multiply_by_root(coefficients: list[int], root_exponent: int, powers: list[int]) -> list[int]:
     """Return a polynomial in z over GF(2^9) multiplied by (z - x^exponent).
 
     Args:
         coefficients: the polynomial, an element of GF(2^9) as an integer of 9 bits for each degree,
             the lowest first.
-        exponent: k of the new root x^k, 0 to 510.
+        root_exponent: k of the new root x^k, 0 to 510.
         powers: x^0 to x^510 (`_list_powers`).
     """
     exponent_by_power = {power: k for k, power in enumerate(powers)}
     times_root = [
-        powers[(exponent_by_power[coefficient] + exponent) % _CYCLE] if coefficient else 0
+        powers[(exponent_by_power[coefficient] + root_exponent) % _FIELD_ORDER]
+        if coefficient
+        else 0
         for coefficient in coefficients
     ]
     times_root.append(0)  # as many degrees as the other product
@@ -135,7 +141,7 @@ def _multiply_by_root(coefficients: list[int], exponent: int, powers: list[int])
     return [left ^ right for left, right in zip(times_root, times_z, strict=True)]
 
 
-def _multiply(left: int, right: int) -> int:
+def _multiply_polynomials(left: int, right: int) -> int:
     """Return the product of two polynomials over GF(2); bit k is the coefficient of degree k."""
     product = 0
     while right:
@@ -145,9 +151,9 @@ def _multiply(left: int, right: int) -> int:
     return product
 
 
-def _reduce(value: int, modulus: int) -> int:
+def _reduce_polynomial(polynomial: int, modulus: int) -> int:
     """Return a polynomial over GF(2) modulo another one; bit k is the coefficient of degree k."""
     length = modulus.bit_length()
-    while value.bit_length() >= length:
-        value ^= modulus << (value.bit_length() - length)
-    return value
+    while polynomial.bit_length() >= length:
+        polynomial ^= modulus << (polynomial.bit_length() - length)
+    return polynomial
