@@ -207,6 +207,6 @@ if not TYPE_CHECKING:  # type checkers read the imports above
             "secure_apfed.runs.worth": ("measure_worth",),
         },
         modules=_MODULES,
-        moved=_MOVED,
+        moved_names_by_module=_MOVED,
         distribution="secure-apfed",
     )

@@ -83,16 +83,16 @@ one_hash_for_all_transfers: test_psi_circuit_ot.py
 --- protocols/apfed_protocols/noise.py
 zero_twice: test_noise.py
     Discrete noise is zero twice as often as the law says.
--once_n = ~(negative_n & (magnitude_n == 0))
-+once_n = magnitude_n >= 0
+-is_counted_n = ~(is_negative_n & (magnitude_n == 0))
++is_counted_n = magnitude_n >= 0
 wide_zero_twice: test_noise.py
     So is discrete noise of a large deviation.
 -    is_accepted_n &= ~(is_negative_n & (magnitude_n == 0))
 +    is_accepted_n &= magnitude_n >= 0
 undecided_words_go_down: test_noise.py
     A word that leaves its bin open gets the lower one: the law is off by some 2^-56.
--    for place in undecided:
-+    for place in undecided[:0]:
+-    for proposal in undecided_proposals:
++    for proposal in undecided_proposals[:0]:
 flat_bins: test_noise.py
     Within a bin every magnitude is as likely: the law is a staircase.
 -offset_n * (low_n + magnitude_n), 2 * deviation**2

@@ -65,25 +65,28 @@ def converse(
             before all roles are finished.
         RemoteProtocolError: whatever a role raises on a bad message.
     """
-    undelivered = [(name, out) for name, role in roles.items() for out in role.start()]
+    undelivered_messages = [
+        (name, message) for name, role in roles.items() for message in role.start()
+    ]
     sent_bytes = 0
-    while undelivered:
-        sender, out = undelivered.pop(0)
-        sent_bytes += len(out.body)
-        _LOGGER.debug("%s sends %d bytes to %s", sender, len(out.body), out.receiver)
+    while undelivered_messages:
+        sender, message = undelivered_messages.pop(0)
+        sent_bytes += len(message.body)
+        _LOGGER.debug("%s sends %d bytes to %s", sender, len(message.body), message.receiver)
         if record is not None:
-            record(sender, out)
-        if out.receiver not in roles:
+            record(sender, message)
+        if message.receiver not in roles:
             raise LocalProtocolError(
-                f"{sender} wrote to {out.receiver!r}, who takes no part; "
+                f"{sender} wrote to {message.receiver!r}, who takes no part; "
                 f"the parties are {', '.join(sorted(roles))}"
             )
-        answers = roles[out.receiver].receive(sender, out.body)
-        undelivered.extend((out.receiver, answer) for answer in answers)
-    unfinished = sorted(name for name, role in roles.items() if not role.is_finished)
-    if unfinished:
+        answers = roles[message.receiver].receive(sender, message.body)
+        undelivered_messages.extend((message.receiver, answer) for answer in answers)
+    unfinished_roles = sorted(name for name, role in roles.items() if not role.is_finished)
+    if unfinished_roles:
         raise LocalProtocolError(
-            f"the conversation fell silent while {', '.join(unfinished)} still expected messages"
+            f"the conversation fell silent while {', '.join(unfinished_roles)} still expected "
+            "messages"
         )
     return sent_bytes
 
@@ -114,24 +117,26 @@ def take_part(
     """
     outbox: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
-    sender = threading.Thread(target=_send_outbox, args=(outbox, send, failures), daemon=True)
-    sender.start()
+    sending_thread = threading.Thread(
+        target=_send_outbox, args=(outbox, send, failures), daemon=True
+    )
+    sending_thread.start()
     try:
-        for out in role.start():
-            outbox.put(out)
+        for message in role.start():
+            outbox.put(message)
         while not role.is_finished and not failures:
             peer, body = receive(patience_s)
             _LOGGER.debug("receives %d bytes from %s", len(body), peer)
-            for out in role.receive(peer, body):
-                outbox.put(out)
+            for message in role.receive(peer, body):
+                outbox.put(message)
     except (OSError, EOFError) as error:
         # If the sending thread failed before, its failure is the first one, and the cause.
         failures.append(error)
     finally:
         outbox.put(None)  # ends the sending thread
     if not failures:
-        sender.join(patience_s)
-    if sender.is_alive():
+        sending_thread.join(patience_s)
+    if sending_thread.is_alive():
         failures.append(TimeoutError())
     if failures:
         _raise_failure(failures[0])
@@ -146,9 +151,9 @@ def _send_outbox(
     `send` raises, append the exception to `failures`, where the main thread finds it.
     """
     try:
-        while (out := outbox.get()) is not None:
-            _LOGGER.debug("sends %d bytes to %s", len(out.body), out.receiver)
-            send(out.receiver, out.body)
+        while (message := outbox.get()) is not None:
+            _LOGGER.debug("sends %d bytes to %s", len(message.body), message.receiver)
+            send(message.receiver, message.body)
     except BaseException as error:  # noqa: BLE001 - the caller raises it
         failures.append(error)
 

@@ -10,31 +10,35 @@ from functools import lru_cache
 
 __all__ = ["check_date_format", "parse_date"]
 
-_FIELD = re.compile("(%[dmY])")
-_DIGITS = {"%d": "(?P<d>[0-9]{1,2})", "%m": "(?P<m>[0-9]{1,2})", "%Y": "(?P<Y>[0-9]{4})"}
+_FIELD_PATTERN = re.compile("(%[dmY])")
+_DIGITS_PATTERN_BY_FIELD = {
+    "%d": "(?P<d>[0-9]{1,2})",
+    "%m": "(?P<m>[0-9]{1,2})",
+    "%Y": "(?P<Y>[0-9]{4})",
+}
 
 
-def check_date_format(form: str) -> str:
-    """Return the date format `form`, such as "%d.%m.%Y", unchanged, if dates in it can be read in
-    one way only.
+def check_date_format(date_format: str) -> str:
+    """Return `date_format`, such as "%d.%m.%Y", unchanged, if dates in it can be
+    read in one way only.
 
     Raises:
         ValueError: the format is ambiguous, or lacks day, month or year.
     """
-    date_fields = _FIELD.findall(form)
+    date_fields = _FIELD_PATTERN.findall(date_format)
     # The split alternates between texts and fields; the texts between fields are at 2 and 4.
-    separators = [text for text in _FIELD.split(form)[2:-1:2] if text]
-    text_around = _FIELD.sub("", form)
+    separators = [text for text in _FIELD_PATTERN.split(date_format)[2:-1:2] if text]
+    text_around = _FIELD_PATTERN.sub("", date_format)
     has_digits_or_percent = bool(re.search(r"[%\d]", text_around))
     has_all_fields = sorted(date_fields) == ["%Y", "%d", "%m"]
     if not has_all_fields or len(separators) != 2 or has_digits_or_percent:
         raise ValueError(
-            f"date_formats: {form!r} must have %d, %m and %Y once, and between them something "
-            "that is no digit, as in %d.%m.%Y"
+            f"date_formats: {date_format!r} must have %d, %m and %Y once, and between them "
+            "something that is no digit, as in %d.%m.%Y"
         )
-    if form == "%Y-%d-%m":
+    if date_format == "%Y-%d-%m":
         raise ValueError("date_formats: %Y-%d-%m reads like 2026-01-31, which is a date")
-    return form
+    return date_format
 
 
 def parse_date(text: str, formats: Sequence[str]) -> date | None:
@@ -58,6 +62,11 @@ def parse_date(text: str, formats: Sequence[str]) -> date | None:
 def _compile_formats(formats: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
     """Return a regular expression with the groups d, m and Y for each date format."""
     return tuple(
-        re.compile("".join(_DIGITS.get(part) or re.escape(part) for part in _FIELD.split(form)))
-        for form in formats
+        re.compile(
+            "".join(
+                _DIGITS_PATTERN_BY_FIELD.get(part) or re.escape(part)
+                for part in _FIELD_PATTERN.split(date_format)
+            )
+        )
+        for date_format in formats
     )

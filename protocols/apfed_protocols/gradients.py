@@ -37,18 +37,18 @@ def records_gradients(tree: Any) -> bool:
     return any(_requires_gradient(leaf) for _, leaf in _list_leaves(tree))
 
 
-def refuse_gradients(tree: Any, who: str) -> None:
+def refuse_gradients(tree: Any, party: str) -> None:
     """Raise LocalProtocolError if a tensor of a contribution requires a gradient: the contribution
     leaves this process, so no gradient would come back. Under `torch.no_grad()` no tensor does.
 
-    `tree`: the contribution, an array, or nested dicts, lists and tuples of arrays. `who`: the
+    `tree`: the contribution, an array, or nested dicts, lists and tuples of arrays. `party`: the
     party, for errors.
     """
-    require_numbers(tree, who)
+    require_numbers(tree, party)
     for path, leaf in _list_leaves(tree):
         if _requires_gradient(leaf):
             raise LocalProtocolError(
-                f"{who}: {path} requires a gradient, and a contribution leaves this process, so "
+                f"{party}: {path} requires a gradient, and a contribution leaves this process, so "
                 "no gradient would come back and what computed it would not train. Contribute "
                 "tensor.detach(), let the receiver send the gradient of the sum back, and call "
                 "tensor.backward(gradient) here; or add in one process, where secure_sum(...) "
@@ -56,11 +56,11 @@ def refuse_gradients(tree: Any, who: str) -> None:
             )
 
 
-def require_numbers(tree: Any, who: str) -> None:
+def require_numbers(tree: Any, party: str) -> None:
     """Raise LocalProtocolError if a tensor of the tree has no numbers of its own to add, since it
     is on the meta device, under `torch.func` or `torch.vmap`, or in forward-mode differentiation.
 
-    `tree`: an array, or nested dicts, lists and tuples of arrays. `who`: the party, for errors.
+    `tree`: an array, or nested dicts, lists and tuples of arrays. `party`: the party, for errors.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -70,46 +70,50 @@ def require_numbers(tree: Any, who: str) -> None:
             continue
         if leaf.is_meta:
             raise LocalProtocolError(
-                f"{who}: {path} lies on the meta device and has no numbers; give a tensor of a "
+                f"{party}: {path} lies on the meta device and has no numbers; give a tensor of a "
                 "real device"
             )
         if torch._C._functorch.is_functorch_wrapped_tensor(leaf) or _is_dual(torch, leaf):
             raise LocalProtocolError(
-                f"{who}: {path} is inside torch.func, torch.vmap or forward-mode differentiation, "
-                "which see none of what is done to its numbers here; make this call outside, and "
-                "take gradients by tensor.backward() or torch.autograd.grad"
+                f"{party}: {path} is inside torch.func, torch.vmap or forward-mode "
+                "differentiation, which see none of what is done to its numbers here; make this "
+                "call outside, and take gradients by tensor.backward() or torch.autograd.grad"
             )
 
 
-def require_addable_gradients(values: Mapping[str, Any]) -> None:
+def require_addable_gradients(values_by_party: Mapping[str, Any]) -> None:
     """Raise LocalProtocolError if the sum could not carry the gradient that a contributor's tensor
     requires.
 
     The sum has the types of the first contributor's values. So if another contributor's tensor
     requires a gradient, the first contributor must have a tensor of floats in its place.
 
-    `values`: an array, or nested dicts, lists and tuples of arrays, by contributor; all have one
-    structure.
+    `values_by_party`: an array, or nested dicts, lists and tuples of arrays, by contributor; all
+    have one structure.
     """
     torch = sys.modules["torch"]
-    first, *others = values
-    first_leaves = [*_list_leaves(values[first])]
-    for name in others:
-        pairs = zip(_list_leaves(values[name]), first_leaves, strict=False)
-        for (path, leaf), (_, first_leaf) in pairs:
+    first_party, *other_parties = values_by_party
+    first_leaves = [*_list_leaves(values_by_party[first_party])]
+    for party in other_parties:
+        leaf_pairs = zip(_list_leaves(values_by_party[party]), first_leaves, strict=False)
+        for (path, leaf), (_, first_leaf) in leaf_pairs:
             is_float_tensor = (
                 isinstance(first_leaf, torch.Tensor) and first_leaf.is_floating_point()
             )
             if _requires_gradient(leaf) and not is_float_tensor:
                 raise LocalProtocolError(
-                    f"{name}: {path} requires a gradient, and the sum comes in the form that "
-                    f"{first} gives, {_describe_type(torch, first_leaf)}, which carries none; let "
-                    f"{first} give a tensor of floats there, or give tensor.detach()"
+                    f"{party}: {path} requires a gradient, and the sum comes in the form that "
+                    f"{first_party} gives, {_describe_type(torch, first_leaf)}, which carries "
+                    f"none; let {first_party} give a tensor of floats there, or give "
+                    "tensor.detach()"
                 )
 
 
 def attach_gradients(
-    total: Tree, values: Mapping[str, Any], flat: Mapping[str, Flattened], clip: float | None
+    total: Tree,
+    values_by_party: Mapping[str, Any],
+    flattened_by_party: Mapping[str, Flattened],
+    clip: float | None,
 ) -> Tree:
     """Return the sum, connected in autograd's graph to the contributors' tensors that require a
     gradient, as if the clipped values had been added by torch. The numbers of the sum do not
@@ -117,24 +121,24 @@ def attach_gradients(
 
     Args:
         total: the sum, in the structure of the first contributor's values.
-        values: each contributor's values, by name.
-        flat: each contributor's values as one matrix (rows, columns), by name.
+        values_by_party: each contributor's values, by name.
+        flattened_by_party: each contributor's values as one matrix (rows, columns), by name.
         clip: C, the L2 bound of one row; None: rows are not clipped.
     """
-    sums = [leaf for _, leaf in _list_leaves(total)]
-    for name, tree in values.items():
+    sum_leaves = [leaf for _, leaf in _list_leaves(total)]
+    for party, tree in values_by_party.items():
         leaves = [leaf for _, leaf in _list_leaves(tree)]
         if any(_requires_gradient(leaf) for leaf in leaves):
-            for index, clipped in _clip_leaves(leaves, flat[name], clip):
+            for index, clipped_leaf in _clip_leaves(leaves, flattened_by_party[party], clip):
                 # Zeros in value, but with the gradient of the clipped addend.
-                zeros = clipped - clipped.detach()
-                sums[index] = sums[index] + zeros.to(sums[index])
-    rebuilt: Tree = rebuild_tree(total, iter(sums))
+                zeros_with_gradient = clipped_leaf - clipped_leaf.detach()
+                sum_leaves[index] = sum_leaves[index] + zeros_with_gradient.to(sum_leaves[index])
+    rebuilt: Tree = rebuild_tree(total, iter(sum_leaves))
     return rebuilt
 
 
 def _clip_leaves(
-    leaves: Sequence[Any], flat: Flattened, clip: float | None
+    leaves: Sequence[Any], flattened: Flattened, clip: float | None
 ) -> Iterator[tuple[int, Any]]:
     """Yield (index, tensor) for each of a contributor's leaves that requires a gradient: the index
     in `leaves`, and the values of the leaf as they were added, after clipping, connected to the
@@ -142,31 +146,33 @@ def _clip_leaves(
 
     Args:
         leaves: one contributor's arrays and numbers, in the order of `flatten_tree`.
-        flat: these arrays as one matrix, (rows, columns).
+        flattened: these arrays as one matrix, (rows, columns).
         clip: C, the L2 bound of one row; None: rows are not clipped.
     """
     torch = sys.modules["torch"]
     indices = [index for index, leaf in enumerate(leaves) if _requires_gradient(leaf)]
     device = leaves[indices[0]].device
-    rows = torch.from_numpy(flat.matrix).to(device, torch.float64)
-    is_long = rows.norm(dim=1) > (torch.inf if clip is None else clip)
-    if not is_long.any():  # then the values were added unchanged
+    rows = torch.from_numpy(flattened.matrix).to(device, torch.float64)
+    is_beyond_clip = rows.norm(dim=1) > (torch.inf if clip is None else clip)
+    if not is_beyond_clip.any():  # then the values were added unchanged
         for index in indices:
             yield index, leaves[index]
         return
     # The same matrix again, in the order of `flatten_tree`, but of tensors that are in the graph.
-    numbers = rows.reshape(-1)
+    all_numbers = rows.reshape(-1)
     start = 0
     flat_leaves = []
     for leaf in leaves:
-        size = leaf.numel() if isinstance(leaf, torch.Tensor) else _count_numbers(leaf)
+        number_count = leaf.numel() if isinstance(leaf, torch.Tensor) else _count_numbers(leaf)
         is_connected = _requires_gradient(leaf)
-        flat_leaf = leaf.reshape(-1) if is_connected else numbers[start : start + size]
+        flat_leaf = leaf.reshape(-1) if is_connected else all_numbers[start : start + number_count]
         flat_leaves.append(flat_leaf.to(device, torch.float64))
-        start += size
+        start += number_count
     matrix = torch.cat(flat_leaves).reshape(rows.shape)
-    long_norms = matrix[is_long].norm(dim=1, keepdim=True)
-    clipped = matrix.index_put((is_long,), matrix[is_long] * (clip / long_norms))
+    norms_beyond_clip = matrix[is_beyond_clip].norm(dim=1, keepdim=True)
+    clipped = matrix.index_put(
+        (is_beyond_clip,), matrix[is_beyond_clip] * (clip / norms_beyond_clip)
+    )
     clipped_leaves = clipped.reshape(-1).split([len(flat_leaf) for flat_leaf in flat_leaves])
     for index in indices:
         yield index, clipped_leaves[index].reshape(leaves[index].shape)
@@ -187,8 +193,8 @@ def _requires_gradient(leaf: Any) -> bool:
 
 def _is_dual(torch: Any, leaf: Any) -> bool:
     """Return whether a tensor carries a tangent of forward-mode differentiation."""
-    forward = torch.autograd.forward_ad
-    return forward._current_level >= 0 and forward.unpack_dual(leaf).tangent is not None
+    forward_mode = torch.autograd.forward_ad
+    return forward_mode._current_level >= 0 and forward_mode.unpack_dual(leaf).tangent is not None
 
 
 def _describe_type(torch: Any, leaf: Any) -> str:

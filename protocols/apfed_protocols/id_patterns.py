@@ -37,17 +37,17 @@ __all__ = [
 LEGEND = "A: capitals, a: small letters, 9: digits, 09: leading zeros, #: letters or digits"
 MAX_PATTERNS = 12
 """With more patterns than these, letters and digits are not told apart."""
-_SAMPLE = 20_000
-_RULES = ("case_fold", "drop_punctuation", "whole_numbers")
-_RUN = re.compile(r"[^\W_]+")
+_MAX_SAMPLE_IDS = 20_000
+_RULE_NAMES = ("case_fold", "drop_punctuation", "whole_numbers")
+_ALPHANUMERIC_RUN = re.compile(r"[^\W_]+")
 # A number with zeros before it, behind a name or behind nothing.
-_PADDED = re.compile(r"(?P<name>[^\W\d_]*)(?P<between>[\W_]*)0\d+")
+_ZERO_PADDED_NUMBER = re.compile(r"(?P<name>[^\W\d_]*)(?P<between>[\W_]*)0\d+")
 _WHOLE_NUMBER = re.compile(r"[+-]?0?9(\.0?9)?")
 # Fewer IDs of a pattern say nothing of its share among the common people.
-_MIN_IDS = 30
-_MUCH_RARER = 0.25
+_MIN_IDS_OF_PATTERN = 30
+_RARE_SHARE_RATIO = 0.25
 # Per cent of the people whose patterns have to be known before others count for nothing.
-_NEARLY_ALL = 90
+_MIN_KNOWN_PERCENT = 90
 
 
 @lru_cache(maxsize=2**15)
@@ -55,7 +55,7 @@ def make_pattern(text: str) -> str:
     """Return the pattern of one ID: its punctuation, with each run of letters and digits replaced
     by marks (see `LEGEND`), as "A-9" of "DE-1234567".
     """
-    return " & ".join(_make_part_pattern(part) for part in text.split(JOINT))
+    return " & ".join(_make_column_pattern(column_text) for column_text in text.split(JOINT))
 
 
 def count_patterns(texts: Sequence[str]) -> dict[str, int]:
@@ -68,28 +68,29 @@ def count_patterns(texts: Sequence[str]) -> dict[str, int]:
     `texts`: the IDs as they stand in the party's table.
     """
     sample = _sample_texts(texts)
-    counts = Counter(map(make_pattern, sample))
-    if len(counts) > MAX_PATTERNS:
-        counts = Counter(
-            _escape_invisible(_RUN.sub("#", text.replace(JOINT, " & "))) for text in sample
+    count_by_pattern = Counter(map(make_pattern, sample))
+    if len(count_by_pattern) > MAX_PATTERNS:
+        count_by_pattern = Counter(
+            _escape_invisible(_ALPHANUMERIC_RUN.sub("#", text.replace(JOINT, " & ")))
+            for text in sample
         )
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return dict(ordered)
+    ordered_items = sorted(count_by_pattern.items(), key=lambda item: (-item[1], item[0]))
+    return dict(ordered_items)
 
 
-def describe_patterns(counts: Mapping[str, int]) -> str:
+def describe_patterns(count_by_pattern: Mapping[str, int]) -> str:
     """Return the patterns with their shares in words, as "A-9 56 %, a-9 24 %, A9 20 %".
 
-    `counts`: number of IDs by pattern, from `count_patterns`.
+    `count_by_pattern`: number of IDs by pattern, from `count_patterns`.
     """
-    total = sum(counts.values())
-    first_items = list(counts.items())[:MAX_PATTERNS]
+    total = sum(count_by_pattern.values())
+    first_items = list(count_by_pattern.items())[:MAX_PATTERNS]
     shares = [f"{pattern} {_format_percent(count, total)}" for pattern, count in first_items]
-    others = len(counts) - len(shares)
-    return ", ".join(shares) + (f" and {others} more" if others else "")
+    other_count = len(count_by_pattern) - len(shares)
+    return ", ".join(shares) + (f" and {other_count} more" if other_count else "")
 
 
-def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ...]:
+def suggest_rules(texts: Sequence[str], agreed_rules: IdNormalisation) -> tuple[str, ...]:
     """Return the names of the normalisation rules under which these IDs have the fewest patterns
     (ways of writing); empty if no rule reduces them.
 
@@ -97,49 +98,51 @@ def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ..
 
     Args:
         texts: IDs as they stand in the party's table.
-        rules: the normalisation that the parties agreed on already.
+        agreed_rules: the normalisation that the parties agreed on already.
     """
     sample = _sample_texts(texts)
-    best: tuple[str, ...] = ()
+    best_rules: tuple[str, ...] = ()
     # If all numbers have one length, zeros pad them consistently and need no rule.
-    is_padded = len({len(text) for text in sample if text.isdecimal()}) <= 1
-    normalised = [rules.normalise_text(text) for text in sample]
-    fewest_patterns = len(count_patterns(normalised))
-    distinct_ids = len(set(normalised))
-    for rule_names in _list_rule_sets(rules):
-        if is_padded and "whole_numbers" in rule_names:
+    have_equal_length = len({len(text) for text in sample if text.isdecimal()}) <= 1
+    normalised_ids = [agreed_rules.normalise_text(text) for text in sample]
+    fewest_pattern_count = len(count_patterns(normalised_ids))
+    distinct_count = len(set(normalised_ids))
+    for rule_names in _list_rule_sets(agreed_rules):
+        if have_equal_length and "whole_numbers" in rule_names:
             continue
-        added: dict[str, Any] = dict.fromkeys(rule_names, True)
-        more_rules = replace(rules, **added)
-        united = [more_rules.normalise_text(text) for text in sample]
-        if len(set(united)) < distinct_ids:
+        added_rules: dict[str, Any] = dict.fromkeys(rule_names, True)
+        extended_rules = replace(agreed_rules, **added_rules)
+        united_ids = [extended_rules.normalise_text(text) for text in sample]
+        if len(set(united_ids)) < distinct_count:
             continue  # two different IDs would become one
-        patterns = len(count_patterns(united))
-        if patterns < fewest_patterns:
-            best = rule_names
-            fewest_patterns = patterns
-    return best
+        pattern_count = len(count_patterns(united_ids))
+        if pattern_count < fewest_pattern_count:
+            best_rules = rule_names
+            fewest_pattern_count = pattern_count
+    return best_rules
 
 
 def suggest_rules_for_patterns(
-    own: Iterable[str], theirs: Iterable[str], rules: IdNormalisation
+    own: Iterable[str], theirs: Iterable[str], agreed_rules: IdNormalisation
 ) -> tuple[str, ...]:
     """Return the names of the fewest normalisation rules under which the ID patterns of two parties
     become the same; empty if no rules do that.
 
     Args:
         own, theirs: the frequent patterns of either party, such as "A-9".
-        rules: the normalisation that the parties agreed on already.
+        agreed_rules: the normalisation that the parties agreed on already.
     """
     own_patterns = set(own)
     their_patterns = set(theirs)
-    for rule_names in _list_rule_sets(rules):
+    for rule_names in _list_rule_sets(agreed_rules):
         if _apply_rules(own_patterns, rule_names) == _apply_rules(their_patterns, rule_names):
             return rule_names
     return ()
 
 
-def differ_by_zeros(own: Iterable[str], theirs: Iterable[str], rules: IdNormalisation) -> bool:
+def differ_by_zeros(
+    own: Iterable[str], theirs: Iterable[str], agreed_rules: IdNormalisation
+) -> bool:
     """Return whether leading zeros are what keeps the ID patterns of two parties apart: they
     differ, and no normalisation rules make them the same; without leading zeros they would be the
     same, or some rules would make them so.
@@ -147,33 +150,39 @@ def differ_by_zeros(own: Iterable[str], theirs: Iterable[str], rules: IdNormalis
     Args:
         own, theirs: the frequent patterns of either party; "09" stands for a number with leading
             zeros.
-        rules: the normalisation that the parties agreed on already.
+        agreed_rules: the normalisation that the parties agreed on already.
     """
     own_patterns = set(own)
     their_patterns = set(theirs)
     if own_patterns == their_patterns:
         return False
-    if suggest_rules_for_patterns(own_patterns, their_patterns, rules):
+    if suggest_rules_for_patterns(own_patterns, their_patterns, agreed_rules):
         return False
     own_without_zeros = {pattern.replace("09", "9") for pattern in own_patterns}
     their_without_zeros = {pattern.replace("09", "9") for pattern in their_patterns}
     if own_without_zeros == their_without_zeros:
         return True
-    return bool(suggest_rules_for_patterns(own_without_zeros, their_without_zeros, rules))
+    return bool(suggest_rules_for_patterns(own_without_zeros, their_without_zeros, agreed_rules))
 
 
-def share_no_id(own: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
+def share_no_id(
+    own_percent_by_pattern: Mapping[str, int], their_percent_by_pattern: Mapping[str, int]
+) -> bool:
     """Return whether almost no ID can be common to two parties, since their IDs have different
     patterns: an ID has the same pattern at both parties.
 
     Args:
-        own, theirs: share of the party's IDs that have a pattern, in whole per cent, by pattern;
-            rare patterns may be missing.
+        own_percent_by_pattern, their_percent_by_pattern: share of the party's IDs that have a
+            pattern, in whole per cent, by pattern; rare patterns may be missing.
     """
-    if any("#" in pattern for pattern in (*own, *theirs)):
+    if any("#" in pattern for pattern in (*own_percent_by_pattern, *their_percent_by_pattern)):
         return False  # "#" does not tell letters from digits
-    known_percent = min(sum(own.values()), sum(theirs.values()))
-    return known_percent >= _NEARLY_ALL and own.keys().isdisjoint(theirs.keys())
+    known_percent = min(
+        sum(own_percent_by_pattern.values()), sum(their_percent_by_pattern.values())
+    )
+    return known_percent >= _MIN_KNOWN_PERCENT and own_percent_by_pattern.keys().isdisjoint(
+        their_percent_by_pattern.keys()
+    )
 
 
 def find_unmatched_patterns(
@@ -192,29 +201,35 @@ def find_unmatched_patterns(
         are more than `MAX_PATTERNS` patterns.
     """
     patterns = [make_pattern(text) for text in texts]
-    all_counts = Counter(patterns)
-    if len(all_counts) > MAX_PATTERNS:
+    id_count_by_pattern = Counter(patterns)
+    if len(id_count_by_pattern) > MAX_PATTERNS:
         return {}
-    common_counts = Counter(
+    common_count_by_pattern = Counter(
         pattern for pattern, is_match in zip(patterns, is_common, strict=True) if is_match
     )
-    frequent = sorted(pattern for pattern, count in all_counts.items() if count >= _MIN_IDS)
-    shares = [common_counts[pattern] / all_counts[pattern] for pattern in frequent]
-    largest_share = max(shares, default=0.0)
+    frequent_patterns = sorted(
+        pattern for pattern, count in id_count_by_pattern.items() if count >= _MIN_IDS_OF_PATTERN
+    )
+    common_shares = [
+        common_count_by_pattern[pattern] / id_count_by_pattern[pattern]
+        for pattern in frequent_patterns
+    ]
+    largest_share = max(common_shares, default=0.0)
     return {
-        pattern: (common_counts[pattern], all_counts[pattern])
-        for pattern in frequent
-        if common_counts[pattern] < _MUCH_RARER * largest_share * all_counts[pattern]
+        pattern: (common_count_by_pattern[pattern], id_count_by_pattern[pattern])
+        for pattern in frequent_patterns
+        if common_count_by_pattern[pattern]
+        < _RARE_SHARE_RATIO * largest_share * id_count_by_pattern[pattern]
     }
 
 
-def _make_part_pattern(part: str) -> str:
+def _make_column_pattern(column_text: str) -> str:
     """Return the pattern of one column of an ID; a number with leading zeros becomes 09."""
-    padded = _PADDED.fullmatch(part)
-    if padded:
-        prefix = _RUN.sub(_mark_run, padded["name"] + padded["between"])
+    padded_number = _ZERO_PADDED_NUMBER.fullmatch(column_text)
+    if padded_number:
+        prefix = _ALPHANUMERIC_RUN.sub(_mark_run, padded_number["name"] + padded_number["between"])
         return f"{_escape_invisible(prefix)}09"
-    return _escape_invisible(_RUN.sub(_mark_run, part))
+    return _escape_invisible(_ALPHANUMERIC_RUN.sub(_mark_run, column_text))
 
 
 def _mark_run(run: re.Match[str]) -> str:
@@ -238,8 +253,8 @@ def _escape_invisible(text: str) -> str:
 
 
 def _sample_texts(texts: Sequence[str]) -> Sequence[str]:
-    """Return at most `_SAMPLE` texts, spread evenly."""
-    step = -(-len(texts) // _SAMPLE) or 1
+    """Return at most `_MAX_SAMPLE_IDS` texts, spread evenly."""
+    step = -(-len(texts) // _MAX_SAMPLE_IDS) or 1
     return texts[::step]
 
 
@@ -249,11 +264,17 @@ def _format_percent(count: int, total: int) -> str:
     return f"{share:.0f} %" if share >= 1 else "< 1 %"
 
 
-def _list_rule_sets(rules: IdNormalisation) -> list[tuple[str, ...]]:
+def _list_rule_sets(agreed_rules: IdNormalisation) -> list[tuple[str, ...]]:
     """Return all sets of normalisation rules that are not applied yet, the smallest first."""
-    names = {field.name for field in fields(rules)}
-    unused = [rule for rule in _RULES if rule in names and not getattr(rules, rule)]
-    return [chosen for size in range(1, len(unused) + 1) for chosen in combinations(unused, size)]
+    rule_fields = {field.name for field in fields(agreed_rules)}
+    unused_rules = [
+        rule for rule in _RULE_NAMES if rule in rule_fields and not getattr(agreed_rules, rule)
+    ]
+    return [
+        rule_set
+        for size in range(1, len(unused_rules) + 1)
+        for rule_set in combinations(unused_rules, size)
+    ]
 
 
 def _apply_rules(patterns: set[str], rule_names: tuple[str, ...]) -> set[str]:
@@ -271,7 +292,7 @@ def _apply_rules(patterns: set[str], rule_names: tuple[str, ...]) -> set[str]:
             pattern = pattern.replace("Aa", "a").replace("A", "a")
         if "drop_punctuation" in rule_names:
             # One run remains, with each mark once, in the order in which `_mark_run` writes them.
-            marks = "".join(_RUN.findall(pattern))
+            marks = "".join(_ALPHANUMERIC_RUN.findall(pattern))
             pattern = "".join(mark for mark in ("A", "a", "0", "9", "#") if mark in marks)
         normalised_patterns.add(pattern)
     return normalised_patterns

@@ -76,18 +76,19 @@ EMPTY = frozenset(
     }
 )
 """Texts of a CSV cell that count as empty, here and in pandas."""
-_NOBODY = EMPTY | {"NaT"}
-_ABSENT = frozenset({"NoneType", "NAType", "NaTType"})  # of pandas, too, which need not be here
+_EMPTY_TEXTS = EMPTY | {"NaT"}
+# By name, since pandas, which has two of these types, need not be installed.
+_MISSING_VALUE_TYPES = frozenset({"NoneType", "NAType", "NaTType"})
 # Python refuses to write longer numbers in decimal, unless it is told otherwise.
 _MAX_DIGITS = 4000  # Python refuses to read longer numbers, unless it is told otherwise
-_HUGE = 10**_MAX_DIGITS
+_TOO_LARGE_INTEGER = 10**_MAX_DIGITS
 _DOUBLE_BITS = 53
-_QUICK_BITS = 64
-_ROWS_OF_A_CHUNK = 2**16
-_ROWS_SHOWN = 5
-_COLUMN = "its ID column"
+_MAX_QUICK_BITS = 64
+_ROWS_PER_CHUNK = 2**16
+_MAX_ROWS_SHOWN = 5
+_DEFAULT_SUBJECT = "its ID column"
 # What datetime, pandas, pyarrow and polars raise for a year outside their range.
-_NO_MOMENT = (OverflowError, NotImplementedError, ValueError)
+_TIME_RANGE_ERRORS = (OverflowError, NotImplementedError, ValueError)
 REFUSALS: Mapping[str, tuple[str, str]] = {
     "nobody": (
         "is empty",
@@ -148,7 +149,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
 MAX_IDS = 10_000_000
 """The largest set that an intersection takes, unless the parties agree on another."""
 _MAX_COLUMNS = 2**16 - 1
-_WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(\.0*)?")
 
 
 class _RefusedError(Exception):
@@ -162,7 +163,7 @@ class _RefusedError(Exception):
 def _format_integer(value: Any, _float_bits: int) -> str:
     """Write an integer in decimal; refuse one too long for Python to write (`_MAX_DIGITS`)."""
     number = int(value)
-    if abs(number) >= _HUGE:
+    if abs(number) >= _TOO_LARGE_INTEGER:
         raise _RefusedError("digits")
     return str(number)
 
@@ -230,7 +231,7 @@ def _format_datetime(value: Any, _float_bits: int) -> str:
         if value.utcoffset() is not None:
             value = value.astimezone(UTC)
         return str(value.isoformat(sep=" "))
-    except _NO_MOMENT:
+    except _TIME_RANGE_ERRORS:
         raise _RefusedError("moment") from None
 
 
@@ -273,7 +274,7 @@ class IdKind:
 
     Attributes:
         name: what the values are, in words.
-        written: how the text of a value looks, in words; "": the kind is refused.
+        written_form: how the text of a value looks, in words; "": the kind is refused.
         types: Python and NumPy types of the values; the type of a value is looked up along its base
             classes.
         text: writes a value as text, given the value and the significand bits of its column's
@@ -281,7 +282,7 @@ class IdKind:
     """
 
     name: str
-    written: str
+    written_form: str
     types: tuple[type, ...]
     text: Callable[[Any, int], str] = field(repr=False)
 
@@ -341,7 +342,7 @@ def _format_other(value: Any, float_bits: int) -> str:
         float_bits = _count_float_bits(value.type)
         try:
             value = value.as_py()
-        except _NO_MOMENT:
+        except _TIME_RANGE_ERRORS:
             raise _RefusedError("moment") from None
         return _find_formatter(value.__class__)(value, float_bits)
     try:
@@ -353,7 +354,7 @@ def _format_other(value: Any, float_bits: int) -> str:
 @cache
 def _find_formatter(value_type: type) -> Callable[[Any, int], str]:
     """Return the formatter for values of a type, looked up along its base classes."""
-    if value_type.__name__ in _ABSENT:
+    if value_type.__name__ in _MISSING_VALUE_TYPES:
         return _make_refusal("nobody")
     for base in value_type.__mro__:
         if base in _FORMATTERS:
@@ -366,32 +367,33 @@ class IdReader:
     it refuses for one error at the end.
 
     Args:
-        whose: party and column, for errors.
-        place: returns in words where to find the row of a number, for errors; None: "row N".
-        strip: whether to drop blanks at both ends of a text, as tables do.
-        part: whether the column is one of several whose texts are joined by `JOINT`.
-        rows: whether a tuple or list is a row of several columns rather than one cell.
-        key: the settings key that names the column of IDs, for advice in errors.
+        subject: party and column, for errors.
+        describe_place: returns in words where to find the row of a number, for errors; None: "row
+            N".
+        should_strip: whether to drop blanks at both ends of a text, as tables do.
+        is_one_of_several: whether the column is one of several whose texts are joined by `JOINT`.
+        are_tuples_rows: whether a tuple or list is a row of several columns rather than one cell.
+        settings_key: the settings key that names the column of IDs, for advice in errors.
     """
 
     def __init__(
         self,
-        whose: str,
+        subject: str,
         *,
-        place: Callable[[int], str] | None = None,
-        strip: bool = False,
-        part: bool = False,
-        rows: bool = False,
-        key: str = "",
+        describe_place: Callable[[int], str] | None = None,
+        should_strip: bool = False,
+        is_one_of_several: bool = False,
+        are_tuples_rows: bool = False,
+        settings_key: str = "",
     ) -> None:
         """Make a reader that has read no row yet."""
-        self._subject = whose
-        self._place = place
-        self._strip = strip
-        self._is_one_of_several = part
-        self._tuples_are_rows = rows
-        self._key = f" ({key})" if key else ""
-        self._rows_read = 0
+        self._subject = subject
+        self._describe_place = describe_place
+        self._should_strip = should_strip
+        self._is_one_of_several = is_one_of_several
+        self._are_tuples_rows = are_tuples_rows
+        self._settings_key_hint = f" ({settings_key})" if settings_key else ""
+        self._read_row_count = 0
         # The numbers of the refused rows by reason, a key of `REFUSALS`; and the types of their
         # values.
         self._refused_rows: dict[str, list[int]] = {}
@@ -399,17 +401,17 @@ class IdReader:
 
     def convert_column(self, column: Iterable[object]) -> list[str]:
         """Return one text for each row, "" for a refused row; the texts may be used only if no row
-        was refused (`all_taken`).
+        was refused (`has_no_refusals`).
 
         Raises DataError: `column` is of a type that holds no column of IDs.
         """
         return [text for chunk in self.convert_pieces(column) for text in chunk]
 
     def convert_pieces(self, column: Iterable[object]) -> Iterator[list[str]]:
-        """Yield the texts of a column, at most `_ROWS_OF_A_CHUNK` rows at a time."""
+        """Yield the texts of a column, at most `_ROWS_PER_CHUNK` rows at a time."""
         values, float_bits = _list_values(column, self._subject)
-        for start in range(0, len(values), _ROWS_OF_A_CHUNK):
-            yield self._convert_chunk(values[start : start + _ROWS_OF_A_CHUNK], float_bits)
+        for start in range(0, len(values), _ROWS_PER_CHUNK):
+            yield self._convert_chunk(values[start : start + _ROWS_PER_CHUNK], float_bits)
 
     def _convert_chunk(self, values: list[Any], float_bits: int) -> list[str]:
         """Return the text of each of the next rows of the column, "" for a refused row.
@@ -421,12 +423,12 @@ class IdReader:
             values: one value for each row: a cell, or a tuple of cells if it has several columns.
             float_bits: significand bits of the column's floats.
         """
-        first_row = self._rows_read
-        self._rows_read += len(values)
+        first_row = self._read_row_count
+        self._read_row_count += len(values)
         if self._have_several_columns(values):
             texts = self._convert_uniform_rows(values)
         else:
-            texts = self._convert_uniform_cells(values, part=self._is_one_of_several)
+            texts = self._convert_uniform_cells(values, is_one_of_several=self._is_one_of_several)
         if texts is not None:
             return texts
         return [
@@ -436,10 +438,10 @@ class IdReader:
     def _have_several_columns(self, values: list[Any]) -> bool:
         """Return whether every value is a row of the same number of columns, two or more."""
         types = set(map(type, values))
-        if not self._tuples_are_rows or not types <= {tuple, list}:
+        if not self._are_tuples_rows or not types <= {tuple, list}:
             return False
-        different_lengths = set(map(len, values))
-        return len(different_lengths) == 1 and len(values[0]) > 1
+        lengths = set(map(len, values))
+        return len(lengths) == 1 and len(values[0]) > 1
 
     def _convert_uniform_rows(self, rows: list[Any]) -> list[str] | None:
         """Return the texts of rows of several columns, the texts of a row joined by `JOINT`; None
@@ -447,33 +449,35 @@ class IdReader:
         """
         columns = list[list[str]]()
         for cells in zip(*rows, strict=True):
-            texts = self._convert_uniform_cells(list(cells), part=True)
+            texts = self._convert_uniform_cells(list(cells), is_one_of_several=True)
             if texts is None:
                 return None
             columns.append(texts)
         return [JOINT.join(row_texts) for row_texts in zip(*columns, strict=True)]
 
-    def _convert_uniform_cells(self, values: list[Any], *, part: bool) -> list[str] | None:
+    def _convert_uniform_cells(
+        self, cells: list[Any], *, is_one_of_several: bool
+    ) -> list[str] | None:
         """Return the texts of cells that are all non-empty text or all integers of at most 64 bits,
         in one quick pass. Return None for other cells, and if a text must be refused; the caller
         then converts cell by cell.
 
-        `part`: whether the column is one of several whose texts are joined by `JOINT`.
+        `is_one_of_several`: whether the column is one of several whose texts are joined by `JOINT`.
         """
-        types = set(map(type, values))
-        if types == {str} and _is_valid("".join(values)):
-            if part and any(JOINT in text for text in values):
+        cell_types = set(map(type, cells))
+        if cell_types == {str} and _is_valid("".join(cells)):
+            if is_one_of_several and any(JOINT in text for text in cells):
                 return None
-            stripped = list(map(str.strip, values))
-            if not _NOBODY.isdisjoint(stripped):
+            stripped_texts = list(map(str.strip, cells))
+            if not _EMPTY_TEXTS.isdisjoint(stripped_texts):
                 return None  # a text that stands for an empty cell
-            return stripped if self._strip else values
-        if types == {int} and max(map(int.bit_length, values)) <= _QUICK_BITS:
-            return list(map(str, values))
+            return stripped_texts if self._should_strip else cells
+        if cell_types == {int} and max(map(int.bit_length, cells)) <= _MAX_QUICK_BITS:
+            return list(map(str, cells))
         return None
 
     @property
-    def all_taken(self) -> bool:
+    def has_no_refusals(self) -> bool:
         """Return whether no row was refused so far."""
         return not self._refused_rows
 
@@ -483,23 +487,24 @@ class IdReader:
         """
         if not self._refused_rows:
             return
-        sentences = []
+        problem_sentences = []
         for reason in sorted(self._refused_rows, key=list(REFUSALS).index):
             problem, remedy = REFUSALS[reason]
             if reason == "type":
                 problem += f" ({', '.join(sorted(self._refused_types))})"
-            rows = self._refused_rows[reason]
-            remedy = remedy.format(key=self._key)
-            sentences.append(
-                f"{problem} in {len(rows)} rows, first in {self._describe_places(rows)}; {remedy}"
+            refused_rows = self._refused_rows[reason]
+            remedy = remedy.format(key=self._settings_key_hint)
+            problem_sentences.append(
+                f"{problem} in {len(refused_rows)} rows, first in "
+                f"{self._describe_places(refused_rows)}; {remedy}"
             )
-        raise DataError(f"{self._subject} {'. It '.join(sentences)}")
+        raise DataError(f"{self._subject} {'. It '.join(problem_sentences)}")
 
     def _describe_places(self, rows: Sequence[int]) -> str:
         """Return in words, for errors, where the first few of these rows (numbers from 0) are."""
-        first_rows = rows[:_ROWS_SHOWN]
-        if self._place:
-            return ", ".join(map(self._place, first_rows))
+        first_rows = rows[:_MAX_ROWS_SHOWN]
+        if self._describe_place:
+            return ", ".join(map(self._describe_place, first_rows))
         return f"row{'s' if len(first_rows) > 1 else ''} {', '.join(map(str, first_rows))} (from 0)"
 
     def _convert_row(self, value: Any, float_bits: int, row: int) -> str:
@@ -511,12 +516,17 @@ class IdReader:
             float_bits: significand bits of the column's floats.
             row: number of the row in the column, from 0, for errors.
         """
-        is_row_of_cells = self._tuples_are_rows and isinstance(value, tuple | list) and bool(value)
+        is_row_of_cells = self._are_tuples_rows and isinstance(value, tuple | list) and bool(value)
         try:
             if not is_row_of_cells:
-                return self._convert_cell(value, float_bits, part=self._is_one_of_several)
-            has_several = len(value) > 1
-            texts = [self._convert_cell(cell, float_bits, part=has_several) for cell in value]
+                return self._convert_cell(
+                    value, float_bits, is_one_of_several=self._is_one_of_several
+                )
+            has_several_cells = len(value) > 1
+            texts = [
+                self._convert_cell(cell, float_bits, is_one_of_several=has_several_cells)
+                for cell in value
+            ]
             return JOINT.join(texts)
         except _RefusedError as refusal:
             reason = str(refusal)
@@ -524,38 +534,39 @@ class IdReader:
             self._refused_types.add(type(value).__name__)
             return ""
 
-    def _convert_cell(self, value: Any, float_bits: int, *, part: bool) -> str:
+    def _convert_cell(self, value: Any, float_bits: int, *, is_one_of_several: bool) -> str:
         """Return the text of one cell.
 
         Args:
             value: the cell.
             float_bits: significand bits of the column's floats.
-            part: whether the column is one of several whose texts are joined by `JOINT`.
+            is_one_of_several: whether the column is one of several whose texts are joined by
+                `JOINT`.
 
         Raises _RefusedError with a key of `REFUSALS`: the cell is no ID, is empty, is not valid
         Unicode, or has the separator `JOINT` in it.
         """
         text = _find_formatter(value.__class__)(value, float_bits)
-        stripped = text.strip()
-        if stripped in _NOBODY:
+        stripped_text = text.strip()
+        if stripped_text in _EMPTY_TEXTS:
             raise _RefusedError("nobody")
         if not _is_valid(text):
             raise _RefusedError("unicode")
-        if part and JOINT in text:
+        if is_one_of_several and JOINT in text:
             raise _RefusedError("joint")
-        return stripped if self._strip else text
+        return stripped_text if self._should_strip else text
 
 
 def id_texts(
     column: Iterable[object],
     *,
     party: str,
-    subject: str = _COLUMN,
-    place: Callable[[int], str] | None = None,
-    strip: bool = False,
-    part: bool = False,
-    rows: bool = False,
-    key: str = "",
+    subject: str = _DEFAULT_SUBJECT,
+    describe_place: Callable[[int], str] | None = None,
+    should_strip: bool = False,
+    is_one_of_several: bool = False,
+    are_tuples_rows: bool = False,
+    settings_key: str = "",
 ) -> list[str]:
     """Return the text of each row of a column of IDs.
 
@@ -563,16 +574,22 @@ def id_texts(
         column: any iterable, or a column of numpy, pandas, polars or pyarrow.
         party: name of the party whose column it is, for errors.
         subject: what errors call the column.
-        place: returns in words where to find the row of a number, for errors; None: "row N".
-        strip: whether to drop blanks at both ends of a text, as tables do.
-        part: whether the column is one of several whose texts are joined by `JOINT`.
-        rows: whether a tuple or list is a row of several columns rather than one cell.
-        key: the settings key that names the column of IDs, for advice in errors.
+        describe_place: returns in words where to find the row of a number, for errors; None: "row
+            N".
+        should_strip: whether to drop blanks at both ends of a text, as tables do.
+        is_one_of_several: whether the column is one of several whose texts are joined by `JOINT`.
+        are_tuples_rows: whether a tuple or list is a row of several columns rather than one cell.
+        settings_key: the settings key that names the column of IDs, for advice in errors.
 
     Raises DataError: some rows have no ID; or `column` is of a type that holds no column of IDs.
     """
     reader = IdReader(
-        f"{party}: {subject}", place=place, strip=strip, part=part, rows=rows, key=key
+        f"{party}: {subject}",
+        describe_place=describe_place,
+        should_strip=should_strip,
+        is_one_of_several=is_one_of_several,
+        are_tuples_rows=are_tuples_rows,
+        settings_key=settings_key,
     )
     texts = reader.convert_column(column)
     reader.require_no_refusals()
@@ -580,7 +597,7 @@ def id_texts(
 
 
 def _iter_text_chunks(party: str, ids: Any) -> Iterator[list[str]]:
-    """Yield the texts of a party's IDs, one for each row, in chunks of at most `_ROWS_OF_A_CHUNK`
+    """Yield the texts of a party's IDs, one for each row, in chunks of at most `_ROWS_PER_CHUNK`
     rows; the texts of a row's columns are joined by `JOINT`.
 
     A frame of pandas, polars or pyarrow is one chunk.
@@ -592,22 +609,27 @@ def _iter_text_chunks(party: str, ids: Any) -> Iterator[list[str]]:
     Raises DataError: some rows have no ID; it is raised after the last chunk, so that it can name
     all of them.
     """
-    refuse_ambiguous_index(ids, f"{party}: {_COLUMN}", error=DataError)
+    refuse_ambiguous_index(ids, f"{party}: {_DEFAULT_SUBJECT}", error=DataError)
     columns = _split_columns(ids)
     if columns is not None:
-        has_several = len(columns) > 1
+        has_several_columns = len(columns) > 1
         texts_by_column = [
-            id_texts(cells, party=party, subject=f"column {name!r}", part=has_several)
+            id_texts(
+                cells,
+                party=party,
+                subject=f"column {name!r}",
+                is_one_of_several=has_several_columns,
+            )
             for name, cells in columns
         ]
         yield [JOINT.join(row_texts) for row_texts in zip(*texts_by_column, strict=True)]
         return
-    reader = IdReader(f"{party}: {_COLUMN}", rows=True)
+    reader = IdReader(f"{party}: {_DEFAULT_SUBJECT}", are_tuples_rows=True)
     pieces = ids.pieces() if hasattr(ids, "pieces") else (ids,)
     for piece in pieces:
         for texts in reader.convert_pieces(piece):
             # After the first refusal, rows are only read to collect further refusals.
-            if reader.all_taken:
+            if reader.has_no_refusals:
                 yield texts
     reader.require_no_refusals()
 
@@ -618,18 +640,18 @@ def require_one_column_order(ids_by_party: Mapping[str, Any]) -> None:
 
     `ids_by_party`: IDs of any kind; only those with named columns are compared.
     """
-    names_by_party: dict[str, tuple[str, ...]] = {}
+    columns_by_party: dict[str, tuple[str, ...]] = {}
     for party, ids in ids_by_party.items():
-        names = column_names(ids)
-        if names is not None:
-            names_by_party[party] = names
-    for party, names in names_by_party.items():
-        for other, other_names in names_by_party.items():
-            if names != other_names and sorted(names) == sorted(other_names):
+        columns = column_names(ids)
+        if columns is not None:
+            columns_by_party[party] = columns
+    for party, columns in columns_by_party.items():
+        for other_party, other_columns in columns_by_party.items():
+            if columns != other_columns and sorted(columns) == sorted(other_columns):
                 raise DataError(
-                    f"{party}: the columns of its IDs are {', '.join(names)}, and those of {other} "
-                    f"{', '.join(other_names)}; IDs are compared column by column: give all in one "
-                    "order"
+                    f"{party}: the columns of its IDs are {', '.join(columns)}, and those of "
+                    f"{other_party} {', '.join(other_columns)}; IDs are compared column by "
+                    "column: give all in one order"
                 )
 
 
@@ -644,7 +666,7 @@ def _split_columns(ids: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def _list_values(ids: Any, subject: str) -> tuple[list[Any], int]:
+def _list_values(column: Any, subject: str) -> tuple[list[Any], int]:
     """Return the cells of a column as a list, and the significand bits of its floats, which say up
     to which size integers in them are exact.
 
@@ -652,43 +674,43 @@ def _list_values(ids: Any, subject: str) -> tuple[list[Any], int]:
 
     `subject`: what errors call the column.
 
-    Raises DataError: `ids` is of a type that holds no column, e.g. one text or a mapping.
+    Raises DataError: `column` is of a type that holds no column, e.g. one text or a mapping.
     """
-    if isinstance(ids, list):
-        return ids, _DOUBLE_BITS
-    columns = _split_levels(ids)
-    if columns is not None:
+    if isinstance(column, list):
+        return column, _DOUBLE_BITS
+    levels = _split_levels(column)
+    if levels is not None:
         # The columns may have floats of different types, so each cell gets its own type back.
-        cells_by_column = [_narrow_floats(*_list_values(column, subject)) for column in columns]
-        return list(zip(*cells_by_column, strict=True)), _DOUBLE_BITS
-    float_bits = _count_float_bits(_find_element_type(ids))
-    if isinstance(ids, np.ndarray) and ids.dtype.kind in "mM" and ids.ndim == 1:
-        return list(ids), float_bits  # `tolist` would turn moments of nanoseconds into integers
-    for listing in ("to_pylist", "tolist", "to_list"):
-        if hasattr(ids, listing):
+        cells_by_level = [_narrow_floats(*_list_values(level, subject)) for level in levels]
+        return list(zip(*cells_by_level, strict=True)), _DOUBLE_BITS
+    float_bits = _count_float_bits(_find_element_type(column))
+    if isinstance(column, np.ndarray) and column.dtype.kind in "mM" and column.ndim == 1:
+        return list(column), float_bits  # `tolist` would turn moments of nanoseconds into integers
+    for list_method in ("to_pylist", "tolist", "to_list"):
+        if hasattr(column, list_method):
             try:
-                ids = getattr(ids, listing)()
-            except _NO_MOMENT as error:
+                column = getattr(column, list_method)()
+            except _TIME_RANGE_ERRORS as error:
                 problem, remedy = REFUSALS["moment"]
                 raise DataError(f"{subject} {problem}; {remedy}") from error
             break
-    if isinstance(ids, Mapping):
+    if isinstance(column, Mapping):
         raise DataError(
-            f"{subject} is of type {type(ids).__name__}, of which the keys or a value may be "
+            f"{subject} is of type {type(column).__name__}, of which the keys or a value may be "
             "meant; give ids.keys(), ids.values() or one of its values"
         )
-    if isinstance(ids, str | bytes | bytearray | memoryview) or not isinstance(ids, Iterable):
+    if isinstance(column, str | bytes | bytearray | memoryview) or not isinstance(column, Iterable):
         raise DataError(
-            f"{subject} is of type {type(ids).__name__}; give a list, array, Series or DataFrame "
-            "with one ID a row"
+            f"{subject} is of type {type(column).__name__}; give a list, array, Series or "
+            "DataFrame with one ID a row"
         )
-    return list(ids), float_bits
+    return list(column), float_bits
 
 
-def _find_element_type(ids: Any) -> object:
+def _find_element_type(column: Any) -> object:
     """Return the element type that an array or column declares; None if it declares none."""
     for attribute in ("dtype", "type", "typecode"):
-        element_type = getattr(ids, attribute, None)
+        element_type = getattr(column, attribute, None)
         if element_type is not None:
             return element_type
     return None
@@ -696,7 +718,7 @@ def _find_element_type(ids: Any) -> object:
 
 # Significand bits of float types, by a pattern of the type's name in lower case. Some kinds of
 # float8 hold powers of two alone.
-_FLOAT_BITS = (
+_FLOAT_BITS_BY_TYPE_PATTERN = (
     (r"float[48]", 1),
     (r"bfloat16", 8),
     (r"float16|halffloat", 11),
@@ -706,25 +728,25 @@ _FLOAT_BITS = (
 
 def _count_float_bits(element_type: object) -> int:
     """Return the significand bits of an element type's floats: integers below 2^bits are exact in
-    it. They are 53 (double precision) for every type that `_FLOAT_BITS` does not name; a
-    categorical type has those of its categories.
+    it. They are 53 (double precision) for every type that `_FLOAT_BITS_BY_TYPE_PATTERN` does not
+    name; a categorical type has those of its categories.
     """
     categories = getattr(element_type, "categories", None)
     type_name = str(getattr(categories, "dtype", element_type)).lower()
-    for pattern, bits in _FLOAT_BITS:
+    for pattern, float_bits in _FLOAT_BITS_BY_TYPE_PATTERN:
         if re.search(pattern, type_name):
-            return bits
+            return float_bits
     return _DOUBLE_BITS
 
 
-def _split_levels(ids: Any) -> list[Any] | None:
+def _split_levels(column: Any) -> list[Any] | None:
     """Return the columns of a MultiIndex or a structured array; None for a single column."""
-    if hasattr(ids, "get_level_values"):  # an index of pandas
-        levels = [ids.get_level_values(level) for level in range(ids.nlevels)]
+    if hasattr(column, "get_level_values"):  # an index of pandas
+        levels = [column.get_level_values(level) for level in range(column.nlevels)]
         return levels if len(levels) > 1 else None
-    dtype = getattr(ids, "dtype", None)
+    dtype = getattr(column, "dtype", None)
     names = getattr(dtype, "names", None)  # of the fields of a structured array
-    return [ids[name] for name in names] if names else None
+    return [column[name] for name in names] if names else None
 
 
 def _narrow_floats(values: list[Any], float_bits: int) -> list[Any]:
@@ -740,9 +762,9 @@ def _narrow_floats(values: list[Any], float_bits: int) -> list[Any]:
     return [float_type(cell) if isinstance(cell, float) else cell for cell in values]
 
 
-_TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
+_TIME_PATTERN = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
 
-_HEX = r"{0}{{8}}-{0}{{4}}-{0}{{4}}-{0}{{4}}-{0}{{12}}"
+_UUID_PATTERN = r"{0}{{8}}-{0}{{4}}-{0}{{4}}-{0}{{4}}-{0}{{12}}"
 
 FORMS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(form)
@@ -751,22 +773,26 @@ FORMS: Mapping[str, re.Pattern[str]] = {
         ("numbers with leading zeros or a plus", r"[+-]?[0-9]+"),
         ("numbers with a decimal point", r"[+-]?[0-9]+\.[0-9]*"),
         ("days as 2026-01-31", r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
-        ("moments without a zone", _TIME),
-        ("moments in UTC", _TIME + r"\+00:00"),
-        ("UUIDs", _HEX.format("[0-9a-f]")),
-        ("UUIDs in capitals", _HEX.format("[0-9A-F]")),
+        ("moments without a zone", _TIME_PATTERN),
+        ("moments in UTC", _TIME_PATTERN + r"\+00:00"),
+        ("UUIDs", _UUID_PATTERN.format("[0-9a-f]")),
+        ("UUIDs in capitals", _UUID_PATTERN.format("[0-9A-F]")),
         ("other text", r"(?s:.*)"),
     )
 }
 """Patterns of ID texts by name; the first that matches counts. Texts of different forms are never
 equal."""
 
-_NUMBERS = {"whole numbers", "numbers with leading zeros or a plus", "numbers with a decimal point"}
+_NUMBER_FORMS = {
+    "whole numbers",
+    "numbers with leading zeros or a plus",
+    "numbers with a decimal point",
+}
 
 # Advice for two parties whose IDs are all of these forms.
 _ADVICE_BY_FORMS = (
     (
-        _NUMBERS,
+        _NUMBER_FORMS,
         (
             "agree on alignment: {normalisation: [unicode_nfc, strip, whole_numbers]}, or make "
             'whole numbers of both, as with .astype("Int64") of numbers'
@@ -786,27 +812,27 @@ _ADVICE_BY_FORMS = (
     ),
 )
 
-_ADVICE_OTHERWISE = (
+_DEFAULT_ADVICE = (
     "if they are the same column of the same people, write it in one way (docs/alignment.md has "
     "the table of kinds, and rules to agree on); else name another"
 )
 
 
-def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
+def require_comparable(texts_by_party: Mapping[str, Iterable[str]]) -> None:
     """Raise DataError if no ID of some party can match an ID of the first party, since none has the
     same form: e.g. one party has whole numbers, the other UUIDs (`FORMS` lists all forms).
 
-    `texts`: normalised IDs by party, all or a sample; they are read only until a common form is
-    found.
+    `texts_by_party`: normalised IDs by party, all or a sample; they are read only until a common
+    form is found.
     """
-    (first, first_texts), *others = texts.items()
-    for party, party_texts in others:
+    (first_party, first_texts), *other_parties = texts_by_party.items()
+    for party, party_texts in other_parties:
         # The next party needs the texts of the first party again; `tee` keeps the few that were
         # read.
         first_texts, texts_to_compare = tee(first_texts)
         first_forms, party_forms = _collect_forms(texts_to_compare, party_texts)
         if first_forms and party_forms and first_forms.isdisjoint(party_forms):
-            raise _make_form_error(first, first_forms, party, party_forms)
+            raise _make_form_error(first_party, first_forms, party, party_forms)
 
 
 def _collect_forms(
@@ -838,26 +864,29 @@ def _classify_parts(text: str) -> tuple[str, ...]:
 
 
 def _make_form_error(
-    first: str, first_forms: set[tuple[str, ...]], party: str, party_forms: set[tuple[str, ...]]
+    first_party: str,
+    first_forms: set[tuple[str, ...]],
+    party: str,
+    party_forms: set[tuple[str, ...]],
 ) -> DataError:
     """Return the error for two parties whose IDs have no form in common, with the advice that fits
     these forms.
 
     Args:
-        first, party: the names of the two parties.
+        first_party, party: the names of the two parties.
         first_forms, party_forms: the forms of their IDs, a name of `FORMS` for each column.
     """
-    names = {name for form in first_forms | party_forms for name in form}
-    advices = [advice for forms, advice in _ADVICE_BY_FORMS if names <= forms]
-    remedy = advices[0] if advices else _ADVICE_OTHERWISE
+    form_names = {name for form in first_forms | party_forms for name in form}
+    fitting_advice = [advice for forms, advice in _ADVICE_BY_FORMS if form_names <= forms]
+    advice = fitting_advice[0] if fitting_advice else _DEFAULT_ADVICE
     first_column_counts = {len(form) for form in first_forms}
     party_column_counts = {len(form) for form in party_forms}
     if first_column_counts.isdisjoint(party_column_counts):
-        remedy = "name the same columns of IDs at both"
+        advice = "name the same columns of IDs at both"
     return DataError(
-        f"{party}: its IDs are {_describe_forms(party_forms)}, and those of {first} "
+        f"{party}: its IDs are {_describe_forms(party_forms)}, and those of {first_party} "
         f"{_describe_forms(first_forms)}, so that "
-        f"no two can match; {remedy}"
+        f"no two can match; {advice}"
     )
 
 
@@ -937,10 +966,10 @@ class IdNormalisation:
     @property
     def encoding(self) -> str:
         """Return the canonical text that parties agree on as `IntersectionAgreement.encoding`."""
-        agreed = asdict(self)
+        values_by_rule = asdict(self)
         if not self.drop_punctuation:  # who does not use the rule agrees with those who lack it
-            del agreed["drop_punctuation"]
-        rules = json.dumps(agreed, separators=(",", ":"), ensure_ascii=False)
+            del values_by_rule["drop_punctuation"]
+        rules = json.dumps(values_by_rule, separators=(",", ":"), ensure_ascii=False)
         return f"ids v1 {rules}"
 
     def normalise_batch(self, texts: list[str]) -> list[str] | None:
@@ -981,7 +1010,7 @@ class IdNormalisation:
         """Return the agreed form of a number or a date; return other texts unchanged."""
         if (day := parse_date(text, self.date_formats)) is not None:
             return day.isoformat()
-        if self.whole_numbers and len(text) < _MAX_DIGITS and _WHOLE.fullmatch(text):
+        if self.whole_numbers and len(text) < _MAX_DIGITS and _WHOLE_NUMBER.fullmatch(text):
             return str(int(text.partition(".")[0]))
         return text
 
@@ -991,9 +1020,9 @@ class _LettersAndDigits(dict[int, int | None]):
     filled as characters occur.
     """
 
-    def __missing__(self, code: int) -> int | None:
-        replacement = code if unicodedata.category(chr(code))[0] in "LMN" else None
-        self[code] = replacement
+    def __missing__(self, code_point: int) -> int | None:
+        replacement = code_point if unicodedata.category(chr(code_point))[0] in "LMN" else None
+        self[code_point] = replacement
         return replacement
 
 
@@ -1020,12 +1049,12 @@ def encode_ids(
             many or of another type; names the party's rows, never an ID.
     """
     chunks = encode_pieces(party, ids, normalisation)
-    encoded = list(chain.from_iterable(chunks))
+    encoded_ids = list(chain.from_iterable(chunks))
     try:
-        check_ids(party, encoded, maximum_ids)
+        check_ids(party, encoded_ids, maximum_ids)
     except LocalProtocolError as error:
         raise DataError(f"{error} (after normalisation: {normalisation})") from error
-    return encoded
+    return encoded_ids
 
 
 def encode_pieces(
@@ -1047,10 +1076,12 @@ def encode_pieces(
             header_by_size = {size: _encode_header(size) for size in set(map(len, ascii_texts))}
             yield [header_by_size[len(text)] + text.encode() for text in ascii_texts]
         else:
-            normalised = [normalisation.normalise_text(text) for text in texts]
+            normalised_texts = [normalisation.normalise_text(text) for text in texts]
             if normalisation.drop_punctuation:
-                _refuse_empty(party, normalised, first_row)
-            yield [_frame_id(party, row, text) for row, text in enumerate(normalised, first_row)]
+                _refuse_empty(party, normalised_texts, first_row)
+            yield [
+                _frame_id(party, row, text) for row, text in enumerate(normalised_texts, first_row)
+            ]
         first_row += len(texts)
 
 
@@ -1095,10 +1126,10 @@ def _frame_id(party: str, row: int, text: str) -> bytes:
             f"{party}, row {row}: an ID of {len(columns)} columns, at most {_MAX_COLUMNS} are "
             "taken; give one ID a row"
         )
-    framed = [len(columns).to_bytes(2, "big")]
+    framed_parts = [len(columns).to_bytes(2, "big")]
     for column in columns:
-        framed += (len(column).to_bytes(4, "big"), column)
-    return b"".join(framed)
+        framed_parts += (len(column).to_bytes(4, "big"), column)
+    return b"".join(framed_parts)
 
 
 def decode_id(identity: bytes) -> str:
@@ -1118,60 +1149,62 @@ def decode_id(identity: bytes) -> str:
     return JOINT.join(columns)
 
 
-def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
+def check_ids(party: str, ids: Sequence[bytes], maximum_ids: int) -> None:
     """Raise LocalProtocolError if a party's encoded IDs are too many, not bytes, empty or repeated,
     since an intersection would be wrong. The error names rows but never an ID.
 
     Args:
-        me: the party whose IDs they are, for errors.
+        party: the party whose IDs they are, for errors.
         ids: IDs as bytes, as `encode_ids` or `encode_pieces` returned them.
         maximum_ids: the largest number of IDs that the parties agreed on.
     """
     if len(ids) > maximum_ids:
         raise LocalProtocolError(
-            f"{me} has {len(ids)} IDs, the parties agreed on at most {maximum_ids}"
+            f"{party} has {len(ids)} IDs, the parties agreed on at most {maximum_ids}"
         )
-    values: Sequence[object] = ids
+    ids_of_any_type: Sequence[object] = ids
     rows_of_other_types = list[int]()
-    types = set(map(type, values))
-    if not types <= {bytes}:  # the quick check; rows are looked up only if it fails
+    id_types = set(map(type, ids_of_any_type))
+    if not id_types <= {bytes}:  # the quick check; rows are looked up only if it fails
         rows_of_other_types = [
-            row for row, identity in enumerate(values) if not isinstance(identity, bytes)
+            row for row, identity in enumerate(ids_of_any_type) if not isinstance(identity, bytes)
         ]
     if rows_of_other_types:
-        names = sorted({type(ids[row]).__name__ for row in rows_of_other_types})
+        type_names = sorted({type(ids[row]).__name__ for row in rows_of_other_types})
         raise LocalProtocolError(
-            f"{me} has {len(rows_of_other_types)} ID(s) that are {' or '.join(names)}, not bytes, "
-            f"in row(s) {_format_first_rows(rows_of_other_types)}; all parties encode them in the "
-            "same way"
+            f"{party} has {len(rows_of_other_types)} ID(s) that are {' or '.join(type_names)}, "
+            f"not bytes, in row(s) {_format_first_rows(rows_of_other_types)}; all parties encode "
+            "them in the same way"
         )
     if not all(ids):
         empty_rows = [row for row, identity in enumerate(ids) if not identity]
         raise LocalProtocolError(
-            f"{me} has {len(empty_rows)} empty ID(s), in row(s) {_format_first_rows(empty_rows)}; "
-            "remove these rows"
+            f"{party} has {len(empty_rows)} empty ID(s), in row(s) "
+            f"{_format_first_rows(empty_rows)}; remove these rows"
         )
     if len(set(ids)) != len(ids):
-        raise _make_repeat_error(me, ids)
+        raise _make_repeat_error(party, ids)
 
 
-def _make_repeat_error(me: str, ids: Sequence[bytes]) -> LocalProtocolError:
+def _make_repeat_error(party: str, ids: Sequence[bytes]) -> LocalProtocolError:
     """Return the error for IDs some of which are repeated; it names the first repeated rows, each
     with the row where the ID occurs first.
     """
     first_row_by_id: dict[bytes, int] = {}
-    repeats = [
+    repeated_rows = [
         row for row, identity in enumerate(ids) if first_row_by_id.setdefault(identity, row) != row
     ]
-    pairs = ", ".join(f"{row} (as {first_row_by_id[ids[row]]})" for row in repeats[:_ROWS_SHOWN])
-    ellipsis = ", ..." if len(repeats) > _ROWS_SHOWN else ""
+    row_pairs = ", ".join(
+        f"{row} (as {first_row_by_id[ids[row]]})" for row in repeated_rows[:_MAX_ROWS_SHOWN]
+    )
+    ellipsis = ", ..." if len(repeated_rows) > _MAX_ROWS_SHOWN else ""
     return LocalProtocolError(
-        f"{me} has {len(repeats)} repeated ID(s), in row(s) {pairs}{ellipsis}; keep one row for "
-        "each ID"
+        f"{party} has {len(repeated_rows)} repeated ID(s), in row(s) {row_pairs}{ellipsis}; keep "
+        "one row for each ID"
     )
 
 
 def _format_first_rows(rows: Sequence[int]) -> str:
     """Return the first few row numbers in words, e.g. "3, 7, ..."."""
-    text = ", ".join(map(str, rows[:_ROWS_SHOWN]))
-    return text + ", ..." if len(rows) > _ROWS_SHOWN else text
+    text = ", ".join(map(str, rows[:_MAX_ROWS_SHOWN]))
+    return text + ", ..." if len(rows) > _MAX_ROWS_SHOWN else text

@@ -15,9 +15,9 @@ __all__ = ["INSTALL_CRYPTEN", "OURS", "install_checkout", "install_extra", "inst
 OURS = ("apfed-protocols", "secure-apfed")
 """The distributions of this project, which no command asks a package index for."""
 _PIP = "python -m pip install"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
-_NO_METADATA = "make setup (in a checkout of the project)"
+_PACKAGE_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_EXTRA_MARKER_PATTERN = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
+_SET_UP_CHECKOUT = "make setup (in a checkout of the project)"
 
 INSTALL_CRYPTEN = f"{_PIP} --no-deps crypten==0.4.1"
 """CrypTen names a dead package among its requirements, so pip takes it without them."""
@@ -29,8 +29,8 @@ def install_checkout(*extras: str, editable: bool = False) -> str:
     the sources take effect without another installation.
     """
     checkout = f".[{','.join(extras)}]" if extras else "."
-    flag = "--editable " if editable else ""
-    return f"{_PIP} {flag}./protocols {flag}{shlex.quote(checkout)}"
+    editable_flag = "--editable " if editable else ""
+    return f"{_PIP} {editable_flag}./protocols {editable_flag}{shlex.quote(checkout)}"
 
 
 def install_extra(extra: str, distribution: str = "secure-apfed") -> str:
@@ -42,8 +42,8 @@ def install_extra(extra: str, distribution: str = "secure-apfed") -> str:
         >>> install_extra("svd", "apfed-protocols")
         "python -m pip install 'scipy<2,>=1.14'"
     """
-    packages = _list_packages(extra, distribution)
-    return f"{_PIP} {shlex.join(packages)}" if packages else _NO_METADATA
+    requirements = _list_packages(extra, distribution)
+    return f"{_PIP} {shlex.join(requirements)}" if requirements else _SET_UP_CHECKOUT
 
 
 def install_requirement(package: str, distribution: str = "secure-apfed") -> str:
@@ -55,26 +55,26 @@ def install_requirement(package: str, distribution: str = "secure-apfed") -> str
         requirement = line.split(";")[0].strip()
         if _normalise_name(requirement) == _normalise_name(package):
             return f"{_PIP} {shlex.quote(requirement)}"
-    return _NO_METADATA
+    return _SET_UP_CHECKOUT
 
 
 def _list_packages(extra: str, distribution: str) -> list[str]:
     """Return the packages, with versions, that one extra of a distribution requires. If it requires
     an extra of this project's own distributions, that extra's packages are listed in its place.
     """
-    packages: list[str] = []
+    requirements: list[str] = []
     for line in _list_requirements(distribution):
         requirement, _, marker = line.partition(";")
-        if extra not in _EXTRA.findall(marker):
+        if extra not in _EXTRA_MARKER_PATTERN.findall(marker):
             continue
         if _normalise_name(requirement) in OURS:
             # The extras in brackets, as in "secure-apfed[svd,plots]".
             inner_extras = requirement.partition("[")[2].partition("]")[0].split(",")
             for inner_extra in inner_extras:
-                packages += _list_packages(inner_extra.strip(), distribution)
+                requirements += _list_packages(inner_extra.strip(), distribution)
         else:
-            packages.append(requirement.strip())
-    return list(dict.fromkeys(packages))  # each once, in order
+            requirements.append(requirement.strip())
+    return list(dict.fromkeys(requirements))  # each once, in order
 
 
 def _list_requirements(distribution: str) -> list[str]:
@@ -87,5 +87,5 @@ def _list_requirements(distribution: str) -> list[str]:
 
 def _normalise_name(requirement: str) -> str:
     """Return the package name of a requirement, normalised as package indexes compare names."""
-    name = _NAME.match(requirement.strip())
+    name = _PACKAGE_NAME_PATTERN.match(requirement.strip())
     return re.sub(r"[-_.]+", "-", name.group()).lower() if name else ""

@@ -21,7 +21,7 @@ from apfed_protocols.errors import LocalProtocolError
 
 __all__ = ["Labels", "column_names", "find_labels", "order_by_position", "refuse_ambiguous_index"]
 
-_NAMES_SHOWN = 3
+_MAX_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def find_labels(values: Any, subject: str) -> Labels | None:
         return None
     columns = getattr(values, "columns", None)
     axes = [("row", index)] if columns is None else [("row", index), ("column", columns)]
-    sorted_axes = [_sort_axis(axis, subject, noun) for noun, axis in axes]
+    sorted_axes = [_sort_axis(axis, subject, axis_name) for axis_name, axis in axes]
     return Labels(
         order=tuple(order for order, _ in sorted_axes),
         names=tuple(names for _, names in sorted_axes),
@@ -98,13 +98,13 @@ def order_by_position(
         index = _find_row_index(values, subject)
         if index is None:
             return values
-        order, names = _sort_axis(index, subject, "row")
-    except LocalProtocolError as refused:
-        raise error(str(refused)) from refused
-    if names is not None:
+        order, label_texts = _sort_axis(index, subject, "row")
+    except LocalProtocolError as label_error:
+        raise error(str(label_error)) from label_error
+    if label_texts is not None:
         raise error(
-            f"{subject}: its rows have labels ({_format_names(names)}), and rows go by position "
-            "here; put them into the order of the other arrays and give .to_numpy()"
+            f"{subject}: its rows have labels ({_format_names(label_texts)}), and rows go by "
+            "position here; put them into the order of the other arrays and give .to_numpy()"
         )
     is_sorted = bool((order == np.arange(len(order))).all())
     return values if is_sorted else values.iloc[order]
@@ -189,7 +189,7 @@ def _refuse_names(values: Any, subject: str) -> None:
 
 
 def _sort_axis(
-    axis: Any, subject: str, noun: str
+    axis: Any, subject: str, axis_name: str
 ) -> tuple[NDArray[np.intp], tuple[str, ...] | None]:
     """Sort the labels of one axis of a frame into canonical order, which is the same at all
     parties.
@@ -197,7 +197,7 @@ def _sort_axis(
     Args:
         axis: an index of pandas.
         subject: what errors call the values.
-        noun: "row" or "column".
+        axis_name: "row" or "column".
 
     Returns:
         The position of each label in the axis, in canonical order; and the labels as texts in that
@@ -210,16 +210,16 @@ def _sort_axis(
     labels = [_convert_label(label) for label in axis.tolist()]
     if all(type(label) is int for label in labels) and sorted(labels) == list(range(len(labels))):
         return np.argsort(np.array(labels, np.intp)), None
-    names = [repr(label) for label in labels]
-    order = sorted(range(len(names)), key=lambda position: names[position])
-    sorted_names = [names[position] for position in order]
-    repeated_names = [name for name, next_name in pairwise(sorted_names) if name == next_name]
-    if repeated_names:
+    label_texts = [repr(label) for label in labels]
+    order = sorted(range(len(label_texts)), key=lambda position: label_texts[position])
+    sorted_texts = [label_texts[position] for position in order]
+    repeated_texts = [text for text, next_text in pairwise(sorted_texts) if text == next_text]
+    if repeated_texts:
         raise LocalProtocolError(
-            f"{subject}: {noun} label {repeated_names[0]:.80} occurs more than once, so that it is "
-            "open which numbers belong together; give each a label of its own, or .to_numpy()"
+            f"{subject}: {axis_name} label {repeated_texts[0]:.80} occurs more than once, so that "
+            "it is open which numbers belong together; give each a label of its own, or .to_numpy()"
         )
-    return np.array(order, np.intp), tuple(sorted_names)
+    return np.array(order, np.intp), tuple(sorted_texts)
 
 
 def _convert_label(label: Any) -> Any:
@@ -235,5 +235,5 @@ def _convert_label(label: Any) -> Any:
 
 def _format_names(names: Sequence[Any]) -> str:
     """Return the first few names, for errors."""
-    text = ", ".join(str(name)[:40] for name in list(names)[:_NAMES_SHOWN])
-    return f"{text}, ..." if len(names) > _NAMES_SHOWN else text
+    text = ", ".join(str(name)[:40] for name in list(names)[:_MAX_NAMES_SHOWN])
+    return f"{text}, ..." if len(names) > _MAX_NAMES_SHOWN else text

@@ -16,10 +16,10 @@ __all__ = ["give_names", "make_former_name"]
 def give_names(
     package: str,
     names: Collection[str],
-    homes: Mapping[str, Collection[str]],
+    names_by_module: Mapping[str, Collection[str]],
     *,
     modules: Collection[str] = (),
-    moved: Mapping[str, Collection[str]] | None = None,
+    moved_names_by_module: Mapping[str, Collection[str]] | None = None,
     distribution: str = "",
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions `__getattr__` and `__dir__` of a package that loads its names lazily,
@@ -28,14 +28,17 @@ def give_names(
     Args:
         package: the package's name.
         names: public names of the package, its `__all__`.
-        homes: the names that each module defines, by module.
+        names_by_module: the names that each module defines, by module.
         modules: submodules of the package that are public names, too.
-        moved: former names of the package that a module defines now, by module. Each name warns
-            once in a process, with a `DeprecationWarning` that says where it is now.
+        moved_names_by_module: former names of the package that a module defines now, by module.
+            Each name warns once in a process, with a `DeprecationWarning` that says where it is
+            now.
         distribution: the distribution whose version is `__version__`; empty: there is no version.
     """
-    module_by_name = {name: module for module, group in homes.items() for name in group}
-    new_module_by_name = {name: module for module, group in (moved or {}).items() for name in group}
+    module_by_name = {name: module for module, group in names_by_module.items() for name in group}
+    new_module_by_name = {
+        name: module for module, group in (moved_names_by_module or {}).items() for name in group
+    }
     warned_names: set[str] = set()
 
     def load_name(name: str) -> Any:
@@ -62,19 +65,20 @@ def give_names(
     return load_name, lambda: [*names]
 
 
-def make_former_name(former: str, name: str) -> property:
-    """Return a property for an attribute that was renamed from `former` to `name`: it is to be
-    called `former`, warns (DeprecationWarning), and returns the attribute `name`.
+def make_former_name(former_name: str, current_name: str) -> property:
+    """Return a property for an attribute that was renamed from `former_name` to `current_name`: it
+    is to be called `former_name`, warns (DeprecationWarning), and returns the attribute
+    `current_name`.
     """
 
     def read_attribute(owner: Any) -> Any:
         """Warn of the former name and return the attribute."""
         warnings.warn(
-            f"{type(owner).__name__}.{former} is now {type(owner).__name__}.{name}; read it by "
-            "that name, since the next minor version has it alone",
+            f"{type(owner).__name__}.{former_name} is now {type(owner).__name__}.{current_name}; "
+            "read it by that name, since the next minor version has it alone",
             DeprecationWarning,
             stacklevel=2,
         )
-        return getattr(owner, name)
+        return getattr(owner, current_name)
 
     return property(read_attribute)

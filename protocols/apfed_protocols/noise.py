@@ -8,7 +8,7 @@ it; and the noise is pseudo-random, so the guarantee is against bounded computat
 N_Z(0, s^2) has the probability exp(-x^2 / 2 s^2) at each integer x, up to a constant (Canonne,
 Kamath and Steinke 2020, The Discrete Gaussian for Differential Privacy, Definition 1). Here s
 is an integer and the noise ends at `largest_noise(s)`, with what lies beyond left out: less
-than `TAIL` of the probability, which every account of it must add.
+than `TAIL_PROBABILITY` of the probability, which every account of it must add.
 
 Two ways lead to that law. From `MIN_BINNED_DEVIATION` on a table proposes a bin of magnitudes,
 random bits the place in it, and one coin corrects (`_draw_in_bins`): about 60 ns a value. Smaller
@@ -36,7 +36,7 @@ from apfed_protocols.randomness import derive_key, keystream
 __all__ = [
     "MAX_DEVIATION",
     "MIN_BINNED_DEVIATION",
-    "TAIL",
+    "TAIL_PROBABILITY",
     "discrete_gaussian",
     "largest_noise",
 ]
@@ -44,7 +44,7 @@ __all__ = [
 MAX_DEVIATION = 2**24
 """Largest s: squares of what is proposed then stay below 2^62."""
 
-TAIL = 2.0**-128
+TAIL_PROBABILITY = 2.0**-128
 """Bound of the probability that lies beyond `largest_noise`, for one value."""
 
 # 2 exp(-t^2 / 2) = 2^-128 at t = 13.37: N_Z is as concentrated as the continuous Gaussian
@@ -55,7 +55,7 @@ MIN_BINNED_DEVIATION = 16
 
 _WORD_BITS = 64
 _CELL_BITS = 12
-_PURPOSE = b"secure-apfed discrete gaussian v1"
+_KEY_PURPOSE = b"secure-apfed discrete gaussian v1"
 _WORD = np.dtype("<u8")
 
 Integers = NDArray[np.int64]
@@ -64,7 +64,7 @@ Flags = NDArray[np.bool_]
 
 def largest_noise(deviation: int) -> int:
     """Return the largest magnitude of discrete Gaussian noise with this standard deviation s;
-    larger values are left out (see `TAIL`).
+    larger values are left out (see `TAIL_PROBABILITY`).
     """
     return math.ceil(_TAIL_DEVIATIONS * deviation)
 
@@ -93,15 +93,15 @@ def discrete_gaussian(
         )
     deviation = int(deviation)
     count = math.prod(shape)
-    bits = _RandomBits(derive_key(key, _PURPOSE, *context))
+    random_bits = _RandomBits(derive_key(key, _KEY_PURPOSE, *context))
     draw_values = _draw_in_bins if deviation >= MIN_BINNED_DEVIATION else _draw_by_laplace
     batches = [np.zeros(0, dtype=np.int64)]
-    missing = count
-    while missing > 0:
+    missing_count = count
+    while missing_count > 0:
         # By rejection, so that a batch may have too few values, or some too many.
-        batch = draw_values(bits, deviation, missing)[:missing]
+        batch = draw_values(random_bits, deviation, missing_count)[:missing_count]
         batches.append(batch)
-        missing -= len(batch)
+        missing_count -= len(batch)
     return np.concatenate(batches).reshape(shape)
 
 
@@ -111,12 +111,12 @@ class _RandomBits:
     def __init__(self, key: bytes) -> None:
         """Start the source; the same 32-byte key gives the same numbers again."""
         self._key = key
-        self._block = 0
+        self._next_block = 0
 
     def draw_words(self, count: int) -> NDArray[np.uint64]:
         """Return `count` fresh random words of 64 bits; no two calls share any."""
-        block = self._block
-        self._block += 1
+        block = self._next_block
+        self._next_block += 1
         stream = keystream(self._key, block.to_bytes(8, "big"), length=8 * count)
         words: NDArray[np.uint64] = np.frombuffer(stream, dtype=_WORD)
         return words
@@ -127,9 +127,9 @@ class _RandomBits:
         if width == 0:
             return np.zeros(count, dtype=np.int64)
 
-        def draw_candidates(number: int) -> Integers:
-            """Return `number` uniform integers of `width` bits."""
-            words = self.draw_words(number)
+        def draw_candidates(candidate_count: int) -> Integers:
+            """Return `candidate_count` uniform integers of `width` bits."""
+            words = self.draw_words(candidate_count)
             integers: Integers = (words >> np.uint64(64 - width)).view(np.int64)
             return integers
 
@@ -187,15 +187,15 @@ def _make_bins(deviation: int) -> _Bins:
     words that begin with the same 12 bits.
     """
     thresholds = np.array(_compute_thresholds(deviation, _WORD_BITS), dtype=np.uint64)
-    cells = np.arange(2**_CELL_BITS, dtype=np.uint64) << np.uint64(_WORD_BITS - _CELL_BITS)
-    last_words = cells | np.uint64(2 ** (_WORD_BITS - _CELL_BITS) - 1)
-    begins = np.searchsorted(thresholds, cells, side="left")
-    ends = np.searchsorted(thresholds, last_words, side="right")
+    first_words = np.arange(2**_CELL_BITS, dtype=np.uint64) << np.uint64(_WORD_BITS - _CELL_BITS)
+    last_words = first_words | np.uint64(2 ** (_WORD_BITS - _CELL_BITS) - 1)
+    first_bins = np.searchsorted(thresholds, first_words, side="left")
+    last_bins = np.searchsorted(thresholds, last_words, side="right")
     return _Bins(
         width_bits=_choose_width_bits(deviation),
         thresholds=thresholds,
-        bin_by_cell=begins.astype(np.int64),
-        is_split=begins != ends,
+        bin_by_cell=first_bins.astype(np.int64),
+        is_split=first_bins != last_bins,
     )
 
 
@@ -245,13 +245,13 @@ def _enclose_sums(deviation: int, digits: int) -> tuple[list[int], list[int]]:
         digits: binary digits of the computation.
     """
     width = 1 << _choose_width_bits(deviation)
-    bins = largest_noise(deviation) // width + 1
+    bin_count = largest_noise(deviation) // width + 1
     exponent = Fraction(width**2, 2 * deviation**2)
     lower_factor, upper_factor = _enclose_exp(exponent, digits)
     lower_shrink, upper_shrink = _enclose_exp(2 * exponent, digits)
     lower_weights = [1 << digits]
     upper_weights = [1 << digits]
-    for _ in range(bins - 1):
+    for _ in range(bin_count - 1):
         # Shifts round down, so upper bounds get 1 more.
         lower_weights.append(lower_weights[-1] * lower_factor >> digits)
         lower_factor = lower_factor * lower_shrink >> digits
@@ -277,28 +277,28 @@ def _enclose_exp(exponent: Fraction, digits: int) -> tuple[int, int]:
     return nearest - 1, nearest + 2
 
 
-def _find_bin(bits: _RandomBits, deviation: int, word: int) -> int:
+def _find_bin(random_bits: _RandomBits, deviation: int, word: int) -> int:
     """Return the bin of magnitudes in which a uniform number lies whose first 64 bits are `word`.
     Further bits of the number are drawn until they decide.
 
     Args:
-        bits: the source of further bits.
+        random_bits: the source of further bits.
         deviation: s, the standard deviation, 1 to `MAX_DEVIATION`.
         word: the first 64 bits, which equal those of a threshold, so that they do not decide alone.
     """
-    number = word
+    number_bits = word
     precision = _WORD_BITS
     while True:
         thresholds = _compute_thresholds(deviation, precision)
-        lowest = bisect_left(thresholds, number)
-        equals_threshold = lowest < len(thresholds) and thresholds[lowest] == number
+        lowest = bisect_left(thresholds, number_bits)
+        equals_threshold = lowest < len(thresholds) and thresholds[lowest] == number_bits
         if not equals_threshold:
             return lowest
-        number = (number << _WORD_BITS) | int(bits.draw_words(1)[0])
+        number_bits = (number_bits << _WORD_BITS) | int(random_bits.draw_words(1)[0])
         precision += _WORD_BITS
 
 
-def _draw_in_bins(bits: _RandomBits, deviation: int, count: int) -> Integers:
+def _draw_in_bins(random_bits: _RandomBits, deviation: int, count: int) -> Integers:
     """Return about `count` values of the discrete Gaussian N_Z(0, s^2), each at most
     `largest_noise` in magnitude, for a standard deviation s of `MIN_BINNED_DEVIATION` or more.
 
@@ -313,26 +313,28 @@ def _draw_in_bins(bits: _RandomBits, deviation: int, count: int) -> Integers:
     """
     bins = _make_bins(deviation)
     # A 32nd more, and 16 for small counts, mostly make up for the rejected ones.
-    proposals = count + count // 32 + 16
-    words_n = bits.draw_words(proposals)
-    bin_n, undecided = bins.find_bins(words_n)
-    for place in undecided:
-        bin_n[place] = _find_bin(bits, deviation, int(words_n[place]))
+    proposal_count = count + count // 32 + 16
+    words_n = random_bits.draw_words(proposal_count)
+    bin_n, undecided_proposals = bins.find_bins(words_n)
+    for proposal in undecided_proposals:
+        bin_n[proposal] = _find_bin(random_bits, deviation, int(words_n[proposal]))
     low_n = bin_n << bins.width_bits
-    place_words_n = bits.draw_words(proposals)
-    offset_n = (place_words_n & np.uint64((1 << bins.width_bits) - 1)).view(np.int64)
-    is_negative_n = place_words_n >= np.uint64(1 << (_WORD_BITS - 1))
+    offset_words_n = random_bits.draw_words(proposal_count)
+    offset_n = (offset_words_n & np.uint64((1 << bins.width_bits) - 1)).view(np.int64)
+    is_negative_n = offset_words_n >= np.uint64(1 << (_WORD_BITS - 1))
     magnitude_n = low_n + offset_n
-    is_accepted_n = _toss_exp_fraction(bits, offset_n * (low_n + magnitude_n), 2 * deviation**2)
+    is_accepted_n = _toss_exp_fraction(
+        random_bits, offset_n * (low_n + magnitude_n), 2 * deviation**2
+    )
     is_accepted_n &= magnitude_n <= largest_noise(deviation)
     # Zero would be drawn twice as often as it should, as +0 and -0.
     is_accepted_n &= ~(is_negative_n & (magnitude_n == 0))
     value_n = np.where(is_negative_n, -magnitude_n, magnitude_n)
-    accepted: Integers = value_n[is_accepted_n]
-    return accepted
+    accepted_values: Integers = value_n[is_accepted_n]
+    return accepted_values
 
 
-def _draw_by_laplace(bits: _RandomBits, deviation: int, count: int) -> Integers:
+def _draw_by_laplace(random_bits: _RandomBits, deviation: int, count: int) -> Integers:
     """Return about `count` values of the discrete Gaussian N_Z(0, s^2), each at most
     `largest_noise` in magnitude, by Algorithm 3 of Canonne, Kamath and Steinke 2020 with the scale
     t = s, for any standard deviation s.
@@ -341,53 +343,55 @@ def _draw_by_laplace(bits: _RandomBits, deviation: int, count: int) -> Integers:
     probability exp(-(|y| - s)^2 / 2 s^2).
     """
     # About half of the proposals are kept, so draw twice as many, and 16 more for small counts.
-    y_n = _draw_laplace(bits, deviation, 2 * count + 16)
+    y_n = _draw_laplace(random_bits, deviation, 2 * count + 16)
     y_n = y_n[np.abs(y_n) <= largest_noise(deviation)]
     distance_n = np.abs(y_n) - deviation
-    accepted: Integers = y_n[_toss_exp(bits, distance_n * distance_n, 2 * deviation * deviation)]
-    return accepted
+    accepted_values: Integers = y_n[
+        _toss_exp(random_bits, distance_n * distance_n, 2 * deviation * deviation)
+    ]
+    return accepted_values
 
 
-def _draw_laplace(bits: _RandomBits, scale: int, proposals: int) -> Integers:
+def _draw_laplace(random_bits: _RandomBits, scale: int, proposal_count: int) -> Integers:
     """Return values of the discrete Laplace distribution, P(y) ~ exp(-|y| / t), by rejection from
     this number of proposals (Canonne, Kamath and Steinke 2020, Algorithm 2).
 
     `scale`: t, an integer.
     """
-    u_n = bits.draw_below(scale, proposals)
-    u_n = u_n[_toss_exp(bits, u_n, scale)]
-    v_n = _count_heads(lambda coins: _toss_exp_one(bits, coins), len(u_n))
+    u_n = random_bits.draw_below(scale, proposal_count)
+    u_n = u_n[_toss_exp(random_bits, u_n, scale)]
+    v_n = _count_heads(lambda coins: _toss_exp_one(random_bits, coins), len(u_n))
     magnitude_n = u_n + scale * v_n
-    negative_n = bits.draw_below(2, len(u_n)).astype(bool)  # a fair bit: the sign
+    is_negative_n = random_bits.draw_below(2, len(u_n)).astype(bool)  # a fair bit: the sign
     # Zero would be drawn twice as often as it should, as +0 and -0.
-    once_n = ~(negative_n & (magnitude_n == 0))
-    proposed_n: Integers = np.where(negative_n, -magnitude_n, magnitude_n)[once_n]
+    is_counted_n = ~(is_negative_n & (magnitude_n == 0))
+    proposed_n: Integers = np.where(is_negative_n, -magnitude_n, magnitude_n)[is_counted_n]
     return proposed_n
 
 
-def _toss_exp(bits: _RandomBits, numerator_n: Integers, denominator: int) -> Flags:
+def _toss_exp(random_bits: _RandomBits, numerator_n: Integers, denominator: int) -> Flags:
     """Toss one coin for each of n numerators; return True for heads, (n,). A coin falls heads with
     probability exp(-numerator / denominator), exactly (Canonne, Kamath and Steinke 2020,
     Algorithm 1).
     """
     whole_n = numerator_n // denominator
     rest_n = numerator_n % denominator
-    heads_n = _toss_exp_fraction(bits, rest_n, denominator)
+    heads_n = _toss_exp_fraction(random_bits, rest_n, denominator)
     # For the factor exp(-whole) toss as many coins of probability exp(-1): all must fall heads.
-    active = np.flatnonzero(heads_n & (whole_n > 0))
-    while len(active):
-        heads_n[active] = _toss_exp_one(bits, len(active))
-        whole_n[active] -= 1
-        active = active[heads_n[active] & (whole_n[active] > 0)]
+    remaining = np.flatnonzero(heads_n & (whole_n > 0))
+    while len(remaining):
+        heads_n[remaining] = _toss_exp_one(random_bits, len(remaining))
+        whole_n[remaining] -= 1
+        remaining = remaining[heads_n[remaining] & (whole_n[remaining] > 0)]
     return heads_n
 
 
-def _toss_exp_one(bits: _RandomBits, count: int) -> Flags:
+def _toss_exp_one(random_bits: _RandomBits, count: int) -> Flags:
     """Toss `count` coins that fall heads with probability exp(-1); return True for heads."""
-    return _toss_exp_fraction(bits, np.ones(count, dtype=np.int64), 1)
+    return _toss_exp_fraction(random_bits, np.ones(count, dtype=np.int64), 1)
 
 
-def _toss_exp_fraction(bits: _RandomBits, numerator_n: Integers, denominator: int) -> Flags:
+def _toss_exp_fraction(random_bits: _RandomBits, numerator_n: Integers, denominator: int) -> Flags:
     """Toss one coin for each of n numerators, 0 to the denominator; return True for heads, (n,). A
     coin falls heads with probability exp(-numerator / denominator), exactly.
 
@@ -397,25 +401,25 @@ def _toss_exp_fraction(bits: _RandomBits, numerator_n: Integers, denominator: in
     """
     # Whether the toss that fell tails has an odd number; at first all fell tails at toss 1.
     is_odd_n = np.ones(len(numerator_n), dtype=bool)
-    active = np.flatnonzero(bits.draw_below(denominator, len(numerator_n)) < numerator_n)
+    remaining = np.flatnonzero(random_bits.draw_below(denominator, len(numerator_n)) < numerator_n)
     k = 2
-    while len(active):
-        is_odd_n[active] = k % 2 == 1
-        heads = bits.draw_below(denominator, len(active)) < numerator_n[active]
-        heads &= bits.draw_below(k, len(active)) == 0
-        active = active[heads]
+    while len(remaining):
+        is_odd_n[remaining] = k % 2 == 1
+        heads = random_bits.draw_below(denominator, len(remaining)) < numerator_n[remaining]
+        heads &= random_bits.draw_below(k, len(remaining)) == 0
+        remaining = remaining[heads]
         k += 1
     return is_odd_n
 
 
-def _count_heads(toss: Callable[[int], Flags], count: int) -> Integers:
-    """Return how often each of n = `count` coins falls heads before its first tails, (n,).
+def _count_heads(toss: Callable[[int], Flags], coin_count: int) -> Integers:
+    """Return how often each of n = `coin_count` coins falls heads before its first tails, (n,).
 
     `toss`: tosses the given number of coins; returns True for heads.
     """
-    heads_n = np.zeros(count, dtype=np.int64)
-    active = np.arange(count)
-    while len(active):
-        active = active[toss(len(active))]
-        heads_n[active] += 1
+    heads_n = np.zeros(coin_count, dtype=np.int64)
+    remaining = np.arange(coin_count)
+    while len(remaining):
+        remaining = remaining[toss(len(remaining))]
+        heads_n[remaining] += 1
     return heads_n

@@ -24,7 +24,7 @@ _NONCE_BYTES = 16
 _COUNTER = modes.CTR(bytes(_NONCE_BYTES))
 _ZEROS = bytes(2**17)
 
-_generation = 0  # forks between the first process and this one
+_fork_count = 0  # forks between the first process and this one
 
 
 def fresh_key() -> bytes:
@@ -61,7 +61,7 @@ def keystream(key: bytes, *context: bytes, length: int) -> bytes:
 
 
 def keystream_chunks(
-    key: bytes, *context: bytes, length: int, piece: int = len(_ZEROS)
+    key: bytes, *context: bytes, length: int, chunk_bytes: int = len(_ZEROS)
 ) -> Iterator[memoryview]:
     """Yield the bytes of `keystream` in chunks. All chunks are in the same memory, so that a caller
     must use a chunk before it takes the next one.
@@ -71,16 +71,16 @@ def keystream_chunks(
     Args:
         key, context: 32 secret bytes, and labels of one use; the same pair gives the same stream.
         length: bytes of the whole stream.
-        piece: bytes of one chunk, 128 KiB at most; the last chunk may have fewer.
+        chunk_bytes: bytes of one chunk, 128 KiB at most; the last chunk may have fewer.
     """
     cipher = Cipher(algorithms.AES(derive_key(key, *context)), _COUNTER)
     encryptor = cipher.encryptor()
     # `update_into` needs a spare block; `np.empty` does not clear the memory first.
-    buffer = np.empty(min(length, piece) + _NONCE_BYTES, dtype=np.uint8).data
-    for start in range(0, length, piece):
-        size = min(piece, length - start)
-        encryptor.update_into(_ZEROS[:size], buffer)
-        yield buffer[:size]
+    buffer = np.empty(min(length, chunk_bytes) + _NONCE_BYTES, dtype=np.uint8).data
+    for start in range(0, length, chunk_bytes):
+        current_bytes = min(chunk_bytes, length - start)
+        encryptor.update_into(_ZEROS[:current_bytes], buffer)
+        yield buffer[:current_bytes]
 
 
 def random_permutation(count: int, *, key: bytes | None = None) -> NDArray[np.int64]:
@@ -99,8 +99,8 @@ def random_permutation(count: int, *, key: bytes | None = None) -> NDArray[np.in
 
 def _count_fork() -> None:
     """Count a fork, in the child process."""
-    global _generation
-    _generation += 1
+    global _fork_count
+    _fork_count += 1
 
 
 if hasattr(os, "register_at_fork"):  # where there are forks
@@ -114,11 +114,11 @@ class ForkCheck:
         """Store this process; `owner` names the object and is the subject of the error."""
         self._owner = owner
         # A child may get the ID of a process that ended, so the number of forks counts, too.
-        self._process = (os.getpid(), _generation)
+        self._process = (os.getpid(), _fork_count)
 
     def require_own_process(self) -> None:
         """Raise LocalProtocolError in any process but the one that made this check."""
-        if (os.getpid(), _generation) != self._process:
+        if (os.getpid(), _fork_count) != self._process:
             raise LocalProtocolError(
                 f"{self._owner} belongs to the process that made it; a copy would use its keys, "
                 "numbers and masks a second time. Make it in the process that uses it"

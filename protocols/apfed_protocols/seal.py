@@ -154,10 +154,10 @@ class RunKey:
                 f"an X25519 public key has {_KEY_BYTES} bytes, the peer's has {len(peer_public)}"
             )
         try:
-            shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
+            shared_secret = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
         except ValueError as error:
             raise RemoteProtocolError("the peer's X25519 public key is of low order") from error
-        return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(shared)
+        return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(shared_secret)
 
     def __reduce__(self) -> str:
         raise LocalProtocolError("a run key is a secret of its party and is never serialised")
@@ -211,8 +211,8 @@ class SealedLink:
         # For sending and for receiving; None before the keys are agreed.
         self._ciphers: tuple[AESGCM, AESGCM] | None = None
         # How many messages were encrypted and decrypted, which are the next sequence numbers.
-        self._sent = 0
-        self._received = 0
+        self._sent_count = 0
+        self._received_count = 0
         self._fork_check = ForkCheck(f"the link of {me} to {peer}")
 
     def agree(self, peer_public: bytes, peer_hello: bytes) -> None:
@@ -233,8 +233,8 @@ class SealedLink:
             raise LocalProtocolError(
                 f"the link of {self.me} to {self.peer} agreed its keys already; make another link"
             )
-        is_from_other_end = type(peer_hello) is bytes and peer_hello != self.hello
-        if not is_from_other_end or len(peer_hello) != HELLO_BYTES:
+        is_other_bytes = type(peer_hello) is bytes and peer_hello != self.hello
+        if not is_other_bytes or len(peer_hello) != HELLO_BYTES:
             raise RemoteProtocolError(
                 f"{self.me} expects of {self.peer} a hello of {HELLO_BYTES} bytes other than its "
                 "own, and got something else"
@@ -286,7 +286,7 @@ class SealedLink:
     @property
     def next_sequence(self) -> int:
         """Return the sequence number, from 0, of the next message that this end encrypts."""
-        return self._sent
+        return self._sent_count
 
     def seal(self, plaintext: bytes, *, sequence: int, associated: bytes) -> bytes:
         """Encrypt `plaintext` for the peer, and authenticate it together with `associated`, which
@@ -297,13 +297,14 @@ class SealedLink:
         Raises LocalProtocolError: the number is not the next number, no keys are agreed, or this is
         a forked process.
         """
-        sealer, _ = self._require_keys()
-        if sequence != self._sent:
+        cipher, _ = self._require_keys()
+        if sequence != self._sent_count:
             raise LocalProtocolError(
-                f"{self.me} to {self.peer}: the next message is number {self._sent}, got {sequence}"
+                f"{self.me} to {self.peer}: the next message is number {self._sent_count}, got "
+                f"{sequence}"
             )
-        self._sent += 1
-        return sealer.encrypt(sequence.to_bytes(_NONCE_BYTES, "big"), plaintext, associated)
+        self._sent_count += 1
+        return cipher.encrypt(sequence.to_bytes(_NONCE_BYTES, "big"), plaintext, associated)
 
     def open(self, sealed: bytes, *, sequence: int, associated: bytes) -> bytes:
         """Decrypt a message that the peer encrypted by `seal`.
@@ -316,18 +317,18 @@ class SealedLink:
         Raises RemoteProtocolError: the message was replayed, lost, reordered or altered, or
         encrypted under another contract or by another party; the link's state does not change then.
         """
-        _, opener = self._require_keys()
-        if sequence != self._received:
+        _, cipher = self._require_keys()
+        if sequence != self._received_count:
             raise RemoteProtocolError(
-                f"{self.me}: expected message {self._received} of {self.peer}, got {sequence}; "
-                "a message was replayed, lost or reordered"
+                f"{self.me}: expected message {self._received_count} of {self.peer}, got "
+                f"{sequence}; a message was replayed, lost or reordered"
             )
         try:
-            plaintext = opener.decrypt(sequence.to_bytes(_NONCE_BYTES, "big"), sealed, associated)
+            plaintext = cipher.decrypt(sequence.to_bytes(_NONCE_BYTES, "big"), sealed, associated)
         except InvalidTag as error:
             raise RemoteProtocolError(
                 f"{self.me}: message {sequence} of {self.peer} does not authenticate; "
                 "it was altered, or the two parties do not hold the same contract"
             ) from error
-        self._received += 1
+        self._received_count += 1
         return plaintext

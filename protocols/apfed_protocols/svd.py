@@ -49,7 +49,7 @@ MAX_FEATURES = 2**13
 and columns."""
 MAX_MASK_ROWS = 2**13
 """Largest number of rows in one block of the mask of rows: such a block takes half a gigabyte."""
-_RANGES = {
+_RANGE_BY_FIELD = {
     "vectors": (1, MAX_FEATURES),
     "mask_rows": (2, MAX_MASK_ROWS),
     "max_rows": (2, 2**26),
@@ -67,9 +67,9 @@ _MAGIC = b"SVDF"
 _VERSION = 1
 _HEADER = struct.Struct(">4sBBH32s32s")
 _HEADER_FIELDS = ("format", "version", "kind", "owner", "agreement", "list of people")
-_NO_PEOPLE = bytes(32)  # in place of a digest of people
+_NO_PEOPLE_DIGEST = bytes(32)  # in place of a digest of people
 _NUMBER_BYTES = 8
-_LARGEST_NUMBER = 1e100  # sums and squares of such numbers are still finite
+_MAX_MAGNITUDE = 1e100  # sums and squares of such numbers are still finite
 _ORTHONORMAL_TOLERANCE = 1e-8
 
 
@@ -118,7 +118,7 @@ class SvdAgreement:
             raise LocalProtocolError(
                 f"each of {len(self.owners)} owners has 1 feature or more, got {self.features!r}"
             )
-        require_ranges(self, _RANGES)
+        require_ranges(self, _RANGE_BY_FIELD)
         if not self.vectors <= self.columns <= MAX_FEATURES:
             raise LocalProtocolError(
                 f"the tables have {self.columns} features together; that is at most "
@@ -169,61 +169,67 @@ def draw_orthogonal(size: int, key: bytes, *context: bytes) -> Floats:
     words = np.frombuffer(stream, dtype="<u8") >> np.uint64(64 - _FLOAT_BITS)
     uniforms = (words + 0.5) * 2.0**-_FLOAT_BITS  # midpoints of 2^53 cells of [0, 1]
     normals = scipy.special.ndtri(uniforms).reshape(size, size)
-    factor, triangle = np.linalg.qr(normals)
+    orthogonal_factor, triangular_factor = np.linalg.qr(normals)
     # By these signs the factor is uniform among all orthogonal matrices.
-    signs = np.where(np.diag(triangle) < 0, -1.0, 1.0)
-    return np.asarray(factor * signs, dtype=np.float64)
+    signs = np.where(np.diag(triangular_factor) < 0, -1.0, 1.0)
+    return np.asarray(orthogonal_factor * signs, dtype=np.float64)
 
 
-def split_rows(rows: int, maximum: int) -> tuple[int, ...]:
-    """Return the sizes of the fewest blocks of at most `maximum` rows into which `rows` rows can be
-    split, equal up to one row.
+def split_rows(row_count: int, max_rows: int) -> tuple[int, ...]:
+    """Return the sizes of the fewest blocks of at most `max_rows` rows into which `row_count` rows
+    can be split, equal up to one row.
     """
-    blocks = -(-rows // maximum)  # rounded up
-    size, larger_blocks = divmod(rows, blocks)
-    return (size + 1,) * larger_blocks + (size,) * (blocks - larger_blocks)
+    block_count = -(-row_count // max_rows)  # rounded up
+    size, larger_block_count = divmod(row_count, block_count)
+    return (size + 1,) * larger_block_count + (size,) * (block_count - larger_block_count)
 
 
-def mask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
+def mask_table_rows(
+    table_NF: Floats, row_mask_seed: bytes, people_digest: bytes, *, mask_rows: int
+) -> Floats:
     """Return P X for a table X, (N, F), with the orthogonal row mask P, (N, N), which the seed
     determines. P is block-diagonal: it mixes rows within blocks.
 
     Args:
         table_NF: X, N rows of F features.
-        seed: the dealer's secret bytes for P.
-        people: SHA-256 of the aligned rows, on which P depends, too.
+        row_mask_seed: the dealer's secret bytes for P.
+        people_digest: SHA-256 of the aligned rows, on which P depends, too.
         mask_rows: the largest number of rows in one block of P.
     """
-    blocks = _make_mask_blocks(len(table_NF), seed, people, mask_rows)
+    blocks = _make_mask_blocks(len(table_NF), row_mask_seed, people_digest, mask_rows)
     return np.concatenate([mask_bb @ table_NF[rows] for rows, mask_bb in blocks])
 
 
-def _unmask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
+def _unmask_table_rows(
+    table_NF: Floats, row_mask_seed: bytes, people_digest: bytes, *, mask_rows: int
+) -> Floats:
     """Return P^T X for a table X, N rows of F features, with the orthogonal row mask P, which the
     seed determines. This undoes `mask_table_rows` with the same arguments, since P^T P = I.
 
-    `seed`: the dealer's secret bytes for P. `people`: SHA-256 of the aligned rows. `mask_rows`: the
-    largest number of rows in one block of P.
+    `row_mask_seed`: the dealer's secret bytes for P. `people_digest`: SHA-256 of the aligned rows.
+    `mask_rows`: the largest number of rows in one block of P.
     """
-    blocks = _make_mask_blocks(len(table_NF), seed, people, mask_rows)
+    blocks = _make_mask_blocks(len(table_NF), row_mask_seed, people_digest, mask_rows)
     return np.concatenate([mask_bb.T @ table_NF[rows] for rows, mask_bb in blocks])
 
 
 def _make_mask_blocks(
-    rows: int, seed: bytes, people: bytes, mask_rows: int
+    row_count: int, row_mask_seed: bytes, people_digest: bytes, mask_rows: int
 ) -> Iterator[tuple[slice, Floats]]:
     """Yield each block of the block-diagonal row mask P: the slice of rows that the block mixes, at
     most `mask_rows`, and an orthogonal matrix of b rows and columns, as many as the slice has rows.
 
     Args:
-        rows: the number of all rows.
-        seed: the dealer's secret bytes, from which P is derived.
-        people: SHA-256 of the aligned rows, from which P is derived, too.
+        row_count: the number of all rows.
+        row_mask_seed: the dealer's secret bytes, from which P is derived.
+        people_digest: SHA-256 of the aligned rows, from which P is derived, too.
         mask_rows: the largest number of rows in one block.
     """
     start = 0
-    for block, size in enumerate(split_rows(rows, mask_rows)):
-        mask_bb = draw_orthogonal(size, seed, b"rows", people, block.to_bytes(8, "big"))
+    for block, size in enumerate(split_rows(row_count, mask_rows)):
+        mask_bb = draw_orthogonal(
+            size, row_mask_seed, b"rows", people_digest, block.to_bytes(8, "big")
+        )
         yield slice(start, start + size), mask_bb
         start += size
 
@@ -244,7 +250,7 @@ class MessageKind(IntEnum):
 
 def _is_bounded(matrix: Floats) -> bool:
     """Return whether all numbers are small enough that their sums and squares are finite."""
-    return bool((np.abs(matrix) <= _LARGEST_NUMBER).all())
+    return bool((np.abs(matrix) <= _MAX_MAGNITUDE).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,14 +258,14 @@ class SvdMessage:
     """A decoded message of a decomposition.
 
     Attributes:
-        people: SHA-256 of the aligned rows; zeros in MASKS.
-        seed: 32 secret bytes from which the row mask P is derived, in MASKS; else empty.
+        people_digest: SHA-256 of the aligned rows; zeros in MASKS.
+        row_mask_seed: 32 secret bytes from which the row mask P is derived, in MASKS; else empty.
         matrix: the numbers, magnitudes up to 1e100, a copy: an owner's rows of the column mask Q
             (MASKS), a masked table (TABLE), or masked singular vectors (VECTORS).
     """
 
-    people: bytes
-    seed: bytes = field(repr=False)
+    people_digest: bytes
+    row_mask_seed: bytes = field(repr=False)
     matrix: Floats = field(repr=False)
 
 
@@ -276,8 +282,8 @@ class SvdFrames:
         matrix: Floats,
         *,
         owner: str,
-        people: bytes = _NO_PEOPLE,
-        seed: bytes = b"",
+        people_digest: bytes = _NO_PEOPLE_DIGEST,
+        row_mask_seed: bytes = b"",
     ) -> bytes:
         """Encode a message with a matrix: header, seed, the numbers in float64.
 
@@ -285,10 +291,15 @@ class SvdFrames:
             kind: what the message is: masks, a masked table, or singular vectors.
             matrix: the numbers that the message carries, (rows, columns).
             owner: the owner that sends or gets the message.
-            people: SHA-256 of the aligned rows, the same at all owners; not in MASKS.
-            seed: 32 secret bytes from which the row mask P is derived; only in MASKS, else empty.
+            people_digest: SHA-256 of the aligned rows, the same at all owners; not in MASKS.
+            row_mask_seed: 32 secret bytes from which the row mask P is derived; only in MASKS, else
+                empty.
         """
-        return self._pack_header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
+        return (
+            self._pack_header(kind, owner, people_digest)
+            + row_mask_seed
+            + matrix.astype("<f8").tobytes()
+        )
 
     def parse_message(
         self, frame: bytes, kind: MessageKind, sender: str, *, owner: str
@@ -309,12 +320,13 @@ class SvdFrames:
                 f"a frame of a decomposition is bytes, got {type(frame).__name__} from {sender}"
             )
         self._check_header(frame, kind, sender, owner)
-        people = frame[_HEADER.size - len(_NO_PEOPLE) : _HEADER.size]  # the header's last field
+        # The last field of the header.
+        people_digest = frame[_HEADER.size - len(_NO_PEOPLE_DIGEST) : _HEADER.size]
         seed_bytes = KEY_BYTES if kind is MessageKind.MASKS else 0
         matrix_start = _HEADER.size + seed_bytes
-        seed = frame[_HEADER.size : matrix_start]
+        row_mask_seed = frame[_HEADER.size : matrix_start]
         matrix = self._parse_matrix(frame[matrix_start:], kind, sender, owner)
-        return SvdMessage(people, seed, matrix)
+        return SvdMessage(people_digest, row_mask_seed, matrix)
 
     def _check_header(self, frame: bytes, kind: MessageKind, sender: str, owner: str) -> None:
         """Raise RemoteProtocolError, which names the field that differs, unless the header of a
@@ -326,13 +338,15 @@ class SvdFrames:
             )
         header = _HEADER.unpack_from(frame)
         # The digest of people is compared by the caller; masks are dealt before it is known.
-        people = _NO_PEOPLE if kind is MessageKind.MASKS else header[-1]
-        expected_header = _HEADER.unpack(self._pack_header(kind, owner, people))
-        for name, value, expected in zip(_HEADER_FIELDS, header, expected_header, strict=True):
+        people_digest = _NO_PEOPLE_DIGEST if kind is MessageKind.MASKS else header[-1]
+        expected_header = _HEADER.unpack(self._pack_header(kind, owner, people_digest))
+        for field_name, value, expected in zip(
+            _HEADER_FIELDS, header, expected_header, strict=True
+        ):
             if value != expected:
                 raise RemoteProtocolError(
-                    f"{sender} sent no {kind.name} of this decomposition: its {name} differs; it "
-                    "is another message, or made under another agreement"
+                    f"{sender} sent no {kind.name} of this decomposition: its {field_name} "
+                    "differs; it is another message, or made under another agreement"
                 )
 
     def _parse_matrix(self, body: bytes, kind: MessageKind, sender: str, owner: str) -> Floats:
@@ -342,35 +356,37 @@ class SvdFrames:
         Raises RemoteProtocolError: the matrix has other numbers of rows or columns, or numbers that
         are not finite or beyond 1e100; the error names `sender`.
         """
-        agreed = self._agreement
-        columns = agreed.vectors if kind is MessageKind.VECTORS else agreed.columns
-        rows, bytes_left = divmod(len(body), _NUMBER_BYTES * columns)
-        min_rows = agreed.vectors
-        max_rows = agreed.max_rows
+        agreement = self._agreement
+        column_count = agreement.vectors if kind is MessageKind.VECTORS else agreement.columns
+        row_count, bytes_left = divmod(len(body), _NUMBER_BYTES * column_count)
+        min_rows = agreement.vectors
+        max_rows = agreement.max_rows
         if kind is MessageKind.MASKS:  # exactly one row for each feature of the owner
-            own_features = agreed.features[agreed.find_position(owner)]
+            own_features = agreement.features[agreement.find_position(owner)]
             min_rows = own_features
             max_rows = own_features
-        if bytes_left or not min_rows <= rows <= max_rows:
+        if bytes_left or not min_rows <= row_count <= max_rows:
             raise RemoteProtocolError(
                 f"{sender} sent a body of {len(body)} bytes, expected {kind.name} of {min_rows} to "
-                f"{max_rows} rows of {columns} numbers; it was cut or padded"
+                f"{max_rows} rows of {column_count} numbers; it was cut or padded"
             )
-        matrix = np.frombuffer(body, dtype="<f8").reshape(rows, columns).astype(np.float64)
+        matrix = (
+            np.frombuffer(body, dtype="<f8").reshape(row_count, column_count).astype(np.float64)
+        )
         if not _is_bounded(matrix):
             raise RemoteProtocolError(
                 f"{sender} sent {kind.name} with numbers that are none, or beyond "
-                f"{_LARGEST_NUMBER:g}"
+                f"{_MAX_MAGNITUDE:g}"
             )
         return matrix
 
-    def _pack_header(self, kind: MessageKind, owner: str, people: bytes) -> bytes:
-        """Return the header of a message to or from one owner; `people` is SHA-256 of the aligned
-        rows, zeros in MASKS.
+    def _pack_header(self, kind: MessageKind, owner: str, people_digest: bytes) -> bytes:
+        """Return the header of a message to or from one owner; `people_digest` is SHA-256 of the
+        aligned rows, zeros in MASKS.
         """
-        agreed = self._agreement
-        position = agreed.find_position(owner)
-        return _HEADER.pack(_MAGIC, _VERSION, kind, position, agreed.digest, people)
+        agreement = self._agreement
+        position = agreement.find_position(owner)
+        return _HEADER.pack(_MAGIC, _VERSION, kind, position, agreement.digest, people_digest)
 
 
 class _SvdRole(KeepsSecrets):
@@ -415,12 +431,12 @@ class SvdDealer(_SvdRole):
         `rows_seed`: 32 secret bytes that each owner expands to P. `columns_key`: 32 secret bytes
         from which Q is drawn here.
         """
-        agreed = self.agreement
-        mask_FF = draw_orthogonal(agreed.columns, columns_key, b"columns")
-        for owner in agreed.owners:
-            own_rows = mask_FF[agreed.get_columns(owner)]
+        agreement = self.agreement
+        mask_FF = draw_orthogonal(agreement.columns, columns_key, b"columns")
+        for owner in agreement.owners:
+            own_rows = mask_FF[agreement.get_columns(owner)]
             body = self._frames.pack_matrix(
-                MessageKind.MASKS, own_rows, owner=owner, seed=rows_seed
+                MessageKind.MASKS, own_rows, owner=owner, row_mask_seed=rows_seed
             )
             yield Outgoing(owner, body)
 
@@ -433,54 +449,60 @@ class SvdOwner(_SvdRole):
         agreement.find_position(me)
         self._masks: SvdMessage | None = None
 
-    def take_masks(self, dealt: bytes) -> None:
-        """Take the dealer's message `dealt` with this owner's masks, once: the seed of the row mask
-        P, and this owner's rows of the column mask Q.
+    def take_masks(self, message: bytes) -> None:
+        """Take the dealer's message with this owner's masks, once: the seed of the row
+        mask P, and this owner's rows of the column mask Q.
 
         Raises:
             RemoteProtocolError: the message is malformed, or the rows of Q are not orthonormal.
             LocalProtocolError: this owner has its masks already.
         """
-        agreed = self.agreement
+        agreement = self.agreement
         if self._masks is not None:
             raise LocalProtocolError(f"{self.me} holds its masks already")
-        masks = self._frames.parse_message(dealt, MessageKind.MASKS, agreed.dealer, owner=self.me)
-        _require_orthonormal(masks.matrix.T, agreed.dealer)
+        masks = self._frames.parse_message(
+            message, MessageKind.MASKS, agreement.dealer, owner=self.me
+        )
+        _require_orthonormal(masks.matrix.T, agreement.dealer)
         self._masks = masks
 
-    def mask_table(self, table_NF: Floats, people: bytes) -> bytes:
+    def mask_table(self, table_NF: Floats, people_digest: bytes) -> bytes:
         """Return the message to the server with this owner's masked table, P X_i Q_i: its table X_i
         with rows mixed by P and columns by Q_i. Called once.
 
         Args:
             table_NF: X_i, N rows to decompose by this owner's F columns, in the agreed order;
                 float64, magnitudes up to 1e100.
-            people: 32-byte digest of these rows, the same at all owners.
+            people_digest: 32-byte digest of these rows, the same at all owners.
 
         Raises LocalProtocolError: the table has another type, shape or range, the masks have not
         arrived, or the role was used.
         """
-        agreed = self.agreement
+        agreement = self.agreement
         masks = self._require_masks()
-        require_people(people, "ordered rows to decompose")
-        own_columns = agreed.features[agreed.find_position(self.me)]
+        require_people(people_digest, "ordered rows to decompose")
+        own_feature_count = agreement.features[agreement.find_position(self.me)]
         if (
             type(table_NF) is not np.ndarray
             or table_NF.dtype != np.float64
             or table_NF.ndim != 2
-            or table_NF.shape[1] != own_columns
-            or not agreed.vectors <= len(table_NF) <= agreed.max_rows
+            or table_NF.shape[1] != own_feature_count
+            or not agreement.vectors <= len(table_NF) <= agreement.max_rows
             or not _is_bounded(table_NF)
         ):
             raise LocalProtocolError(
-                f"{self.me}: a table is an array of bounded float64 of {agreed.vectors} to "
-                f"{agreed.max_rows} rows and {own_columns} columns, got "
+                f"{self.me}: a table is an array of bounded float64 of {agreement.vectors} to "
+                f"{agreement.max_rows} rows and {own_feature_count} columns, got "
                 f"{getattr(table_NF, 'dtype', type(table_NF))} {np.shape(table_NF)}"
             )
         self._require_first_use()
         rotated_NF = table_NF @ masks.matrix
-        masked_NF = mask_table_rows(rotated_NF, masks.seed, people, mask_rows=agreed.mask_rows)
-        return self._frames.pack_matrix(MessageKind.TABLE, masked_NF, owner=self.me, people=people)
+        masked_NF = mask_table_rows(
+            rotated_NF, masks.row_mask_seed, people_digest, mask_rows=agreement.mask_rows
+        )
+        return self._frames.pack_matrix(
+            MessageKind.TABLE, masked_NF, owner=self.me, people_digest=people_digest
+        )
 
     def _require_masks(self) -> SvdMessage:
         """Return this owner's masks: the seed of the row mask P, and its rows of the column mask Q.
@@ -498,33 +520,33 @@ class SvdServer(_SvdRole):
     def __init__(self, agreement: SvdAgreement) -> None:
         super().__init__(agreement, agreement.server)
 
-    def factor_tables(self, tables: Mapping[str, bytes]) -> bytes:
+    def factor_tables(self, message_by_owner: Mapping[str, bytes]) -> bytes:
         """Add the masked tables, decompose the sum, and return the message to the receiver with its
         left singular vectors, P U (masked by the row mask P). Called once.
 
-        `tables`: each owner's message with its masked table, by name.
+        `message_by_owner`: each owner's message with its masked table, by name.
 
         Raises RemoteProtocolError: a table is malformed, they have different rows, or the sum has
         no decomposition.
         """
-        agreed = self.agreement
-        require_all("a decomposition needs the tables of", tables, agreed.owners)
-        first, *others = agreed.owners
-        first_table = self._parse_table(tables[first], first)
+        agreement = self.agreement
+        require_all("a decomposition needs the tables of", message_by_owner, agreement.owners)
+        first_owner, *other_owners = agreement.owners
+        first_table = self._parse_table(message_by_owner[first_owner], first_owner)
         total_NF = first_table.matrix
-        people = first_table.people
-        for owner in others:
-            table = self._parse_table(tables[owner], owner)
-            if table.people != people or len(table.matrix) != len(total_NF):
+        people_digest = first_table.people_digest
+        for owner in other_owners:
+            table = self._parse_table(message_by_owner[owner], owner)
+            if table.people_digest != people_digest or len(table.matrix) != len(total_NF):
                 raise RemoteProtocolError(
-                    f"{first} and {owner} sent tables of different rows; one of them answered "
-                    "another request"
+                    f"{first_owner} and {owner} sent tables of different rows; one of them "
+                    "answered another request"
                 )
             total_NF += table.matrix
         vectors_ND = self._compute_vectors(total_NF)
         self._require_first_use()
         return self._frames.pack_matrix(
-            MessageKind.VECTORS, vectors_ND, owner=agreed.receiver, people=people
+            MessageKind.VECTORS, vectors_ND, owner=agreement.receiver, people_digest=people_digest
         )
 
     def _parse_table(self, frame: bytes, owner: str) -> SvdMessage:
@@ -539,18 +561,18 @@ class SvdServer(_SvdRole):
 
         Raises RemoteProtocolError: the sum has no decomposition.
         """
-        count = self.agreement.vectors
+        vector_count = self.agreement.vectors
         try:
-            left_vectors, values, _ = np.linalg.svd(masked_NF, full_matrices=False)
+            left_vectors, singular_values, _ = np.linalg.svd(masked_NF, full_matrices=False)
         except np.linalg.LinAlgError as error:
             raise RemoteProtocolError(
                 "the sum of the masked tables has no decomposition; an owner sent other numbers "
                 "than a table"
             ) from error
         # The threshold of `numpy.linalg.matrix_rank`: smaller values come from rounding alone.
-        threshold = values[0] * max(masked_NF.shape) * np.finfo(np.float64).eps
-        is_in_rank_D = values[:count] > threshold
-        vectors_ND: Floats = left_vectors[:, :count] * is_in_rank_D
+        rank_threshold = singular_values[0] * max(masked_NF.shape) * np.finfo(np.float64).eps
+        is_in_rank_D = singular_values[:vector_count] > rank_threshold
+        vectors_ND: Floats = left_vectors[:, :vector_count] * is_in_rank_D
         return vectors_ND
 
 
@@ -559,9 +581,9 @@ class SvdReceiver(SvdOwner):
 
     def __init__(self, agreement: SvdAgreement) -> None:
         super().__init__(agreement, agreement.receiver)
-        self._opened = False
+        self._has_opened_vectors = False
 
-    def open_vectors(self, vectors: bytes, people: bytes, *, rows: int) -> Floats:
+    def open_vectors(self, message: bytes, people_digest: bytes, *, row_count: int) -> Floats:
         """Remove the row mask P from the server's message, and return the left singular vectors U
         of the joint table, (N, D): orthonormal columns, largest singular values first. Called once.
 
@@ -569,38 +591,38 @@ class SvdReceiver(SvdOwner):
         magnitude in each column is positive, which fixes the sign.
 
         Args:
-            vectors: the server's message with P U.
-            people: SHA-256 of the aligned rows, the same at all owners.
-            rows: N, how many rows there must be.
+            message: the server's message with P U.
+            people_digest: SHA-256 of the aligned rows, the same at all owners.
+            row_count: N, how many rows there must be.
 
         Raises:
             RemoteProtocolError: the message is malformed, about other people, or its columns are
                 not orthonormal.
             LocalProtocolError: this party sent no table yet, or called this before.
         """
-        agreed = self.agreement
+        agreement = self.agreement
         masks = self._require_masks()
         has_sent_table = self._is_used
-        if not has_sent_table or self._opened:
+        if not has_sent_table or self._has_opened_vectors:
             raise LocalProtocolError(
                 f"{self.me} sent no table yet, or opened its answer; each is once"
             )
         answer = self._frames.parse_message(
-            vectors, MessageKind.VECTORS, agreed.server, owner=self.me
+            message, MessageKind.VECTORS, agreement.server, owner=self.me
         )
-        if answer.people != people or len(answer.matrix) != rows:
+        if answer.people_digest != people_digest or len(answer.matrix) != row_count:
             raise RemoteProtocolError(
-                f"{agreed.server} sent {len(answer.matrix)} rows of vectors, expected {rows}, of "
-                "the people asked for"
+                f"{agreement.server} sent {len(answer.matrix)} rows of vectors, expected "
+                f"{row_count}, of the people asked for"
             )
         is_nonzero_D = np.abs(answer.matrix).max(axis=0) > 0
-        _require_orthonormal(answer.matrix[:, is_nonzero_D], agreed.server)
+        _require_orthonormal(answer.matrix[:, is_nonzero_D], agreement.server)
         has_vector_after_zeros = (is_nonzero_D[1:] > is_nonzero_D[:-1]).any()
         if has_vector_after_zeros:
-            raise RemoteProtocolError(f"{agreed.server} sent a vector after one of zeros")
-        self._opened = True
+            raise RemoteProtocolError(f"{agreement.server} sent a vector after one of zeros")
+        self._has_opened_vectors = True
         vectors_ND = _unmask_table_rows(
-            answer.matrix, masks.seed, people, mask_rows=agreed.mask_rows
+            answer.matrix, masks.row_mask_seed, people_digest, mask_rows=agreement.mask_rows
         )
         largest_row_D = np.abs(vectors_ND).argmax(axis=0)
         largest_1D = np.take_along_axis(vectors_ND, largest_row_D[None], axis=0)

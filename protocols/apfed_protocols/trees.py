@@ -32,8 +32,10 @@ from apfed_protocols.labels import Labels, find_labels
 __all__ = ["Flattened", "flatten_tree", "rebuild_tree"]
 
 _MAX_DEPTH = 64
-_BRANCHES = (Mapping, list, tuple)
-_EXPECTED = "expected an array or tensor of floats or integers, or lists, tuples and dicts of them"
+_CONTAINER_TYPES = (Mapping, list, tuple)
+_EXPECTED_TYPES_TEXT = (
+    "expected an array or tensor of floats or integers, or lists, tuples and dicts of them"
+)
 Matrix = NDArray[np.floating[Any]]
 
 
@@ -46,28 +48,28 @@ class Flattened:
     """
 
     matrix: Matrix
-    _spec: Any
+    _structure: Any
     _leaves: Sequence["_Leaf"]
     _tree: Any
 
-    def restore_tree(self, matrix_BD: Matrix, *, off: float = 0.0) -> Any:
+    def restore_tree(self, matrix_BD: Matrix, *, max_error: float = 0.0) -> Any:
         """Return the numbers of a matrix, e.g. of a sum, in the structure, types and devices of the
         tree that was flattened.
 
         Args:
             matrix_BD: the numbers, in the shape of the flattened matrix.
-            off: the largest error of each number.
+            max_error: the largest error of each number.
 
         Raises LocalProtocolError: integers cannot be recovered from numbers with this error, or a
         number does not fit its type.
         """
-        flat = matrix_BD.reshape(-1)
+        flat_numbers = matrix_BD.reshape(-1)
         start = 0
         restored_leaves = []
         for leaf in self._leaves:
             end = start + math.prod(leaf.shape)
-            values = flat[start:end].reshape(leaf.shape)
-            restored_leaves.append(leaf.restore_leaf(values, off))
+            values = flat_numbers[start:end].reshape(leaf.shape)
+            restored_leaves.append(leaf.restore_leaf(values, max_error))
             start = end
         return rebuild_tree(self._tree, iter(restored_leaves))
 
@@ -77,15 +79,15 @@ class Flattened:
         add different things. Types do not matter: a list at one party and a tuple at another give
         the same digest.
         """
-        canonical = json.dumps(self._spec, separators=(",", ":")).encode()
+        canonical = json.dumps(self._structure, separators=(",", ":")).encode()
         return hashlib.sha256(b"secure-apfed tree v1" + canonical).digest()
 
     @property
-    def shapes(self) -> str:
+    def shapes_text(self) -> str:
         """Return the shapes of the first four arrays in words, for errors."""
-        first_shapes = ", ".join(f"{leaf.path} {leaf.form}" for leaf in self._leaves[:4])
-        others = len(self._leaves) - 4
-        return f"{first_shapes} and {others} more" if others > 0 else first_shapes
+        first_shapes = ", ".join(f"{leaf.path} {leaf.shape_text}" for leaf in self._leaves[:4])
+        other_count = len(self._leaves) - 4
+        return f"{first_shapes} and {other_count} more" if other_count > 0 else first_shapes
 
 
 @dataclass(frozen=True)
@@ -95,28 +97,28 @@ class _Leaf:
     Attributes:
         path: where it stands in the tree, for errors.
         values: numbers of the leaf as float32 or float64, in its shape.
-        range: smallest and largest number of its type.
-        is_whole: whether its type is an integer type.
+        type_range: smallest and largest number of its type.
+        is_integer: whether its type is an integer type.
         restore: converts values, in float, to its type, library and device.
         labels: labels of its rows and columns; None: it has none.
     """
 
     path: str
     values: NDArray[Any]
-    range: tuple[float, float]
-    is_whole: bool
+    type_range: tuple[float, float]
+    is_integer: bool
     restore: Callable[[NDArray[Any]], Any]
     labels: Labels | None = None
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def structure(self) -> dict[str, Any]:
         """Return shape and labels (if they are no positions) as JSON values, for the digest."""
         if self.labels is None or self.labels.are_positions:
             return {"shape": self.shape}
         return {"shape": self.shape, "labels": self.labels.names}
 
     @property
-    def form(self) -> str:
+    def shape_text(self) -> str:
         """Return shape and first labels in words, for errors."""
         axis_names = [names for names in self.labels.names if names] if self.labels else []
         labels = " x ".join(", ".join(names[:4]) for names in axis_names)
@@ -126,27 +128,27 @@ class _Leaf:
     def shape(self) -> tuple[int, ...]:
         return self.values.shape
 
-    def restore_leaf(self, values: NDArray[Any], off: float) -> Any:
+    def restore_leaf(self, values: NDArray[Any], max_error: float) -> Any:
         """Return new values for this leaf, in its type, library and device.
 
         Args:
             values: the new numbers in float, in the shape of the leaf.
-            off: the largest error of each number.
+            max_error: the largest error of each number.
 
         Raises LocalProtocolError: integers cannot be recovered, as their error may be a half or
         more; or a number exceeds the range of the type.
         """
-        if self.is_whole and off >= 0.5:
+        if self.is_integer and max_error >= 0.5:
             raise LocalProtocolError(
-                f"{self.path} is of integers, and a sum is off by up to {off:.3g}; take more bits "
-                "or a smaller clip, or add floats"
+                f"{self.path} is of integers, and a sum is off by up to {max_error:.3g}; take "
+                "more bits or a smaller clip, or add floats"
             )
-        values = np.rint(values) if self.is_whole else values
-        smallest, largest = self.range
-        if values.size and not smallest <= values.min() <= values.max() <= largest:
+        values = np.rint(values) if self.is_integer else values
+        type_minimum, type_maximum = self.type_range
+        if values.size and not type_minimum <= values.min() <= values.max() <= type_maximum:
             raise LocalProtocolError(
-                f"the sum of {self.path} goes up to {np.abs(values).max():g}, beyond {largest:g}, "
-                "the end of its type; add a wider one"
+                f"the sum of {self.path} goes up to {np.abs(values).max():g}, beyond "
+                f"{type_maximum:g}, the end of its type; add a wider one"
             )
         return self.restore(values)
 
@@ -166,18 +168,18 @@ def flatten_tree(tree: Any) -> Flattened:
             the path.
     """
     leaves: list[_Leaf] = []
-    spec = _add_leaves(tree, "", leaves, 0)
+    structure = _add_leaves(tree, "", leaves, 0)
     if not any(leaf.values.size for leaf in leaves):
         raise LocalProtocolError(
             f"a contribution is non-empty, got {_describe_kind(tree)} without numbers"
         )
-    if isinstance(tree, _BRANCHES):
+    if isinstance(tree, _CONTAINER_TYPES):
         matrix_BD = np.concatenate([leaf.values.reshape(-1) for leaf in leaves])[None]
     else:
         values = leaves[0].values
-        rows = len(values) if values.ndim > 1 else 1
-        matrix_BD = values.reshape(rows, -1)
-    return Flattened(matrix_BD, spec, leaves, tree)
+        row_count = len(values) if values.ndim > 1 else 1
+        matrix_BD = values.reshape(row_count, -1)
+    return Flattened(matrix_BD, structure, leaves, tree)
 
 
 def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
@@ -201,10 +203,12 @@ def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
                 f"a dict of arrays has texts or integers as keys, got {unfit_keys[0]!r:.80}"
             )
         # In sorted order, so that the order in which a party filled its dict does not matter.
-        spec_by_key = {}
+        structure_by_key = {}
         for key in sorted(node, key=repr):
-            spec_by_key[repr(key)] = _add_leaves(node[key], f"{path}[{key!r}]", leaves, depth + 1)
-        return spec_by_key
+            structure_by_key[repr(key)] = _add_leaves(
+                node[key], f"{path}[{key!r}]", leaves, depth + 1
+            )
+        return structure_by_key
     if isinstance(node, list | tuple):
         return [
             _add_leaves(item, f"{path}[{index}]", leaves, depth + 1)
@@ -212,7 +216,7 @@ def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
         ]
     leaf = _make_leaf(node, path)
     leaves.append(leaf)
-    return leaf.spec
+    return leaf.structure
 
 
 def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
@@ -254,8 +258,8 @@ def _make_leaf(node: Any, path: str) -> _Leaf:
         return _Leaf(
             path,
             np.array(node, np.float64),
-            range=(-math.inf, math.inf),
-            is_whole=number_type is int,
+            type_range=(-math.inf, math.inf),
+            is_integer=number_type is int,
             restore=lambda value: number_type(value),
         )
     if isinstance(node, np.ndarray) and type(node) is not np.ndarray:
@@ -264,8 +268,10 @@ def _make_leaf(node: Any, path: str) -> _Leaf:
             "numpy.asarray of it"
         )
     if not hasattr(node, "__array__"):
-        hint = "; leave out parameters without a gradient" if node is None else ""
-        raise LocalProtocolError(f"{path} is {_describe_kind(node)}; {_EXPECTED}{hint}")
+        parameter_hint = "; leave out parameters without a gradient" if node is None else ""
+        raise LocalProtocolError(
+            f"{path} is {_describe_kind(node)}; {_EXPECTED_TYPES_TEXT}{parameter_hint}"
+        )
     return _make_array_leaf(node, path)
 
 
@@ -283,21 +289,21 @@ def _make_array_leaf(node: Any, path: str) -> _Leaf:
     except (TypeError, ValueError, RuntimeError) as error:
         raise LocalProtocolError(f"{path} is no array: {error}") from error
     dtype = values.dtype
-    is_whole = values.dtype.kind in "iu"
+    is_integer = values.dtype.kind in "iu"
     # The name tells floats that NumPy does not know, such as bfloat16 of ml_dtypes.
-    if not is_whole and dtype.kind != "f" and "float" not in dtype.name:
-        raise LocalProtocolError(f"{path} is of {dtype}; {_EXPECTED}")
-    if is_whole:
-        limits: Any = np.iinfo(dtype)
+    if not is_integer and dtype.kind != "f" and "float" not in dtype.name:
+        raise LocalProtocolError(f"{path} is of {dtype}; {_EXPECTED_TYPES_TEXT}")
+    if is_integer:
+        type_limits: Any = np.iinfo(dtype)
     else:
-        limits = np.finfo(dtype if dtype.kind == "f" else np.float32)
+        type_limits = np.finfo(dtype if dtype.kind == "f" else np.float32)
     if labels is not None:
         values = labels.arrange_values(values)
     return _Leaf(
         path,
         _cast_floats(values),
-        range=(float(limits.min), float(limits.max)),
-        is_whole=is_whole,
+        type_range=(float(type_limits.min), float(type_limits.max)),
+        is_integer=is_integer,
         restore=_choose_restore(node, labels, dtype),
         labels=labels,
     )
@@ -348,18 +354,20 @@ def _make_torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
     """
     dtype = node.dtype
     device = node.device
-    is_whole = str(dtype).startswith(("torch.int", "torch.uint"))
-    if node.layout is not torch.strided or not (is_whole or dtype.is_floating_point):
-        raise LocalProtocolError(f"{path} is a {node.layout} tensor of {dtype}; {_EXPECTED}")
-    limits = torch.iinfo(dtype) if is_whole else torch.finfo(dtype)
+    is_integer = str(dtype).startswith(("torch.int", "torch.uint"))
+    if node.layout is not torch.strided or not (is_integer or dtype.is_floating_point):
+        raise LocalProtocolError(
+            f"{path} is a {node.layout} tensor of {dtype}; {_EXPECTED_TYPES_TEXT}"
+        )
+    type_limits = torch.iinfo(dtype) if is_integer else torch.finfo(dtype)
     values = node.detach().cpu()
-    if not is_whole and dtype not in (torch.float32, torch.float64):
+    if not is_integer and dtype not in (torch.float32, torch.float64):
         values = values.float()  # e.g. bfloat16, which NumPy does not know
     return _Leaf(
         path,
         _cast_floats(values.numpy()),
-        range=(float(limits.min), float(limits.max)),
-        is_whole=is_whole,
+        type_range=(float(type_limits.min), float(type_limits.max)),
+        is_integer=is_integer,
         restore=lambda sums: torch.from_numpy(np.array(sums)).to(device=device, dtype=dtype),
     )
 

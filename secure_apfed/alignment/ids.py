@@ -87,10 +87,10 @@ class IdFile:
         reader_by_column = {
             name: IdReader(
                 f"{self._party}: column {name!r} of {self._source_name}",
-                place=self._locate_line,
-                strip=True,
-                part=has_several_columns,
-                key="id_column",
+                describe_place=self._locate_line,
+                should_strip=True,
+                is_one_of_several=has_several_columns,
+                settings_key="id_column",
             )
             for name in self._column_names
         }
@@ -106,7 +106,7 @@ class IdFile:
                     for name, reader in reader_by_column.items()
                 ]
                 # After a refused cell no block is yielded: the rest is read to report all faults.
-                if not all(reader.all_taken for reader in reader_by_column.values()):
+                if not all(reader.has_no_refusals for reader in reader_by_column.values()):
                     continue
                 if has_several_columns:
                     yield [JOINT.join(values) for values in zip(*value_columns, strict=True)]

@@ -111,9 +111,9 @@ def _list_id_texts(column: "pd.Series", first: int, *, source: str) -> list[str]
         column,
         party=source,
         subject=f"column {column.name!r}",
-        strip=True,
-        key="--id-column",
-        place=lambda row: f"row {first + row} (from 0)",
+        should_strip=True,
+        settings_key="--id-column",
+        describe_place=lambda row: f"row {first + row} (from 0)",
     )
 
 

@@ -446,7 +446,13 @@ def _load_rows(
     rows = _open_rows(settings, name, make_rows, frame=frame, table=table)
     if table is None:
         assert rows.ids is not None
-        ids = id_texts(rows.ids, party=name, subject=f"the IDs of {called}", strip=True, key="ids")
+        ids = id_texts(
+            rows.ids,
+            party=name,
+            subject=f"the IDs of {called}",
+            should_strip=True,
+            settings_key="ids",
+        )
         labels = tuple(
             None if pd.isna(label) else str(label).strip() or None for label in rows.labels or ()
         )
@@ -1020,10 +1026,10 @@ def _extract_ids(
     readers = {
         name: IdReader(
             f"{party}: column {name!r} of {file}",
-            place=lambda row: describe_row(frame, row),
-            strip=True,
-            part=len(columns) > 1,
-            key=f"data.parties.{party}.id_column",
+            describe_place=lambda row: describe_row(frame, row),
+            should_strip=True,
+            is_one_of_several=len(columns) > 1,
+            settings_key=f"data.parties.{party}.id_column",
         )
         for name in columns
     }
@@ -1048,7 +1054,7 @@ def _iterate_ids(frame: pd.DataFrame, readers: Mapping[str, IdReader]) -> Iterat
             reader.convert_column(columns[name].iloc[start : start + _IDS_PER_BLOCK])
             for name, reader in readers.items()
         ]
-        if not all(reader.all_taken for reader in readers.values()):
+        if not all(reader.has_no_refusals for reader in readers.values()):
             continue
         if len(texts_by_column) == 1:
             yield texts_by_column[0]

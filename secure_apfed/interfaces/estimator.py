@@ -637,5 +637,7 @@ def _build_table(
     text_columns = [str(column) for column, cells in frame.items() if not has_measures(cells)]
     encoding = fit_columns(frame, categorical=text_columns, missing="mean", source=name)
     features = encoding.encode(frame, source=name)
-    ids = id_texts(frame.index, party=name, subject="its index", strip=True, rows=True)
+    ids = id_texts(
+        frame.index, party=name, subject="its index", should_strip=True, are_tuples_rows=True
+    )
     return PartyTable(name, tuple(ids), features, labels_N, encoding)

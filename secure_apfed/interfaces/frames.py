@@ -579,7 +579,9 @@ def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -
         )
     native_frame = nw.from_native(native, eager_only=True)
     cells = native_frame[column].to_native() if column in native_frame.columns else frame[column]
-    texts = id_texts(cells, party=party, subject=f"column {column!r}", strip=True, key="id")
+    texts = id_texts(
+        cells, party=party, subject=f"column {column!r}", should_strip=True, settings_key="id"
+    )
     repeated = pd.Series(texts)
     is_repeated = repeated.duplicated(keep=False)
     if is_repeated.any():

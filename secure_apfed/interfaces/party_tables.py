@@ -91,7 +91,11 @@ def read_ids(party: Active | Passive) -> tuple[str, ...]:
             f"{party.name}: its IDs are a DataFrame; expected one ID a row: give its column, as "
             f"frame[{str(next(iter(own_ids.columns), 'id'))!r}]"
         )
-    return tuple(id_texts(party.ids, party=party.name, subject="its IDs", strip=True, key="ids"))
+    return tuple(
+        id_texts(
+            party.ids, party=party.name, subject="its IDs", should_strip=True, settings_key="ids"
+        )
+    )
 
 
 def make_table(

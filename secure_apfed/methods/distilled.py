@@ -386,7 +386,7 @@ class VFedTransActive(StudentActive):
             AGGREGATOR, Kind.SINGULAR_VECTORS, step=step, patience=FOR_AN_ANSWER
         )
         # Removing the mask yields the left singular vectors of all parties' joined tables.
-        vectors_UD = receiver.open_vectors(message.payload, people, rows=len(own_UF))
+        vectors_UD = receiver.open_vectors(message.payload, people, row_count=len(own_UF))
         self._shared_vectors = torch.from_numpy(vectors_UD)
         self.student.fit_to_vectors(self._shared_vectors)
         self.local_models = self.student.describe_local_models()

@@ -167,17 +167,17 @@ async def serve_predictions(
     contract = (await enter_session(party, links, method)).contract
     ids = canonical_ids(party.name, party.data.table.ids, party.config.alignment)
     holder = Holder(ids, session=_session_key(contract, party.name))
-    helper = method.build_passive(party, contract, torch.from_numpy(holder.order))
+    helper = method.build_passive(party, contract, torch.from_numpy(holder.published_rows))
     assert isinstance(helper, EncodingPassive)
     load_network_states(helper.predicts_with, states, party.name)
     ledger = helper.ledgers.get(party.name)
     compute_cost = ledger.would_cost if ledger else None
-    people_in_order = [ids[row] for row in holder.order]
+    people_in_order = [ids[row] for row in holder.published_rows]
     # Positions whose limit is reached, which the next answer to a lookup reports.
     unreported = limits.list_exhausted_people(people_in_order, compute_cost)
     await helper.set_up(links)
     await meet_active(links, party.active)
-    links.send(party.active, Kind.LOOKUP, BEFORE_TRAINING, holder.published)
+    links.send(party.active, Kind.LOOKUP, BEFORE_TRAINING, holder.blinded_ids)
     while True:
         message = await links.receive(
             party.active, Kind.LOOKUP, Kind.REQUEST, Kind.END, patience=FOR_THE_ACTIVE
@@ -185,7 +185,7 @@ async def serve_predictions(
         if message.kind is Kind.END:
             return
         if message.kind is Kind.LOOKUP:
-            tags = holder.answer(message.payload, sender=party.active, maximum=contract.batch_size)
+            tags = holder.answer(message.payload, sender=party.active, max_ids=contract.batch_size)
             limits.count_lookups(len(tags) // TAG_BYTES)
             exhausted_positions = np.array(unreported, _POSITION_DTYPE).tobytes()
             unreported = []
@@ -319,11 +319,11 @@ class JointPredictor:
                 message.payload,
                 holder=name,
                 session=_session_key(contract, name),
-                maximum=party.config.alignment.maximum_ids,
+                max_ids=party.config.alignment.maximum_ids,
             )
             predictor._askers[name] = asker
             # One entry more, for people that the passive does not know.
-            predictor._is_exhausted[name] = np.zeros(asker.size + 1, dtype=bool)
+            predictor._is_exhausted[name] = np.zeros(asker.holder_size + 1, dtype=bool)
         return predictor
 
     @property
@@ -420,7 +420,7 @@ class JointPredictor:
         for name, asker in self._askers.items():
             answer = (await self._links.receive(name, Kind.LOOKUP, step=self._step)).payload
             position_B = asker.parse_answer(answer[:tags_end], len(ids))
-            newly_exhausted = _parse_positions(answer[tags_end:], asker.size, sender=name)
+            newly_exhausted = _parse_positions(answer[tags_end:], asker.holder_size, sender=name)
             is_exhausted = self._is_exhausted[name]
             is_exhausted[newly_exhausted] = True
             # Position -1 of an unknown person reads the last entry, which is always False.
@@ -457,7 +457,7 @@ class JointPredictor:
         for name, position_B in position_by_passive.items():
             answer = await links.receive(name, Kind.REPRESENTATIONS, step=step)
             answered_B, h_BD = parse_representations(
-                answer, terms[name], alignment_size=self._askers[name].size, min_rows=1
+                answer, terms[name], alignment_size=self._askers[name].holder_size, min_rows=1
             )
             if not torch.equal(answered_B, position_B):
                 raise RemoteProtocolError(f"{name} answered for other people than asked")

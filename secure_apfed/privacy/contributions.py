@@ -24,7 +24,7 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
-from apfed_protocols.noise import MAX_DEVIATION, TAIL
+from apfed_protocols.noise import MAX_DEVIATION, TAIL_PROBABILITY
 from secure_apfed.errors import ConfigError
 
 __all__ = [
@@ -136,9 +136,9 @@ class SummedRelease:
     def tail(self) -> float:
         """A bound on the probability that the cut-off tails of the noise change one release.
 
-        Noise is drawn from a range that omits a mass of `TAIL` for each number.
+        Noise is drawn from a range that omits a mass of `TAIL_PROBABILITY` for each number.
         """
-        return self.honest * self.numbers * TAIL
+        return self.honest * self.numbers * TAIL_PROBABILITY
 
     def epsilon_of(self, releases: int, delta: float) -> float:
         """Return epsilon at `delta` of `releases` adaptive releases that involve one person.

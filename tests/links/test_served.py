@@ -413,20 +413,20 @@ def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_p
 def test_a_lookup_tells_who_is_there_and_refuses_what_is_no_list_of_ids() -> None:
     ids = [b"ann", b"bob", b"eve"]
     holder = Holder(ids, session=SESSION)
-    asker = Asker(holder.published, holder="shop", session=SESSION, maximum=3)
+    asker = Asker(holder.blinded_ids, holder="shop", session=SESSION, max_ids=3)
     question = asker.ask([b"eve", b"zoe", b"ann"])
-    places = asker.parse_answer(holder.answer(question, sender="bank", maximum=3), 3)
-    assert [ids[holder.order[place]] if place >= 0 else None for place in places] == [
+    places = asker.parse_answer(holder.answer(question, sender="bank", max_ids=3), 3)
+    assert [ids[holder.published_rows[place]] if place >= 0 else None for place in places] == [
         b"eve",
         None,
         b"ann",
     ]
     with pytest.raises(RemoteProtocolError, match="at most 2 are answered"):
-        holder.answer(question, sender="bank", maximum=2)
+        holder.answer(question, sender="bank", max_ids=2)
     with pytest.raises(RemoteProtocolError, match="blinded ID"):
-        holder.answer(question[:32] * 2, sender="bank", maximum=3)
+        holder.answer(question[:32] * 2, sender="bank", max_ids=3)
     with pytest.raises(RemoteProtocolError, match="more than the 2 agreed"):
-        Asker(holder.published, holder="shop", session=SESSION, maximum=2)
+        Asker(holder.blinded_ids, holder="shop", session=SESSION, max_ids=2)
     said = "different tags for 3 blinded IDs"
     cases = [(said, tags, 3) for tags in (b"", bytes(48), bytes(47))]
     assert list_unrefused(RemoteProtocolError, asker.parse_answer, cases) == []

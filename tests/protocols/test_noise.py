@@ -19,7 +19,7 @@ from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.noise import (
     MAX_DEVIATION,
     MIN_BINNED_DEVIATION,
-    TAIL,
+    TAIL_PROBABILITY,
     discrete_gaussian,
     largest_noise,
 )
@@ -144,7 +144,7 @@ def test_the_tail_bound_is_one(deviation: int) -> None:
     x = np.arange(0, 60 * deviation)
     weight = np.exp(-(x.astype(np.float64) ** 2) / (2 * deviation**2))
     beyond = 2 * weight[most + 1 :].sum() / (2 * weight.sum() - 1)
-    assert 0 < beyond < TAIL
+    assert 0 < beyond < TAIL_PROBABILITY
 
 
 def test_no_deviation_is_no_noise() -> None:

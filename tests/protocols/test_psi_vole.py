@@ -135,7 +135,7 @@ def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = 18
     tries = 6000
     failed = 0
-    monkeypatch.setattr(stores, "DENSE", dense)
+    monkeypatch.setattr(stores, "DENSE_CELLS", dense)
     for _ in range(tries):
         rows = Equations.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
         try:

@@ -70,7 +70,7 @@ class Parties:
 
     def play(self, table_NF: Floats) -> Floats:
         vectors = self.server.factor_tables(self.mask(table_NF))
-        return self.receiver.open_vectors(vectors, PEOPLE, rows=len(table_NF))
+        return self.receiver.open_vectors(vectors, PEOPLE, row_count=len(table_NF))
 
 
 def compute_left_vectors(table_NF: Floats, count: int) -> Floats:
@@ -208,7 +208,9 @@ def test_the_server_refuses_what_does_not_fit() -> None:
     assert list_unrefused(RemoteProtocolError, parties.server.factor_tables, wrong) == []
     with pytest.raises(RemoteProtocolError, match="missing: p1"):
         parties.server.factor_tables({"active": tables["active"]})
-    opened = parties.receiver.open_vectors(parties.server.factor_tables(tables), PEOPLE, rows=20)
+    opened = parties.receiver.open_vectors(
+        parties.server.factor_tables(tables), PEOPLE, row_count=20
+    )
     assert np.abs(opened - compute_left_vectors(held, 7)).max() < 1e-8
 
 
@@ -231,7 +233,9 @@ def test_the_receiver_refuses_what_does_not_fit() -> None:
     frames = svd.SvdFrames(parties.agreed)
 
     def pack_vectors(matrix: Floats, people: bytes = PEOPLE) -> bytes:
-        return frames.pack_matrix(svd.MessageKind.VECTORS, matrix, owner="active", people=people)
+        return frames.pack_matrix(
+            svd.MessageKind.VECTORS, matrix, owner="active", people_digest=people
+        )
 
     unit = np.eye(20)[:, :2]
     cases = [
@@ -244,10 +248,10 @@ def test_the_receiver_refuses_what_does_not_fit() -> None:
         (pack_vectors(unit[:19]), "19 rows of vectors, expected 20"),
         (pack_vectors(unit, OTHERS), "expected 20, of the people asked for"),
     ]
-    open_vectors = partial(parties.receiver.open_vectors, people=PEOPLE, rows=20)
+    open_vectors = partial(parties.receiver.open_vectors, people_digest=PEOPLE, row_count=20)
     wrong = [(message, body) for body, message in cases]
     assert list_unrefused(RemoteProtocolError, open_vectors, wrong) == []
-    opened = parties.receiver.open_vectors(vectors, PEOPLE, rows=20)
+    opened = parties.receiver.open_vectors(vectors, PEOPLE, row_count=20)
     assert np.abs(opened - compute_left_vectors(held, 2)).max() < 1e-8
 
 
@@ -271,7 +275,7 @@ def test_each_part_is_played_once_and_in_order() -> None:
     with pytest.raises(LocalProtocolError, match="p1 was dealt no masks yet"):
         fresh.mask_table(held[:, 3:].copy(), PEOPLE)
     with pytest.raises(LocalProtocolError, match="sent no table yet"):
-        parties.receiver.open_vectors(b"", PEOPLE, rows=20)
+        parties.receiver.open_vectors(b"", PEOPLE, row_count=20)
     tables = parties.mask(held)
     with pytest.raises(LocalProtocolError, match="played its part"):
         parties.owners["p1"].mask_table(held[:, 3:].copy(), OTHERS)
@@ -280,9 +284,9 @@ def test_each_part_is_played_once_and_in_order() -> None:
     vectors = parties.server.factor_tables(tables)
     with pytest.raises(LocalProtocolError, match="played its part"):
         parties.server.factor_tables(tables)
-    parties.receiver.open_vectors(vectors, PEOPLE, rows=20)
+    parties.receiver.open_vectors(vectors, PEOPLE, row_count=20)
     with pytest.raises(LocalProtocolError, match="or opened its answer"):
-        parties.receiver.open_vectors(vectors, PEOPLE, rows=20)
+        parties.receiver.open_vectors(vectors, PEOPLE, row_count=20)
     dealer = svd.SvdDealer(parties.agreed)
     dealer.deal_masks()
     with pytest.raises(LocalProtocolError, match="masks are used once"):

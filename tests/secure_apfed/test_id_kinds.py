@@ -91,7 +91,7 @@ TAKEN: dict[str, tuple[Any, list[str]]] = {
 
 @pytest.mark.parametrize(("ids", "texts"), TAKEN.values(), ids=TAKEN)
 def test_what_is_taken_is_written_so(ids: Any, texts: list[str]) -> None:
-    assert id_texts(ids, party="bank", rows=True) == texts
+    assert id_texts(ids, party="bank", are_tuples_rows=True) == texts
 
 
 def _source(ids: "pd.Series") -> "pd.Series":
@@ -205,7 +205,7 @@ def test_what_is_refused_is_counted_and_the_advice_works(
             align({"bank": ids, "shop": ids}, hub="bank")
     else:
         with pytest.raises(DataError) as caught:
-            id_texts(ids, party="bank", rows=nested, key="id")
+            id_texts(ids, party="bank", are_tuples_rows=nested, settings_key="id")
     said = str(caught.value)
     places = f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows))} (from 0); "
     kinds = {"times": "time", "durations": "Timedelta", "durations of numpy": "timedelta64"}

@@ -51,11 +51,11 @@ __all__ = [
 ]
 
 INSTALL = INSTALL_CRYPTEN
-_CRYPTEN = "crypten"
-_CONVERTER = "crypten.nn.onnx_converter"
+_CRYPTEN_MODULE = "crypten"
+_CONVERTER_MODULE = "crypten.nn.onnx_converter"
 
 # The attribute by which CrypTen's module `mpc` shows that it was patched.
-_PATCHED = "__secure_apfed_seats__"
+_PATCH_MARK = "__secure_apfed_seats__"
 
 Integers = NDArray[np.int64]
 Shares = NDArray[np.uint64]
@@ -66,7 +66,7 @@ def load_crypten() -> Any:
     """Import CrypTen, if it was not imported before, patch it so that `act_as_party` works, and
     return its module. Raises LocalProtocolError: CrypTen cannot be imported.
     """
-    crypten = sys.modules.get(_CRYPTEN)
+    crypten = sys.modules.get(_CRYPTEN_MODULE)
     if crypten is None:
         crypten = _import_with_stub()
     _patch_lookups(crypten)
@@ -79,19 +79,23 @@ def _import_with_stub() -> ModuleType:
     missing, or CrypTen does not load with this torch.
     """
     modules_before = set(sys.modules)
-    sys.modules[_CONVERTER] = _make_converter_stub()
+    sys.modules[_CONVERTER_MODULE] = _make_converter_stub()
     try:
         with warnings.catch_warnings():
             # Python warns of invalid escape sequences when it compiles CrypTen's sources.
             warnings.simplefilter("ignore")
-            return importlib.import_module(_CRYPTEN)
+            return importlib.import_module(_CRYPTEN_MODULE)
     except ModuleNotFoundError as error:
         _unload_modules(modules_before)
-        missing = error.name or _CRYPTEN
-        extra = "" if missing == _CRYPTEN else f", and its requirement {missing} with pip"
+        missing_module = error.name or _CRYPTEN_MODULE
+        requirement_hint = (
+            ""
+            if missing_module == _CRYPTEN_MODULE
+            else f", and its requirement {missing_module} with pip"
+        )
         raise LocalProtocolError(
-            f"the module {missing} is missing; install CrypTen, the optional extra `mpc`, by "
-            f"`{INSTALL}`{extra}"
+            f"the module {missing_module} is missing; install CrypTen, the optional extra `mpc`, "
+            f"by `{INSTALL}`{requirement_hint}"
         ) from error
     except (ImportError, AttributeError) as error:
         _unload_modules(modules_before)
@@ -108,13 +112,13 @@ def _unload_modules(modules_before: set[str]) -> None:
     `modules_before`: names of the modules that were imported before that import.
     """
     for name in set(sys.modules) - modules_before:
-        if name.partition(".")[0] == _CRYPTEN:
+        if name.partition(".")[0] == _CRYPTEN_MODULE:
             del sys.modules[name]
 
 
 def _make_converter_stub() -> ModuleType:
     """Return a stub for CrypTen's ONNX converter, whose functions raise LocalProtocolError."""
-    converter = ModuleType(_CONVERTER, "Stands in for CrypTen's converter of ONNX models.")
+    converter = ModuleType(_CONVERTER_MODULE, "Stands in for CrypTen's converter of ONNX models.")
     for name in ("from_onnx", "from_pytorch", "from_tensorflow"):
         setattr(converter, name, _refuse_conversion)
     vars(converter)["TF_AND_TF2ONNX"] = False
@@ -147,7 +151,7 @@ class _CurrentParty(threading.local):
     party: CryptenParty | None = None
 
 
-_CURRENT = _CurrentParty()
+_THREAD_PARTY = _CurrentParty()
 
 
 @contextmanager
@@ -155,12 +159,12 @@ def act_as_party(party: CryptenParty) -> Iterator[None]:
     """Let CrypTen compute as `party` in this thread, inside the `with` block: it uses the party's
     communicator and its provider of triples. Blocks may be nested.
     """
-    outer_party = _CURRENT.party
-    _CURRENT.party = party
+    outer_party = _THREAD_PARTY.party
+    _THREAD_PARTY.party = party
     try:
         yield
     finally:
-        _CURRENT.party = outer_party
+        _THREAD_PARTY.party = outer_party
 
 
 def _patch_lookups(crypten: Any) -> None:
@@ -172,25 +176,27 @@ def _patch_lookups(crypten: Any) -> None:
     """
     communicator = crypten.communicator
     mpc = crypten.mpc
-    if hasattr(mpc, _PATCHED):
+    if hasattr(mpc, _PATCH_MARK):
         return
     original_get = communicator.get
     original_is_initialized = communicator.is_initialized
     original_get_provider = mpc.get_default_provider
 
     def get() -> Any:
-        return original_get() if _CURRENT.party is None else _CURRENT.party.communicator
+        return original_get() if _THREAD_PARTY.party is None else _THREAD_PARTY.party.communicator
 
     def is_initialized() -> bool:
-        return _CURRENT.party is not None or bool(original_is_initialized())
+        return _THREAD_PARTY.party is not None or bool(original_is_initialized())
 
     def get_default_provider() -> Any:
-        return original_get_provider() if _CURRENT.party is None else _CURRENT.party.provider
+        return (
+            original_get_provider() if _THREAD_PARTY.party is None else _THREAD_PARTY.party.provider
+        )
 
     communicator.get = get
     communicator.is_initialized = is_initialized
     mpc.get_default_provider = get_default_provider
-    setattr(mpc, _PATCHED, True)
+    setattr(mpc, _PATCH_MARK, True)
 
 
 def draw_share(key: bytes, shape: tuple[int, ...]) -> Shares:
@@ -204,18 +210,18 @@ def draw_share(key: bytes, shape: tuple[int, ...]) -> Shares:
 
 def compute_last_share(values: Integers, other_shares: Sequence[Shares]) -> Shares:
     """Return the share that, added to the other shares modulo 2^64, gives the values."""
-    last = values.astype(np.int64).view(_WORD).copy()
+    last_share = values.astype(np.int64).view(_WORD).copy()
     for share in other_shares:
-        last -= share
-    return last
+        last_share -= share
+    return last_share
 
 
 def reconstruct_sum(shares: Sequence[Shares]) -> Integers:
     """Add all shares modulo 2^64 and return signed integers."""
-    summed = shares[0].copy()
+    share_sum = shares[0].copy()
     for share in shares[1:]:
-        summed += share
-    return summed.view(np.int64)
+        share_sum += share
+    return share_sum.view(np.int64)
 
 
 def add_shares(shares: Sequence[Shares]) -> Shares:
@@ -223,10 +229,10 @@ def add_shares(shares: Sequence[Shares]) -> Shares:
     by CrypTen.
     """
     load_crypten()
-    first, *others = map(_wrap_share, shares)
-    for other in others:
-        first = first + other
-    return _unwrap_words(first.share)
+    first_tensor, *other_tensors = map(_wrap_share, shares)
+    for other_tensor in other_tensors:
+        first_tensor = first_tensor + other_tensor
+    return _unwrap_words(first_tensor.share)
 
 
 def _wrap_share(share: Shares) -> Any:

@@ -17,9 +17,9 @@ from apfed_protocols.crypten import CryptenParty, act_as_party
 from apfed_protocols.errors import LocalProtocolError
 
 Words = NDArray[np.uint64]
-_REVEALED_AT_ONCE = 2  # d and e
+_REVEALED_TENSORS = 2  # d and e
 _Triple = tuple[Words, Words, Words]
-Take = Callable[[tuple[int, ...]], _Triple]
+TakeTriple = Callable[[tuple[int, ...]], _Triple]
 """Returns shares of a triple (a, b, a AND b) of words of this shape."""
 
 
@@ -41,9 +41,9 @@ def unwrap_bits(tensor: torch.Tensor) -> Words:
 class DealtTriples:
     """A provider, for CrypTen, of the dealer's bit triples (a, b, a AND b) and of nothing else."""
 
-    def __init__(self, take: Take) -> None:
-        """Provide the triples that `take` returns."""
-        self._take = take
+    def __init__(self, take_triple: TakeTriple) -> None:
+        """Provide the triples that `take_triple` returns."""
+        self._take_triple = take_triple
 
     def generate_binary_triple(
         self, size0: Any, size1: Any, device: Any = None
@@ -60,7 +60,7 @@ class DealtTriples:
                 f"a dealer's triples are for equal shapes on the processor, got {tuple(size0)} "
                 f"and {tuple(size1)} on {device}"
             )
-        a, b, c = self._take(tuple(size0))
+        a, b, c = self._take_triple(tuple(size0))
         return wrap_bits(a), wrap_bits(b), wrap_bits(c)
 
     def __getattr__(self, name: str) -> Any:
@@ -161,7 +161,7 @@ class _RevealOnce:
             _NotRevealedYetError: d and e are not known yet.
             LocalProtocolError: CrypTen asks for something else than the XOR of two tensors.
         """
-        if op != ReduceOp.BXOR or not batched or len(shares) != _REVEALED_AT_ONCE:
+        if op != ReduceOp.BXOR or not batched or len(shares) != _REVEALED_TENSORS:
             raise LocalProtocolError("CrypTen's AND opens d and e at once in release 0.4.1")
         self.own_shares = list(shares)
         if self._revealed is None:

@@ -227,7 +227,7 @@ class CircuitIntersection(DealtIntersection):
         Args:
             size: the number of IDs that the peer announces.
             own_size: the number of this party's own IDs.
-            members: the number of members in the intersection.
+            member_count: the number of members in the intersection.
         """
         # At a member: a table with a bin for each of the hub's bins.
         bin_count = count_bins(size)
@@ -1404,7 +1404,7 @@ class OpprfIntersection(CircuitIntersection):
         Args:
             size: the number of IDs that the peer announces.
             own_size: the number of this party's own IDs.
-            members: the number of members in the intersection.
+            member_count: the number of members in the intersection.
         """
         dealt_bytes = vole.DEALER_ELEMENT_BYTES * count_bins(size)
         circuit_bytes = super().count_announced_bytes(

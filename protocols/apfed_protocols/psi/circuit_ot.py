@@ -132,7 +132,7 @@ class CircuitOtIntersection(CircuitIntersection):
         Args:
             size: the number of IDs that the peer announces.
             own_size: the number of this party's own IDs.
-            members: the number of members in the intersection.
+            member_count: the number of members in the intersection.
         """
         circuit_bytes = super().count_announced_bytes(
             size, own_size=own_size, member_count=member_count
@@ -186,7 +186,7 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
         Args:
             size: the number of IDs that the peer announces.
             own_size: the number of this party's own IDs.
-            members: the number of members in the intersection.
+            member_count: the number of members in the intersection.
         """
         circuit_bytes = super().count_announced_bytes(
             size, own_size=own_size, member_count=member_count
@@ -807,7 +807,7 @@ class Sealer:
 
     Args:
         private_key: this member's private key, 32 bytes, used for this intersection only.
-        public: the first member's public key.
+        receiver_public_key: the first member's public key.
     """
 
     def __init__(self, private_key: bytes, receiver_public_key: bytes) -> None:

@@ -276,7 +276,7 @@ def check_parties(hub: str, members: Sequence[str], *dealers: str) -> None:
     """Raise LocalProtocolError for an intersection without members or with one party in two roles.
 
     `hub`: the party that exchanges messages with every other. `members`: the other parties with
-    IDs. `others`: the dealer, a party without IDs that provides correlated randomness, if there is
+    IDs. `dealers`: the dealer, a party without IDs that provides correlated randomness, if there is
     one.
     """
     parties = (hub, *members, *dealers)
@@ -730,13 +730,14 @@ def _find_common_rows(
     me: str, positions_by_member: Mapping[str, RowIndices], minimum_rows: int
 ) -> RowIndices | IntersectionTooSmallError:
     """Return the hub's rows that all parties have, in a random order. If they are fewer than
-    `minimum`, return the error that says so; it is not raised, since the members must be told too.
+    `minimum_rows`, return the error that says so; it is not raised, since the members must be told
+    too.
 
     Args:
         me: name of the hub, for the error.
-        positions: position of each of the hub's n rows in the list that a member sent, by member,
-            (n,); -1 for a row that the member lacks.
-        minimum: the agreed minimum of common rows.
+        positions_by_member: position of each of the hub's n rows in the list that a member sent, by
+            member, (n,); -1 for a row that the member lacks.
+        minimum_rows: the agreed minimum of common rows.
     """
     has_rows_by_member = {
         member: positions >= 0 for member, positions in positions_by_member.items()
@@ -760,7 +761,7 @@ def _parse_positions(
     Args:
         sender: the hub, for errors.
         items: the positions as the hub sent them, four bytes each.
-        minimum: the agreed minimum of common rows.
+        minimum_rows: the agreed minimum of common rows.
         own_size: the number of IDs in this member's list.
         hub_size: the number of IDs that the hub announced.
 
@@ -800,8 +801,8 @@ def reveal_common_rows(
     list (ROWS), their number (SIZE), or nothing (HUB_ROWS). If fewer rows are common than the
     agreed minimum, the message is a refusal, and nothing is revealed.
 
-    `endpoint`: frames the hub's messages. `positions`: position of each of the hub's n rows in the
-    list that a member sent, by member, (n,); -1 for a row that the member lacks.
+    `endpoint`: frames the hub's messages. `positions_by_member`: position of each of the hub's n
+    rows in the list that a member sent, by member, (n,); -1 for a row that the member lacks.
     """
     common_rows = _find_common_rows(
         endpoint.me, positions_by_member, endpoint.agreement.minimum_rows
@@ -843,7 +844,7 @@ def parse_revealed_rows(
         endpoint: parses the messages that this member receives.
         received: messages by sender, with the hub's last message.
         hub: the hub's name.
-        order: the member's own row at each position of the list that it sent.
+        sent_rows: the member's own row at each position of the list that it sent.
         hub_size: the number of IDs that the hub announced.
 
     Raises RemoteProtocolError: the message is malformed or impossible.
@@ -976,7 +977,7 @@ class SetIntersection(ABC):
         Args:
             size: the announced number of IDs.
             own_size: the number of this party's own IDs.
-            members: the number of members in the intersection.
+            member_count: the number of members in the intersection.
         """
         del size, own_size, member_count
         return 0
@@ -986,8 +987,8 @@ class SetIntersection(ABC):
         """Return the largest number of IDs, 2^32 - 1 at most, that a peer may announce without
         making this party allocate more than `MAX_ANNOUNCED_BYTES`.
 
-        `own_size`: the number of this party's own IDs. `members`: how many parties with IDs there
-        are beside the hub.
+        `own_size`: the number of this party's own IDs. `member_count`: how many parties with IDs
+        there are beside the hub.
         """
 
         def takes_too_much(size: int) -> bool:
@@ -1035,8 +1036,8 @@ class SetIntersection(ABC):
         """Raise LocalProtocolError if a peer may announce so many IDs that the party `me` would
         allocate more than `MAX_ANNOUNCED_BYTES`.
 
-        `own_size`: the number of IDs of `me`. `members`: how many parties with IDs there are beside
-        the hub.
+        `own_size`: the number of IDs of `me`. `member_count`: how many parties with IDs there are
+        beside the hub.
         """
         size = self.largest_announced_size
         needed = self.count_announced_bytes(size, own_size=own_size, member_count=member_count)

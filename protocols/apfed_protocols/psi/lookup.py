@@ -43,41 +43,44 @@ class Holder:
         session: 32 bytes that both parties know, used for this session only.
 
     Attributes:
-        order: the holder's own row at each position of the published list.
-        published: the blinded IDs, which are sent to the asker first.
+        published_rows: the holder's own row at each position of the published list.
+        blinded_ids: the blinded IDs, which are sent to the asker first.
     """
 
     def __init__(self, ids: Sequence[bytes], *, session: bytes) -> None:
         """Blind the distinct, encoded IDs: hash each ID to a curve point and multiply it by a fresh
-        secret scalar. The list of blinded IDs, `published`, is in the random order `order`.
+        secret scalar. The list of blinded IDs, `blinded_ids`, is in the random order
+        `published_rows`.
 
         `session`: 32 bytes that both parties know, used once; they key the hash.
         """
         self._scalar = fresh_key()
-        self.order = random_permutation(len(ids))
+        self.published_rows = random_permutation(len(ids))
         digests = np.frombuffer(digest_ids(ids, session=session), np.uint8)
-        shuffled = digests.reshape(-1, POINT_BYTES)[self.order].tobytes()
-        self.published = map_in_threads(lambda chunk: blind_digests(self._scalar, chunk), shuffled)
+        shuffled = digests.reshape(-1, POINT_BYTES)[self.published_rows].tobytes()
+        self.blinded_ids = map_in_threads(
+            lambda chunk: blind_digests(self._scalar, chunk), shuffled
+        )
 
-    def answer(self, question: bytes, *, sender: str, maximum: int) -> bytes:
+    def answer(self, request: bytes, *, sender: str, max_ids: int) -> bytes:
         """Blind the asker's blinded IDs once more, by this holder's scalar; return the first 16
         bytes of each (its tag), in the order received.
 
         Args:
-            question: the asker's blinded IDs (curve points), joined.
+            request: the asker's blinded IDs (curve points), joined.
             sender: the asker, for errors.
-            maximum: how many IDs may be asked about at once.
+            max_ids: how many IDs may be asked about at once.
 
-        Raises RemoteProtocolError: the question has more IDs than `maximum`, or is no list of
+        Raises RemoteProtocolError: the question has more IDs than `max_ids`, or is no list of
         blinded IDs.
         """
-        if len(question) > maximum * POINT_BYTES:
+        if len(request) > max_ids * POINT_BYTES:
             raise RemoteProtocolError(
-                f"{sender} asked about {len(question) // POINT_BYTES} IDs at once; at most "
-                f"{maximum} are answered"
+                f"{sender} asked about {len(request) // POINT_BYTES} IDs at once; at most "
+                f"{max_ids} are answered"
             )
-        check_points(sender, question)
-        products = map_in_threads(lambda chunk: multiply_points(self._scalar, chunk), question)
+        check_points(sender, request)
+        products = map_in_threads(lambda chunk: multiply_points(self._scalar, chunk), request)
         return _truncate_points(products)
 
 
@@ -85,35 +88,35 @@ class Asker:
     """The role of the party that asks one holder.
 
     Args:
-        published: the holder's blinded IDs, which it sent first.
+        blinded_ids: the holder's blinded IDs, which it sent first.
         holder: name of the holder, for errors.
         session: 32 bytes that both parties know, used for this session only.
-        maximum: how many IDs the holder may have.
+        max_ids: how many IDs the holder may have.
 
     Attributes:
-        size: the number of IDs that the holder has.
+        holder_size: the number of IDs that the holder has.
 
-    Raises RemoteProtocolError: `published` is no list of blinded IDs, or too long.
+    Raises RemoteProtocolError: `blinded_ids` is no list of blinded IDs, or too long.
     """
 
-    def __init__(self, published: bytes, *, holder: str, session: bytes, maximum: int) -> None:
+    def __init__(self, blinded_ids: bytes, *, holder: str, session: bytes, max_ids: int) -> None:
         """Blind the holder's blinded IDs once more, by a fresh secret scalar, and index the results
         by their first 16 bytes (tags): an ID that both have will get the same tag.
 
         Raises RemoteProtocolError: the list is too long, or not of valid points.
         """
-        if len(published) > maximum * POINT_BYTES:
+        if len(blinded_ids) > max_ids * POINT_BYTES:
             raise RemoteProtocolError(
-                f"{holder} sent {len(published) // POINT_BYTES} blinded IDs, more than the "
-                f"{maximum} agreed"
+                f"{holder} sent {len(blinded_ids) // POINT_BYTES} blinded IDs, more than the "
+                f"{max_ids} agreed"
             )
-        check_points(holder, published)
+        check_points(holder, blinded_ids)
         self._holder = holder
         self._session = session
         self._scalar = fresh_key()
-        products = map_in_threads(lambda chunk: multiply_points(self._scalar, chunk), published)
+        products = map_in_threads(lambda chunk: multiply_points(self._scalar, chunk), blinded_ids)
         tags = split_points(_truncate_points(products), TAG_BYTES)
-        self.size = len(published) // POINT_BYTES
+        self.holder_size = len(blinded_ids) // POINT_BYTES
         self._position_by_tag = {tag: position for position, tag in enumerate(tags)}
 
     def ask(self, ids: Sequence[bytes]) -> bytes:
@@ -122,20 +125,20 @@ class Asker:
         """
         return blind_digests(self._scalar, digest_ids(ids, session=self._session))
 
-    def parse_answer(self, answer: bytes, people: int) -> NDArray[np.int64]:
+    def parse_answer(self, answer: bytes, id_count: int) -> NDArray[np.int64]:
         """Return the position in the holder's published list of each ID that was asked about, in
         the order of the question; -1 for an ID that the holder lacks.
 
-        `answer`: the holder's tags, 16 bytes for each ID, joined. `people`: how many IDs were asked
-        about.
+        `answer`: the holder's tags, 16 bytes for each ID, joined. `id_count`: how many IDs were
+        asked about.
 
         Raises RemoteProtocolError: the bytes are not one different tag for each ID.
         """
-        has_expected_length = len(answer) == people * TAG_BYTES
+        has_expected_length = len(answer) == id_count * TAG_BYTES
         tags = split_points(answer, TAG_BYTES) if has_expected_length else []
-        if len(set(tags)) != people:
+        if len(set(tags)) != id_count:
             raise RemoteProtocolError(
                 f"{self._holder} sent {len(answer)} bytes of {len(set(tags))} different tags for "
-                f"{people} blinded IDs"
+                f"{id_count} blinded IDs"
             )
         return np.array([self._position_by_tag.get(tag, -1) for tag in tags], np.int64)

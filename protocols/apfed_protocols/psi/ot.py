@@ -681,7 +681,7 @@ def expand_columns(keys: Sequence[bytes], row_count: int) -> Iterator[Columns]:
     block of at most `_ROWS_PER_BLOCK` rows, as 64-bit words, (keys, rows of the block / 64).
     """
     streams = [
-        keystream_chunks(key, b"ot column", length=row_count // 8, piece=_ROWS_PER_BLOCK // 8)
+        keystream_chunks(key, b"ot column", length=row_count // 8, chunk_bytes=_ROWS_PER_BLOCK // 8)
         for key in keys
     ]
     for column_chunks in zip(*streams, strict=True):

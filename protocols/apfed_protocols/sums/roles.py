@@ -564,7 +564,7 @@ class SumReceiver(Role, ABC):
             step_binding = binding or self._frames.next_binding(flat)
             sum_BD = self._decode_sum(combined, flat, step_binding)
         if shape is None:
-            return flat.restore_tree(sum_BD, off=self._sum.compute_rounding_error())
+            return flat.restore_tree(sum_BD, max_error=self._sum.compute_rounding_error())
         return sum_BD.reshape(shape)
 
     def _decode_sum(self, combined: bytes, flat: Flattened, binding: StepBinding) -> FloatArray:

@@ -288,7 +288,7 @@ class SumSession(KeepsSecrets):
         _LOGGER.debug("step %d: %d of %d contribute", binding.step, len(flat), len(contributors))
         combined = aggregator.combine(bodies, binding.digest)
         total = receiver.decode(combined, first.matrix.shape, binding)
-        return first.restore_tree(total, off=self.described.compute_rounding_error())
+        return first.restore_tree(total, max_error=self.described.compute_rounding_error())
 
     def _check_values(self, values: Mapping[str, Any]) -> Mapping[str, Flattened]:
         """Return each contributor's values, flattened to rows, in the agreement's order.
@@ -312,8 +312,9 @@ class SumSession(KeepsSecrets):
         for name, flattened in flat.items():
             if flattened.digest != flat[first].digest:
                 raise LocalProtocolError(
-                    f"{name} gives {flattened.shapes}, but {first} {flat[first].shapes}; what is "
-                    "added has one structure, one shape and the same labels at all contributors"
+                    f"{name} gives {flattened.shapes_text}, but {first} "
+                    f"{flat[first].shapes_text}; what is added has one structure, one shape and "
+                    "the same labels at all contributors"
                 )
         return flat
 
