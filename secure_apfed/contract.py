@@ -277,7 +277,7 @@ class Contract(Settings):
                 f"training: resume once {missing_names} is back: step {step} was answered among "
                 f"{', '.join(contributors)} in an earlier session, and without {missing_names} the "
                 f"two sums would differ by what {missing_names} contributed",
-                left=tuple(missing_contributors),
+                missing_parties=tuple(missing_contributors),
             )
         return [name for name in present_passives if name in contributors]
 

@@ -6,6 +6,8 @@ forged, and that the session with that peer must end. A `DataError` is raised be
 begins: it is about a party's own table.
 """
 
+from apfed_protocols.lazy_names import make_former_name
+
 __all__ = [
     "ApfedError",
     "ClippingWarning",
@@ -60,25 +62,30 @@ class PartyLeftError(RemoteProtocolError):
     """A peer's message did not arrive in time, or the peer left.
 
     Attributes:
-        left: the names of the peers, if they are known.
-        gone: whether they are known to have left; otherwise they may only be slow.
+        missing_parties: the names of the peers, if they are known.
+        has_left: whether they are known to have left; otherwise they may only be slow.
     """
 
-    def __init__(self, message: str, *, left: tuple[str, ...] = (), gone: bool = False) -> None:
-        """Make the error. `left`: names of the peers, if known; `gone`: whether they are known to
-        have left, rather than slow.
+    left = make_former_name("left", "missing_parties")
+    gone = make_former_name("gone", "has_left")
+
+    def __init__(
+        self, message: str, *, missing_parties: tuple[str, ...] = (), has_left: bool = False
+    ) -> None:
+        """Make the error. `missing_parties`: names of the peers, if known; `has_left`: whether they
+        are known to have left, rather than slow.
         """
         super().__init__(message)
-        self.left = left
-        self.gone = gone
+        self.missing_parties = missing_parties
+        self.has_left = has_left
 
 
 class RunStoppedError(PartyLeftError):
     """A peer reported that it stops, perhaps with its reason."""
 
-    def __init__(self, message: str, *, left: tuple[str, ...] = ()) -> None:
-        """Make the error; `left`: the names of the peers that stop."""
-        super().__init__(message, left=left, gone=True)
+    def __init__(self, message: str, *, missing_parties: tuple[str, ...] = ()) -> None:
+        """Make the error; `missing_parties`: the names of the peers that stop."""
+        super().__init__(message, missing_parties=missing_parties, has_left=True)
 
 
 class UnsafeChoiceWarning(UserWarning):

@@ -134,7 +134,7 @@ def run_script(
             except PartyLeftError as error:
                 event = error
                 if observer:
-                    observer.observe_departure(error.left)
+                    observer.observe_departure(error.missing_parties)
             role.advance(event)
     finally:
         role.close()
@@ -304,7 +304,8 @@ class InMemoryNetwork:
         awaited = awaited_by_party[name]
         self._receivers.append(name)  # what it awaits after this error may have come before
         error = PartyLeftError(
-            f"{awaited}; nothing came", left=list_gone_senders(awaited) or awaited.senders
+            f"{awaited}; nothing came",
+            missing_parties=list_gone_senders(awaited) or awaited.senders,
         )
         self._roles[name].advance(error)
 

@@ -337,7 +337,9 @@ class Links:
                     raise
                 silence = str(error).replace("; nothing came", "; nothing more came")
                 reason = "; ".join([silence, *filter(None, unfinished)])
-                raise PartyLeftError(reason, left=error.left, gone=error.gone) from error
+                raise PartyLeftError(
+                    reason, missing_parties=error.missing_parties, has_left=error.has_left
+                ) from error
             message = self._assemble_message(awaited, self._open_frame(sender, frame), maximum)
         return message
 
@@ -364,7 +366,7 @@ class Links:
             raise RunStoppedError(
                 f"{awaited.phase}: {sender} stopped the run: "
                 f"{quote_reason(envelope.payload, _REASON_LETTERS)}",
-                left=(sender,),
+                missing_parties=(sender,),
             )
         # A message in parts has begun, and an envelope of another kind came before it was complete.
         if assembler.kind not in ("", kind):
@@ -427,8 +429,8 @@ class Links:
                     raise
                 raise PartyLeftError(
                     f"{error}; {ready} said before that its {kind} is over: perhaps too early",
-                    left=error.left,
-                    gone=error.gone,
+                    missing_parties=error.missing_parties,
+                    has_left=error.has_left,
                 ) from error
             if message.kind is kind:
                 send_messages(role.receive(message.sender, message.payload))
@@ -469,7 +471,7 @@ class Links:
                 raise RunStoppedError(
                     f"agreement: {sender} stopped the run before its links were sealed, and says "
                     f"without a seal: {quote_reason(body, _REASON_LETTERS)}",
-                    left=(sender,),
+                    missing_parties=(sender,),
                 )
             ends = (claimed.session, claimed.sender, claimed.receiver)
             if ends != (self._session, sender, self.me):

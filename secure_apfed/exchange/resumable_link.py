@@ -739,7 +739,7 @@ class LinkTransport:
             reasons = "; ".join(self._links[peer].state for peer in blamed)
             raise PartyLeftError(
                 f"agreement: {self._me} has no link to {' and '.join(blamed)}: {reasons}",
-                left=tuple(blamed),
+                missing_parties=tuple(blamed),
             )
 
     def send_frame(self, receiver: str, frame: bytes) -> None:
@@ -851,7 +851,7 @@ def _make_departure(
     text = f"{awaited.phase}: {awaited}; {message}"
     if awaited.predicts:  # a service of joint predictions needs no new session of training
         text = text.replace(ALL_AGAIN, "ask again once secure-apfed serve runs there")
-    return PartyLeftError(text, left=tuple(names), gone=gone)
+    return PartyLeftError(text, missing_parties=tuple(names), has_left=gone)
 
 
 def _close_link(link: ResumableLink) -> None:

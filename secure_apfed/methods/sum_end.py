@@ -630,7 +630,7 @@ class Aggregator(HelperRole):
                     patience=FOR_THE_ACTIVE,
                 )
             except PartyLeftError as error:
-                if active in error.left:
+                if active in error.missing_parties:
                     raise
                 self._drop_silent_passives(error, self.present)
                 continue
@@ -719,13 +719,13 @@ class Aggregator(HelperRole):
         parties that were waited for, used if the error names none. Raises PartyLeftError: the
         contract says to stop or to wait, or too few passives remain.
         """
-        leavers = [name for name in error.left or awaited if name in self.present]
+        leavers = [name for name in error.missing_parties or awaited if name in self.present]
         only_predicts = bool(self.contract.predicts)
         recovers = self.contract.silent_passive == "recover"
         if only_predicts or (isinstance(error, RunStoppedError) and not recovers):
             raise error
         reason = str(error)
-        if not error.gone:  # a passive that is gone left the session itself
+        if not error.has_left:  # a passive that is gone left the session itself
             reason += f"; or {self.contract.active} did not ask for it"
         if not recovers:
             remedy = (
@@ -735,7 +735,7 @@ class Aggregator(HelperRole):
             )
             if self.contract.silent_passive == "wait":
                 remedy = f"the contract says to wait for {' and '.join(leavers)}"
-            raise PartyLeftError(f"{reason}; {remedy}", left=tuple(leavers)) from error
+            raise PartyLeftError(f"{reason}; {remedy}", missing_parties=tuple(leavers)) from error
         self.present = [name for name in self.present if name not in leavers]
         if not leavers or len(self.present) < self._find_threshold():
             passives = tuple(self.contract.passives)
@@ -743,7 +743,7 @@ class Aggregator(HelperRole):
             raise PartyLeftError(
                 f"{reason}; this sum needs at least {self._find_threshold()} of {len(passives)} "
                 f"passives, missing: {missing}; resume once they are back",
-                left=tuple(leavers),
+                missing_parties=tuple(leavers),
             ) from error
 
 
@@ -799,11 +799,11 @@ def blame_active_too(active: str) -> Iterator[None]:
     try:
         yield
     except PartyLeftError as error:
-        if error.gone:
+        if error.has_left:
             raise
         raise PartyLeftError(
             f"{error}; or {active}, who asks them, asked others and not them",
-            left=(*error.left, active),
+            missing_parties=(*error.missing_parties, active),
         ) from error
 
 

@@ -233,7 +233,7 @@ class RevocationWatch:
                 f"{peer} is revoked by the list of {self._me} ({self._path}); where {peer} has a "
                 f"renewed certificate, take that over at {self._me}: secure-apfed certs accept "
                 f"{RENEWED.format(peer)}",
-                left=(peer,),
+                missing_parties=(peer,),
             )
 
 

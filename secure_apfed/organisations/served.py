@@ -556,7 +556,7 @@ class _Refusals:
         causes = "; ".join(dict.fromkeys(cause_by_refused.values()))
         raise PartyLeftError(
             f"prediction: {self._me} has no link to {names}: {causes}; ask again once that is done",
-            left=tuple(cause_by_refused),
+            missing_parties=tuple(cause_by_refused),
         )
 
 

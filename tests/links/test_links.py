@@ -222,7 +222,7 @@ def test_who_does_not_belong_is_told_why(tmp_path: Path) -> None:
         for name, peer, reads in both:
             error = pair.failed[name]
             assert isinstance(error, PartyLeftError)
-            assert error.left == (peer,)
+            assert error.missing_parties == (peer,)
             assert reads in str(error), (case, str(error))
             if case in ("another key", "no relay"):  # it is told meanwhile, too
                 assert any(reads in missing[peer] for missing in pair.missed[name])
@@ -660,7 +660,7 @@ def test_a_peer_that_is_gone_is_named_after_the_patience(pair: Pair) -> None:
         reads = rf"^training: {name} expected .*; the link to {peer} was broken for 2 s"
         with pytest.raises(PartyLeftError, match=reads) as gone:
             pair.met[name].receive_frame(awaiting(name, peer), LONG_S)
-        assert gone.value.left == (peer,)
+        assert gone.value.missing_parties == (peer,)
 
 
 def test_both_ends_know_that_their_link_is_broken_until_it_stands_again(pair: Pair) -> None:

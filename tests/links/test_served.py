@@ -759,4 +759,4 @@ def test_a_prediction_waits_for_who_is_silent_and_not_for_who_is_refused() -> No
     now[0] += served._REFUSED_S
     with pytest.raises(PartyLeftError, match=f"no link to shop: {why}; ask again once") as told:
         refusals.require_brief({"shop": why, "clinic": ""})
-    assert told.value.left == ("shop",)
+    assert told.value.missing_parties == ("shop",)

@@ -292,7 +292,7 @@ def test_a_unit_of_patience_is_what_the_contract_says(unit_s: float | None, asks
 
     def nothing(awaited: Awaited, timeout_s: float) -> Frame:
         asked.append(timeout_s)
-        raise PartyLeftError("nothing came", left=awaited.senders)
+        raise PartyLeftError("nothing came", missing_parties=awaited.senders)
 
     silent: Any = SimpleNamespace(receive_frame=nothing)
     wire.links["passive"].unit_s = unit_s
@@ -412,7 +412,7 @@ def test_who_stops_midway_is_told_with_how_far_it_came(monkeypatch: pytest.Monke
     pair.send(monkeypatch, part(0, 30, 0, bytes(10)))
     with pytest.raises(PartyLeftError, match="bob stopped midway in a message: 10 of 30") as told:
         pair.hear()
-    assert told.value.left == ("bob",)
+    assert told.value.missing_parties == ("bob",)
     assert "; nothing more came" in str(told.value)  # for some of it did
 
 

@@ -150,7 +150,7 @@ def test_a_word_of_one_does_not_make_the_other_less_silent() -> None:
 
 
 def test_who_left_is_left_whether_it_said_so_or_not_until_all_begin_again() -> None:
-    silence = PartyLeftError("nothing came", left=("cid",))
+    silence = PartyLeftError("nothing came", missing_parties=("cid",))
     _, end = stood([(1.0, silence)], "cid")
     assert (end.phase, end.peers["cid"].state) == ("failed", "left")
     assert end.peers["bob"].state == "connected"

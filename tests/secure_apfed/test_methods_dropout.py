@@ -171,11 +171,11 @@ def test_a_contract_that_says_abort_stops_for_all(
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_who_left_is_not_also_said_to_have_been_passed_over(gone: bool) -> None:
-    silence = PartyLeftError("shop closed its link", left=("shop",), gone=gone)
+    silence = PartyLeftError("shop closed its link", missing_parties=("shop",), has_left=gone)
     with pytest.raises(PartyLeftError) as told, blame_active_too("bank"):
         raise silence
     assert ("asked others and not them" in str(told.value)) is not gone
-    assert told.value.left == (("shop",) if gone else ("shop", "bank"))
+    assert told.value.missing_parties == (("shop",) if gone else ("shop", "bank"))
 
 
 @pytest.mark.parametrize(

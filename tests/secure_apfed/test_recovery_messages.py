@@ -209,7 +209,7 @@ def test_only_who_has_to_do_something_reads_what(
         predicts=False, silent_passive=silent_passive, active="bank", passives=("shop", "clinic")
     )
     end = SimpleNamespace(contract=contract, present=["shop", "clinic"])
-    left = PartyLeftError("training: shop left", left=("shop",), gone=True)
+    left = PartyLeftError("training: shop left", missing_parties=("shop",), has_left=True)
     with pytest.raises(PartyLeftError, match=said) as raised:
         Aggregator._drop_silent_passives(end, left, ["shop"])  # type: ignore[arg-type]
     assert unsaid not in str(raised.value)

@@ -362,14 +362,14 @@ def test_who_is_not_waited_for_waits_and_all_who_are_silent_are_named(hub: Hub) 
     assert hub.awaits("bob", "cid") == ("cid", b"first")
     with pytest.raises(PartyLeftError, match=r"from bob or cid; nothing came for 0\.3 s") as told:
         hub.awaits("bob", "cid", timeout_s=0.3)
-    assert told.value.left == ("bob", "cid")
+    assert told.value.missing_parties == ("bob", "cid")
 
 
 def test_too_few_that_are_left_are_told_at_once(hub: Hub) -> None:
     hub.lose("bob")
     with pytest.raises(PartyLeftError, match=r"^training: ann expected .*; bob closed") as told:
         hub.awaits("bob", "cid", least=2, timeout_s=LONG_S)
-    assert told.value.left == ("bob",)
+    assert told.value.missing_parties == ("bob",)
     hub.ann.send_frame("bob", b"nobody hears this")
     hub.ends["cid"].send(b"still here")
     assert hub.awaits("bob", "cid") == ("cid", b"still here")
@@ -385,6 +385,6 @@ def test_where_a_third_has_left_who_is_awaited_has_time_for_last_words(
     monkeypatch.setattr(module, "_LAST_WORDS_S", 0.5)
     with pytest.raises(PartyLeftError, match="nothing came, and cid closed its link") as told:
         hub.awaits("bob", needed=("cid",), timeout_s=LONG_S)
-    assert told.value.left == ("cid",)
+    assert told.value.missing_parties == ("cid",)
     with pytest.raises(PartyLeftError, match=r"nothing came for 0\.1 s"):  # nobody needs cid here
         hub.awaits("bob", timeout_s=0.1)
