@@ -205,7 +205,8 @@ def _describe_type(torch: Any, leaf: Any) -> str:
 
 
 def _list_leaves(tree: Any, path: str = "", depth: int = 0) -> Iterator[Leaf]:
-    """Yield (path, leaf) for each array and number of a tree, in the order of `flatten_tree`.
+    """Yield (path, leaf) for each array and number of a tree, in the order of `flatten_tree`. The
+    path is in words for errors, as "leaf ['w'][0]".
 
     Args:
         tree: the tree, or a part of one.

@@ -444,8 +444,9 @@ class IdReader:
         return len(lengths) == 1 and len(values[0]) > 1
 
     def _convert_uniform_rows(self, rows: list[Any]) -> list[str] | None:
-        """Return the texts of rows of several columns, the texts of a row joined by `JOINT`; None
-        unless the cells of every column can be converted by `_convert_uniform_cells`.
+        """Convert rows of several columns, column by column, which is quick. Return one text for
+        each row, its cells joined by `JOINT`; None if the cells of a column are neither all text
+        nor all small integers (`_convert_uniform_cells`).
         """
         columns = list[list[str]]()
         for cells in zip(*rows, strict=True):

@@ -421,17 +421,17 @@ class CircuitIntersection(DealtIntersection):
         """
         total_word_count = 0  # of 64 bins each
         largest_size = self.agreement.maximum_ids if hub_size is None else hub_size
-        next_round = wait_for([hub])
-        received = yield next_round
-        while endpoint.get_kind(received, hub) is Kind.DEAL:
-            word_count, next_round = self._deal_chunk(endpoint, hub, members, received)
+        received = yield wait_for([hub])
+        while endpoint.get_kind(received, hub) is Kind.DEAL:  # the hub orders another chunk
+            word_count, triples_round = self._deal_chunk(endpoint, hub, members, received)
             total_word_count += word_count
             if total_word_count * WORD_BITS > hashing.count_bins(largest_size):
                 raise RemoteProtocolError(
                     f"{hub} orders triples for {total_word_count * WORD_BITS} bins, more than the "
                     f"agreed {largest_size} IDs take"
                 )
-            received = yield next_round
+            received = yield triples_round
+        # The last message received is the hub's share of the bits to count.
         count_result = yield from _count_common_ids(
             endpoint, hub, members, received, total_word_count
         )

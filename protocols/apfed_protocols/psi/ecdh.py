@@ -428,8 +428,8 @@ def check_points(sender: str, points: bytes) -> None:
     highest_byte = point_rows[:, -1]
     lowest_byte = point_rows[:, 0]
     # From 2^255 - 19 on a number below 2^255 has the bytes ED to FF, FF, ..., FF, 7F.
-    is_above_prime = (point_rows[:, 1:-1] == 0xFF).all(axis=1) & (lowest_byte >= 0xED)
-    is_not_reduced = (highest_byte > 0x7F) | ((highest_byte == 0x7F) & is_above_prime)
+    has_large_lower_bytes = (point_rows[:, 1:-1] == 0xFF).all(axis=1) & (lowest_byte >= 0xED)
+    is_not_reduced = (highest_byte > 0x7F) | ((highest_byte == 0x7F) & has_large_lower_bytes)
     if bool(is_not_reduced.any()):
         raise RemoteProtocolError(f"{sender} sent a point that is not a number below 2^255 - 19")
     distinct_points = set(split_points(points))

@@ -175,10 +175,10 @@ def fill_member_table(
     tags_n: Words, bins_n3: RowIndices, bin_count: int, slot_count: int
 ) -> Words | None:
     """Put the tag (hash) of each of a member's IDs into all three bins of the ID; return the tags
-    in all slots, (K, B). Empty slots get a dummy tag that the hub does not have.
+    in all slots, (K, B): a bin has K slots, each for one tag. Empty slots get a dummy tag that the
+    hub does not have.
 
-    Return None if the IDs do not fit: a bin overflows, or has one tag twice. The matches of a bin's
-    slots are later added by XOR, where two equal tags would cancel.
+    Return None if the IDs do not fit: a bin has more than K tags, or one tag twice.
 
     Args:
         tags_n: 63-bit hash of each of the member's n IDs, (n,).
@@ -203,12 +203,13 @@ def fill_member_table(
 
 
 def _has_repeated_tag(tags_n: Words, bins_n3: RowIndices) -> bool:
-    """Return whether two IDs with the same tag have a bin in common. The matches of a bin's slots
-    are added by XOR, so the two would cancel.
+    """Return whether two IDs with the same tag have a bin in common: both slots would match the
+    hub's tag, and the XOR of a bin's matches, which the parties compute, would be 0.
 
     `tags_n`, `bins_n3`: the tag (hash), (n,), and the three bins, (n, 3), of each of n IDs.
     """
-    order = np.argsort(tags_n)  # equal tags become neighbours
+    # Equal tags become neighbours; three equal ones, of 63 bits, do not occur by chance.
+    order = np.argsort(tags_n)
     equals_next = tags_n[order[:-1]] == tags_n[order[1:]]
     bins_of_first = bins_n3[order[:-1][equals_next]]
     bins_of_second = bins_n3[order[1:][equals_next]]
@@ -228,7 +229,9 @@ def split_bit_planes(tags: Words) -> Words:
 
     Bit q of word w of plane p is bit p of tag 64 w + q.
     """
-    planes = np.array(np.asarray(tags, np.uint64).reshape(-1, WORD_BITS).T, order="C")
+    # Each column has 64 tags; the transposition of its bits gives it a word of each bit plane.
+    tags_by_column = np.asarray(tags, np.uint64).reshape(-1, WORD_BITS).T
+    planes = np.array(tags_by_column, order="C")  # a copy, which is transposed in place
     transpose_bits(planes)
     return planes.reshape(WORD_BITS, *tags.shape[:-1], tags.shape[-1] // WORD_BITS)
 

@@ -692,21 +692,23 @@ def transpose_to_columns(rows_Rw: Elements) -> Columns:
     """Transpose a bit matrix: return R rows of w words each, (R, w), as 64 w bit columns of R / 64
     words each, (64 w, R / 64). Bit q of word k of a column belongs to row 64 k + q.
     """
-    count, words = rows_Rw.shape
-    groups = np.ascontiguousarray(
-        rows_Rw.reshape(count // WORD_BITS, WORD_BITS, words).transpose(1, 2, 0)
-    )
-    transpose_bits(groups.reshape(WORD_BITS, -1))
-    return np.ascontiguousarray(groups.swapaxes(0, 1)).reshape(
-        WORD_BITS * words, count // WORD_BITS
-    )
+    row_count, word_count = rows_Rw.shape
+    blocks = rows_Rw.reshape(row_count // WORD_BITS, WORD_BITS, word_count)
+    # Matrices of 64 x 64 bits, whose 64 words lie along the first axis: (64, w, R / 64).
+    matrices = np.ascontiguousarray(blocks.transpose(1, 2, 0))
+    transpose_bits(matrices.reshape(WORD_BITS, -1))  # in place
+    columns = np.ascontiguousarray(matrices.swapaxes(0, 1))  # (w, 64, R / 64)
+    return columns.reshape(WORD_BITS * word_count, row_count // WORD_BITS)
 
 
 def transpose_to_rows(columns: Columns) -> Elements:
     """Transpose a bit matrix back: return 64 w bit columns of R / 64 words each, (64 w, R / 64), as
     R rows of w words each, (R, w).
     """
-    words = len(columns) // WORD_BITS
-    groups = np.ascontiguousarray(columns.reshape(words, WORD_BITS, -1).swapaxes(0, 1))
-    transpose_bits(groups.reshape(WORD_BITS, -1))
-    return np.ascontiguousarray(groups.transpose(2, 0, 1)).reshape(-1, words)
+    word_count = len(columns) // WORD_BITS
+    blocks = columns.reshape(word_count, WORD_BITS, -1)
+    # Matrices of 64 x 64 bits, whose 64 words lie along the first axis: (64, w, R / 64).
+    matrices = np.ascontiguousarray(blocks.swapaxes(0, 1))
+    transpose_bits(matrices.reshape(WORD_BITS, -1))  # in place
+    rows = np.ascontiguousarray(matrices.transpose(2, 0, 1))  # (R / 64, 64, w)
+    return rows.reshape(-1, word_count)

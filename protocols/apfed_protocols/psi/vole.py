@@ -756,8 +756,9 @@ def count_tag_bytes(hub_size: int, member_size: int) -> int:
     Except with probability 2^-40, no two different IDs have the same tag: neither one of the member
     and one of the hub (a false match), nor two of the member (which the hub would refuse).
     """
-    pairs = max(hub_size, member_size, 1) * max(member_size, 1)
-    return max(_MIN_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(pairs)) / 8))
+    # A bound on the pairs of a member's ID with an ID of the hub, and with another of its own.
+    max_pairs = max(member_size, 1) * max(hub_size, member_size, 1)
+    return max(_MIN_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(max_pairs)) / 8))
 
 
 def compute_max_message_bytes(agreement: IntersectionAgreement) -> int:
