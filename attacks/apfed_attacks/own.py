@@ -116,7 +116,7 @@ def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[str, Tensor, T
     `record`: what the party sent and received, with its data.
     """
     assert record.data is not None
-    rows_N = record.rows  # -1 where the party has no row
+    rows_N = record.table_row_by_person  # -1 where the party has no row
     table = record.data.table
     is_own_N = rows_N >= 0
     is_classification = record.data.targets is None
@@ -138,7 +138,7 @@ def _select_batches(
     """
     index_N = torch.where(is_known_N, is_known_N.cumsum(0) - 1, -1)
     for batch in batches:
-        index_B = index_N[batch.rows]
+        index_B = index_N[batch.row_positions]
         is_known_B = index_B >= 0
         if is_known_B.any():
             yield index_B[is_known_B], batch.values[is_known_B].flatten(1)

@@ -573,10 +573,14 @@ def restart_counter(
     if as_json:
         terminal.print_json(restart.as_json())
         return
-    aside = f"; the file that lay there is now {restart.aside.name}" if restart.aside else ""
+    aside = (
+        f"; the file that lay there is now {restart.renamed_file.name}"
+        if restart.renamed_file
+        else ""
+    )
     terminal.show_note(
-        f"{folder / counter} goes on from {restart.line.number:,}, the audit log had noted "
-        f"{restart.line.noted:,}{aside}"
+        f"{folder / counter} goes on from {restart.log_entry.number:,}, the audit log had noted "
+        f"{restart.log_entry.noted:,}{aside}"
     )
 
 

@@ -195,8 +195,8 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
         project = SignedFile.from_file(sealed_path).open_document(SealedProject, sealed_path)
         for organisation, conflict in project.proposal_document.conflicts:
             terminal.show_note(
-                f"note: {organisation} runs {' and '.join(conflict.parties)}, which was allowed by "
-                f"name: together they {conflict.gets}"
+                f"note: {organisation} runs {' and '.join(conflict.party_names)}, which was "
+                f"allowed by name: together they {conflict.gained_ability}"
             )
         shapes = {
             name: answer.table

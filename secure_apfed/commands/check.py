@@ -255,7 +255,8 @@ class Checks:
             yield Finding("limits", departure.setting, "optional", text)
         conflicts = self.sealed.proposal_document.conflicts if self.sealed else ()
         for organisation, conflict in conflicts:
-            text = f"{organisation} runs {' and '.join(conflict.parties)}: they {conflict.gets}"
+            names = " and ".join(conflict.party_names)
+            text = f"{organisation} runs {names}: they {conflict.gained_ability}"
             yield Finding("limits", "one organisation", "optional", text)
 
     def _check_contract(self) -> Iterator[Finding]:

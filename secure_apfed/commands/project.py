@@ -314,9 +314,11 @@ def _show_end(plan: "EndPlan") -> None:
             "nothing to do"
         )
         return
-    rows = [(name, terminal.format_size(size), reason) for name, reason, size in plan.deletes]
+    rows = [
+        (name, terminal.format_size(size), reason) for name, reason, size in plan.files_to_delete
+    ]
     terminal.show_rows(f"To be deleted at {plan.owner.party}", ("file", "size", "what it is"), rows)
-    terminal.show_rows("\nTo be kept", ("file", "why"), list(plan.keeps.items()))
+    terminal.show_rows("\nTo be kept", ("file", "why"), list(plan.kept_reason_by_file.items()))
 
 
 def _reword_for_joining(message: str) -> str:
@@ -565,8 +567,8 @@ def _describe_organisations(proposal: "Proposal") -> Iterator[str]:
     """
     for organisation, conflict in proposal.conflicts:
         yield (
-            f"{organisation} runs {' and '.join(conflict.parties)}, which was allowed by name: "
-            f"together they {conflict.gets}"
+            f"{organisation} runs {' and '.join(conflict.party_names)}, which was allowed by name: "
+            f"together they {conflict.gained_ability}"
         )
 
 

@@ -3,8 +3,8 @@
 Run by: a party that proposes or joins a run. Protects: parties whose contributions a secure sum,
 masks or a dealer hide only as long as two others do not collude. The rows are those of the table of
 coalitions in `who_learns.md`, and the same facts from the rows of single roles; a test compares
-both. `reads` is what the coalition reads of a single party, and empty if it reads nothing of the
-kind; `alters` is what it could change without being noticed.
+both. `readable_data` is what the coalition reads of a single party, and empty if it reads nothing
+of the kind; `alterable_data` is what it could change without being noticed.
 
 Letters: M passives, t threshold of recoverable masks.
 """
@@ -20,11 +20,11 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = ["COALITIONS", "Coalition", "Conflict", "find_conflicts", "list_facts"]
 
-_ALTERS = "the sum, without being noticed by parties that it does not run"
-_MASKED = "sum bfv + pairwise masks or sum plain + pairwise masks"
-_CONTRIBUTION = "what one passive alone contributes"
-_THE_OTHERS = "what the other passive contributes: the sum minus the own part"
-_THE_REMAINING = "what the remaining passive contributes: the sum minus the own parts"
+_UNNOTICED_SUM_CHANGE = "the sum, without being noticed by parties that it does not run"
+_PAIRWISE_MASKS_CONDITION = "sum bfv + pairwise masks or sum plain + pairwise masks"
+_ONE_CONTRIBUTION = "what one passive alone contributes"
+_OTHER_CONTRIBUTION = "what the other passive contributes: the sum minus the own part"
+_REMAINING_CONTRIBUTION = "what the remaining passive contributes: the sum minus the own parts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,79 +32,85 @@ class Coalition:
     """A group of colluding roles, and what it could read or alter.
 
     Attributes:
-        who: the roles in words, as in the table of coalitions in `who_learns.md`.
-        when: for which runs this holds: facts of a run (see `list_facts`), joined by "; " (and)
-            and " or ".
-        reads: what they read of a single party; empty: nothing.
-        alters: what they could alter without being noticed; empty: nothing.
+        members: the roles in words, as in the table of coalitions in `who_learns.md`.
+        condition: for which runs this holds: facts of a run (see `list_facts`), joined by "; "
+            (and) and " or ".
+        readable_data: what they read of a single party; empty: nothing.
+        alterable_data: what they could alter without being noticed; empty: nothing.
         needs_threshold_below_all: whether this holds only if the masked sum can be decoded without
             some passives (t < M: threshold t of M passives).
     """
 
-    who: str
-    when: str
-    reads: str = ""
-    alters: str = ""
+    members: str
+    condition: str
+    readable_data: str = ""
+    alterable_data: str = ""
     needs_threshold_below_all: bool = False
 
     def applies_to(self, facts: Collection[str]) -> bool:
-        """Return whether the condition `when` holds for a run with these facts."""
-        alternatives_of_each = [part.split(" or ") for part in self.when.split("; ")]
+        """Return whether the coalition's condition holds for a run with these facts."""
+        alternatives_by_part = [part.split(" or ") for part in self.condition.split("; ")]
         return all(
-            any(fact in facts for fact in alternatives) for alternatives in alternatives_of_each
+            any(fact in facts for fact in alternatives) for alternatives in alternatives_by_part
         )
 
 
 COALITIONS = (
     # As in the table of coalitions.
-    Coalition(who="active and aggregator", when="sum ckks or sum bfv; M >= 2", reads=_CONTRIBUTION),
-    Coalition(who="active and aggregator", when="votes of encrypted labels are summed; M >= 2"),
     Coalition(
-        who="active and all passives but one",
-        when="votes of encrypted labels are summed; M >= 2",
-        reads="the remaining passive's votes",
+        members="active and aggregator",
+        condition="sum ckks or sum bfv; M >= 2",
+        readable_data=_ONE_CONTRIBUTION,
     ),
     Coalition(
-        who="active and aggregator",
-        when="tables are decomposed",
-        reads="every passive's rows up to one orthogonal transformation of its columns",
+        members="active and aggregator", condition="votes of encrypted labels are summed; M >= 2"
     ),
     Coalition(
-        who="any passive and the aggregator",
-        when="tables are decomposed",
-        reads="every other party's rows up to one orthogonal transformation of its columns",
+        members="active and all passives but one",
+        condition="votes of encrypted labels are summed; M >= 2",
+        readable_data="the remaining passive's votes",
     ),
     Coalition(
-        who="aggregator and dealer",
-        when="tables are decomposed",
-        reads="the aligned training rows of every party, exactly",
+        members="active and aggregator",
+        condition="tables are decomposed",
+        readable_data="every passive's rows up to one orthogonal transformation of its columns",
     ),
-    Coalition(who="active and dealer", when="tables are decomposed"),
-    Coalition(who="active and aggregator", when=f"{_MASKED}; M >= 2"),
     Coalition(
-        who="active and aggregator",
-        when="sum plain + recoverable masks; M >= 2",
-        reads=f"{_CONTRIBUTION}, out of two sums of the same batch",
+        members="any passive and the aggregator",
+        condition="tables are decomposed",
+        readable_data="every other party's rows up to one orthogonal transformation of its columns",
+    ),
+    Coalition(
+        members="aggregator and dealer",
+        condition="tables are decomposed",
+        readable_data="the aligned training rows of every party, exactly",
+    ),
+    Coalition(members="active and dealer", condition="tables are decomposed"),
+    Coalition(members="active and aggregator", condition=f"{_PAIRWISE_MASKS_CONDITION}; M >= 2"),
+    Coalition(
+        members="active and aggregator",
+        condition="sum plain + recoverable masks; M >= 2",
+        readable_data=f"{_ONE_CONTRIBUTION}, out of two sums of the same batch",
         needs_threshold_below_all=True,
     ),
-    Coalition(who="active and aggregator", when="sum crypten; M >= 2"),
+    Coalition(members="active and aggregator", condition="sum crypten; M >= 2"),
     *(
-        Coalition(who=who, when=f"{summed}; {count}", reads=reads)
-        for summed in (
+        Coalition(members=members, condition=f"{fact}; {count_fact}", readable_data=contribution)
+        for fact in (
             "gradients are summed",
             "the sum of votes is revealed",
             "representations are summed",
             "projections are summed",
             "pseudo-labels are averaged or weights are averaged",
         )
-        for who, count, reads in (
-            ("active and one of the two passives", "M = 2", _THE_OTHERS),
-            ("active and all passives but one", "M >= 3", _THE_REMAINING),
+        for members, count_fact, contribution in (
+            ("active and one of the two passives", "M = 2", _OTHER_CONTRIBUTION),
+            ("active and all passives but one", "M >= 3", _REMAINING_CONTRIBUTION),
         )
     ),
     *(
-        Coalition(who="passives among themselves", when=f"{happens}; M >= 2")
-        for happens in (
+        Coalition(members="passives among themselves", condition=f"{fact}; M >= 2")
+        for fact in (
             "pseudo-labels are averaged",
             "passives vote",
             "the active sends representations",
@@ -113,32 +119,32 @@ COALITIONS = (
     ),
     # As the rows of single roles say it.
     Coalition(
-        who="aggregator and any other party",
-        when="sum plain",
-        reads=f"{_CONTRIBUTION}, which the aggregator gets as it is",
+        members="aggregator and any other party",
+        condition="sum plain",
+        readable_data=f"{_ONE_CONTRIBUTION}, which the aggregator gets as it is",
     ),
     Coalition(
-        who="dealer and any other party",
-        when="a dealer aligns",
-        reads="which IDs that party's peers have, and it has not",
+        members="dealer and any other party",
+        condition="a dealer aligns",
+        readable_data="which IDs that party's peers have, and it has not",
     ),
     Coalition(
-        who="active and the first passive",
-        when="transfers hide overlaps; M >= 2",
-        reads="which of the active's people each other passive knows",
+        members="active and the first passive",
+        condition="transfers hide overlaps; M >= 2",
+        readable_data="which of the active's people each other passive knows",
     ),
     Coalition(
-        who="aggregator and more than 2t - M - 1 passives",
-        when="sum plain + recoverable masks",
-        reads=_CONTRIBUTION,
+        members="aggregator and more than 2t - M - 1 passives",
+        condition="sum plain + recoverable masks",
+        readable_data=_ONE_CONTRIBUTION,
     ),
     Coalition(
-        who="aggregator and a party with rows",
-        when=(
-            f"sum ckks or sum bfv or {_MASKED} or sum plain + recoverable masks or "
-            "tables are decomposed or votes of encrypted labels are summed"
+        members="aggregator and a party with rows",
+        condition=(
+            f"sum ckks or sum bfv or {_PAIRWISE_MASKS_CONDITION} or sum plain + recoverable masks "
+            "or tables are decomposed or votes of encrypted labels are summed"
         ),
-        alters=_ALTERS,
+        alterable_data=_UNNOTICED_SUM_CHANGE,
     ),
 )
 """All coalitions in the table of `who_learns.md`, also those that gain nothing by colluding."""
@@ -149,23 +155,27 @@ class Conflict:
     """A group of parties that one organisation would run, and what it would gain.
 
     Attributes:
-        parties: the parties' names, by role.
-        who: the roles that collude in words, a value of `Coalition.who`.
-        gets: what they would read or alter, in words that follow "the organisation ...".
+        party_names: the parties' names, by role.
+        coalition_members: the roles that collude in words, a value of `Coalition.members`.
+        gained_ability: what they would read or alter, in words that follow "the organisation ...".
     """
 
-    parties: tuple[str, ...]
-    who: str
-    gets: str
+    party_names: tuple[str, ...]
+    coalition_members: str
+    gained_ability: str
 
 
-def list_facts(config: RunSettings, passives: int) -> frozenset[str]:
+def list_facts(config: RunSettings, passive_count: int) -> frozenset[str]:
     """Return the facts of a run on which coalitions depend, in the words of `Coalition.when`.
 
-    `passives`: number of passives of the run, M.
+    `passive_count`: number of passives of the run, M.
     """
-    counts = {"M = 2": passives == 2, "M >= 2": passives >= 2, "M >= 3": passives >= 3}
-    facts = {word for word, holds in counts.items() if holds}
+    holds_by_count_fact = {
+        "M = 2": passive_count == 2,
+        "M >= 2": passive_count >= 2,
+        "M >= 3": passive_count >= 3,
+    }
+    facts = {fact for fact, holds in holds_by_count_fact.items() if holds}
     if "contributions are summed" in config.method.exchange_facts:
         facts.add(f"sum {find_sum_class(config.secure_sum).name}")
     if config.method.needs_alignment and needs_dealer(config.alignment):
@@ -176,7 +186,9 @@ def list_facts(config: RunSettings, passives: int) -> frozenset[str]:
 
 
 def find_conflicts(
-    config: RunSettings, roles: Mapping[str, PartyRole], together: Collection[str]
+    config: RunSettings,
+    role_by_party: Mapping[str, PartyRole],
+    organisation_parties: Collection[str],
 ) -> Iterator[Conflict]:
     """Yield what an organisation gains by running several parties of a run.
 
@@ -185,75 +197,89 @@ def find_conflicts(
 
     Args:
         config: the run's settings.
-        roles: name -> role of each party of the run.
-        together: names of the parties that the organisation runs.
+        role_by_party: name -> role of each party of the run.
+        organisation_parties: names of the parties that the organisation runs.
     """
-    passives = sum(role == "passive" for role in roles.values())
-    facts = list_facts(config, passives)
+    passive_count = sum(role == "passive" for role in role_by_party.values())
+    facts = list_facts(config, passive_count)
     harmful_coalitions = [
         coalition
         for coalition in COALITIONS
-        if (coalition.reads or coalition.alters) and coalition.applies_to(facts)
+        if (coalition.readable_data or coalition.alterable_data) and coalition.applies_to(facts)
     ]
-    for coalition in sorted(harmful_coalitions, key=lambda coalition: not coalition.reads):
-        if coalition.needs_threshold_below_all and _find_threshold(config, passives) >= passives:
+    for coalition in sorted(harmful_coalitions, key=lambda coalition: not coalition.readable_data):
+        if (
+            coalition.needs_threshold_below_all
+            and _find_threshold(config, passive_count) >= passive_count
+        ):
             continue
-        minimum = _count_needed_passives(config, coalition, passives)
-        parties = _list_members(coalition.who, roles, together, minimum_passives=minimum)
-        if parties:
-            gets = f"could alter {coalition.alters}"
-            if coalition.reads:
-                gets = f"read {coalition.reads}"
-            yield Conflict(parties=parties, who=coalition.who, gets=gets)
+        min_passives = _count_needed_passives(config, coalition, passive_count)
+        party_names = _list_members(
+            coalition.members, role_by_party, organisation_parties, min_passives=min_passives
+        )
+        if party_names:
+            gained_ability = f"could alter {coalition.alterable_data}"
+            if coalition.readable_data:
+                gained_ability = f"read {coalition.readable_data}"
+            yield Conflict(
+                party_names=party_names,
+                coalition_members=coalition.members,
+                gained_ability=gained_ability,
+            )
 
 
-def _count_needed_passives(config: RunSettings, coalition: Coalition, passives: int) -> int:
+def _count_needed_passives(config: RunSettings, coalition: Coalition, passive_count: int) -> int:
     """Return the smallest number of passives of a run that can form a coalition.
 
-    It is 1 unless the coalition's words say several. `passives`: number of passives of the run, M.
+    It is 1 unless the coalition's words say several. `passive_count`: number of passives of the
+    run, M.
     """
-    if coalition.who == "active and all passives but one":
-        return max(1, passives - 1)
-    if coalition.who == "aggregator and more than 2t - M - 1 passives":
-        return max(1, 2 * _find_threshold(config, passives) - passives)
+    if coalition.members == "active and all passives but one":
+        return max(1, passive_count - 1)
+    if coalition.members == "aggregator and more than 2t - M - 1 passives":
+        return max(1, 2 * _find_threshold(config, passive_count) - passive_count)
     return 1
 
 
-def _find_threshold(config: RunSettings, passives: int) -> int:
+def _find_threshold(config: RunSettings, passive_count: int) -> int:
     """Return how many passives suffice to decode a sum under recoverable masks: the threshold t.
 
     By default they are more than two thirds if a step may lack passives, and else all.
 
-    `passives`: number of passives of the run, M.
+    `passive_count`: number of passives of the run, M.
     """
     if config.secure_sum.threshold is not None:
         return config.secure_sum.threshold
-    return 2 * passives // 3 + 1 if may_lack_passives(config) else passives
+    return 2 * passive_count // 3 + 1 if may_lack_passives(config) else passive_count
 
 
 def _list_members(
-    who: str, roles: Mapping[str, PartyRole], together: Collection[str], *, minimum_passives: int
+    coalition_members: str,
+    role_by_party: Mapping[str, PartyRole],
+    organisation_parties: Collection[str],
+    *,
+    min_passives: int,
 ) -> tuple[str, ...]:
     """Return the parties of one organisation that form a coalition; empty if members are missing.
 
     Args:
-        who: the coalition's roles in words, such as "active and aggregator".
-        roles: name -> role of each party of the run.
-        together: names of the parties that the organisation runs.
-        minimum_passives: how many passives a coalition of several passives needs.
+        coalition_members: the coalition's roles in words, such as "active and aggregator".
+        role_by_party: name -> role of each party of the run.
+        organisation_parties: names of the parties that the organisation runs.
+        min_passives: how many passives a coalition of several passives needs.
     """
-    members: dict[str, list[str]] = {
+    names_by_role: dict[str, list[str]] = {
         role: [] for role in ("active", "passive", "aggregator", "dealer")
     }
-    for name in roles:
-        if name in together:
-            members[roles[name]].append(name)
-    active = members["active"]
-    passives = members["passive"]
-    aggregator = members["aggregator"]
-    dealer = members["dealer"]
-    enough_passives = passives if len(passives) >= minimum_passives else []
-    first_passive = [name for name, role in roles.items() if role == "passive"][:1]
+    for name in role_by_party:
+        if name in organisation_parties:
+            names_by_role[role_by_party[name]].append(name)
+    active = names_by_role["active"]
+    passives = names_by_role["passive"]
+    aggregator = names_by_role["aggregator"]
+    dealer = names_by_role["dealer"]
+    enough_passives = passives if len(passives) >= min_passives else []
+    first_passive = [name for name, role in role_by_party.items() if role == "passive"][:1]
     own_first_passive = [name for name in passives if name in first_passive]
     # By coalition: its groups of parties. The coalition is complete if no group is empty.
     groups_by_coalition: dict[str, tuple[list[str], ...]] = {
@@ -270,6 +296,6 @@ def _list_members(
         "aggregator and any other party": ([*active, *passives, *dealer], aggregator),
         "dealer and any other party": ([*active, *passives, *aggregator], dealer),
     }
-    groups = groups_by_coalition[who]
+    groups = groups_by_coalition[coalition_members]
     is_complete = all(groups)
     return tuple(name for group in groups for name in group) if is_complete else ()

@@ -34,9 +34,9 @@ from secure_apfed.runs.audit_log import (
 from secure_apfed.settings.promises import Promise
 
 __all__ = [
-    "ANSWER_BOOK",
+    "ANSWER_LOG",
     "COUNTERS",
-    "WITNESS",
+    "COUNTER_CHECKPOINT",
     "Count",
     "CounterFiles",
     "CounterKind",
@@ -49,13 +49,13 @@ __all__ = [
     "restart_counter",
 ]
 
-ANSWER_BOOK = "answered.sqlite"
+ANSWER_LOG = "answered.sqlite"
 """The file in a passive's folder that counts its answers in joint predictions."""
-WITNESS = "counters.json"
+COUNTER_CHECKPOINT = "counters.json"
 """The file in a party's folder with the last state of its audit log and its counters."""
 _DIGEST_BYTES = 16
 _NO_DIGEST = "0" * 2 * _DIGEST_BYTES
-_FaultReason: TypeAlias = Literal["missing", "lower", "of another run", "unreadable"]
+_InconsistencyKind: TypeAlias = Literal["missing", "lower", "of another run", "unreadable"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Count:
     digest: str
 
 
-class _NotedCount(BaseModel):
+class _StoredCount(BaseModel):
     """A `Count` as stored in `counters.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -84,7 +84,7 @@ class _NotedCount(BaseModel):
     digest: str
 
 
-class _Witness(BaseModel):
+class _CounterCheckpoint(BaseModel):
     """The contents of `counters.json`: the recorded state of a party's audit log and counters.
 
     The audit log records the counters, and this file records the log, so that a file that is lost
@@ -102,7 +102,7 @@ class _Witness(BaseModel):
     party: str
     lines: int = Field(ge=0)
     chain: str = Field(pattern="^[0-9a-f]{64}$")
-    counters: dict[CounterName, _NotedCount]
+    counters: dict[CounterName, _StoredCount]
 
 
 class _LineCounter:
@@ -111,19 +111,19 @@ class _LineCounter:
     A line counts once its end is written. Only what was appended since the last call is read.
     """
 
-    def __init__(self, path: Path, *, headers: int) -> None:
+    def __init__(self, path: Path, *, header_line_count: int) -> None:
         """Start at the beginning of the file.
 
-        `headers`: how many lines at the beginning of the file do not count.
+        `header_line_count`: how many lines at the beginning of the file do not count.
         """
         self._path = path
-        self._headers = headers
+        self._header_line_count = header_line_count
         self._reset_count()
 
     def _reset_count(self) -> None:
         """Forget the count, so that the file is read again from its beginning."""
-        self._offset = 0  # bytes that were read
-        self._lines = 0
+        self._read_bytes = 0  # bytes that were read
+        self._line_count = 0
         self._origin = _NO_DIGEST  # digest of the first line
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)  # of all lines that were read
 
@@ -131,13 +131,13 @@ class _LineCounter:
         """Return the file's current count; read only what was appended since the last call."""
         os.close(open_regular(self._path, create=False))  # raises an error for a link
         with open_plain(self._path) as file:
-            if os.fstat(file.fileno()).st_size < self._offset:
+            if os.fstat(file.fileno()).st_size < self._read_bytes:
                 self._reset_count()  # the file was shortened or replaced
-            file.seek(self._offset)
+            file.seek(self._read_bytes)
             for line in iter(file.readline, b""):
                 if not line.endswith(b"\n"):
                     break
-                self._offset += len(line)
+                self._read_bytes += len(line)
                 self._add_line(line.strip())
         return self._make_count()
 
@@ -150,7 +150,7 @@ class _LineCounter:
         self._reset_count()
         with open_plain(self._path) as file:
             for line in file:
-                if self._lines - self._headers >= number:
+                if self._line_count - self._header_line_count >= number:
                     break
                 if line.endswith(b"\n") or b"}" in line:
                     self._add_line(line.strip())
@@ -162,18 +162,18 @@ class _LineCounter:
         """Count a complete line; the first line of the file determines its origin."""
         if not line:
             return
-        self._lines += 1
+        self._line_count += 1
         self._digest.update(line + b"\n")
-        if self._lines == 1:
+        if self._line_count == 1:
             self._origin = self._digest.hexdigest()
 
     def _make_count(self) -> Count:
         """Return the count of the lines read so far, without the header lines."""
-        number = max(0, self._lines - self._headers)
+        number = max(0, self._line_count - self._header_line_count)
         return Count(number, self._origin, self._digest.hexdigest())
 
 
-class _BookCounter:
+class _AnswerLogCounter:
     """A reader of a passive's answer book: the SQLite file that counts joint predictions.
 
     Such a file stores numbers by person instead of single counts. So the count is how often any of
@@ -206,17 +206,17 @@ class _BookCounter:
         return self.load_count()
 
 
-_Counter: TypeAlias = _LineCounter | _BookCounter
+_Counter: TypeAlias = _LineCounter | _AnswerLogCounter
 
 
 def _make_line_counter(path: Path) -> _LineCounter:
     """Return a reader of a counter's file all of whose lines count."""
-    return _LineCounter(path, headers=0)
+    return _LineCounter(path, header_line_count=0)
 
 
 def _make_ledger_counter(path: Path) -> _LineCounter:
     """Return a reader of a ledger, whose first line names its run and does not count."""
-    return _LineCounter(path, headers=1)
+    return _LineCounter(path, header_line_count=1)
 
 
 @dataclass(frozen=True)
@@ -224,17 +224,17 @@ class CounterKind:
     """A kind of counter in a party's folder.
 
     Attributes:
-        pattern: glob pattern of the names of its files.
-        counts: what it counts, in a few words.
-        make: makes a reader of such a file.
-        when_saved: whether its count is recorded only just before a checkpoint is stored; until
-            then nothing that depends on the count has been sent.
+        file_pattern: glob pattern of the names of its files.
+        counted_items: what it counts, in a few words.
+        make_reader: makes a reader of such a file.
+        is_read_at_checkpoints_only: whether its count is recorded only just before a checkpoint is
+            stored; until then nothing that depends on the count has been sent.
     """
 
-    pattern: str
-    counts: str
-    make: Callable[[Path], _Counter]
-    when_saved: bool = False
+    file_pattern: str
+    counted_items: str
+    make_reader: Callable[[Path], _Counter]
+    is_read_at_checkpoints_only: bool = False
 
 
 COUNTERS: tuple[CounterKind, ...] = (
@@ -243,15 +243,20 @@ COUNTERS: tuple[CounterKind, ...] = (
     CounterKind("audits-*.jsonl", "failed audits", _make_line_counter),
     CounterKind("refused-*.jsonl", "refused sums", _make_line_counter),
     CounterKind("circles-*.jsonl", "steps answered among whom", _make_line_counter),
-    CounterKind("labels-*.log", "stages of answered labels", _make_line_counter, when_saved=True),
-    CounterKind(ANSWER_BOOK, "changes of the book of answers", _BookCounter),
+    CounterKind(
+        "labels-*.log",
+        "stages of answered labels",
+        _make_line_counter,
+        is_read_at_checkpoints_only=True,
+    ),
+    CounterKind(ANSWER_LOG, "changes of the book of answers", _AnswerLogCounter),
 )
 """Every counter that a party keeps in a file; checkpoints repeat the ledgers."""
 
 
 def find_counter_kind(name: str) -> CounterKind | None:
     """Return the kind of a counter's file by its name; None: the file is not a counter."""
-    return next((kind for kind in COUNTERS if Path(name).match(kind.pattern)), None)
+    return next((kind for kind in COUNTERS if Path(name).match(kind.file_pattern)), None)
 
 
 class CounterFiles:
@@ -260,72 +265,84 @@ class CounterFiles:
     Args:
         folder: the party's folder.
         party: the party's name.
-        noted: the recorded counts, by file name.
-        watches: whether the files are read for new counts; otherwise `list_changes` yields the
-            recorded counts.
+        recorded_count_by_file: the recorded counts, by file name.
+        should_read_files: whether the files are read for new counts; otherwise `list_changes`
+            yields the recorded counts.
     """
 
     def __init__(
-        self, folder: Path, party: str, noted: Mapping[str, Count] = {}, *, watches: bool = True
+        self,
+        folder: Path,
+        party: str,
+        recorded_count_by_file: Mapping[str, Count] = {},
+        *,
+        should_read_files: bool = True,
     ) -> None:
         """Start from the recorded counts, without reading a file; see the class for arguments."""
         self._folder = folder
         self._party = party
-        self._reads_files = watches
-        self._recorded_counts = dict(noted)
-        self._readers: dict[str, _Counter] = {}
+        self._should_read_files = should_read_files
+        self._recorded_count_by_file = dict(recorded_count_by_file)
+        self._reader_by_file: dict[str, _Counter] = {}
         # By file name: time of change and size when the file was read last.
-        self._versions: dict[str, tuple[int, int]] = {}
+        self._version_by_file: dict[str, tuple[int, int]] = {}
 
-    def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
+    def list_changes(self, *, is_before_checkpoint: bool) -> Iterable[tuple[str, int, str, str]]:
         """Yield file name, number, origin and digest of each counter that changed since last time.
 
-        If files are not watched, all recorded counts are yielded.
+        If files are not read for new counts, all recorded counts are yielded.
 
-        `saved`: whether a checkpoint is about to be stored; some kinds are read only then.
+        `is_before_checkpoint`: whether a checkpoint is about to be stored; some kinds are read only
+        then.
 
         Raises CheckpointError: a counter is missing, or counts less than before.
         """
-        if not self._reads_files:
-            for name, count in self._recorded_counts.items():
+        if not self._should_read_files:
+            for name, count in self._recorded_count_by_file.items():
                 yield name, count.number, count.origin, count.digest
             return
-        versions = dict(self._list_versions())
-        for name, recorded in self._recorded_counts.items():
-            if recorded.number and name not in versions:
+        version_by_file = dict(self._list_versions())
+        for name, recorded in self._recorded_count_by_file.items():
+            if recorded.number and name not in version_by_file:
                 raise CheckpointError(
                     f"restore {self._folder / name} from a copy: it is gone, and this session "
                     "counted in it"
                 )
-        for name, version in versions.items():
+        for name, version in version_by_file.items():
             kind = find_counter_kind(name)
-            if kind is None or version == self._versions.get(name):
+            if kind is None or version == self._version_by_file.get(name):
                 continue
-            if kind.when_saved and not saved:
+            if kind.is_read_at_checkpoints_only and not is_before_checkpoint:
                 continue
-            reader = self._readers.setdefault(name, kind.make(self._folder / name))
+            reader = self._reader_by_file.setdefault(name, kind.make_reader(self._folder / name))
             count = reader.load_count()
-            self._versions[name] = version
-            recorded = self._recorded_counts.get(name, Count(0, count.origin, count.digest))
+            self._version_by_file[name] = version
+            recorded = self._recorded_count_by_file.get(name, Count(0, count.origin, count.digest))
             if count.number < recorded.number:
                 raise CheckpointError(
                     f"restore {self._folder / name} from a copy: it counts {count.number} "
-                    f"{kind.counts}, and counted {recorded.number} before, so another process "
-                    "wrote to it"
+                    f"{kind.counted_items}, and counted {recorded.number} before, so another "
+                    "process wrote to it"
                 )
-            if count != self._recorded_counts.get(name):
-                self._recorded_counts[name] = count
+            if count != self._recorded_count_by_file.get(name):
+                self._recorded_count_by_file[name] = count
                 yield name, count.number, count.origin, count.digest
 
     @property
-    def counting(self) -> frozenset[str]:
+    def nonzero_counters(self) -> frozenset[str]:
         """The names of the counters that are above zero."""
-        return frozenset(name for name, count in self._recorded_counts.items() if count.number)
+        return frozenset(
+            name for name, count in self._recorded_count_by_file.items() if count.number
+        )
 
     def exclude_counters(self, names: Collection[str]) -> "CounterFiles":
-        """Return these counters without some whose files were deleted; files are not watched."""
-        noted = {name: count for name, count in self._recorded_counts.items() if name not in names}
-        return CounterFiles(self._folder, self._party, noted, watches=False)
+        """Return these counters without some whose files were deleted; files are not read."""
+        remaining_count_by_file = {
+            name: count for name, count in self._recorded_count_by_file.items() if name not in names
+        }
+        return CounterFiles(
+            self._folder, self._party, remaining_count_by_file, should_read_files=False
+        )
 
     def _list_versions(self) -> Iterator[tuple[str, tuple[int, int]]]:
         """Yield the name of each counter's file, with its time of change and its size."""
@@ -335,142 +352,168 @@ class CounterFiles:
                     status = entry.stat(follow_symlinks=False)
                     yield entry.name, (status.st_mtime_ns, status.st_size)
 
-    def write_witness(self, lines: int, head: str) -> None:
+    def write_checkpoint(self, line_count: int, last_line_hash: str) -> None:
         """Write `counters.json`: the recorded counts, and how long the audit log is.
 
         So an audit log that is cut short is noticed.
 
-        `lines`: number of the log's lines. `head`: hash of its last line.
+        `line_count`: number of the log's lines. `last_line_hash`: hash of its last line.
         """
-        counters = {name: asdict(count) for name, count in self._recorded_counts.items()}
-        content = {"party": self._party, "lines": lines, "chain": head, "counters": counters}
-        path = self._folder / WITNESS
+        count_fields_by_file = {
+            name: asdict(count) for name, count in self._recorded_count_by_file.items()
+        }
+        content = {
+            "party": self._party,
+            "lines": line_count,
+            "chain": last_line_hash,
+            "counters": count_fields_by_file,
+        }
+        path = self._folder / COUNTER_CHECKPOINT
         write_atomically(path, to_json(content).encode() + b"\n", private=True)
 
 
 @dataclass(frozen=True)
-class _Fault:
-    """A fault of a counter's file, or of the audit log.
+class _Inconsistency:
+    """A difference between a counter's file, or the audit log, and what was recorded of it.
 
     Attributes:
-        name: name of the file.
-        why: the kind of fault.
-        noted: the recorded count, which the file should have at least.
+        file_name: name of the file.
+        kind: how the file differs.
+        recorded: the recorded count, which the file should have at least.
         actual: the file's present count; None: it cannot be read.
         detail: what is wrong in more words, maybe "".
     """
 
-    name: str
-    why: _FaultReason
-    noted: Count
+    file_name: str
+    kind: _InconsistencyKind
+    recorded: Count
     actual: Count | None
     detail: str = ""
 
 
 @dataclass
-class _Record:
+class _RecordedCounters:
     """The recorded counters of a folder.
 
     Attributes:
-        noted: by the name of each counter's file, its count as recorded in the audit log, or in
-            `counters.json` if the log has a fault.
-        log: the audit log's summary; None: there is no log, or it has a fault.
-        fault: the fault of the audit log itself; None: it has none.
+        count_by_file: by the name of each counter's file, its count as recorded in the audit log,
+            or in `counters.json` if the log is inconsistent.
+        log_summary: the audit log's summary; None: there is no log, or it is inconsistent.
+        log_inconsistency: what is wrong with the audit log itself; None: nothing.
     """
 
-    noted: dict[str, Count]
-    log: Summary | None
-    fault: _Fault | None
+    count_by_file: dict[str, Count]
+    log_summary: Summary | None
+    log_inconsistency: _Inconsistency | None
 
 
-def _load_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
+def _load_checkpoint(folder: Path, party: str) -> tuple[_CounterCheckpoint | None, str]:
     """Read `counters.json`; return its content, and why it cannot be used.
 
     Without such a file the result is (None, ""); if it cannot be used, None and the reason.
     """
-    path = folder / WITNESS
+    path = folder / COUNTER_CHECKPOINT
     if not os.path.lexists(path):
         return None, ""
     try:
-        witness = load_json(path, _Witness)
+        checkpoint = load_json(path, _CounterCheckpoint)
     except CheckpointError as error:
         return None, str(error)
-    if witness.party != party:
-        return None, f"{path} is of {witness.party}, this party is {party}"
-    return witness, ""
+    if checkpoint.party != party:
+        return None, f"{path} is of {checkpoint.party}, this party is {party}"
+    return checkpoint, ""
 
 
-def _load_record(folder: Path, party: str) -> _Record:
+def _load_recorded_counters(folder: Path, party: str) -> _RecordedCounters:
     """Read a party's audit log and `counters.json`, and return the recorded counts of its counters.
 
-    The two files are compared: `counters.json` has the length and the hash of the log. A fault of
-    the log is part of the result, and not raised.
+    The two files are compared: `counters.json` has the length and the hash of the log. An
+    inconsistent log is part of the result, and raises no error.
     """
     path = folder / FILE_NAME
-    # The witness is the content of `counters.json`.
-    witness, witness_fault = _load_witness(folder, party)
-    counters = witness.counters if witness else {}
-    counts_of_witness = {name: Count(**count.model_dump()) for name, count in counters.items()}
-    was_in_use = witness is not None or bool(witness_fault)
-    noted = Count(witness.lines if witness else 0, _NO_DIGEST, _NO_DIGEST)
+    checkpoint, checkpoint_problem = _load_checkpoint(folder, party)
+    stored_count_by_file = checkpoint.counters if checkpoint else {}
+    count_by_file_in_checkpoint = {
+        name: Count(**count.model_dump()) for name, count in stored_count_by_file.items()
+    }
+    has_checkpoint_file = checkpoint is not None or bool(checkpoint_problem)
+    recorded_lines = Count(checkpoint.lines if checkpoint else 0, _NO_DIGEST, _NO_DIGEST)
     if not os.path.lexists(path):
-        is_lost = was_in_use or any(_list_traces(folder))
-        fault = _Fault(FILE_NAME, "missing", noted, None) if is_lost else None
-        return _Record(counts_of_witness, log=None, fault=fault)
-    chain_at_noted: list[str] = []  # the log's hash after the recorded number of lines
+        is_log_lost = has_checkpoint_file or any(_list_signs_of_use(folder))
+        inconsistency = (
+            _Inconsistency(FILE_NAME, "missing", recorded_lines, None) if is_log_lost else None
+        )
+        return _RecordedCounters(
+            count_by_file_in_checkpoint, log_summary=None, log_inconsistency=inconsistency
+        )
+    hashes_at_checkpoint: list[str] = []  # the log's hash after the recorded number of lines
 
-    def note_chain(number: int, chain: str) -> None:
+    def note_line_hash(line_number: int, line_hash: str) -> None:
         """Store the log's hash after the recorded number of lines."""
-        if number == noted.number:
-            chain_at_noted.append(chain)
+        if line_number == recorded_lines.number:
+            hashes_at_checkpoint.append(line_hash)
 
     try:
         os.close(open_regular(path, create=False))  # raises an error for a link
-        if not path.stat().st_size and not was_in_use:
+        if not path.stat().st_size and not has_checkpoint_file:
             # A process was killed before it wrote its first line.
-            return _Record({}, log=None, fault=None)
-        log = summarise_log(path, on_line=note_chain)
+            return _RecordedCounters({}, log_summary=None, log_inconsistency=None)
+        log_summary = summarise_log(path, on_line=note_line_hash)
     except (CheckpointError, OSError) as error:
-        fault = _Fault(FILE_NAME, "unreadable", noted, None, str(error))
-        return _Record(counts_of_witness, log=None, fault=fault)
-    fault = _find_log_fault(log, party, noted, witness, chain_at_noted)
-    if fault is not None and witness_fault:
-        fault = replace(fault, detail=witness_fault)
-    if fault is not None:
-        return _Record(counts_of_witness, log=None, fault=fault)
-    logged_counts = {
-        name: Count(line.number, line.origin, line.digest) for name, line in log.counters.items()
+        inconsistency = _Inconsistency(FILE_NAME, "unreadable", recorded_lines, None, str(error))
+        return _RecordedCounters(
+            count_by_file_in_checkpoint, log_summary=None, log_inconsistency=inconsistency
+        )
+    inconsistency = _find_log_inconsistency(
+        log_summary, party, recorded_lines, checkpoint, hashes_at_checkpoint
+    )
+    if inconsistency is not None and checkpoint_problem:
+        inconsistency = replace(inconsistency, detail=checkpoint_problem)
+    if inconsistency is not None:
+        return _RecordedCounters(
+            count_by_file_in_checkpoint, log_summary=None, log_inconsistency=inconsistency
+        )
+    count_by_file_in_log = {
+        name: Count(line.number, line.origin, line.digest)
+        for name, line in log_summary.counters.items()
     }
-    return _Record(logged_counts, log, fault=None)
+    return _RecordedCounters(count_by_file_in_log, log_summary, log_inconsistency=None)
 
 
-def _find_log_fault(
-    log: Summary, party: str, noted: Count, witness: _Witness | None, chain_at_noted: Sequence[str]
-) -> _Fault | None:
-    """Compare an intact audit log with `counters.json`; return the log's fault, or None.
+def _find_log_inconsistency(
+    log_summary: Summary,
+    party: str,
+    recorded_lines: Count,
+    checkpoint: _CounterCheckpoint | None,
+    hashes_at_checkpoint: Sequence[str],
+) -> _Inconsistency | None:
+    """Compare an intact audit log with `counters.json`; return how they differ, or None.
 
     Args:
-        log: the log's summary.
+        log_summary: the log's summary.
         party: the folder's party.
-        noted: how many lines the log has according to `counters.json`.
-        witness: content of `counters.json`; None: there is no such file, or it cannot be used.
-        chain_at_noted: the log's hash after that many lines; empty if the log is shorter.
+        recorded_lines: how many lines the log has according to `counters.json`.
+        checkpoint: content of `counters.json`; None: there is no such file, or it cannot be used.
+        hashes_at_checkpoint: the log's hash after that many lines; empty if the log is shorter.
     """
-    if log.party != party:
-        detail = f"it is of {log.party}, this party is {party}"
-        return _Fault(FILE_NAME, "of another run", noted, None, detail)
-    if witness is None:
-        if not (log.agreed or log.counters):
+    if log_summary.party != party:
+        detail = f"it is of {log_summary.party}, this party is {party}"
+        return _Inconsistency(FILE_NAME, "of another run", recorded_lines, None, detail)
+    if checkpoint is None:
+        if not (log_summary.agreed or log_summary.counters):
             return None  # the process was killed before its first session
-        detail = f"{log.path.parent / WITNESS} is missing, which says how many lines it had"
-        return _Fault(FILE_NAME, "unreadable", noted, None, detail)
-    if log.lines < noted.number:
-        return _Fault(FILE_NAME, "lower", noted, Count(log.lines, _NO_DIGEST, _NO_DIGEST))
-    is_same = [*chain_at_noted] == [witness.chain]
-    return None if is_same else _Fault(FILE_NAME, "of another run", noted, None)
+        checkpoint_path = log_summary.path.parent / COUNTER_CHECKPOINT
+        detail = f"{checkpoint_path} is missing, which says how many lines it had"
+        return _Inconsistency(FILE_NAME, "unreadable", recorded_lines, None, detail)
+    if log_summary.lines < recorded_lines.number:
+        return _Inconsistency(
+            FILE_NAME, "lower", recorded_lines, Count(log_summary.lines, _NO_DIGEST, _NO_DIGEST)
+        )
+    is_same = [*hashes_at_checkpoint] == [checkpoint.chain]
+    return None if is_same else _Inconsistency(FILE_NAME, "of another run", recorded_lines, None)
 
 
-def _list_traces(folder: Path) -> Iterator[Path]:
+def _list_signs_of_use(folder: Path) -> Iterator[Path]:
     """Yield the files, besides the audit log, that show that a party ran in this folder before."""
     contract = folder / "contract.json"
     if contract.exists():
@@ -487,61 +530,66 @@ def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
         kind = find_counter_kind(path.name)
         if kind is not None:
             try:
-                yield path.name, kind.make(path).load_count()
+                yield path.name, kind.make_reader(path).load_count()
             except (CheckpointError, OSError):
                 yield path.name, None
 
 
-def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
-    """Compare one counter's file with its recorded count; return the file's fault, or None.
+def _find_inconsistency(folder: Path, file_name: str, recorded: Count) -> _Inconsistency | None:
+    """Compare one counter's file with its recorded count; return how they differ, or None.
 
-    A file may count more than recorded. `name`: name of the file. `noted`: the recorded count.
+    A file may count more than recorded. `file_name`: name of the file. `recorded`: the recorded
+    count.
     """
-    path = folder / name
-    kind = find_counter_kind(name)
-    if kind is None or not noted.number:
+    path = folder / file_name
+    kind = find_counter_kind(file_name)
+    if kind is None or not recorded.number:
         return None
     if not os.path.lexists(path):
-        return _Fault(name, "missing", noted, None)
+        return _Inconsistency(file_name, "missing", recorded, None)
     try:
-        actual = kind.make(path).load_count_until(noted.number)
+        actual = kind.make_reader(path).load_count_until(recorded.number)
         os.close(open_regular(path, create=False))
     except (CheckpointError, OSError) as error:
-        return _Fault(name, "unreadable", noted, None, str(error))
-    if actual.origin != noted.origin:
-        return _Fault(name, "of another run", noted, actual)
-    if actual.number < noted.number:
-        return _Fault(name, "lower", noted, actual)
-    is_same = actual.digest == noted.digest
-    return None if is_same else _Fault(name, "of another run", noted, actual)
+        return _Inconsistency(file_name, "unreadable", recorded, None, str(error))
+    if actual.origin != recorded.origin:
+        return _Inconsistency(file_name, "of another run", recorded, actual)
+    if actual.number < recorded.number:
+        return _Inconsistency(file_name, "lower", recorded, actual)
+    is_same = actual.digest == recorded.digest
+    return None if is_same else _Inconsistency(file_name, "of another run", recorded, actual)
 
 
-def _describe_fault(fault: _Fault) -> str:
-    """Return a fault in words that follow the name of the file."""
-    kind = find_counter_kind(fault.name)
-    counts = kind.counts if kind else "lines"  # the file without a kind is the audit log
-    record_file = FILE_NAME if kind else WITNESS
-    noted_text = f"{record_file} notes {fault.noted.number:,} {counts}"
-    if fault.why == "missing":
-        return f"is missing, and {noted_text}"
-    if fault.why == "lower":
-        number = fault.actual.number if fault.actual else 0
+def _describe_inconsistency(inconsistency: _Inconsistency) -> str:
+    """Return in words how a file differs, to follow the file's name."""
+    kind = find_counter_kind(inconsistency.file_name)
+    # The file without a kind is the audit log.
+    counted_items = kind.counted_items if kind else "lines"
+    record_file = FILE_NAME if kind else COUNTER_CHECKPOINT
+    recorded_text = f"{record_file} notes {inconsistency.recorded.number:,} {counted_items}"
+    if inconsistency.kind == "missing":
+        return f"is missing, and {recorded_text}"
+    if inconsistency.kind == "lower":
+        actual_number = inconsistency.actual.number if inconsistency.actual else 0
         return (
-            f"holds {number:,} {counts}, and {noted_text}, so it is an older copy, or was shortened"
+            f"holds {actual_number:,} {counted_items}, and {recorded_text}, so it is an older "
+            "copy, or was shortened"
         )
-    if fault.why == "unreadable":
-        return f"cannot be relied on ({fault.detail}), and {noted_text}"
-    detail = fault.detail and f": {fault.detail}"
+    if inconsistency.kind == "unreadable":
+        return f"cannot be relied on ({inconsistency.detail}), and {recorded_text}"
+    detail = inconsistency.detail and f": {inconsistency.detail}"
     return f"is not the file of this run that {record_file} knows{detail}"
 
 
-def _make_fault_error(folder: Path, party: str, fault: _Fault) -> CheckpointError:
-    """Return the error for a file's fault, with both remedies: a copy, or a restart at zero."""
+def _make_inconsistency_error(
+    folder: Path, party: str, inconsistency: _Inconsistency
+) -> CheckpointError:
+    """Return the error for an inconsistent file, with its remedies: a copy, or a restart at 0."""
     return CheckpointError(
-        f"put the newest copy of {folder / fault.name} back: it {_describe_fault(fault)}, and "
-        f"begun anew it would forget what {party} gave away. If there is no copy and it shall "
-        f"restart all the same, run: secure-apfed audit-log restart-counter '{folder}' "
-        f"{fault.name} --party {party}"
+        f"put the newest copy of {folder / inconsistency.file_name} back: it "
+        f"{_describe_inconsistency(inconsistency)}, and begun anew it would forget what {party} "
+        "gave away. If there is no copy and it shall restart all the same, run: secure-apfed "
+        f"audit-log restart-counter '{folder}' {inconsistency.file_name} --party {party}"
     )
 
 
@@ -554,22 +602,22 @@ def open_counters(folder: Path, party: str) -> CounterFiles:
     Raises CheckpointError: a counter, or the audit log itself, is missing, lower than recorded, of
         another run or party, or unreadable.
     """
-    record = _load_record(folder, party)
-    if record.fault is not None:
-        raise _make_fault_error(folder, party, record.fault)
-    for name, noted in record.noted.items():
-        fault = _find_fault(folder, name, noted)
-        if fault is not None:
-            raise _make_fault_error(folder, party, fault)
-    return CounterFiles(folder, party, record.noted)
+    recorded_counters = _load_recorded_counters(folder, party)
+    if recorded_counters.log_inconsistency is not None:
+        raise _make_inconsistency_error(folder, party, recorded_counters.log_inconsistency)
+    for file_name, recorded in recorded_counters.count_by_file.items():
+        inconsistency = _find_inconsistency(folder, file_name, recorded)
+        if inconsistency is not None:
+            raise _make_inconsistency_error(folder, party, inconsistency)
+    return CounterFiles(folder, party, recorded_counters.count_by_file)
 
 
 def list_nonzero_counters(folder: Path, party: str) -> frozenset[str]:
     """Return the names of the counters that are above zero according to the audit log.
 
-    Raises CheckpointError: a counter or the audit log has a fault; see `open_counters`.
+    Raises CheckpointError: a counter or the audit log is inconsistent; see `open_counters`.
     """
-    return open_counters(folder, party).counting
+    return open_counters(folder, party).nonzero_counters
 
 
 @dataclass(frozen=True)
@@ -577,24 +625,27 @@ class Restart:
     """The outcome of `restart_counter`.
 
     Attributes:
-        line: line to be added to the audit log.
-        aside: the new path of the counter's former file; None: there was none, or the counter
-            continues from it.
-        files: the other counters as recorded.
-        peers: public identity (hex) of each peer in the audit log, by name.
+        log_entry: line to be added to the audit log.
+        renamed_file: the new path of the counter's former file; None: there was none, or the
+            counter continues from it.
+        other_counters: the other counters as recorded.
+        identity_by_peer: public identity (hex) of each peer in the audit log, by name.
     """
 
-    line: Restarted
-    aside: Path | None
-    files: CounterFiles
-    peers: Mapping[str, str]
+    log_entry: Restarted
+    renamed_file: Path | None
+    other_counters: CounterFiles
+    identity_by_peer: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
         """Return the restart as JSON values."""
-        return {**self.line.model_dump(mode="json"), "aside": self.aside and str(self.aside)}
+        return {
+            **self.log_entry.model_dump(mode="json"),
+            "aside": self.renamed_file and str(self.renamed_file),
+        }
 
 
-def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Restart:
+def restart_counter(folder: Path, file_name: str, *, party: str, now: float) -> Restart:
     """Let a counter be used again although its file is not as recorded.
 
     If the file is an older copy, the counter continues from it. Any other file is renamed, and the
@@ -602,7 +653,7 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
 
     Args:
         folder: the party's folder.
-        name: name of the counter's file.
+        file_name: name of the counter's file.
         party: the party's name.
         now: seconds since 1970.
 
@@ -610,45 +661,51 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
         ConfigError: no counter has that name, or its file is as recorded.
         CheckpointError: the audit log has a fault, so that it must be restarted first.
     """
-    if name != FILE_NAME and (find_counter_kind(name) is None or Path(name).name != name):
-        patterns = ", ".join(kind.pattern for kind in COUNTERS)
-        raise ConfigError(f"{name!r} is no counter; counters are {FILE_NAME}, {patterns}")
-    record = _load_record(folder, party)
-    fault = record.fault
-    noted = record.noted
-    if name != FILE_NAME:
-        if fault is not None:
-            raise _make_fault_error(folder, party, fault)
-        count = noted.get(name)
-        fault = _find_fault(folder, name, count) if count else None
-        noted = {other: count for other, count in noted.items() if other != name}
-    if fault is None:
+    if file_name != FILE_NAME and (
+        find_counter_kind(file_name) is None or Path(file_name).name != file_name
+    ):
+        known_patterns = ", ".join(kind.file_pattern for kind in COUNTERS)
         raise ConfigError(
-            f"{folder / name} counts as noted, so there is nothing to restart; start the party"
+            f"{file_name!r} is no counter; counters are {FILE_NAME}, {known_patterns}"
         )
-    is_older_copy = fault.why == "lower"
-    aside = None
-    if not is_older_copy and os.path.lexists(folder / name):
-        aside = _find_free_name(folder, name)
-        (folder / name).rename(aside)
-    line = Restarted(
+    recorded_counters = _load_recorded_counters(folder, party)
+    inconsistency = recorded_counters.log_inconsistency
+    count_by_file = recorded_counters.count_by_file
+    if file_name != FILE_NAME:
+        if inconsistency is not None:
+            raise _make_inconsistency_error(folder, party, inconsistency)
+        count = count_by_file.get(file_name)
+        inconsistency = _find_inconsistency(folder, file_name, count) if count else None
+        count_by_file = {
+            other: count for other, count in count_by_file.items() if other != file_name
+        }
+    if inconsistency is None:
+        raise ConfigError(
+            f"{folder / file_name} counts as noted, so there is nothing to restart; start the party"
+        )
+    is_older_copy = inconsistency.kind == "lower"
+    renamed_file = None
+    if not is_older_copy and os.path.lexists(folder / file_name):
+        renamed_file = _find_free_name(folder, file_name)
+        (folder / file_name).rename(renamed_file)
+    log_entry = Restarted(
         at=now,
-        counter=name,
-        why=fault.why,
-        noted=fault.noted.number,
-        number=fault.actual.number if is_older_copy and fault.actual else 0,
+        counter=file_name,
+        why=inconsistency.kind,
+        noted=inconsistency.recorded.number,
+        number=inconsistency.actual.number if is_older_copy and inconsistency.actual else 0,
     )
-    peers = record.log.peers if record.log else {}
-    watched = CounterFiles(folder, party, noted, watches=False)
-    return Restart(line, aside, watched, peers)
+    identity_by_peer = recorded_counters.log_summary.peers if recorded_counters.log_summary else {}
+    other_counters = CounterFiles(folder, party, count_by_file, should_read_files=False)
+    return Restart(log_entry, renamed_file, other_counters, identity_by_peer)
 
 
-def _find_free_name(folder: Path, name: str) -> Path:
+def _find_free_name(folder: Path, file_name: str) -> Path:
     """Return an unused path in the same folder, to which the file can be renamed."""
     number = 1
-    while os.path.lexists(folder / f"{name}.aside-{number}"):
+    while os.path.lexists(folder / f"{file_name}.aside-{number}"):
         number += 1
-    return folder / f"{name}.aside-{number}"
+    return folder / f"{file_name}.aside-{number}"
 
 
 class NothingReleased:
@@ -658,7 +715,7 @@ class NothingReleased:
     promise = Promise(figure="epsilon_x", epsilon=None)
 
 
-def restart_and_log(folder: Path, name: str, *, party: str) -> Restart:
+def restart_and_log(folder: Path, file_name: str, *, party: str) -> Restart:
     """Restart a counter by `restart_counter`, and record this in the signed audit log.
 
     Raises:
@@ -672,16 +729,18 @@ def restart_and_log(folder: Path, name: str, *, party: str) -> Restart:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; name that of {party}")
     with party_folder.lock_exclusively():
-        restart = restart_counter(folder, name, party=party, now=time.time())
-        peers = {peer: bytes.fromhex(key) for peer, key in restart.peers.items()}
+        restart = restart_counter(folder, file_name, party=party, now=time.time())
+        identity_by_peer = {
+            peer: bytes.fromhex(key) for peer, key in restart.identity_by_peer.items()
+        }
         log = AuditLog(
             folder / FILE_NAME,
             party,
             party_folder.load_identity(),
-            peers,
+            identity_by_peer,
             NothingReleased(),
-            counters=restart.files,
+            counters=restart.other_counters,
         )
         with closing(log):
-            log.note_restart(restart.line)
+            log.note_restart(restart.log_entry)
     return restart

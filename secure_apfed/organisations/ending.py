@@ -18,8 +18,8 @@ from typing import Any
 from secure_apfed.base.files import open_plain, to_json, write_atomically
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.organisations.counters import (
-    ANSWER_BOOK,
-    WITNESS,
+    ANSWER_LOG,
+    COUNTER_CHECKPOINT,
     CounterFiles,
     NothingReleased,
     open_counters,
@@ -35,8 +35,8 @@ from secure_apfed.runs.folder import (
 )
 
 __all__ = [
-    "DELETED",
-    "KEPT",
+    "KEPT_REASON_BY_PATTERN",
+    "LEFTOVERS",
     "EndPlan",
     "Leftover",
     "Owner",
@@ -51,17 +51,17 @@ class Leftover:
     """A kind of file that is deleted when a project ends.
 
     Attributes:
-        pattern: glob pattern of the names of such files.
-        why: what the file contains, in words.
+        file_pattern: glob pattern of the names of such files.
+        content: what the file contains, in words.
     """
 
-    pattern: str
-    why: str
+    file_pattern: str
+    content: str
 
 
-DELETED: tuple[Leftover, ...] = (
+LEFTOVERS: tuple[Leftover, ...] = (
     Leftover("joint.safetensors", "the network of joint predictions"),
-    Leftover(f"{ANSWER_BOOK}*", "the book of what was answered in joint predictions"),
+    Leftover(f"{ANSWER_LOG}*", "the book of what was answered in joint predictions"),
     Leftover("checkpoint-*.bin", "secrets of a training: parameters, noise key, seed"),
     Leftover("recording-*.bin", "what all parties sent, where one process played them"),
     Leftover("transcript.msgpack", "what all parties sent, where one process played them"),
@@ -77,10 +77,10 @@ DELETED: tuple[Leftover, ...] = (
 )
 """Kinds of files to delete, in this order: first what answers requests, last the keys for peers."""
 
-KEPT: Mapping[str, str] = {
+KEPT_REASON_BY_PATTERN: Mapping[str, str] = {
     "contract.json": "what was agreed, with everybody's signature",
     FILE_NAME: "what was sent and received, signed",
-    WITNESS: "how far the audit log and the counters were",
+    COUNTER_CHECKPOINT: "how far the audit log and the counters were",
     "statements.json": "what each party signed that it charged",
     "model.safetensors": "the model of the active, which still predicts alone",
     "model.json": "the card of the model",
@@ -102,14 +102,14 @@ class Owner:
     Attributes:
         folder: the party's folder.
         party: the party's name.
-        peers: the other parties' public identities (32 bytes each), by name.
-        file: the party's settings file; None: there is none.
+        identity_by_peer: the other parties' public identities (32 bytes each), by name.
+        settings_file: the party's settings file; None: there is none.
     """
 
     folder: Path
     party: str
-    peers: Mapping[str, bytes]
-    file: Path | None
+    identity_by_peer: Mapping[str, bytes]
+    settings_file: Path | None
 
 
 def find_owner(folder: Path | None, config: Path | None) -> Owner:
@@ -133,16 +133,16 @@ def find_owner(folder: Path | None, config: Path | None) -> Owner:
             raise ConfigError(
                 f"{config}: {file.folder} is no folder; nothing of {file.party} is there"
             )
-        peers = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
-        return Owner(file.folder, file.party, peers, config)
+        identity_by_peer = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+        return Owner(file.folder, file.party, identity_by_peer, config)
     if not (folder / FILE_NAME).exists():
         raise ConfigError(
             f"{folder} holds neither {PARTY_FILE} nor {FILE_NAME}, so nothing says whose it is; "
             "name the party's file with --config"
         )
     log = summarise_log(folder / FILE_NAME)
-    peers = {name: bytes.fromhex(key) for name, key in log.peers.items()}
-    return Owner(folder, log.party, peers, None)
+    identity_by_peer = {name: bytes.fromhex(key) for name, key in log.peers.items()}
+    return Owner(folder, log.party, identity_by_peer, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,50 +151,58 @@ class EndPlan:
 
     Attributes:
         owner: owner of the folder.
-        deletes: name, content in words and bytes of each file to delete, in order.
-        keeps: by the name of each known file to keep, why it is kept.
+        files_to_delete: name, content in words and bytes of each file to delete, in order.
+        kept_reason_by_file: by the name of each known file to keep, why it is kept.
         ended_at: when the project was ended here, seconds since 1970; None: it was not.
     """
 
     owner: Owner
-    deletes: Sequence[tuple[str, str, int]]
-    keeps: Mapping[str, str]
+    files_to_delete: Sequence[tuple[str, str, int]]
+    kept_reason_by_file: Mapping[str, str]
     ended_at: float | None
 
     @property
     def is_done(self) -> bool:
         """True if the project has ended before, and nothing remains to be deleted."""
-        return self.ended_at is not None and not self.deletes
+        return self.ended_at is not None and not self.files_to_delete
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         deletes = [
-            {"file": name, "why": reason, "bytes": size} for name, reason, size in self.deletes
+            {"file": name, "why": reason, "bytes": size}
+            for name, reason, size in self.files_to_delete
         ]
         return {
             "party": self.owner.party,
             "folder": self.owner.folder,
             "deletes": deletes,
-            "keeps": dict(self.keeps),
+            "keeps": dict(self.kept_reason_by_file),
             "ended_at": self.ended_at,
         }
 
 
 def plan_end(owner: Owner) -> EndPlan:
     """Return which files of the owner's folder the end of a project deletes; change nothing."""
-    deletes = [
-        (path.name, kind.why, _measure_size(path))
-        for kind in DELETED
-        for path in sorted(owner.folder.glob(kind.pattern))
+    files_to_delete = [
+        (path.name, kind.content, _measure_size(path))
+        for kind in LEFTOVERS
+        for path in sorted(owner.folder.glob(kind.file_pattern))
     ]
-    keeps = {
+    kept_reason_by_file = {
         path.name: reason
-        for pattern, reason in KEPT.items()
+        for pattern, reason in KEPT_REASON_BY_PATTERN.items()
         for path in sorted(owner.folder.glob(pattern))
     }
-    marker = load_project_end(owner.folder)
-    ended_at = marker.at if marker is not None and marker.is_complete else None
-    return EndPlan(owner=owner, deletes=deletes, keeps=keeps, ended_at=ended_at)
+    earlier_ending = load_project_end(owner.folder)
+    ended_at = (
+        earlier_ending.at if earlier_ending is not None and earlier_ending.is_complete else None
+    )
+    return EndPlan(
+        owner=owner,
+        files_to_delete=files_to_delete,
+        kept_reason_by_file=kept_reason_by_file,
+        ended_at=ended_at,
+    )
 
 
 def _measure_size(path: Path) -> int:
@@ -257,28 +265,28 @@ def _mark_while_running(owner: Owner, folder: PartyFolder, now: float) -> Checkp
 
 def _write_marker(
     owner: Owner,
-    deletes: Sequence[str],
+    deleted_names: Sequence[str],
     now: float,
     *,
     is_complete: bool,
-    counters_are_as_noted: bool | None = None,
+    counters_are_as_recorded: bool | None = None,
 ) -> None:
     """Write the marker `project-ended.json`, which forbids to start anything in the folder.
 
     Args:
         owner: owner of the folder.
-        deletes: names of the files to delete.
+        deleted_names: names of the files to delete.
         now: seconds since 1970.
         is_complete: whether these files are deleted already.
-        counters_are_as_noted: whether the files that count releases and answers agreed with the
+        counters_are_as_recorded: whether the files that count releases and answers agreed with the
             audit log before anything was deleted; None: not checked yet.
     """
     ending = ProjectEnd(
         party=owner.party,
         at=now,
-        deletes=tuple(deletes),
+        deletes=tuple(deleted_names),
         is_complete=is_complete,
-        counters_are_as_noted=counters_are_as_noted,
+        counters_are_as_noted=counters_are_as_recorded,
     )
     content = to_json(ending.model_dump(mode="json"), indent=1).encode() + b"\n"
     write_atomically(owner.folder / PROJECT_ENDED, content)
@@ -295,45 +303,66 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     plan = plan_end(owner)
     if plan.is_done:
         return plan
-    marker = load_project_end(owner.folder)
-    interrupted_end = marker if marker is not None and not marker.is_complete else None
-    names = [name for name, _, _ in plan.deletes]
-    counters, are_as_noted = _compare_counters(owner)
+    earlier_ending = load_project_end(owner.folder)
+    interrupted_end = (
+        earlier_ending if earlier_ending is not None and not earlier_ending.is_complete else None
+    )
+    deleted_names = [name for name, _, _ in plan.files_to_delete]
+    counters, counters_are_as_recorded = _compare_counters(owner)
     if interrupted_end is not None and interrupted_end.deletes:
-        names = [*interrupted_end.deletes, *names]
+        deleted_names = [*interrupted_end.deletes, *deleted_names]
         if interrupted_end.counters_are_as_noted is not None:
-            are_as_noted = interrupted_end.counters_are_as_noted
-    names = list(dict.fromkeys(names))  # each once
-    _write_marker(owner, names, now, is_complete=False, counters_are_as_noted=are_as_noted)
-    for name, _, _ in plan.deletes:
+            counters_are_as_recorded = interrupted_end.counters_are_as_noted
+    deleted_names = list(dict.fromkeys(deleted_names))  # each once
+    _write_marker(
+        owner,
+        deleted_names,
+        now,
+        is_complete=False,
+        counters_are_as_recorded=counters_are_as_recorded,
+    )
+    for name, _, _ in plan.files_to_delete:
         _delete_path(owner.folder / name)
     _sync_folder(owner.folder)
     # Without a digest: the audit log and its second record, which change now, and the secret key,
     # since others read the log.
-    undigested = (FILE_NAME, WITNESS, "identity.pem")
-    kept_digests = {
-        name: _digest_file(owner.folder / name) for name in plan.keeps if name not in undigested
+    names_without_digest = (FILE_NAME, COUNTER_CHECKPOINT, "identity.pem")
+    digest_by_kept_file = {
+        name: _digest_file(owner.folder / name)
+        for name in plan.kept_reason_by_file
+        if name not in names_without_digest
     }
     log = AuditLog(
         owner.folder / FILE_NAME,
         owner.party,
         folder.load_identity(),
-        owner.peers,
+        owner.identity_by_peer,
         NothingReleased(),
         clock=lambda: now,
-        counters=counters.exclude_counters(names),
+        counters=counters.exclude_counters(deleted_names),
     )
     with closing(log):
         log.note_end(
             Ended(
                 at=now,
-                deleted=tuple(names),
-                kept=kept_digests,
-                counters_are_as_noted=are_as_noted,
+                deleted=tuple(deleted_names),
+                kept=digest_by_kept_file,
+                counters_are_as_noted=counters_are_as_recorded,
             )
         )
-    _write_marker(owner, names, now, is_complete=True, counters_are_as_noted=are_as_noted)
-    return EndPlan(owner=owner, deletes=plan.deletes, keeps=plan.keeps, ended_at=now)
+    _write_marker(
+        owner,
+        deleted_names,
+        now,
+        is_complete=True,
+        counters_are_as_recorded=counters_are_as_recorded,
+    )
+    return EndPlan(
+        owner=owner,
+        files_to_delete=plan.files_to_delete,
+        kept_reason_by_file=plan.kept_reason_by_file,
+        ended_at=now,
+    )
 
 
 def _compare_counters(owner: Owner) -> tuple[CounterFiles, bool]:

@@ -21,7 +21,7 @@ from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own_t
 from secure_apfed.runs.past_sessions import NONE_BEFORE, PastSessions
 from secure_apfed.settings.run import RunSettings, TranscriptSettings
 
-_MAX_BYTES = 2**28  # stored bytes of the first releases, and as many of the last
+_MAX_STORED_BYTES = 2**28  # stored bytes of the first releases, and as many of the last
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
@@ -33,20 +33,20 @@ class SentBatch:
         kind: kind of the message.
         receiver: the peer that reads the message, or the sum.
         step: step of the run.
-        rows: positions of the rows in the order of the aligned people, (B,).
+        row_positions: positions of the rows in the order of the aligned people, (B,).
         values: representations or gradients of these rows, (B, *shape of one row).
     """
 
     kind: Kind
     receiver: str
     step: int
-    rows: Tensor = field(repr=False)
+    row_positions: Tensor = field(repr=False)
     values: Tensor = field(repr=False)
 
     @property
-    def size(self) -> int:
+    def byte_count(self) -> int:
         """The bytes of the batch in memory."""
-        return self.values.nbytes + self.rows.nbytes
+        return self.values.nbytes + self.row_positions.nbytes
 
 
 class OwnRecord:
@@ -63,14 +63,14 @@ class OwnRecord:
         active: the active's name.
         keeps: whether the batches that the party sends are stored: of a long run up to 256 MB from
             the start, and as many from the end.
-        past: the totals of its earlier sessions, to which its counts are added.
+        earlier_sessions: the totals of its earlier sessions, to which its counts are added.
 
     Attributes:
         sent_by_me: number and size of the messages that it sent in all sessions, by receiver and
             kind; received_by_me: of those that it received.
-        past: totals of its sessions before this one.
-        rows: for each aligned person, in their common order, the row of the party's table; -1: the
-            party does not have the person. Set by the party once it is known.
+        earlier_sessions: totals of its sessions before this one.
+        table_row_by_person: for each aligned person, in their common order, the row of the party's
+            table; -1: the party does not have the person. Set by the party once it is known.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class OwnRecord:
         data: OwnData | None,
         *,
         active: str,
-        keeps: bool = False,
-        past: PastSessions = NONE_BEFORE,
+        should_store_batches: bool = False,
+        earlier_sessions: PastSessions = NONE_BEFORE,
     ) -> None:
         """Start with the totals of earlier sessions, and no stored batches.
 
@@ -95,27 +95,30 @@ class OwnRecord:
         self.active = active
         self.sent_by_me = Transcript(TranscriptSettings(keep="none"))
         self.received_by_me = Transcript(TranscriptSettings(keep="none"))
-        self.past = past
-        self.sent_by_me.add_flows(past.sent)
-        self.received_by_me.add_flows(past.received)
-        self.rows = _NO_ROWS
-        self._stores_batches = keeps
-        self._first = list[SentBatch]()  # batches from the start of the run
+        self.earlier_sessions = earlier_sessions
+        self.sent_by_me.add_flows(earlier_sessions.sent)
+        self.received_by_me.add_flows(earlier_sessions.received)
+        self.table_row_by_person = _NO_ROWS
+        self._should_store_batches = should_store_batches
+        self._first_batches = list[SentBatch]()  # batches from the start of the run
         self._first_bytes = 0
-        self._last = deque[SentBatch]()  # the newest batches, once `_first` is full
+        self._last_batches = deque[
+            SentBatch
+        ]()  # the newest batches, once `_first_batches` are full
         self._last_bytes = 0
-        self._requests: dict[str, tuple[int, Tensor]] = {}  # by receiver: step and rows of the last
-        self._last_digests: dict[Kind, bytes] = {}  # by kind: digest of the last payload
+        # By receiver: step and rows of the last request.
+        self._last_request_by_receiver: dict[str, tuple[int, Tensor]] = {}
+        self._last_digest_by_kind: dict[Kind, bytes] = {}  # of the last payload
 
     @property
-    def flows(self) -> tuple[Flow, ...]:
+    def message_flows(self) -> tuple[Flow, ...]:
         """The number and size of messages sent and received, by sender, receiver and kind."""
         return (*self.sent_by_me.flows, *self.received_by_me.flows)
 
     @property
-    def plain_flows(self) -> list[dict[str, Any]]:
+    def flows_as_json(self) -> list[dict[str, Any]]:
         """The flows, as JSON values."""
-        return [asdict(flow) for flow in self.flows]
+        return [asdict(flow) for flow in self.message_flows]
 
     @property
     def batches_by_receiver(self) -> Mapping[tuple[Kind, str], Sequence[SentBatch]]:
@@ -124,14 +127,14 @@ class OwnRecord:
         Those in the middle of a long run are missing, since memory is limited.
         """
         batches: dict[tuple[Kind, str], list[SentBatch]] = {}
-        for batch in (*self._first, *self._last):
+        for batch in (*self._first_batches, *self._last_batches):
             batches.setdefault((batch.kind, batch.receiver), []).append(batch)
         return batches
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
         """Count a sent message, and store the batch in it, if batches are stored."""
         self.sent_by_me.record_envelope(envelope, len(frame))
-        if self._stores_batches:
+        if self._should_store_batches:
             for batch in self._parse_batches(envelope):
                 self._keep_batch(batch)
 
@@ -148,7 +151,7 @@ class OwnRecord:
         `rows_B`: positions of the B rows among the aligned people. `values_BD`: D numbers for each
         of the B rows.
         """
-        if self._stores_batches:
+        if self._should_store_batches:
             self._keep_batch(SentBatch(Kind.CONTRIBUTION, self.active, step, rows_B, values_BD))
 
     def _parse_batches(self, envelope: Envelope) -> Iterator[SentBatch]:
@@ -165,25 +168,27 @@ class OwnRecord:
         tensors = unpack_own_tensors(envelope.payload)
         digest = hashlib.sha256(envelope.payload).digest()
         if kind is Kind.REQUEST:
-            self._requests[receiver] = step, tensors.get("rows", _NO_ROWS)
-        elif self._last_digests.get(kind) != digest:  # not the same payload to another receiver
-            self._last_digests[kind] = digest
+            self._last_request_by_receiver[receiver] = step, tensors.get("rows", _NO_ROWS)
+        elif self._last_digest_by_kind.get(kind) != digest:  # else the same, to another receiver
+            self._last_digest_by_kind[kind] = digest
             if kind is Kind.REPRESENTATIONS:
                 yield SentBatch(kind, receiver, step, tensors["rows"], tensors["z"])
             else:
-                requested_step, rows = self._requests.get(receiver, (step, _NO_ROWS))
+                requested_step, rows = self._last_request_by_receiver.get(
+                    receiver, (step, _NO_ROWS)
+                )
                 rows = rows if requested_step == step else _NO_ROWS
                 yield SentBatch(kind, receiver, step, rows, tensors["gradient"])
 
     def _keep_batch(self, batch: SentBatch) -> None:
         """Store a batch: the first ones up to the memory limit, after that only the newest."""
-        if len(batch.rows) != len(batch.values) or not len(batch.rows):
+        if len(batch.row_positions) != len(batch.values) or not len(batch.row_positions):
             return  # attacks need the row of each value
-        if self._first_bytes + batch.size <= _MAX_BYTES and not self._last:
-            self._first_bytes += batch.size
-            self._first.append(batch)
+        if self._first_bytes + batch.byte_count <= _MAX_STORED_BYTES and not self._last_batches:
+            self._first_bytes += batch.byte_count
+            self._first_batches.append(batch)
             return
-        self._last.append(batch)
-        self._last_bytes += batch.size
-        while self._last_bytes > _MAX_BYTES:
-            self._last_bytes -= self._last.popleft().size
+        self._last_batches.append(batch)
+        self._last_bytes += batch.byte_count
+        while self._last_bytes > _MAX_STORED_BYTES:
+            self._last_bytes -= self._last_batches.popleft().byte_count

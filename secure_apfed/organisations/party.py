@@ -697,7 +697,7 @@ def _run_session(
 
     def note_entry(party_session: PartySession) -> None:
         """Record the aligned rows, and report how many people are common."""
-        record.rows = party_session.rows
+        record.table_row_by_person = party_session.rows
         if party_session.common is not None:
             common_people.append(party_session.common)
             on_common(party_session.common)
@@ -708,7 +708,7 @@ def _run_session(
     run_role(helper_script, connected.links, connected.transport, **options)
     # At the active these files are written with its results.
     write_atomically(folder.config, dump_settings(own.config).encode())
-    folder.write_json(folder.message_flows, record.plain_flows)
+    folder.write_json(folder.message_flows, record.flows_as_json)
     if common_people:
         folder.write_json(folder.common_people, [common.model_dump() for common in common_people])
     return None
@@ -844,8 +844,8 @@ def join_session(
             config,
             data,
             active=file.active,
-            keeps=bool(config.attacks),
-            past=past,
+            should_store_batches=bool(config.attacks),
+            earlier_sessions=past,
         )
         yield ConnectedParty(
             own=PartyContext(
@@ -930,7 +930,7 @@ async def _run_active(
     labels, state = load_training_labels(config, own.data, own.secrets)
     own = replace(own, data_or_none=labels.build_data())
     entered, learner = await start_active(own, links, method, session=new_session())
-    connected.record.rows = entered.rows
+    connected.record.table_row_by_person = entered.rows
     if entered.common is not None:
         on_common(entered.common)
     outgoing = connected.record.sent_by_me
@@ -940,7 +940,7 @@ async def _run_active(
     callbacks = RunCallbacks(writer, on_progress)
     if restarts:
         callbacks = _ActiveCallbacks(writer, on_progress, connected)
-    callbacks.earlier_sessions = connected.record.past
+    callbacks.earlier_sessions = connected.record.earlier_sessions
     loop = TrainingLoop(session, labels, callbacks, state)
     await loop.run()
     return loop.build_result()

@@ -212,10 +212,10 @@ class Proposal(Document):
         """
         allowed = [set(group) for group in colluding_groups]
         for organisation, conflict in self.conflicts:
-            if not any(set(conflict.parties) <= group for group in allowed):
+            if not any(set(conflict.party_names) <= group for group in allowed):
                 raise ValueError(
-                    f"{quote_text(organisation)} would run {' and '.join(conflict.parties)}, who "
-                    f"together {conflict.gets}; {remedy}, or allow it by name, with "
+                    f"{quote_text(organisation)} would run {' and '.join(conflict.party_names)}, "
+                    f"who together {conflict.gained_ability}; {remedy}, or allow it by name, with "
                     "--allow-together and these names joined by +"
                 )
 

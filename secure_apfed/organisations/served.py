@@ -56,7 +56,7 @@ from secure_apfed.methods.serving import (
     serve_predictions,
     serve_sums,
 )
-from secure_apfed.organisations.counters import ANSWER_BOOK
+from secure_apfed.organisations.counters import ANSWER_LOG
 from secure_apfed.organisations.party import (
     Connect,
     PartyFile,
@@ -565,7 +565,7 @@ def _open_book(party: _JointParty, *, people: int) -> AnswerBook:
 
     `people`: how many people may be asked about.
     """
-    path = party.folder.path / ANSWER_BOOK
+    path = party.folder.path / ANSWER_LOG
     limits = party.file.serve
     budget = _compute_budget(party.config, limits)
     return AnswerBook(path, party.file.party, limits, people=people, budget=budget, run=party.run)

@@ -349,18 +349,19 @@ def _is_torn(line: bytes) -> bool:
 class CounterSource(Protocol):
     """An object that reads this party's counters (`secure_apfed.organisations.counters`)."""
 
-    def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
+    def list_changes(self, *, is_before_checkpoint: bool) -> Iterable[tuple[str, int, str, str]]:
         """Return name, number, origin and digest of each counter that changed since the last call.
 
         The values are explained at `Counted`.
 
         Args:
-            saved: whether a checkpoint follows. Some counters are reported only then.
+            is_before_checkpoint: whether a checkpoint follows. Some counters are reported only
+                then.
 
         Raises CheckpointError: a counter is missing, or counts less than before.
         """
 
-    def write_witness(self, lines: int, head: str) -> None:
+    def write_checkpoint(self, line_count: int, last_line_hash: str) -> None:
         """Write the log's number of lines and its last hash (hex) to a file beside the counters.
 
         If the log is later cut off or replaced, this file shows it.
@@ -415,8 +416,8 @@ class AuditLog:
             self._write_line(
                 Opened(at=clock(), party=party, identity=public, peers=peer_keys, cut=cut)
             )
-            self._note_counters(saved=True)
-            self._sync_witness()
+            self._note_counters(is_before_checkpoint=True)
+            self._sync_checkpoint()
         except BaseException:
             os.close(self._file)
             raise
@@ -457,7 +458,7 @@ class AuditLog:
 
         Raises CheckpointError, OSError: the line cannot be written; nothing may be sent then.
         """
-        self._note_counters(saved=False)
+        self._note_counters(is_before_checkpoint=False)
         epsilon = self._get_release_epsilon(envelope.payload)
         figure = None if epsilon is None else self._meter.promise.figure
         fields = {**_describe_envelope(envelope), "epsilon": epsilon, "figure": figure}
@@ -507,14 +508,14 @@ class AuditLog:
 
         Raises CheckpointError: the file was removed, or another process wrote to it.
         """
-        self._note_counters(saved=True)
+        self._note_counters(is_before_checkpoint=True)
         status = os.fstat(self._file)
         if not status.st_nlink or status.st_size != self._chain.size:
             raise CheckpointError(
                 f"{self.path} was removed, or is written to by another process; restore it from "
                 "a copy, and give each run a folder of its own"
             )
-        self._sync_witness()
+        self._sync_checkpoint()
 
     def close(self) -> None:
         """Log changed counters, sign all lines so far, and close the file.
@@ -523,30 +524,34 @@ class AuditLog:
         """
         try:
             try:
-                self._note_counters(saved=False)
+                self._note_counters(is_before_checkpoint=False)
             finally:
                 signature = self._identity.sign(_PURPOSE, self._party.encode(), self._chain.head)
                 self._write_line(Signed(at=self._clock(), signature=signature.hex()))
-                self._sync_witness()
+                self._sync_checkpoint()
         finally:
             os.close(self._file)
 
-    def _note_counters(self, *, saved: bool) -> None:
+    def _note_counters(self, *, is_before_checkpoint: bool) -> None:
         """Write a line for each counter (a file that counts, such as a ledger) that has changed.
 
-        `saved`: whether a checkpoint follows. Some counters are reported only then.
+        `is_before_checkpoint`: whether a checkpoint follows. Some counters are reported only then.
         """
-        changes = self._counters.list_changes(saved=saved) if self._counters else ()
+        changes = (
+            self._counters.list_changes(is_before_checkpoint=is_before_checkpoint)
+            if self._counters
+            else ()
+        )
         for name, number, origin, digest in changes:
             self._write_line(
                 Counted(at=self._clock(), counter=name, number=number, origin=origin, digest=digest)
             )
 
-    def _sync_witness(self) -> None:
+    def _sync_checkpoint(self) -> None:
         """Wait until all lines are on the disk, then write their number beside the counters."""
         os.fsync(self._file)
         if self._counters:
-            self._counters.write_witness(self._chain.lines, self._chain.head.hex())
+            self._counters.write_checkpoint(self._chain.lines, self._chain.head.hex())
 
     def _get_release_epsilon(self, payload: bytes) -> float | Literal["inf"] | None:
         """Return the epsilon of all releases so far if this payload is a release, else None.

@@ -43,7 +43,7 @@ def describe_shared_organisations(folder: Path) -> tuple[str, ...]:
 
     project = SignedFile.from_file(path).open_document(SealedProject, path)
     return tuple(
-        f"one organisation, {quote_text(organisation)}, runs {' and '.join(conflict.parties)}: "
-        f"together they {conflict.gets}"
+        f"one organisation, {quote_text(organisation)}, runs {' and '.join(conflict.party_names)}: "
+        f"together they {conflict.gained_ability}"
         for organisation, conflict in project.proposal_document.conflicts
     )

@@ -13,7 +13,7 @@ from apfed_protocols.seal import fresh_identity
 from secure_apfed.cli import execute
 from secure_apfed.exchange.certificates import Credentials, hash_certificate
 from secure_apfed.organisations import ending, project, renewal
-from secure_apfed.organisations.counters import ANSWER_BOOK, CounterFiles, NothingReleased
+from secure_apfed.organisations.counters import ANSWER_LOG, CounterFiles, NothingReleased
 from secure_apfed.organisations.party import PartyFile, ServeSettings
 from secure_apfed.organisations.revocation import RevocationWatch, find_revoked_names
 from secure_apfed.organisations.served import AnswerBook, serve_party
@@ -84,7 +84,7 @@ def shop(here: Organisations) -> Path:
             (home / name).write_bytes(b"")
     (home / "alignment").mkdir()
     (home / "alignment" / "secret.bin").write_bytes(b"secret")
-    book = AnswerBook(home / ANSWER_BOOK, "shop", ServeSettings(), people=200, run="r")
+    book = AnswerBook(home / ANSWER_LOG, "shop", ServeSettings(), people=200, run="r")
     book.count_answers([b"somebody"], None)
     book.close()
     peers = {name: fresh_identity().public for name in PARTIES if name != "shop"}
@@ -111,8 +111,8 @@ def test_an_end_shows_first_what_it_would_delete(
     said = run_as_json(capsys, "project", "end", "--config", config_of(shop))
     assert said["is_ended"] is False
     named = [each["file"] for each in said["deletes"]]
-    assert named[:2] == ["joint.safetensors", ANSWER_BOOK]
-    assert set(named) == {*SECRETS, "alignment", ANSWER_BOOK}
+    assert named[:2] == ["joint.safetensors", ANSWER_LOG]
+    assert set(named) == {*SECRETS, "alignment", ANSWER_LOG}
     assert {"contract.json", FILE_NAME, "statements.json", "model.json"} <= set(said["keeps"])
     assert execute(["project", "end", str(shop)]) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -126,13 +126,13 @@ def test_an_end_deletes_signs_and_is_done_once(
 ) -> None:
     identity = PartyFolder(shop).load_identity().public.hex()
     assert run_as_json(capsys, "project", "end", shop, "--yes")["is_ended"]
-    assert not [name for name in (*SECRETS, "alignment", ANSWER_BOOK) if (shop / name).exists()]
+    assert not [name for name in (*SECRETS, "alignment", ANSWER_LOG) if (shop / name).exists()]
     assert not [
         name for name in (*STAYS, "identity.pem", "party.yaml") if not (shop / name).exists()
     ]
     summary = verify_log(shop, identity=identity)
     assert summary.ended is not None
-    assert set(summary.ended.deleted) == {*SECRETS, "alignment", ANSWER_BOOK}
+    assert set(summary.ended.deleted) == {*SECRETS, "alignment", ANSWER_LOG}
     assert {"contract.json", "model.json", "sealed.json"} <= set(summary.ended.kept)
     assert "identity.pem" not in summary.ended.kept, "a log is for others to read"
     shown = run_as_json(capsys, "audit-log", "verify", shop)
@@ -204,7 +204,7 @@ def test_an_end_that_was_killed_is_finished_by_the_same_call(
     ending.end_project(owner, now=6.0)
     summary = verify_log(shop, identity=PartyFolder(shop).load_identity().public.hex())
     assert summary.ended is not None
-    assert set(summary.ended.deleted) == {*SECRETS, "alignment", ANSWER_BOOK}
+    assert set(summary.ended.deleted) == {*SECRETS, "alignment", ANSWER_LOG}
     assert summary.ended.counters_are_as_noted
     assert ending.plan_end(owner).is_done
 
@@ -254,7 +254,7 @@ def test_an_end_that_cannot_be_signed_deletes_nothing(harm: str, shop: Path) -> 
     change(shop)
     with pytest.raises(Exception, match=why):
         ending.end_project(owner, now=1.0)
-    assert all((shop / name).exists() for name in (*SECRETS, ANSWER_BOOK))
+    assert all((shop / name).exists() for name in (*SECRETS, ANSWER_LOG))
 
 
 def test_links_are_deleted_and_nothing_behind_them(shop: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations.coalitions import COALITIONS, find_conflicts, list_facts
 
 NAMED = {(row.who, row.when) for row in TABLE}
-OURS = {(row.who, row.when): row for row in COALITIONS}
+OURS = {(row.members, row.condition): row for row in COALITIONS}
 SINGLE_ROLES = {
     "aggregator and any other party",
     "dealer and any other party",
@@ -34,7 +34,7 @@ NOTHING = (
 @pytest.mark.parametrize(("who", "when"), sorted(NAMED))
 def test_every_coalition_of_the_page_has_its_row(who: str, when: str) -> None:
     (page,) = (row for row in TABLE if (row.who, row.when) == (who, when))
-    assert (not OURS[who, when].reads) == page.learns.startswith(NOTHING), page.learns
+    assert (not OURS[who, when].readable_data) == page.learns.startswith(NOTHING), page.learns
 
 
 def test_rows_beyond_the_page_are_of_single_roles() -> None:
@@ -58,7 +58,7 @@ def gets(config: Config, passives: int, *together: str) -> list[str]:
     names = [f"p{at}" for at in range(passives)]
     roles = assign_roles(METHODS[config.method.name], config, "active", names)
     assert set(together) <= set(roles), roles
-    return [each.gets for each in find_conflicts(config, roles, together)]
+    return [each.gained_ability for each in find_conflicts(config, roles, together)]
 
 
 # By sum, what active and aggregator, and two of the passives' sum, read together.

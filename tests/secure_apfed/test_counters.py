@@ -15,7 +15,7 @@ import pytest
 from secure_apfed.base.files import add_line, make_private
 from secure_apfed.cli import execute
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.organisations.counters import COUNTERS, WITNESS, open_counters
+from secure_apfed.organisations.counters import COUNTER_CHECKPOINT, COUNTERS, open_counters
 from secure_apfed.organisations.party import ServeSettings
 from secure_apfed.organisations.served import AnswerBook
 from secure_apfed.privacy.ledger import Release, ReleaseCounts
@@ -153,7 +153,7 @@ CASES = [
 
 
 def test_every_kind_of_counter_is_walked() -> None:
-    assert [kind.pattern for kind in COUNTERS] == [*COUNTING]
+    assert [kind.file_pattern for kind in COUNTERS] == [*COUNTING]
     kinds = {pattern for pattern in COUNTING if pattern != "answered.sqlite"}
     from secure_apfed.runs import folder
 
@@ -244,9 +244,9 @@ def test_without_its_second_record_the_audit_log_is_not_believed(
     content: bytes | None, tmp_path: Path
 ) -> None:
     folder = begun(tmp_path / "run", "answers-*.jsonl")
-    (folder / WITNESS).unlink()
+    (folder / COUNTER_CHECKPOINT).unlink()
     if content is not None:
-        (folder / WITNESS).write_bytes(content)
+        (folder / COUNTER_CHECKPOINT).write_bytes(content)
     with pytest.raises(
         CheckpointError, match=r"audit\.log back: it cannot be relied on .*counters\.json"
     ):
@@ -254,9 +254,9 @@ def test_without_its_second_record_the_audit_log_is_not_believed(
 
 
 def test_a_folder_of_nobody_begins(tmp_path: Path) -> None:
-    assert open_counters(tmp_path, "shop").counting == frozenset()
+    assert open_counters(tmp_path, "shop").nonzero_counters == frozenset()
     (tmp_path / "audit.log").touch()  # as a process leaves it that is killed there
-    assert open_counters(tmp_path, "shop").counting == frozenset()
+    assert open_counters(tmp_path, "shop").nonzero_counters == frozenset()
 
 
 def test_nothing_is_sent_before_the_log_holds_what_was_counted_for_it(tmp_path: Path) -> None:
@@ -264,12 +264,12 @@ def test_nothing_is_sent_before_the_log_holds_what_was_counted_for_it(tmp_path: 
     log = open_log(tmp_path / "shop")
     folder = tmp_path / "shop"
     count_release(folder / "answers-shop.jsonl", 1)
-    log._note_counters(saved=False)
+    log._note_counters(is_before_checkpoint=False)
     lines = [json.loads(line) for line in (folder / "audit.log").read_bytes().splitlines()]
     assert (lines[-1]["event"], lines[-1]["number"]) == ("counted", 1)
     (folder / "answers-shop.jsonl").unlink()
     with pytest.raises(CheckpointError, match="is gone, and this session counted in it"):
-        log._note_counters(saved=False)
+        log._note_counters(is_before_checkpoint=False)
     with pytest.raises(CheckpointError, match="is gone"):
         log.close()
 

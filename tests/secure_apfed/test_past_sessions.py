@@ -195,7 +195,7 @@ def test_status_and_record_of_a_party_go_on_from_its_past() -> None:
     peers = status.build_status().peers
     assert (peers["lab"].sent_bytes, peers["lab"].received_bytes) == (340, 300)
     assert (peers["hub"].sent_bytes, peers["hub"].received_bytes) == (0, 0)
-    record = OwnRecord("bank", "active", small_config(), None, active="bank", past=past)
+    record = OwnRecord("bank", "active", small_config(), None, active="bank", earlier_sessions=past)
     record.observe_outgoing(envelope(Kind.REPRESENTATIONS, 3), b"x" * 40)
     (total,) = record.sent_by_me.flows
     assert (total.messages, total.wire_bytes, total.last_step) == (4, 340, 3)
