@@ -405,7 +405,7 @@ def revoke_certificates(
     _append_revocations(revoked, _parse_revocations(what), note)
     entries = sorted(load_revocations(revoked))
     # Parties' files on this machine: those that name this list, and those that do not.
-    readers, others = find_readers(revoked, beside=[Path.cwd()])
+    readers, others = find_readers(revoked, further_folders=[Path.cwd()])
     if not readers and not for_others:
         other_lists = [
             f"{file.path} of {file.party} names {file.revoked or 'none'}" for file in others

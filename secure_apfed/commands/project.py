@@ -633,7 +633,7 @@ def _describe_engine(proposal: "Proposal") -> str:
     see.
     """
     from secure_apfed.base.peer_text import quote_text
-    from secure_apfed.organisations.engines import SERVER, TITLES
+    from secure_apfed.organisations.engines import SERVER_NAME, TITLE_BY_ENGINE
 
     visible_to_server = {
         "nvflare": "it sees who takes part, and times and sizes of sealed frames, and reads none",
@@ -641,8 +641,8 @@ def _describe_engine(proposal: "Proposal") -> str:
         "who submits a run sends code to each SuperNode: see docs/flower.md",
     }
     return (
-        f"{TITLES[proposal.over]}, whose server is at {proposal.server}, run by "
-        f"{quote_text(proposal.run_by[SERVER])}: {visible_to_server[proposal.over]}"
+        f"{TITLE_BY_ENGINE[proposal.over]}, whose server is at {proposal.server}, run by "
+        f"{quote_text(proposal.run_by[SERVER_NAME])}: {visible_to_server[proposal.over]}"
     )
 
 
@@ -767,7 +767,7 @@ def _format_relay_command(sealed: "SealedProject", folder: Path, address: str) -
     `folder`: folder of the party that runs the relay, with its certificate and key. `address`: the
     relay's address in the proposal.
     """
-    from secure_apfed.organisations.revocation import REVOKED
+    from secure_apfed.organisations.revocation import REVOCATION_LIST_FILE
 
     options = [
         f"--listen {_format_listen_address(address)}",
@@ -775,7 +775,7 @@ def _format_relay_command(sealed: "SealedProject", folder: Path, address: str) -
         f"--certificate {folder / 'relay-certificate.pem'}",
         f"--key {folder / 'relay-key.pem'}",
     ]
-    if (folder / REVOKED).exists():
-        options.append(f"--revoked {folder / REVOKED}")
+    if (folder / REVOCATION_LIST_FILE).exists():
+        options.append(f"--revoked {folder / REVOCATION_LIST_FILE}")
     options += [f"--allow {answer.identity}" for answer in sealed.answer_documents.values()]
     return f"secure-apfed relay {' '.join(options)}"

@@ -22,9 +22,9 @@ from secure_apfed.settings import unknown_name
 
 __all__ = [
     "ENGINES",
-    "LOG",
-    "PARTY_FILE",
-    "SERVER",
+    "LOG_FILE_VARIABLE",
+    "PARTY_FILE_VARIABLE",
+    "SERVER_NAME",
     "EngineName",
     "EnginePlan",
     "check_engine",
@@ -34,33 +34,37 @@ __all__ = [
 
 EngineName: TypeAlias = Literal["grpc", "nvflare", "flower"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
-TITLES: Mapping[EngineName, str] = {
+TITLE_BY_ENGINE: Mapping[EngineName, str] = {
     "grpc": "the parties' own links",
     "nvflare": "NVFlare",
     "flower": "Flower",
 }
-SERVER = "server"
+SERVER_NAME = "server"
 """Whom `run_by` of a proposal names for the engine's server; no party is called so over NVFlare."""
 
-PARTY_FILE = "SECURE_APFED_PARTY"
+PARTY_FILE_VARIABLE = "SECURE_APFED_PARTY"
 """Variable of a site's environment: the path of its party's file; over NVFlare `{site}` stands for
 the site's name."""
 
-LOG = "SECURE_APFED_LOG"
+LOG_FILE_VARIABLE = "SECURE_APFED_LOG"
 """Variable of a SuperNode's environment: the file to which the party's messages are appended."""
 
-_Words: TypeAlias = Sequence[str | Path]
-_PARTY = "party.yaml"
-_LOG = "log.txt"
-_SITE = "secure_apfed.organisations.nvflare_site"
-_RUNTIME = "nvflare.collab.runtime"
-_THREADS = {"collab_obj_ids": [], "max_inbound_call_threads": 100, "max_outbound_call_threads": 100}
+_CommandWords: TypeAlias = Sequence[str | Path]
+_PARTY_FILE_NAME = "party.yaml"
+_LOG_FILE_NAME = "log.txt"
+_SITE_MODULE = "secure_apfed.organisations.nvflare_site"
+_NVFLARE_RUNTIME = "nvflare.collab.runtime"
+_COLLAB_ARGUMENTS = {
+    "collab_obj_ids": [],
+    "max_inbound_call_threads": 100,
+    "max_outbound_call_threads": 100,
+}
 _NO_FILTERS: Mapping[str, Any] = {"task_data_filters": [], "task_result_filters": []}
-_BUILDERS = "nvflare.lighter.impl"
+_NVFLARE_BUILDERS = "nvflare.lighter.impl"
 _HOST_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _CERTIFIED_HOST = re.compile(rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*")
-_APP = "apfed_run"
-_CONNECTION = "apfed"
+_APP_PACKAGE = "apfed_run"
+_CONNECTION_NAME = "apfed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +78,11 @@ class EnginePlan:
         organiser: the party that proposed the project.
         parties: names of all parties of the run, the active first.
         server: address of NVFlare's server or Flower's SuperLink.
-        server_by: the organisation that runs the server, in the organiser's words.
-        run_by: by party, the organisation that runs it, if its name differs from the party's.
-        project: SHA-256 (hex) of the project that all parties have signed.
-        restarts: how often a party restarts by itself.
+        server_organisation: the organisation that runs the server, in the organiser's words.
+        organisation_by_party: by party, the organisation that runs it, if its name differs from the
+            party's.
+        project_digest: SHA-256 (hex) of the project that all parties have signed.
+        max_restarts: how often a party restarts by itself.
         folder: the party's own folder, an absolute path.
     """
 
@@ -85,16 +90,16 @@ class EnginePlan:
     organiser: str
     parties: tuple[str, ...]
     server: Address
-    server_by: str
-    run_by: Mapping[str, str]
-    project: str
-    restarts: int
+    server_organisation: str
+    organisation_by_party: Mapping[str, str]
+    project_digest: str
+    max_restarts: int
     folder: Path
 
     @property
     def title(self) -> str:
         """The project's name at NVFlare or Flower; it contains no text that a party chose."""
-        return f"apfed-{self.project[:12]}"
+        return f"apfed-{self.project_digest[:12]}"
 
 
 def find_engine(text: str) -> EngineName:
@@ -113,7 +118,7 @@ def check_engine(
     *,
     parties: Iterable[str],
     server: str | None,
-    is_run: bool,
+    has_server_organisation: bool,
     has_addresses: bool,
 ) -> None:
     """Check a proposed project's settings of the framework (engine) that starts its parties.
@@ -122,15 +127,15 @@ def check_engine(
         engine: name of the framework; "grpc": none, parties are started by hand.
         parties: names of the run's parties.
         server: "host:port" of the engine's server; None: the proposal names none.
-        is_run: whether the proposal says which organisation runs that server.
+        has_server_organisation: whether the proposal says which organisation runs that server.
         has_addresses: whether parties or a relay have addresses of their own.
 
     Raises ValueError: the server is not named, or is named without an engine; or the engine cannot
         take the host's or a party's name, or addresses of parties.
     """
-    title = TITLES[engine]
+    title = TITLE_BY_ENGINE[engine]
     if engine == "grpc":
-        if server is not None or is_run:
+        if server is not None or has_server_organisation:
             raise ValueError(
                 "a server is of an engine: leave --server and --run-by server=... out, or say "
                 f"--over {' or '.join(ENGINES[1:])}"
@@ -140,10 +145,10 @@ def check_engine(
         raise ValueError(
             f"over {title} all sites dial one server; say where: --server host.example:8002"
         )
-    if not is_run:
+    if not has_server_organisation:
         raise ValueError(
             f"it is not said who runs the server of {title}, who sees who takes part, when and how "
-            f"much; say --run-by {SERVER}=ORGANISATION"
+            f"much; say --run-by {SERVER_NAME}=ORGANISATION"
         )
     host, _ = parse_address(server)
     if not _CERTIFIED_HOST.fullmatch(host):
@@ -163,7 +168,7 @@ def _check_sites(parties: Iterable[str], *, has_addresses: bool) -> None:
     for name in parties:
         if "." in name:
             raise ValueError(f"NVFlare takes no dots in names of sites; rename {name}")
-        if name.casefold() == SERVER:
+        if name.casefold() == SERVER_NAME:
             raise ValueError(f"{name} is the name of NVFlare's own server; rename that party")
     if has_addresses:
         raise ValueError(
@@ -180,11 +185,11 @@ def write_engine_files(engine: EngineName, plan: EnginePlan) -> Path | None:
 
     `plan`: the values in the files.
     """
-    make_files = _FILE_MAKERS.get(engine)
-    if make_files is None:
+    make_texts = _FILE_MAKER_BY_ENGINE.get(engine)
+    if make_texts is None:
         return None
     engine_folder = plan.folder / engine
-    for name, text in make_files(plan, engine_folder).items():
+    for name, text in make_texts(plan, engine_folder).items():
         path = engine_folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode())
@@ -196,19 +201,21 @@ def _make_nvflare_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
 
     The organiser's files include the project to provision and the jobs to submit.
     """
-    files = {"site.env": _make_environment({PARTY_FILE: plan.folder / _PARTY})}
+    text_by_file = {
+        "site.env": _make_environment({PARTY_FILE_VARIABLE: plan.folder / _PARTY_FILE_NAME})
+    }
     if plan.party == plan.organiser:
-        files["project.yml"] = format_yaml(_build_nvflare_project(plan))
-        for job, (site, options) in _JOBS.items():
-            files |= _make_job(plan, job, site, options)
-    files["README.md"] = _make_nvflare_page(plan, folder)
-    return files
+        text_by_file["project.yml"] = format_yaml(_build_nvflare_project(plan))
+        for job, (site_class, options) in _SITE_CLASS_AND_OPTIONS_BY_JOB.items():
+            text_by_file |= _make_job(plan, job, site_class, options)
+    text_by_file["README.md"] = _make_nvflare_page(plan, folder)
+    return text_by_file
 
 
-_JOBS: Mapping[str, tuple[str, Mapping[str, bool]]] = {
+_SITE_CLASS_AND_OPTIONS_BY_JOB: Mapping[str, tuple[str, Mapping[str, bool]]] = {
     "job-check": ("secure_apfed.commands.nvflare_check.CheckSite", {}),
-    "job": (f"{_SITE}.Site", {}),
-    "job-resume": (f"{_SITE}.Site", {"resume": True}),
+    "job": (f"{_SITE_MODULE}.Site", {}),
+    "job-resume": (f"{_SITE_MODULE}.Site", {"resume": True}),
 }
 """Folders of jobs, and the class and options of each site in them."""
 
@@ -219,18 +226,22 @@ def _build_nvflare_project(plan: EnginePlan) -> dict[str, Any]:
     server = {
         "name": host,
         "type": "server",
-        "org": _spell_organisation(plan.server_by),
+        "org": _spell_organisation(plan.server_organisation),
         "fed_learn_port": port,
         "admin_port": port,
     }
     clients = [
-        {"name": name, "type": "client", "org": _spell_organisation(plan.run_by.get(name, name))}
+        {
+            "name": name,
+            "type": "client",
+            "org": _spell_organisation(plan.organisation_by_party.get(name, name)),
+        }
         for name in plan.parties
     ]
     lead = {
         "name": _name_lead(plan),
         "type": "admin",
-        "org": _spell_organisation(plan.run_by.get(plan.organiser, plan.organiser)),
+        "org": _spell_organisation(plan.organisation_by_party.get(plan.organiser, plan.organiser)),
         "role": "lead",
     }
     workspace = {"template_file": ["master_template.yml"]}
@@ -240,14 +251,14 @@ def _build_nvflare_project(plan: EnginePlan) -> dict[str, Any]:
         "description": "Secure APFed between organisations",
         "participants": [server, *clients, lead],
         "builders": [
-            {"path": f"{_BUILDERS}.workspace.WorkspaceBuilder", "args": workspace},
+            {"path": f"{_NVFLARE_BUILDERS}.workspace.WorkspaceBuilder", "args": workspace},
             {
-                "path": f"{_BUILDERS}.static_file.StaticFileBuilder",
+                "path": f"{_NVFLARE_BUILDERS}.static_file.StaticFileBuilder",
                 "args": {"config_folder": "config"},
             },
             {"path": "secure_apfed.organisations.nvflare_job.PartyKits"},
-            {"path": f"{_BUILDERS}.cert.CertBuilder"},
-            {"path": f"{_BUILDERS}.signature.SignatureBuilder"},
+            {"path": f"{_NVFLARE_BUILDERS}.cert.CertBuilder"},
+            {"path": f"{_NVFLARE_BUILDERS}.signature.SignatureBuilder"},
         ],
     }
 
@@ -275,34 +286,34 @@ def _make_job(
         site_class: dotted path of the class that runs a site's party.
         options: keyword arguments of that class.
     """
-    server = {
+    server_config = {
         "format_version": 2,
         "workflows": [
             {
                 "id": "controller",
-                "path": f"{_RUNTIME}.controller.CollabController",
-                "args": {"server_obj_id": "server", **_THREADS},
+                "path": f"{_NVFLARE_RUNTIME}.controller.CollabController",
+                "args": {"server_obj_id": "server", **_COLLAB_ARGUMENTS},
             }
         ],
-        "components": [{"id": "server", "path": f"{_SITE}.Server", "args": {}}],
+        "components": [{"id": "server", "path": f"{_SITE_MODULE}.Server", "args": {}}],
         **_NO_FILTERS,
         "dead_client_grace_period": 0,
     }
-    site = {
+    client_config = {
         "format_version": 2,
         "executors": [
             {
                 "tasks": ["*"],
                 "executor": {
-                    "path": f"{_RUNTIME}.executor.CollabExecutor",
-                    "args": {"client_obj_id": "party", **_THREADS},
+                    "path": f"{_NVFLARE_RUNTIME}.executor.CollabExecutor",
+                    "args": {"client_obj_id": "party", **_COLLAB_ARGUMENTS},
                 },
             }
         ],
         "components": [{"id": "party", "path": site_class, "args": dict(options)}],
         **_NO_FILTERS,
     }
-    meta = {
+    job_description = {
         "name": plan.title,
         "resource_spec": {},
         "min_clients": len(plan.parties),
@@ -312,12 +323,14 @@ def _make_job(
         },
         "mandatory_clients": list(plan.parties),
     }
-    contents = {
-        "meta.json": meta,
-        "app_server/config/config_fed_server.json": server,
-        **{f"app_{name}/config/config_fed_client.json": site for name in plan.parties},
+    content_by_file = {
+        "meta.json": job_description,
+        "app_server/config/config_fed_server.json": server_config,
+        **{f"app_{name}/config/config_fed_client.json": client_config for name in plan.parties},
     }
-    return {f"{job}/{name}": json.dumps(content, indent=2) for name, content in contents.items()}
+    return {
+        f"{job}/{name}": json.dumps(content, indent=2) for name, content in content_by_file.items()
+    }
 
 
 def _make_nvflare_page(plan: EnginePlan, folder: Path) -> str:
@@ -327,31 +340,39 @@ def _make_nvflare_page(plan: EnginePlan, folder: Path) -> str:
     """
     kits = folder / "kits" / plan.title / "prod_00"
     host, _ = plan.server
-    submit: _Words = ["nvflare", "job", "submit", "--startup-kit", kits / _name_lead(plan), "-j"]
-    start: _Words = ["bash", "kit/startup/start.sh"]
-    make_kits = _Step(
+    submit_command: _CommandWords = [
+        "nvflare",
+        "job",
+        "submit",
+        "--startup-kit",
+        kits / _name_lead(plan),
+        "-j",
+    ]
+    start_command: _CommandWords = ["bash", "kit/startup/start.sh"]
+    make_kits_step = _InstructionStep(
         f"Make the startup kits. The kit `{host}` is for who runs the server; every other kit is "
         "for the party of its name alone",
         [["nvflare", "provision", "-p", folder / "project.yml", "-w", folder / "kits"]],
     )
-    start_server = _Step(
-        "Who runs the server starts it, `kit` being the folder of its kit", [start]
+    start_server_step = _InstructionStep(
+        "Who runs the server starts it, `kit` being the folder of its kit", [start_command]
     )
-    start_site = _Step(
+    start_site_step = _InstructionStep(
         f"Start the site, `kit` being the folder of the kit `{plan.party}`",
-        [_read_variables(folder / "site.env"), start],
+        [_read_variables(folder / "site.env"), start_command],
     )
-    texts = (
+    submission_purposes = (
         "Once all sites are up, let the parties meet and compare",
         "Run",
         "Resume after a stop",
     )
-    submissions = [
-        _Step(text, [[*submit, folder / job]]) for text, job in zip(texts, _JOBS, strict=True)
+    submission_steps = [
+        _InstructionStep(text, [[*submit_command, folder / job]])
+        for text, job in zip(submission_purposes, _SITE_CLASS_AND_OPTIONS_BY_JOB, strict=True)
     ]
-    steps = [start_site]
+    steps = [start_site_step]
     if plan.party == plan.organiser:
-        steps = [make_kits, start_server, start_site, *submissions]
+        steps = [make_kits_step, start_server_step, start_site_step, *submission_steps]
     return _make_page(plan, "NVFlare", steps)
 
 
@@ -361,12 +382,12 @@ def _make_flower_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
     The organiser's files include the Flower app, which only imports its code from the library.
     """
     environment = {
-        PARTY_FILE: plan.folder / _PARTY,
-        LOG: plan.folder / _LOG,
+        PARTY_FILE_VARIABLE: plan.folder / _PARTY_FILE_NAME,
+        LOG_FILE_VARIABLE: plan.folder / _LOG_FILE_NAME,
     }
-    files = {"site.env": _make_environment(environment)}
+    text_by_file = {"site.env": _make_environment(environment)}
     if plan.party == plan.organiser:
-        app: dict[str, dict[str, Any]] = {
+        app_tables: dict[str, dict[str, Any]] = {
             "project": {
                 "name": plan.title,
                 "version": "1.0.0",
@@ -376,31 +397,34 @@ def _make_flower_files(plan: EnginePlan, folder: Path) -> dict[str, str]:
             },
             "tool.flwr.app": {"publisher": "secure-apfed"},
             "tool.flwr.app.components": {
-                "serverapp": f"{_APP}.app:server",
-                "clientapp": f"{_APP}.app:host",
+                "serverapp": f"{_APP_PACKAGE}.app:server",
+                "clientapp": f"{_APP_PACKAGE}.app:host",
             },
             "tool.flwr.app.config": {
                 "parties": ",".join(plan.parties),
-                "project": plan.project,
-                "restarts": plan.restarts,
+                "project": plan.project_digest,
+                "restarts": plan.max_restarts,
             },
         }
         connection: dict[str, Any] = {
             "address": spell_address(plan.server),
             "root-certificates": str(folder / "superlink.pem"),
         }
-        files["app/pyproject.toml"] = _as_toml(app)
-        files[f"app/{_APP}/__init__.py"] = '"""The app of one project."""\n'
-        files[f"app/{_APP}/app.py"] = (
+        text_by_file["app/pyproject.toml"] = _as_toml(app_tables)
+        text_by_file[f"app/{_APP_PACKAGE}/__init__.py"] = '"""The app of one project."""\n'
+        text_by_file[f"app/{_APP_PACKAGE}/app.py"] = (
             '"""Both parts are of the library, as each site has it installed."""\n\n'
             "from secure_apfed.organisations.flower_app import host, server\n\n"
             '__all__ = ["host", "server"]\n'
         )
-        files["config.toml"] = _as_toml(
-            {"superlink": {"default": _CONNECTION}, f"superlink.{_CONNECTION}": connection}
+        text_by_file["config.toml"] = _as_toml(
+            {
+                "superlink": {"default": _CONNECTION_NAME},
+                f"superlink.{_CONNECTION_NAME}": connection,
+            }
         )
-    files["README.md"] = _make_flower_page(plan, folder)
-    return files
+    text_by_file["README.md"] = _make_flower_page(plan, folder)
+    return text_by_file
 
 
 def _make_flower_page(plan: EnginePlan, folder: Path) -> str:
@@ -408,39 +432,48 @@ def _make_flower_page(plan: EnginePlan, folder: Path) -> str:
 
     `folder`: the folder of the party's files for Flower.
     """
-    key = folder / "supernode-key"
-    certificate = folder / "superlink.pem"
-    make_key = _Step(
+    key_path = folder / "supernode-key"
+    certificate_path = folder / "superlink.pem"
+    make_key_step = _InstructionStep(
         "Make the key of the SuperNode, and send `supernode-key.pub` to the organiser",
-        [["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key]],
+        [["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key_path]],
     )
-    node: _Words = [
+    start_node_command: _CommandWords = [
         "flower-supernode",
         *("--superlink", spell_address(plan.server)),
-        *("--root-certificates", certificate),
-        *("--auth-supernode-private-key", key),
-        *("--node-config", f'party="{plan.party}" project="{plan.project}"'),
+        *("--root-certificates", certificate_path),
+        *("--auth-supernode-private-key", key_path),
+        *("--node-config", f'party="{plan.party}" project="{plan.project_digest}"'),
     ]
-    start_node = _Step(
+    start_node_step = _InstructionStep(
         f"Put the SuperLink's `superlink.pem` into `{folder.name}`, and start the SuperNode",
-        [_read_variables(folder / "site.env"), node],
+        [_read_variables(folder / "site.env"), start_node_command],
     )
-    steps = [make_key, start_node]
+    steps = [make_key_step, start_node_step]
     if plan.party == plan.organiser:
-        flwr: _Words = ["env", f"FLWR_HOME={folder}", "flwr"]
-        register = _Step(
+        flwr_command: _CommandWords = ["env", f"FLWR_HOME={folder}", "flwr"]
+        register_step = _InstructionStep(
             "Register each SuperNode, by the key that its party sent",
-            [[*flwr, "supernode", "register", f"{name}.pub", _CONNECTION] for name in plan.parties],
+            [
+                [*flwr_command, "supernode", "register", f"{name}.pub", _CONNECTION_NAME]
+                for name in plan.parties
+            ],
         )
-        run = _Step(
+        run_step = _InstructionStep(
             "Run once all SuperNodes are up",
-            [[*flwr, "run", folder / "app", _CONNECTION, "--stream"]],
+            [[*flwr_command, "run", folder / "app", _CONNECTION_NAME, "--stream"]],
         )
-        steps = [make_key, _make_superlink_step(plan), register, start_node, run]
+        steps = [
+            make_key_step,
+            _make_superlink_step(plan),
+            register_step,
+            start_node_step,
+            run_step,
+        ]
     return _make_page(plan, "Flower", steps)
 
 
-def _make_superlink_step(plan: EnginePlan) -> "_Step":
+def _make_superlink_step(plan: EnginePlan) -> "_InstructionStep":
     """Return the commands that make the SuperLink's certificate and start it."""
     host, port = plan.server
     key = "superlink.key"
@@ -456,23 +489,23 @@ def _make_superlink_step(plan: EnginePlan) -> "_Step":
         *("--ssl-ca-certfile", certificate, "--ssl-certfile", certificate, "--ssl-keyfile", key),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
     ]
-    return _Step(
+    return _InstructionStep(
         f"Who runs the SuperLink makes `{certificate}`, sends it to all, and starts it",
         [make_certificate, start_superlink],
     )
 
 
 @dataclass(frozen=True)
-class _Step:
+class _InstructionStep:
     """A step of a page of instructions.
 
     Attributes:
-        text: what the step is for.
+        purpose: what the step is for.
         commands: each is a list of words, which are quoted for a shell, or a finished shell line.
     """
 
-    text: str
-    commands: Sequence[_Words | str]
+    purpose: str
+    commands: Sequence[_CommandWords | str]
 
     def to_markdown(self, number: int) -> str:
         """Return the step as an item of a numbered list in Markdown."""
@@ -480,7 +513,9 @@ class _Step:
             command if isinstance(command, str) else shlex.join(map(str, command))
             for command in self.commands
         ]
-        return "\n".join([f"{number}. {self.text}:", "", *(f"       {line}" for line in lines), ""])
+        return "\n".join(
+            [f"{number}. {self.purpose}:", "", *(f"       {line}" for line in lines), ""]
+        )
 
 
 def _read_variables(path: Path) -> str:
@@ -488,24 +523,24 @@ def _read_variables(path: Path) -> str:
     return f"set -a; . {shlex.quote(str(path))}; set +a"
 
 
-def _make_page(plan: EnginePlan, title: str, steps: Sequence[_Step]) -> str:
+def _make_page(plan: EnginePlan, title: str, steps: Sequence[_InstructionStep]) -> str:
     """Return a page of instructions for a party in Markdown, as numbered steps.
 
     `title`: the framework's name. `steps`: the steps in the order in which the party runs them.
     """
-    head = (
+    heading = (
         f"# {title} at {plan.party}\n\n"
         f"What {plan.party} runs, in this order. Nothing here is secret.\n"
     )
-    return "\n".join([head, *(step.to_markdown(number) for number, step in enumerate(steps, 1))])
+    return "\n".join([heading, *(step.to_markdown(number) for number, step in enumerate(steps, 1))])
 
 
-def _make_environment(variables: Mapping[str, Path]) -> str:
+def _make_environment(path_by_variable: Mapping[str, Path]) -> str:
     """Return the text of a file that a shell reads with `.`, and systemd as an EnvironmentFile.
 
-    `variables`: name of each variable -> its value.
+    `path_by_variable`: name of each variable -> its value.
     """
-    return "".join(f"{name}={shlex.quote(str(path))}\n" for name, path in variables.items())
+    return "".join(f"{name}={shlex.quote(str(path))}\n" for name, path in path_by_variable.items())
 
 
 def _as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
@@ -534,7 +569,7 @@ def _escape_in_toml(character: str) -> str:
     return character if character.isprintable() else f"\\U{ord(character):08X}"
 
 
-_FILE_MAKERS: Mapping[EngineName, Callable[[EnginePlan, Path], dict[str, str]]] = {
+_FILE_MAKER_BY_ENGINE: Mapping[EngineName, Callable[[EnginePlan, Path], dict[str, str]]] = {
     "nvflare": _make_nvflare_files,
     "flower": _make_flower_files,
 }

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Sequence
 from apfed_protocols.installing import install_extra
 from secure_apfed.base.names import check_name
 from secure_apfed.errors import ConfigError
-from secure_apfed.organisations.flower_parties import CODE, PLAY, Lead, Reply, run_own_party
+from secure_apfed.organisations.flower_parties import (
+    EXIT_CODE_KEY,
+    RUN_REQUEST,
+    Reply,
+    RunLeader,
+    run_own_party,
+)
 
 try:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -23,9 +29,9 @@ except ImportError as error:
         f"({error}); in an environment of its own run: {install_extra('flwr')}"
     ) from error
 
-_RECORD = "party"
-_QUESTION_S = 60.0  # after which a question is dropped
-_LONGEST_S = 30 * 86_400.0  # of a run
+_RECORD_KEY = "party"
+_QUESTION_LIFETIME_S = 60.0  # after which a question is dropped
+_MAX_RUN_S = 30 * 86_400.0  # of a run
 
 host = ClientApp()
 server = ServerApp()
@@ -35,7 +41,7 @@ server = ServerApp()
 def tell_party(message: Message, context: Context) -> Message:
     """Reply with the party and the project that the SuperNode's own configuration names."""
     values = {key: str(context.node_config.get(key, "")) for key in ("party", "project")}
-    return Message(RecordDict({_RECORD: ConfigRecord(values)}), reply_to=message)
+    return Message(RecordDict({_RECORD_KEY: ConfigRecord(values)}), reply_to=message)
 
 
 @host.query("awake")  # type: ignore[untyped-decorator]  # flwr is not always installed
@@ -48,7 +54,9 @@ def tell_awake(message: Message, context: Context) -> Message:
 def play_party(message: Message, context: Context) -> Message:
     """Run the party of this site to its end; reply with its exit code and nothing else."""
     exit_code = run_own_party(os.environ)
-    return Message(RecordDict({_RECORD: ConfigRecord({CODE: exit_code})}), reply_to=message)
+    return Message(
+        RecordDict({_RECORD_KEY: ConfigRecord({EXIT_CODE_KEY: exit_code})}), reply_to=message
+    )
 
 
 @server.main()  # type: ignore[untyped-decorator]  # flwr is not always installed
@@ -59,7 +67,9 @@ def lead_run(grid: Grid, context: Context) -> None:
     """
     config = context.run_config
     names = [check_name(name) for name in str(config["parties"]).split(",")]
-    lead = Lead(names, str(config["project"]), _GridMail(grid), restarts=int(config["restarts"]))
+    lead = RunLeader(
+        names, str(config["project"]), _GridMail(grid), max_restarts=int(config["restarts"])
+    )
     lead.run()
 
 
@@ -80,17 +90,17 @@ class _GridMail:
 
         The request to run a party is answered when the party has ended, maybe after days.
         """
-        lifetime_s = _LONGEST_S if question == PLAY else _QUESTION_S
+        lifetime_s = _MAX_RUN_S if question == RUN_REQUEST else _QUESTION_LIFETIME_S
         message = Message(RecordDict(), node, question, ttl=lifetime_s)
         message_id: str
         (message_id,) = self._grid.push_messages([message])
         return message_id
 
-    def read_replies(self, asked: Sequence[str]) -> Iterable[Reply]:
+    def read_replies(self, question_ids: Sequence[str]) -> Iterable[Reply]:
         """Yield the replies that have come so far to the messages with these IDs."""
-        for reply in self._grid.pull_messages(asked):
+        for reply in self._grid.pull_messages(question_ids):
             message_id = reply.metadata.reply_to_message_id
             if reply.has_error():
-                yield Reply(message_id, {}, error=reply.error.code)
+                yield Reply(message_id, {}, error_code=reply.error.code)
             else:
-                yield Reply(message_id, dict(reply.content.config_records.get(_RECORD, {})))
+                yield Reply(message_id, dict(reply.content.config_records.get(_RECORD_KEY, {})))

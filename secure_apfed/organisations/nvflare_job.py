@@ -23,8 +23,8 @@ from typing import Any
 from apfed_protocols.installing import install_extra
 from secure_apfed.base.names import check_name
 from secure_apfed.errors import ConfigError
-from secure_apfed.organisations.engines import PARTY_FILE
-from secure_apfed.organisations.nvflare_site import SERVER, Server, Site
+from secure_apfed.organisations.engines import PARTY_FILE_VARIABLE
+from secure_apfed.organisations.nvflare_site import NVFLARE_SERVER, Server, Site
 
 try:
     from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
@@ -47,8 +47,8 @@ ALLOWED_CLASSES = (
 )
 """Prefixes of classes that `class_allow_list` must contain at every site and at the server."""
 
-_ALLOW_LIST = "class_allow_list"
-_NAME = "secure-apfed"
+_ALLOW_LIST_KEY = "class_allow_list"
+_DEFAULT_JOB_NAME = "secure-apfed"
 
 
 class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
@@ -61,62 +61,72 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
         resume: whether the parties continue from the checkpoints in their folders.
     """
 
-    def __init__(self, sites: Sequence[str], *, name: str = _NAME, resume: bool = False) -> None:
+    def __init__(
+        self, sites: Sequence[str], *, name: str = _DEFAULT_JOB_NAME, resume: bool = False
+    ) -> None:
         """Check the sites' names, and build the job. Raises ConfigError: a name is not allowed."""
         if len(sites) < 2 or len(set(sites)) < len(sites):
             raise ConfigError(f"a job needs two sites or more, each once; got {', '.join(sites)}")
         try:
-            parties = {check_name(site): Site(resume=resume) for site in sites}
+            site_object_by_name = {check_name(site): Site(resume=resume) for site in sites}
         except ValueError as error:
             raise ConfigError(f"sites: {error}") from None
-        if dotted := [site for site in sites if "." in site]:
-            raise ConfigError(f"NVFlare takes no dots in names of sites; rename {dotted[0]}")
-        if SERVER in sites:
-            raise ConfigError(f"{SERVER} is the name of NVFlare's own; rename that party")
-        super().__init__(make_job(name, parties))
+        if names_with_dots := [site for site in sites if "." in site]:
+            raise ConfigError(
+                f"NVFlare takes no dots in names of sites; rename {names_with_dots[0]}"
+            )
+        if NVFLARE_SERVER in sites:
+            raise ConfigError(f"{NVFLARE_SERVER} is the name of NVFlare's own; rename that party")
+        super().__init__(make_job(name, site_object_by_name))
 
 
-def make_job(name: str, parties: Mapping[str, Site]) -> FedJob:
+def make_job(name: str, site_object_by_name: Mapping[str, Site]) -> FedJob:
     """Return an NVFlare job that runs each party at its site, and ends if a site disappears.
 
-    `name`: name of the job. `parties`: by site, the object that runs the party there.
+    `name`: name of the job. `site_object_by_name`: by site, the object that runs the party there.
     """
-    job = FedJob(name, len(parties), list(parties), fail_fast=True)
+    job = FedJob(name, len(site_object_by_name), list(site_object_by_name), fail_fast=True)
     job.set_app_packages(["secure_apfed"])
     server = job.to_server(Server(), id="server")
     job.to_server(CollabController(server_obj_id=server), id="controller")
-    for site, party in parties.items():
+    for site, party in site_object_by_name.items():
         party_id = job.to(party, site, id="party")
         job.to(CollabExecutor(client_obj_id=party_id), site, id="executor", tasks=["*"])
     return job
 
 
 def simulate_job(
-    files: Mapping[str, Path], workspace: Path, *, resume: bool = False, name: str = _NAME
+    settings_file_by_party: Mapping[str, Path],
+    workspace: Path,
+    *,
+    resume: bool = False,
+    name: str = _DEFAULT_JOB_NAME,
 ) -> None:
     """Run the parties of this machine as a job in NVFlare's simulator, each in its own process.
 
     Args:
-        files: by party, its settings file, as `prepare_parties` of `organisations/local.py` makes
-            it for "nvflare".
+        settings_file_by_party: by party, its settings file, as `prepare_parties` of
+            `organisations/local.py` makes it for "nvflare".
         workspace: NVFlare's folder; NVFlare removes files of a former job in it.
         resume: whether the parties continue from the checkpoints in their folders.
         name: name of the job.
     """
-    local = workspace / name / "local"
-    local.mkdir(parents=True, exist_ok=True)
-    allow_classes(local / "resources.json")
-    first_file = next(iter(files.values()))  # all are FOLDER/PARTY/NAME with the same FOLDER, NAME
-    previous = os.environ.get(PARTY_FILE)
+    local_folder = workspace / name / "local"
+    local_folder.mkdir(parents=True, exist_ok=True)
+    allow_classes(local_folder / "resources.json")
+    first_file = next(
+        iter(settings_file_by_party.values())
+    )  # all are FOLDER/PARTY/NAME with the same FOLDER, NAME
+    previous_variable = os.environ.get(PARTY_FILE_VARIABLE)
     # The simulator's processes inherit it; each site puts its own name in place of {site}.
-    os.environ[PARTY_FILE] = str(first_file.parent.parent / "{site}" / first_file.name)
+    os.environ[PARTY_FILE_VARIABLE] = str(first_file.parent.parent / "{site}" / first_file.name)
     try:
-        env = SimEnv(clients=list(files), workspace_root=str(workspace))
-        PartyRecipe(list(files), name=name, resume=resume).run(env)
+        environment = SimEnv(clients=list(settings_file_by_party), workspace_root=str(workspace))
+        PartyRecipe(list(settings_file_by_party), name=name, resume=resume).run(environment)
     finally:
-        del os.environ[PARTY_FILE]
-        if previous is not None:
-            os.environ[PARTY_FILE] = previous
+        del os.environ[PARTY_FILE_VARIABLE]
+        if previous_variable is not None:
+            os.environ[PARTY_FILE_VARIABLE] = previous_variable
 
 
 class PartyKits(Builder):  # type: ignore[misc]  # nvflare ships no annotations
@@ -135,28 +145,31 @@ class PartyKits(Builder):  # type: ignore[misc]  # nvflare ships no annotations
         `project`, `ctx`: NVFlare's objects of the project that is provisioned.
         """
         for owner in (project.get_server(), *project.get_clients()):
-            local = Path(ctx.get_local_dir(owner))
-            resources = local / "resources.json.default"
-            rights = local / "authorization.json.default"
-            allow_classes(resources)
-            _write_json(resources, _load_json(resources) | {"allow_log_streaming": False})
-            _write_json(rights, _deny_code(_load_json(rights)))
+            local_folder = Path(ctx.get_local_dir(owner))
+            resources_path = local_folder / "resources.json.default"
+            rights_path = local_folder / "authorization.json.default"
+            allow_classes(resources_path)
+            _write_json(resources_path, _load_json(resources_path) | {"allow_log_streaming": False})
+            _write_json(rights_path, _deny_code(_load_json(rights_path)))
 
 
-def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> None:
+def allow_classes(resources_path: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> None:
     """Allow an NVFlare site, or the server, to load the classes of this library's jobs.
 
     Classes that are allowed already stay allowed.
 
     Args:
-        resources: path of `local/resources.json`; created from `resources.json.default` if missing.
+        resources_path: path of `local/resources.json`; created from `resources.json.default` if
+            missing.
         classes: names of classes, or prefixes of names that end in a dot.
     """
-    default = resources.with_name(f"{resources.name}.default")
-    source = next((file for file in (resources, default) if file.exists()), None)
-    content = _load_json(source) if source is not None else {"format_version": 2}
-    allowed = content.get(_ALLOW_LIST, DEFAULT_CLASS_ALLOW_LIST)
-    _write_json(resources, content | {_ALLOW_LIST: [*dict.fromkeys([*allowed, *classes])]})
+    default_path = resources_path.with_name(f"{resources_path.name}.default")
+    source_path = next((file for file in (resources_path, default_path) if file.exists()), None)
+    content = _load_json(source_path) if source_path is not None else {"format_version": 2}
+    allowed_classes = content.get(_ALLOW_LIST_KEY, DEFAULT_CLASS_ALLOW_LIST)
+    _write_json(
+        resources_path, content | {_ALLOW_LIST_KEY: [*dict.fromkeys([*allowed_classes, *classes])]}
+    )
 
 
 def _deny_code(content: dict[str, Any]) -> dict[str, Any]:

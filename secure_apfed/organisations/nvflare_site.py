@@ -31,7 +31,7 @@ from secure_apfed.exchange.calls import Calls
 from secure_apfed.exchange.envelope import clean_text
 from secure_apfed.exchange.resumable_link import LinkTransport, Missed
 from secure_apfed.exchange.sealed_connection import LocalEnd
-from secure_apfed.organisations.engines import PARTY_FILE
+from secure_apfed.organisations.engines import PARTY_FILE_VARIABLE
 from secure_apfed.organisations.party import Connect, PartyFile, run_party
 from secure_apfed.runs.outcome import Progress
 
@@ -43,16 +43,17 @@ except ImportError as error:
         "a job of NVFlare's needs nvflare, which is missing; run: " + install_extra("nvflare")
     ) from error
 
-SERVER = "server"
+NVFLARE_SERVER = "server"
 """The name by which NVFlare's calls come from its server, and no site's."""
 
-_CALL_S = 15.0
-_OVER = "its part is over"
-_ENDED = "NVFlare ended the job: it was aborted, or a site of it is gone"
-_LONGEST_S = 3e7  # of a run; parties are notified of each other's end much earlier
-_LOOK_S = 0.2
-_GRACE_S = 30.0  # after a party ended, until the others are asked whether they still run
-_LOG = "log.txt"
+_CALL_TIMEOUT_S = 15.0
+_PART_OVER = "its part is over"
+_JOB_ENDED = "NVFlare ended the job: it was aborted, or a site of it is gone"
+_MAX_RUN_S = 3e7  # of a run; parties are notified of each other's end much earlier
+_POLL_INTERVAL_S = 0.2
+# After a party failed, until the others are asked whether they still run.
+_ASK_AFTER_FAILURE_S = 30.0
+_LOG_FILE_NAME = "log.txt"
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -68,13 +69,13 @@ class Site:
 
         `resume`: whether the party continues from its checkpoint.
         """
-        self._resume = resume
+        self._resume = resume  # of this name, since NVFlare writes arguments from attributes
         self._lock = threading.Lock()
         self._has_started = False
         self._is_running = False
-        self._ended = ""  # why NVFlare ended the job
-        self._calls: Calls | None = None  # the connections of the present session
-        self._stopped: dict[str, str] = {}  # by ended peer, its error in one line
+        self._job_end_reason = ""  # why NVFlare ended the job
+        self._connections: Calls | None = None  # the connections of the present session
+        self._end_message_by_peer: dict[str, str] = {}  # by ended peer, its error in one line
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def play(self) -> str:
@@ -86,23 +87,26 @@ class Site:
         self._require_first(site, collab.caller)
         # NVFlare's dispatcher logs every call, and every frame is one.
         logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
-        peers = {client.name: client(timeout=_CALL_S) for client in collab.other_clients}
-        ended = threading.Event()
-        arguments = (collab.context.abort_signal, ended)
+        site_by_peer = {
+            client.name: client(timeout=_CALL_TIMEOUT_S) for client in collab.other_clients
+        }
+        has_ended = threading.Event()
+        arguments = (collab.context.abort_signal, has_ended)
         threading.Thread(target=self._watch_abort, args=arguments, daemon=True).start()
         _LOGGER.info("%s: its party begins", site)
         try:
-            self.run_party(site, partial(self._open_links, peers))
+            self.run_party(site, partial(self._open_links, site_by_peer))
         except Exception as error:  # noqa: BLE001 - after any error all sites are notified
             failure = _describe_shareable(error)
             _LOGGER.error("%s: %s", site, failure)
-            self._announce_end(peers, failure)
+            self._announce_end(site_by_peer, failure)
             return failure
         finally:
             self._is_running = False
-            ended.set()
+            has_ended.set()
         _LOGGER.info("%s: its party has ended", site)
-        self._announce_end(peers, _OVER)  # a peer that restarts must not wait for this party
+        # A peer that restarts must not wait for this party.
+        self._announce_end(site_by_peer, _PART_OVER)
         return ""
 
     def _require_first(self, site: str, caller: str) -> None:
@@ -114,7 +118,7 @@ class Site:
             server.
         """
         with self._lock:
-            if self._has_started or caller != SERVER:
+            if self._has_started or caller != NVFLARE_SERVER:
                 raise WrongSiteError(f"{site}: its party is played once a job, by the server alone")
             self._has_started = True
             self._is_running = True
@@ -141,8 +145,8 @@ class Site:
             settings = PartyFile.from_file(file)
             if settings.party != site:
                 raise WrongSiteError(
-                    f"{PARTY_FILE} names the file of {settings.party} here, and this site is "
-                    f"{site}: a site is named as its party"
+                    f"{PARTY_FILE_VARIABLE} names the file of {settings.party} here, and this site "
+                    f"is {site}: a site is named as its party"
                 )
             folder = settings.folder
 
@@ -181,7 +185,7 @@ class Site:
         The arguments are those of `Calls.take_frame`: the connection's name, the frame's number,
         and its bytes.
         """
-        calls = self._calls  # another thread may replace it when a new session starts
+        calls = self._connections  # another thread may replace it when a new session starts
         return calls is not None and calls.take_frame(collab.caller, name, number, frame)
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
@@ -192,31 +196,31 @@ class Site:
         """
         reason = _shorten_to_line(failure)
         with self._lock:
-            self._stopped[collab.caller] = reason
-            calls = self._calls
+            self._end_message_by_peer[collab.caller] = reason
+            calls = self._connections
         if calls is not None:
             calls.note_stop(collab.caller, reason)
 
-    def _announce_end(self, peers: Mapping[str, Any], failure: str) -> None:
+    def _announce_end(self, site_by_peer: Mapping[str, Any], message: str) -> None:
         """Call all other sites to say that this party has ended.
 
         A site whose party is not connected would not notice it otherwise.
 
-        `peers`: NVFlare's object of each other site, by name. `failure`: the party's error, or that
-        its part is over.
+        `site_by_peer`: NVFlare's object of each other site, by name. `message`: the party's error,
+        or that its part is over.
         """
 
         def announce_to_peer(peer: Any) -> None:
             """Call one site; a site that does not reply is ignored."""
             with contextlib.suppress(CollabCallError, RunAborted):
-                peer.stopped(failure)
+                peer.stopped(message)
 
-        with ThreadPoolExecutor(max(1, len(peers))) as pool:
-            pool.map(announce_to_peer, peers.values())
+        with ThreadPoolExecutor(max(1, len(site_by_peer))) as pool:
+            pool.map(announce_to_peer, site_by_peer.values())
 
     def _open_links(
         self,
-        peers: Mapping[str, Any],
+        site_by_peer: Mapping[str, Any],
         settings: PartyFile,
         identity: Identity,
         identities: Mapping[str, bytes],
@@ -225,7 +229,7 @@ class Site:
         """Connect the party to all peers by remote calls; end the earlier session's connections.
 
         Args:
-            peers: NVFlare's object of each other site, by name.
+            site_by_peer: NVFlare's object of each other site, by name.
             settings: the content of the party's settings file.
             identity: the party's key pair.
             identities: public identities of all parties, by name.
@@ -240,11 +244,11 @@ class Site:
             identity=identity,
             known={name: key for name, key in identities.items() if name != settings.party},
         )
-        if set(me.known) != set(peers):
+        if set(me.known) != set(site_by_peer):
             raise ConfigError(
                 f"the file of {settings.party} names the peers {', '.join(sorted(me.known))}; the "
-                f"job has the sites {', '.join(sorted(peers))} besides: a site is named as its "
-                "party"
+                f"job has the sites {', '.join(sorted(site_by_peer))} besides: a site is named as "
+                "its party"
             )
 
         def send_frame(peer: str, name: bytes, number: int, frame: bytes) -> bool:
@@ -255,54 +259,54 @@ class Site:
             Raises ConnectionError: the call failed.
             """
             try:
-                return peers[peer].carry(name, number, frame) is True
+                return site_by_peer[peer].carry(name, number, frame) is True
             except RunAborted as error:
                 raise ConnectionAbortedError("NVFlare ended the job") from error
             except CollabCallError as error:
                 reason = _shorten_to_line(error.cause)
                 raise ConnectionError(f"a call to {peer} failed: {reason}") from error
 
-        calls = self._replace_calls(Calls(me, send_frame))
+        connections = self._replace_calls(Calls(me, send_frame))
         return LinkTransport.meet_peers(
             settings.party,
-            calls.make_connectors(),
+            connections.make_connectors(),
             patience_s=settings.reconnect_s,
             meet_s=settings.meet_s,
             on_missing=report_missing,
         )
 
-    def _replace_calls(self, calls: Calls) -> Calls:
-        """Replace the former session's connections, which end, by `calls`; return `calls`.
+    def _replace_calls(self, new_connections: Calls) -> Calls:
+        """Replace the former session's connections, which end, by these; return these.
 
         If peers or the whole job have ended before, the new connections are notified of it.
         """
         with self._lock:
-            former = self._calls
-            self._calls = calls
-            stopped = dict(self._stopped)
-            ended = self._ended
-        if former is not None:
-            former.end_connections("its session is over")
-        for peer, reason in stopped.items():
-            calls.note_stop(peer, reason)
-        if ended:
-            calls.end_connections(ended)
-        return calls
+            former_connections = self._connections
+            self._connections = new_connections
+            end_message_by_peer = dict(self._end_message_by_peer)
+            job_end_reason = self._job_end_reason
+        if former_connections is not None:
+            former_connections.end_connections("its session is over")
+        for peer, reason in end_message_by_peer.items():
+            new_connections.note_stop(peer, reason)
+        if job_end_reason:
+            new_connections.end_connections(job_end_reason)
+        return new_connections
 
-    def _watch_abort(self, aborted: Any, ended: threading.Event) -> None:
+    def _watch_abort(self, abort_signal: Any, has_ended: threading.Event) -> None:
         """Watch whether NVFlare ends the job while the party runs; if so, end all connections.
 
         The party then fails, and starts no further session. Runs in a thread of its own.
 
-        `aborted`: NVFlare's signal. `ended`: set when the party has ended.
+        `abort_signal`: NVFlare's signal. `has_ended`: set when the party has ended.
         """
-        while not ended.wait(_LOOK_S):
-            if aborted.triggered:
+        while not has_ended.wait(_POLL_INTERVAL_S):
+            if abort_signal.triggered:
                 with self._lock:
-                    self._ended = _ENDED
-                    calls = self._calls
+                    self._job_end_reason = _JOB_ENDED
+                    calls = self._connections
                 if calls is not None:
-                    calls.end_connections(_ENDED)
+                    calls.end_connections(_JOB_ENDED)
                 return
 
 
@@ -321,7 +325,7 @@ class Server:
 
         Raises RuntimeError: a party failed or is gone.
         """
-        failures: dict[str, str] = {}  # by ended party; "": it succeeded
+        failure_by_party: dict[str, str] = {}  # by ended party; "": it succeeded
 
         def note_end(call: Any, failure: str) -> str:
             """Store a party's result, the return value of its `play`.
@@ -329,37 +333,44 @@ class Server:
             `call`: NVFlare's object of the call, which names the site.
             """
             site_name, _, _ = call.target_name.partition(".")
-            failures[site_name] = _shorten_to_line(failure)
+            failure_by_party[site_name] = _shorten_to_line(failure)
             return ""
 
         sites = collab.clients
         lost_sites = set[str]()
-        ask_at = float("inf")
-        calls = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=note_end).play()
+        next_question_time = float("inf")
+        calls = sites(blocking=False, timeout=_MAX_RUN_S, process_resp_cb=note_end).play()
         while running := [
-            site for site in sites if site.name not in {*failures, *lost_sites, *calls.failures}
+            site
+            for site in sites
+            if site.name not in {*failure_by_party, *lost_sites, *calls.failures}
         ]:
             if collab.is_aborted:
                 return
-            if time.monotonic() > ask_at:
+            if time.monotonic() > next_question_time:
                 lost_sites |= {site.name for site in running if not _is_running(site)}
-                ask_at = float("inf")
-            if calls.failures or any(failures.values()):
-                ask_at = min(ask_at, time.monotonic() + _GRACE_S)
-            time.sleep(_LOOK_S)
-        results = {
-            site.name: failures.get(site.name, "it was not heard of any more") for site in sites
+                next_question_time = float("inf")
+            if calls.failures or any(failure_by_party.values()):
+                next_question_time = min(
+                    next_question_time, time.monotonic() + _ASK_AFTER_FAILURE_S
+                )
+            time.sleep(_POLL_INTERVAL_S)
+        result_by_site = {
+            site.name: failure_by_party.get(site.name, "it was not heard of any more")
+            for site in sites
         }
-        if any(results.values()):
+        if any(result_by_site.values()):
             raise RuntimeError(
-                "; ".join(f"{site}: {failure}" for site, failure in results.items() if failure)
+                "; ".join(
+                    f"{site}: {failure}" for site, failure in result_by_site.items() if failure
+                )
             )
 
 
 def _is_running(site: Any) -> bool:
     """Ask a site whether its party still runs; return False if it does not reply."""
     try:
-        return site(timeout=_CALL_S).playing() is True
+        return site(timeout=_CALL_TIMEOUT_S).playing() is True
     except (CollabCallError, RunAborted):
         return False
 
@@ -378,10 +389,10 @@ def find_party_file(site: str) -> Path:
 
     Raises WrongSiteError: the environment names no file.
     """
-    if not (path := os.environ.get(PARTY_FILE)):
+    if not (path := os.environ.get(PARTY_FILE_VARIABLE)):
         raise WrongSiteError(
-            f"{site}: start this site with {PARTY_FILE} in its environment: the path of its "
-            "party's file, such as /srv/apfed/party.yaml"
+            f"{site}: start this site with {PARTY_FILE_VARIABLE} in its environment: the path of "
+            "its party's file, such as /srv/apfed/party.yaml"
         )
     return Path(path.replace("{site}", check_name(site)))
 
@@ -392,7 +403,7 @@ def _describe_shareable(error: Exception) -> str:
     The text of other errors may contain private data; it is written to the party's own log only.
     """
     is_shareable = isinstance(error, PartyLeftError | WrongSiteError)
-    failure = str(error) if is_shareable else f"its own {_LOG} says more"
+    failure = str(error) if is_shareable else f"its own {_LOG_FILE_NAME} says more"
     return f"{type(error).__name__}: {failure}"
 
 
@@ -411,6 +422,6 @@ def _write_log(folder: Path | None, line: str) -> None:
         return
     with (
         contextlib.suppress(OSError, CheckpointError),
-        os.fdopen(open_regular(folder / _LOG, create=True), "a", encoding="utf-8") as log,
+        os.fdopen(open_regular(folder / _LOG_FILE_NAME, create=True), "a", encoding="utf-8") as log,
     ):
         log.write(f"{line}\n")

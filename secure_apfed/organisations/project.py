@@ -47,7 +47,7 @@ from secure_apfed.learning.own_code import refuse_code
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations.coalitions import Conflict, find_conflicts
 from secure_apfed.organisations.engines import (
-    SERVER,
+    SERVER_NAME,
     EngineName,
     EnginePlan,
     check_engine,
@@ -61,7 +61,11 @@ from secure_apfed.organisations.party import (
     Place,
     describe_table,
 )
-from secure_apfed.organisations.revocation import RENEWED, REVOKED, find_newest_pem
+from secure_apfed.organisations.revocation import (
+    RENEWED_CERTIFICATE_FILE,
+    REVOCATION_LIST_FILE,
+    find_newest_pem,
+)
 from secure_apfed.runs.folder import SEALED_PROJECT, PartyFolder, require_open_project
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
@@ -278,17 +282,17 @@ class Proposal(Document):
 
         Aggregator and dealer have no rows, so an organisation must be named that runs them.
         """
-        names_server = SERVER in self.run_by and SERVER not in self.roles
+        names_server = SERVER_NAME in self.run_by and SERVER_NAME not in self.roles
         named = {self.party, *self.addresses, *self.run_by}
         if self.relay_by is not None:
             named.add(self.relay_by)
         if names_server:
-            named.discard(SERVER)  # the engine's server is no party
+            named.discard(SERVER_NAME)  # the engine's server is no party
         check_engine(
             self.over,
             parties=self.roles,
             server=self.server,
-            is_run=names_server,
+            has_server_organisation=names_server,
             has_addresses=bool(self.addresses or self.relay),
         )
         if unknown := sorted(named - set(self.roles)):
@@ -919,8 +923,8 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     OwnLimits.from_early_file(own_file).require_protection(
         config, party=party, path=own_file, ask=proposal.party
     )
-    if not (folder / REVOKED).exists():
-        write_atomically(folder / REVOKED, _NOTHING_REVOKED)
+    if not (folder / REVOCATION_LIST_FILE).exists():
+        write_atomically(folder / REVOCATION_LIST_FILE, _NOTHING_REVOKED)
     if config.data.dataset != TABLES:  # a trial: every party has the whole set
         data = load_data(config.data, seed=config.seed).select_party(party)
         if data is not None:
@@ -991,7 +995,7 @@ def _update_party_file(path: Path, fields: Mapping[str, Any]) -> None:
     previous_tls = previous.get("tls")
     if not isinstance(previous_tls, dict):
         previous_tls = {}
-    tls = {**fields["tls"], "revoked": previous_tls.get("revoked") or REVOKED}
+    tls = {**fields["tls"], "revoked": previous_tls.get("revoked") or REVOCATION_LIST_FILE}
     write_atomically(path, format_yaml({**previous, **fields, "tls": tls}).encode())
     PartyFile.from_file(path)  # called for its error
 
@@ -1004,10 +1008,10 @@ def _plan_engine(sealed: SealedProject, party: str, folder: Path, config: Config
         organiser=proposal.party,
         parties=tuple(proposal.roles),
         server=parse_address(proposal.server or "localhost:8002"),
-        server_by=proposal.run_by.get(SERVER, ""),
-        run_by=proposal.run_by,
-        project=sealed.digest.hex(),
-        restarts=config.rules.restarts,
+        server_organisation=proposal.run_by.get(SERVER_NAME, ""),
+        organisation_by_party=proposal.run_by,
+        project_digest=sealed.digest.hex(),
+        max_restarts=config.rules.restarts,
         folder=folder.absolute(),
     )
 
@@ -1033,7 +1037,7 @@ def require_agreed_link(file: PartyFile) -> None:
 
 def _remove_renewals(folder: Path, sealed: SealedProject) -> None:
     """Delete the renewed certificates in a folder that do not belong to this project."""
-    for path in folder.glob(RENEWED.format("*")):
+    for path in folder.glob(RENEWED_CERTIFICATE_FILE.format("*")):
         document = load_json(path, dict[str, Any]).get("document", {})
         if not isinstance(document, dict) or document.get("project") != sealed.digest.hex():
             path.unlink()

@@ -29,11 +29,11 @@ from secure_apfed.organisations.project import (
     SealedProject,
     SignedFile,
 )
-from secure_apfed.organisations.revocation import RENEWED
+from secure_apfed.organisations.revocation import RENEWED_CERTIFICATE_FILE
 from secure_apfed.runs.folder import SEALED_PROJECT, PartyFolder, require_open_project
 
 __all__ = [
-    "REQUESTED",
+    "REQUEST_FILE",
     "CertificateRequest",
     "RenewedCertificate",
     "accept_certificate",
@@ -41,11 +41,11 @@ __all__ = [
     "request_certificate",
 ]
 
-REQUESTED = "renewal-{}.json"
+REQUEST_FILE = "renewal-{}.json"
 """The name of the file that a party sends to the organiser, by the party's name."""
-_NEXT_KEY = "next-key.pem"
-_NEXT_CERTIFICATE = "next-certificate.pem"
-_MAX_KEY = 2**16
+_NEXT_KEY_FILE = "next-key.pem"
+_NEXT_CERTIFICATE_FILE = "next-certificate.pem"
+_MAX_KEY_BYTES = 2**16
 
 
 class CertificateRequest(Document):
@@ -87,22 +87,22 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
 
     Raises ConfigError: the party uses no TLS, or its folder has no sealed project.
     """
-    file = PartyFile.from_file(config)
-    require_open_project(file.folder)
-    tls = _require_tls(file, config)
-    sealed, _ = _load_project(file.folder)
-    in_use = None if new_key else load_bytes(tls.key, maximum=_MAX_KEY)
-    request, key = make_request(file.party, in_use)
+    settings_file = PartyFile.from_file(config)
+    require_open_project(settings_file.folder)
+    tls = _require_tls(settings_file, config)
+    sealed, _ = _load_project(settings_file.folder)
+    present_key = None if new_key else load_bytes(tls.key, maximum=_MAX_KEY_BYTES)
+    request, key = make_request(settings_file.party, present_key)
     if new_key:
-        write_atomically(file.folder / _NEXT_KEY, key, private=True)
-    identity = PartyFolder(file.folder).load_identity()
+        write_atomically(settings_file.folder / _NEXT_KEY_FILE, key, private=True)
+    identity = PartyFolder(settings_file.folder).load_identity()
     document = CertificateRequest(
-        party=file.party,
+        party=settings_file.party,
         identity=identity.public.hex(),
         project=sealed.digest.hex(),
         request=request.decode(),
     )
-    path = file.folder / REQUESTED.format(file.party)
+    path = settings_file.folder / REQUEST_FILE.format(settings_file.party)
     SignedFile.from_document(identity, document).write_file(path)
     return path
 
@@ -120,11 +120,12 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
             to another project.
     """
     require_open_project(folder)
-    sealed, source = _load_project(folder)
+    sealed, sealed_path = _load_project(folder)
     identity = PartyFolder(folder).load_identity()
     if sealed.identity != identity.public.hex():
         raise ConfigError(
-            f"{folder} is not of {sealed.party}, who sealed {source} and alone renews certificates"
+            f"{folder} is not of {sealed.party}, who sealed {sealed_path} and alone renews "
+            "certificates"
         )
     document = SignedFile.from_file(path).open_document(CertificateRequest, path)
     _require_signer(document, sealed, path, signer=document.party)
@@ -142,9 +143,9 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
             document.request.encode(), document.party, days=days
         ).decode(),
     )
-    renewed = folder / RENEWED.format(document.party)
-    SignedFile.from_document(identity, renewed_certificate).write_file(renewed)
-    return renewed
+    renewed_path = folder / RENEWED_CERTIFICATE_FILE.format(document.party)
+    SignedFile.from_document(identity, renewed_certificate).write_file(renewed_path)
+    return renewed_path
 
 
 def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
@@ -160,48 +161,48 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
         RemoteProtocolError: the reply is not from the organiser, or belongs to another project.
         ConfigError: the certificate fits no key of this party, or its authority is not in `tls.ca`.
     """
-    file = PartyFile.from_file(config)
-    require_open_project(file.folder)
-    tls = _require_tls(file, config)
-    sealed, _ = _load_project(file.folder)
-    signed = SignedFile.from_file(path)
-    renewed = signed.open_document(RenewedCertificate, path)
+    settings_file = PartyFile.from_file(config)
+    require_open_project(settings_file.folder)
+    tls = _require_tls(settings_file, config)
+    sealed, _ = _load_project(settings_file.folder)
+    signed_file = SignedFile.from_file(path)
+    renewed = signed_file.open_document(RenewedCertificate, path)
     _require_signer(renewed, sealed, path, signer=sealed.party)
     if renewed.holder not in sealed.answer_documents:
         raise RemoteProtocolError(f"{path}: {renewed.holder} is no party of this project")
-    is_own = renewed.holder == file.party
+    is_own = renewed.holder == settings_file.party
     if is_own:
-        next_certificate = file.folder / _NEXT_CERTIFICATE
+        next_certificate = settings_file.folder / _NEXT_CERTIFICATE_FILE
         pem = renewed.certificate.encode()
-        key = _find_key_file(pem, file.folder / _NEXT_KEY, tls.key)
+        key_path = _find_key_file(pem, settings_file.folder / _NEXT_KEY_FILE, tls.key)
         write_atomically(next_certificate, pem)
         try:
             # Called for its errors: the new certificate must fit the key before it replaces the old
             # one.
-            Credentials.from_files(tls.ca, next_certificate, key, name=file.party)
+            Credentials.from_files(tls.ca, next_certificate, key_path, name=settings_file.party)
         finally:
             next_certificate.unlink()
         write_atomically(tls.certificate, pem)
-        if key != tls.key:
-            key.replace(tls.key)
-    stored = file.folder / RENEWED.format(renewed.holder)
-    if not (stored.exists() and stored.samefile(path)):
-        signed.write_file(stored)
+        if key_path != tls.key:
+            key_path.replace(tls.key)
+    stored_path = settings_file.folder / RENEWED_CERTIFICATE_FILE.format(renewed.holder)
+    if not (stored_path.exists() and stored_path.samefile(path)):
+        signed_file.write_file(stored_path)
     return renewed
 
 
-def _find_key_file(certificate: bytes, next_key: Path, in_use: Path) -> Path:
+def _find_key_file(certificate: bytes, next_key: Path, present_key: Path) -> Path:
     """Return the file of the private key that fits a certificate: the new key, or the one in use.
 
     `certificate`: in PEM. `next_key`: file of a key that was made for a request; it may not exist.
-    `in_use`: file of the present key.
+    `present_key`: file of the present key.
     """
-    public = load_pem_x509_certificate(certificate).public_key()
+    public_key = load_pem_x509_certificate(certificate).public_key()
     if next_key.exists():
-        content = load_bytes(next_key, maximum=_MAX_KEY)
-        if serialization.load_pem_private_key(content, password=None).public_key() == public:
+        content = load_bytes(next_key, maximum=_MAX_KEY_BYTES)
+        if serialization.load_pem_private_key(content, password=None).public_key() == public_key:
             return next_key
-    return in_use
+    return present_key
 
 
 def _require_tls(file: PartyFile, config: Path) -> Any:
@@ -244,7 +245,7 @@ def _require_signer(
 
     Raises RemoteProtocolError: another project, or another identity than the party's.
     """
-    identities: Mapping[str, str] = {
+    identity_by_party: Mapping[str, str] = {
         name: answer.identity for name, answer in sealed.answer_documents.items()
     }
     if document.project != sealed.digest.hex():
@@ -252,7 +253,7 @@ def _require_signer(
             f"{path}: it is of another project than {SEALED_PROJECT} here; ask {document.party} "
             "which of the two holds"
         )
-    if document.party != signer or identities.get(signer) != document.identity:
+    if document.party != signer or identity_by_party.get(signer) != document.identity:
         raise RemoteProtocolError(
             f"{path}: it is signed by {document.words!r} as {document.party}, and the sealed "
             f"project knows {signer} by another identity; ask {signer} by telephone who sent it"
@@ -273,7 +274,7 @@ def _load_authority(folder: Path, sealed: SealedProject) -> tuple[bytes, bytes]:
             f"{path} is missing, which issues certificates of this project: put it back from its "
             "copy; without it, seal the answers again, and all compare the new words"
         )
-    key = load_bytes(path, maximum=_MAX_KEY)
+    key = load_bytes(path, maximum=_MAX_KEY_BYTES)
     public = serialization.load_pem_private_key(key, password=None).public_key()
     for certificate in load_pem_x509_certificates(sealed.ca.encode()):
         if certificate.public_key() == public:

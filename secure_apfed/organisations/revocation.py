@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from secure_apfed.organisations.party import PartyFile
 
 __all__ = [
-    "RENEWED",
-    "REVOKED",
+    "RENEWED_CERTIFICATE_FILE",
+    "REVOCATION_LIST_FILE",
     "FilesReplacedError",
-    "Reader",
+    "ListReader",
     "RevocationWatch",
     "SessionFiles",
     "find_newest_pem",
@@ -39,9 +39,9 @@ __all__ = [
     "find_unread_lists",
 ]
 
-REVOKED = "revoked.txt"
+REVOCATION_LIST_FILE = "revoked.txt"
 """The file in a party's folder of what it refuses; `project seal` and `project join` make it."""
-RENEWED = "renewed-{}.json"
+RENEWED_CERTIFICATE_FILE = "renewed-{}.json"
 """The file in a party's folder with the renewed certificate of a party, by its name."""
 _SEALED = "sealed.json"
 _PARTY_FILES = ("party.yaml", "party.yml")
@@ -49,7 +49,7 @@ _MAX_SUBFOLDERS = 1000
 
 
 @dataclass(frozen=True)
-class Reader:
+class ListReader:
     """A party on this machine that may read a revocation list.
 
     Attributes:
@@ -66,21 +66,21 @@ class Reader:
 
 
 def find_readers(
-    revoked: Path, *, beside: Sequence[Path] = ()
-) -> tuple[list[Reader], list[Reader]]:
+    revocation_list: Path, *, further_folders: Sequence[Path] = ()
+) -> tuple[list[ListReader], list[ListReader]]:
     """Find the parties near a revocation list that read it, and the parties with TLS that do not.
 
     A party reads the list that its settings file names; a file without TLS is ignored.
 
     Args:
-        revoked: the list, whose own folder and subfolders are searched.
-        beside: further folders to search, with their subfolders.
+        revocation_list: the list, whose own folder and subfolders are searched.
+        further_folders: further folders to search, with their subfolders.
     """
     from secure_apfed.organisations.party import PartyFile
 
-    readers: list[Reader] = []
-    others: list[Reader] = []
-    for path in _iter_party_files([revoked.absolute().parent, *beside]):
+    readers: list[ListReader] = []
+    non_readers: list[ListReader] = []
+    for path in _iter_party_files([revocation_list.absolute().parent, *further_folders]):
         try:
             file = PartyFile.from_file(path)
         except (ApfedError, OSError):
@@ -88,12 +88,12 @@ def find_readers(
         if file.tls is None:
             continue
         named_list = file.tls.revoked
-        reader = Reader(file.party, path, named_list, file.relay)
-        if named_list is not None and named_list.resolve() == revoked.resolve():
+        reader = ListReader(file.party, path, named_list, file.relay)
+        if named_list is not None and named_list.resolve() == revocation_list.resolve():
             readers.append(reader)
         else:
-            others.append(reader)
-    return readers, others
+            non_readers.append(reader)
+    return readers, non_readers
 
 
 def _iter_party_files(folders: Sequence[Path]) -> Iterator[Path]:
@@ -174,7 +174,7 @@ def find_newest_pem(folder: Path, name: str, sealed: str) -> str:
     `name`: the party. `sealed`: the party's certificate in the project that all signed, which is
     returned if none was issued later.
     """
-    path = folder / RENEWED.format(name)
+    path = folder / RENEWED_CERTIFICATE_FILE.format(name)
     if not path.is_file():
         return sealed
     document = load_json(path, dict[str, Any]).get("document", {})
@@ -196,10 +196,10 @@ class RevocationWatch:
         `file`: the party's settings file; without TLS or a list nothing is ever revoked.
         """
         self._me = file.party
-        self._path = file.tls.revoked if file.tls is not None else None
-        self._list = RevokedList(self._path)
+        self._list_path = file.tls.revoked if file.tls is not None else None
+        self._revocation_list = RevokedList(self._list_path)
         self._entries_by_peer: Mapping[str, frozenset[str]] = (
-            _make_entries_by_peer(file) if self._path else {}
+            _make_entries_by_peer(file) if self._list_path else {}
         )
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
@@ -220,19 +220,20 @@ class RevocationWatch:
             PartyLeftError: the list revokes the peer.
             ConfigError: the list is missing or unreadable.
         """
-        if self._path is None:
+        if self._list_path is None:
             return
         try:
-            revoked = self._list.load_entries()
+            revoked = self._revocation_list.load_entries()
         except ConfigError as error:
             raise ConfigError(
-                f"tls.revoked: {self._me} cannot read {self._path} any more ({error}); put it back"
+                f"tls.revoked: {self._me} cannot read {self._list_path} any more ({error}); put it "
+                "back"
             ) from error
         if self._entries_by_peer.get(peer, frozenset()) & revoked:
             raise PartyLeftError(
-                f"{peer} is revoked by the list of {self._me} ({self._path}); where {peer} has a "
-                f"renewed certificate, take that over at {self._me}: secure-apfed certs accept "
-                f"{RENEWED.format(peer)}",
+                f"{peer} is revoked by the list of {self._me} ({self._list_path}); where {peer} "
+                f"has a renewed certificate, take that over at {self._me}: secure-apfed certs "
+                f"accept {RENEWED_CERTIFICATE_FILE.format(peer)}",
                 missing_parties=(peer,),
             )
 
@@ -254,16 +255,16 @@ class SessionFiles:
     """
 
     def __init__(
-        self, path: Path, file: "PartyFile", *others: Path, say: Callable[[str], None]
+        self, path: Path, file: "PartyFile", *others: Path, show_line: Callable[[str], None]
     ) -> None:
         """Remember the files' present versions. The class describes the arguments."""
-        self._path = path
-        self._file = file
-        self._others = others
-        self._show_line = say
-        self._first_versions = self._read_versions()
+        self._list_path = path
+        self._settings = file
+        self._further_files = others
+        self._show_line = show_line
+        self._first_version_by_file = self._read_versions()
         # The versions that were last found unusable; none yet.
-        self._unusable_versions = self._first_versions
+        self._unusable_version_by_file = self._first_version_by_file
 
     def require_same(self, missing: Mapping[str, str]) -> None:
         """Raise FilesReplacedError if a file was replaced by one that a new session can use.
@@ -274,17 +275,19 @@ class SessionFiles:
             missing: the peers that have not connected yet; unused. Links pass them to the callback
                 that they call while peers are missing, as which this method serves.
         """
-        versions = self._read_versions()
-        if versions in (self._first_versions, self._unusable_versions):
+        version_by_file = self._read_versions()
+        if version_by_file in (self._first_version_by_file, self._unusable_version_by_file):
             return
-        party = self._file.party
+        party = self._settings.party
         names = ", ".join(
-            path.name for path, version in versions.items() if version != self._first_versions[path]
+            path.name
+            for path, version in version_by_file.items()
+            if version != self._first_version_by_file[path]
         )
         try:
             self._require_usable()
         except (ApfedError, OSError) as error:
-            self._unusable_versions = versions
+            self._unusable_version_by_file = version_by_file
             self._show_line(
                 f"{party} goes on with what it began with, for {names} was replaced and cannot be "
                 f"used: {error}"
@@ -300,18 +303,18 @@ class SessionFiles:
         Raises ApfedError, OSError: a file cannot be used.
         """
         # The results are not needed: each call raises if its file is unusable.
-        self._file.from_file(self._path)
-        tls = self._file.tls
+        self._settings.from_file(self._list_path)
+        tls = self._settings.tls
         if tls is not None:
             revoked = load_revocations(tls.revoked)
-            name = self._file.party
+            name = self._settings.party
             Credentials.from_files(tls.ca, tls.certificate, tls.key, name=name, revoked=revoked)
 
     def _read_versions(self) -> dict[Path, tuple[int, int, int] | None]:
         """Return, by file, values that change when the file is replaced; None: it is missing."""
-        file = self._file
-        paths = [self._path, *self._others, file.folder / _SEALED]
-        paths += [file.folder / RENEWED.format(name) for name in file.peers]
+        file = self._settings
+        paths = [self._list_path, *self._further_files, file.folder / _SEALED]
+        paths += [file.folder / RENEWED_CERTIFICATE_FILE.format(name) for name in file.peers]
         if file.tls is not None:
             paths += [file.tls.ca, file.tls.certificate, file.tls.key]
             paths += [file.tls.revoked] if file.tls.revoked is not None else []

@@ -449,7 +449,9 @@ def serve_party(
                     f"the project of {file.party} was ended in its folder: it serves no more"
                 )
                 break
-            session_files = SessionFiles(path, file, file.folder / PROJECT_ENDED, say=on_session)
+            session_files = SessionFiles(
+                path, file, file.folder / PROJECT_ENDED, show_line=on_session
+            )
             # The limits in the file may have changed since the last session.
             limits = PartyFile.from_file(path).serve
             party = replace(party, file=party.file.model_copy(update={"serve": limits}))

@@ -21,19 +21,19 @@ from secure_apfed.config.plain_yaml import parse_yaml
 from secure_apfed.errors import ConfigError
 from secure_apfed.organisations import engines, project
 from secure_apfed.organisations.engines import (
-    LOG,
-    PARTY_FILE,
+    LOG_FILE_VARIABLE,
+    PARTY_FILE_VARIABLE,
     EnginePlan,
     find_engine,
     write_engine_files,
 )
 from secure_apfed.organisations.flower_parties import (
-    AWAKE,
-    COMMAND,
-    PLAY,
-    WHO,
-    Lead,
+    COMMAND_VARIABLE,
+    IDENTITY_QUERY,
+    IDLE_QUERY,
+    RUN_REQUEST,
     Reply,
+    RunLeader,
     run_own_party,
 )
 from secure_apfed.organisations.party import PartyFile, run_party
@@ -84,10 +84,10 @@ def plan_of(folder: Path, **changes: Any) -> EnginePlan:
         organiser="bank",
         parties=("bank", "shop", "aggregator"),
         server=("fl.example", 8002),
-        server_by="Neutral",
-        run_by={"aggregator": "Sums"},
-        project="ab" * 32,
-        restarts=20,
+        server_organisation="Neutral",
+        organisation_by_party={"aggregator": "Sums"},
+        project_digest="ab" * 32,
+        max_restarts=20,
         folder=folder,
     )
     return replace(plan, **changes)
@@ -149,7 +149,10 @@ def test_over_flower_everybody_gets_a_supernode_and_the_organiser_an_app(
         variables = dict(
             line.split("=", 1) for line in (home / "flower/site.env").read_text().splitlines()
         )
-        assert variables == {PARTY_FILE: f"{home}/party.yaml", LOG: f"{home}/log.txt"}
+        assert variables == {
+            PARTY_FILE_VARIABLE: f"{home}/party.yaml",
+            LOG_FILE_VARIABLE: f"{home}/log.txt",
+        }
         (node,) = [
             command
             for command in commands_of(home / "flower/README.md")
@@ -185,7 +188,11 @@ def test_what_is_strange_in_a_path_or_a_name_stays_one_value(
 ) -> None:
     folder = tmp_path / name
     folder.mkdir()
-    plan = plan_of(folder, server_by=f"x: [{name}", run_by={"aggregator": f"{name} &b *c"})
+    plan = plan_of(
+        folder,
+        server_organisation=f"x: [{name}",
+        organisation_by_party={"aggregator": f"{name} &b *c"},
+    )
     page = write_engine_files(over, plan)
     assert page is not None
     shown = subprocess.run(
@@ -248,7 +255,7 @@ def test_nvflare_refuses_names_that_it_cannot_have() -> None:
                 "nvflare",
                 parties=["bank", name],
                 server="fl.example:1",
-                is_run=True,
+                has_server_organisation=True,
                 has_addresses=False,
             )
 
@@ -375,15 +382,15 @@ class Nodes:
         self.asked.append((node, question))
         name = str(len(self.asked))
         told = self.parties[node]
-        if question == PLAY:
+        if question == RUN_REQUEST:
             self._answer(name, self.answers.get(told["party"], [0]).pop(0))
-        elif question == WHO or (question == AWAKE and self._is_idle(node)):
-            self.waiting[name] = Reply(name, told if question == WHO else {})
+        elif question == IDENTITY_QUERY or (question == IDLE_QUERY and self._is_idle(node)):
+            self.waiting[name] = Reply(name, told if question == IDENTITY_QUERY else {})
         return name
 
     def _answer(self, name: str, code: Any) -> None:
         if isinstance(code, tuple):
-            self.waiting[name] = Reply(name, {}, error=code[1])
+            self.waiting[name] = Reply(name, {}, error_code=code[1])
         elif code is not None:
             self.waiting[name] = Reply(name, {"code": code})
 
@@ -392,21 +399,21 @@ class Nodes:
 
     def end_party(self, node: int) -> None:
         """Answer the question that a node was left with."""
-        name = str(self.asked.index((node, PLAY)) + 1)
+        name = str(self.asked.index((node, RUN_REQUEST)) + 1)
         self.waiting[name] = Reply(name, {"code": 0})
 
     def read_replies(self, asked: Sequence[str]) -> Iterable[Reply]:
         return [self.waiting.pop(name) for name in asked if name in self.waiting]
 
-    def lead(self, *, restarts: int = 1) -> Lead:
-        return Lead(
+    def lead(self, *, restarts: int = 1) -> RunLeader:
+        return RunLeader(
             ["bank", "shop"],
             "ab",
             self,
-            restarts=restarts,
-            show=self.shown.append,
-            now=lambda: float(self.looks),
-            wait=lambda seconds: None,
+            max_restarts=restarts,
+            log_line=self.shown.append,
+            clock=lambda: float(self.looks),
+            sleep=lambda seconds: None,
         )
 
 
@@ -418,9 +425,9 @@ def test_the_lead_starts_every_party_once_all_are_there() -> None:
     nodes = Nodes({1: BANK})
     nodes.at_look[5] = lambda: nodes.parties.update({2: SHOP})
     nodes.lead().run()
-    played = [node for node, question in nodes.asked if question == PLAY]
+    played = [node for node, question in nodes.asked if question == RUN_REQUEST]
     assert sorted(played) == [1, 2]
-    assert nodes.asked.index((1, PLAY)) > nodes.asked.index((2, WHO))
+    assert nodes.asked.index((1, RUN_REQUEST)) > nodes.asked.index((2, IDENTITY_QUERY))
     assert nodes.shown[-2:] == ["bank: its party has ended", "shop: its party has ended"]
 
 
@@ -438,8 +445,8 @@ def test_a_node_that_forgot_its_party_is_asked_again() -> None:
     """Killed and back within a heartbeat: the same node answers, and runs nothing."""
     nodes = Nodes({1: BANK, 2: SHOP}, shop=[None, 0])
     nodes.lead().run()
-    assert nodes.asked.count((2, PLAY)) == 2
-    assert nodes.asked.count((1, PLAY)) == 1
+    assert nodes.asked.count((2, RUN_REQUEST)) == 2
+    assert nodes.asked.count((1, RUN_REQUEST)) == 1
     assert "shop: its SuperNode began anew" in nodes.shown
 
 
@@ -452,7 +459,7 @@ def test_a_node_that_comes_back_under_another_number_is_asked_again() -> None:
 
     nodes.at_look = {8: replace_node, 12: lambda: nodes.end_party(1)}
     nodes.lead().run()
-    assert [node for node, question in nodes.asked if question == PLAY][2:] == [3]
+    assert [node for node, question in nodes.asked if question == RUN_REQUEST][2:] == [3]
     assert "shop: its SuperNode is gone" in nodes.shown
 
 
@@ -460,7 +467,7 @@ def test_a_node_that_stays_away_ends_the_run_with_its_name() -> None:
     nodes = Nodes({1: BANK, 2: SHOP}, shop=[("error", 5)] * 3)
     with pytest.raises(RuntimeError, match=r"^shop: its SuperNode is gone$"):
         nodes.lead(restarts=2).run()
-    assert nodes.asked.count((2, PLAY)) == 3
+    assert nodes.asked.count((2, RUN_REQUEST)) == 3
 
 
 def test_strangers_and_second_nodes_start_nothing() -> None:
@@ -469,7 +476,7 @@ def test_strangers_and_second_nodes_start_nothing() -> None:
     nodes = Nodes({1: BANK, 4: stranger, 5: other, 6: {}, 7: BANK})
     nodes.at_look[9] = lambda: nodes.parties.update({2: SHOP})
     nodes.lead().run()
-    played = sorted(node for node, question in nodes.asked if question == PLAY)
+    played = sorted(node for node, question in nodes.asked if question == RUN_REQUEST)
     assert played in ([1, 2], [2, 7])
     told = "\n".join(nodes.shown)
     assert r"names the party 'eve\x1b[2J', which is not in this run" in told
@@ -481,9 +488,9 @@ def test_a_site_runs_its_own_command_and_ends_it(tmp_path: Path) -> None:
     script = "import sys; print(sys.argv[1:]); sys.exit(5)"
     log = tmp_path / "log.txt"
     environment = {
-        PARTY_FILE: str(tmp_path / "a b.yaml"),
-        COMMAND: shlex.join([sys.executable, "-c", script]),
-        LOG: str(log),
+        PARTY_FILE_VARIABLE: str(tmp_path / "a b.yaml"),
+        COMMAND_VARIABLE: shlex.join([sys.executable, "-c", script]),
+        LOG_FILE_VARIABLE: str(log),
     }
     assert run_own_party(environment) == 5
     assert log.read_text().split("'")[1::2] == [
@@ -499,7 +506,10 @@ def test_a_site_runs_its_own_command_and_ends_it(tmp_path: Path) -> None:
 def test_a_party_of_another_user_ends_by_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under sudo: who started it may send it no signal."""
     script = "import sys; sys.exit(len(sys.stdin.read()))"
-    own = {PARTY_FILE: "party.yaml", COMMAND: shlex.join([sys.executable, "-c", script])}
+    own = {
+        PARTY_FILE_VARIABLE: "party.yaml",
+        COMMAND_VARIABLE: shlex.join([sys.executable, "-c", script]),
+    }
     ended: list[int | None] = []
     wait = subprocess.Popen.wait
 
@@ -521,7 +531,10 @@ def test_a_party_of_another_user_ends_by_its_input(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_log_that_cannot_be_written_names_its_variable(tmp_path: Path) -> None:
-    own = {PARTY_FILE: "party.yaml", LOG: str(tmp_path / "nowhere" / "log.txt")}
+    own = {
+        PARTY_FILE_VARIABLE: "party.yaml",
+        LOG_FILE_VARIABLE: str(tmp_path / "nowhere" / "log.txt"),
+    }
     with pytest.raises(ConfigError, match=r"nowhere.*set SECURE_APFED_LOG in the SuperNode's"):
         run_own_party(own)
 

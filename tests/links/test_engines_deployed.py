@@ -62,10 +62,10 @@ class Project:
                 organiser=names[0],
                 parties=names,
                 server=("localhost", parse_address(self.server)[1]),
-                server_by="Neutral",
-                run_by={},
-                project=PROJECT,
-                restarts=config.rules.restarts,
+                server_organisation="Neutral",
+                organisation_by_party={},
+                project_digest=PROJECT,
+                max_restarts=config.rules.restarts,
                 folder=file.parent,
             )
             write_engine_files(engine, plan)

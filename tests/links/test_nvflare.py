@@ -25,7 +25,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.data import load_own
 from secure_apfed.errors import ConfigError
-from secure_apfed.organisations.engines import PARTY_FILE
+from secure_apfed.organisations.engines import PARTY_FILE_VARIABLE
 from secure_apfed.organisations.local import prepare_parties
 from secure_apfed.organisations.party import PartyFile, run_party
 from secure_apfed.runs.run import run
@@ -303,7 +303,7 @@ def site_of(job: Job, caller: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any
     site = importlib.import_module("secure_apfed.organisations.nvflare_site")
     facade = Facade(job, caller)
     monkeypatch.setattr(site, "collab", facade)
-    monkeypatch.setenv(PARTY_FILE, str(job.files["active"]))
+    monkeypatch.setenv(PARTY_FILE_VARIABLE, str(job.files["active"]))
     return site, facade
 
 
@@ -406,7 +406,7 @@ def test_the_server_waits_for_whoever_goes_on(
     module = importlib.import_module("secure_apfed.organisations.nvflare_site")
     ends = {"shop": ("PartyLeftError: out", 0.1)}
     sites = Sites({**ends, "bank": later}, {"bank"} if later else set())
-    monkeypatch.setattr(module, "_GRACE_S", 0.4)
+    monkeypatch.setattr(module, "_ASK_AFTER_FAILURE_S", 0.4)
     monkeypatch.setattr(module, "collab", SimpleNamespace(clients=sites, is_aborted=False))
     with pytest.raises(RuntimeError, match=told):
         module.Server().run()

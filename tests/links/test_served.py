@@ -653,7 +653,7 @@ class Waiting:
             written.write_text(yaml.safe_dump(content))
         file = PartyFile.from_file(path)
         ended = folder / PROJECT_ENDED
-        self.begun_with = SessionFiles(path, file, ended, say=self.said.append)
+        self.begun_with = SessionFiles(path, file, ended, show_line=self.said.append)
 
 
 @pytest.fixture
